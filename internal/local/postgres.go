@@ -1,0 +1,193 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Postgres is a running server that this process owns.
+type Postgres struct {
+	// Dir holds the data directory and the socket.
+	Dir string
+	// Port is the TCP port on 127.0.0.1; it stays the same over Restart.
+	Port int
+
+	bin  string
+	args []string
+	cred *syscall.Credential
+	proc *process
+	out  *tail
+}
+
+// ErrNoPostgres means that no server binaries were found.
+var ErrNoPostgres = errors.New("no Postgres server binaries found; install them (Debian, Ubuntu: apt-get install postgresql) " +
+	"or name their folder in POSTHASTE_PG_BIN")
+
+// PostgresBin finds the folder of initdb and postgres: dir if not empty, else pg_config --bindir, the distribution's
+// folders (newest first), PATH.
+func PostgresBin(ctx context.Context, dir string) (string, error) {
+	if dir != "" {
+		if usable(dir) {
+			return dir, nil
+		}
+		return "", fmt.Errorf("no initdb and postgres in %s", dir)
+	}
+	var dirs []string
+	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
+		dirs = append(dirs, strings.TrimSpace(string(out)))
+	}
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
+	sort.Slice(found, func(i, j int) bool { return pgVersion(found[i]) > pgVersion(found[j]) })
+	dirs = append(dirs, found...)
+	if p, err := exec.LookPath("postgres"); err == nil {
+		dirs = append(dirs, filepath.Dir(p))
+	}
+	for _, d := range dirs {
+		if usable(d) {
+			return d, nil
+		}
+	}
+	return "", ErrNoPostgres
+}
+
+func usable(dir string) bool {
+	for _, name := range []string{"initdb", "postgres"} {
+		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode()&0o111 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func pgVersion(bin string) int {
+	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(bin)))
+	return n
+}
+
+// StartPostgres makes a new cluster under dir and starts it. Each setting is "name=value". Postgres refuses to run as
+// root, so root runs it as the user postgres, or nobody. Logical replication is on; authentication is trust, on
+// loopback only.
+func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*Postgres, error) {
+	cred, err := serverUser(dir)
+	if err != nil {
+		return nil, err
+	}
+	data := filepath.Join(dir, "data")
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("initdb: %w: %s", err, out)
+	}
+	p := &Postgres{Dir: dir, bin: bin, cred: cred}
+	for _, s := range append([]string{
+		"listen_addresses=127.0.0.1", "unix_socket_directories=" + dir, "wal_level=logical",
+		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off", "timezone=UTC",
+	}, settings...) {
+		p.args = append(p.args, "-c", s)
+	}
+	// The port was free a moment ago; another process may have taken it since.
+	for range 5 {
+		if p.Port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		if err = p.run(ctx); err == nil || !strings.Contains(err.Error(), "in use") {
+			break
+		}
+	}
+	return p, err
+}
+
+func serverUser(dir string) (*syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil //nolint:nilnil // no credential means: as ourselves
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
+		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, fmt.Errorf("user %s: %w", name, err)
+		}
+		if err := os.Chown(dir, int(uid), int(gid)); err != nil {
+			return nil, fmt.Errorf("give the data folder to %s: %w", name, err)
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, errors.New("postgres refuses to run as root, and neither a user postgres nor nobody exists")
+}
+
+func (p *Postgres) run(ctx context.Context) error {
+	args := append([]string{"-D", filepath.Join(p.Dir, "data"), "-p", strconv.Itoa(p.Port)}, p.args...)
+	p.out = &tail{}
+	cmd := exec.Command(filepath.Join(p.bin, "postgres"), args...) //nolint:noctx // lives until Stop, not until ctx ends
+	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Dir, p.out, p.out
+	var err error
+	if p.proc, err = start(cmd, syscall.SIGQUIT, p.cred); err != nil {
+		return fmt.Errorf("start postgres: %w", err)
+	}
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		if err = p.ping(ctx); err == nil {
+			return nil
+		}
+		if !p.proc.running() {
+			return fmt.Errorf("postgres ended while starting: %s", p.out)
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			_ = p.proc.stop(syscall.SIGQUIT, 5*time.Second)
+			return fmt.Errorf("postgres does not answer: %w: %s", err, p.out)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (p *Postgres) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	c, err := pgx.Connect(ctx, p.URL("postgres"))
+	if err != nil {
+		return err
+	}
+	return c.Close(ctx)
+}
+
+// URL returns the DSN of a database as the superuser, over TCP.
+func (p *Postgres) URL(database string) string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", p.Port, database)
+}
+
+// Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
+func (p *Postgres) Stop(mode string) error {
+	sig, ok := map[string]os.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT, "immediate": syscall.SIGQUIT}[mode]
+	if !ok {
+		return fmt.Errorf("unknown stop mode %q", mode)
+	}
+	return p.proc.stop(sig, 30*time.Second)
+}
+
+// Start starts a stopped server again, on the same port and data. Settings given here are added.
+func (p *Postgres) Start(ctx context.Context, settings ...string) error {
+	for _, s := range settings {
+		p.args = append(p.args, "-c", s)
+	}
+	return p.run(ctx)
+}
+
+// Log returns the last lines the server printed.
+func (p *Postgres) Log() string { return p.out.String() }

@@ -1,0 +1,109 @@
+// Package local runs Postgres and Redis servers of its own as child processes: for the demo, and for tests through
+// internal/testenv. A server lives in a directory of the caller's, listens on a free loopback port, and dies with this
+// process, whatever kills it.
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is a child whose life is bound to this process's.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+// start runs cmd. The starting thread is kept until the child ends, because Linux sends the parent-death signal when
+// the thread that forked dies, not the process.
+func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*process, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: deathSignal, Setpgid: true, Credential: cred}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, after the child
+		if err := cmd.Start(); err != nil {
+			close(p.done)
+			started <- err
+			return
+		}
+		started <- nil
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, <-started
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// signal sends sig; a process that is gone already is no error.
+func (p *process) signal(sig os.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// stop sends sig and waits; after the grace period it kills.
+func (p *process) stop(sig os.Signal, grace time.Duration) error {
+	if err := p.signal(sig); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-time.After(grace):
+		_ = p.signal(syscall.SIGKILL)
+		<-p.done
+	}
+	return nil
+}
+
+// FreePort returns a loopback port that was free a moment ago.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binds and closes, nothing to cancel
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// tail keeps the last bytes a child printed, for error messages.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+var _ io.Writer = (*tail)(nil)
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, b...)
+	if over := len(t.buf) - 16<<10; over > 0 {
+		t.buf = t.buf[over:]
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}

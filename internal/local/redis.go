@@ -1,0 +1,128 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Redis is a running server that this process owns.
+type Redis struct {
+	// Dir holds the data.
+	Dir string
+	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
+	Port int
+
+	bin    string
+	config []string
+	proc   *process
+	out    *tail
+}
+
+// ErrNoRedis means that no redis-server was found.
+var ErrNoRedis = errors.New("no redis-server found; install it (Debian, Ubuntu: apt-get install redis-server) " +
+	"or name the binary in POSTHASTE_REDIS_BIN")
+
+// RedisBin finds redis-server: path if not empty, else PATH, else valkey-server in PATH.
+func RedisBin(path string) (string, error) {
+	if path != "" {
+		if _, err := exec.LookPath(path); err != nil {
+			return "", fmt.Errorf("redis server %s: %w", path, err)
+		}
+		return path, nil
+	}
+	for _, name := range []string{"redis-server", "valkey-server"} {
+		if p, err := exec.LookPath(name); err == nil {
+			return p, nil
+		}
+	}
+	return "", ErrNoRedis
+}
+
+// StartRedis starts a server with its data in dir. Each config line is one of redis.conf. Defaults: append-only file,
+// fsync every second, no snapshots, no eviction, loopback only.
+func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis, error) {
+	r := &Redis{Dir: dir, bin: bin}
+	r.config = append([]string{
+		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
+		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
+	}, config...)
+	var err error
+	for range 5 {
+		if r.Port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		if err = r.Start(ctx); err == nil || !strings.Contains(err.Error(), "in use") {
+			break
+		}
+	}
+	return r, err
+}
+
+// Start starts a stopped server again, on the same port and data. Config lines given here are added and win.
+func (r *Redis) Start(ctx context.Context, config ...string) error {
+	r.config = append(r.config, config...)
+	lines := append([]string{"port " + strconv.Itoa(r.Port)}, r.config...)
+	file := filepath.Join(r.Dir, "posthaste-redis.conf")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write the redis configuration: %w", err)
+	}
+	r.out = &tail{}
+	cmd := exec.Command(r.bin, file) //nolint:noctx // lives until Stop, not until ctx ends
+	cmd.Dir, cmd.Stdout, cmd.Stderr = r.Dir, r.out, r.out
+	var err error
+	if r.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
+		return fmt.Errorf("start redis: %w", err)
+	}
+	deadline := time.Now().Add(60 * time.Second)
+	for {
+		if err = r.ping(ctx); err == nil {
+			return nil
+		}
+		if !r.proc.running() {
+			return fmt.Errorf("redis ended while starting: %s", r.out)
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			_ = r.proc.stop(syscall.SIGKILL, time.Second)
+			return fmt.Errorf("redis does not answer: %w: %s", err, r.out)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (r *Redis) ping(ctx context.Context) error {
+	c := redis.NewClient(&redis.Options{Addr: r.Addr(), MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1, ReadTimeout: time.Second})
+	defer c.Close()
+	err := c.Ping(ctx).Err()
+	if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {
+		return nil // up, and it wants a password: that is the caller's affair
+	}
+	return err
+}
+
+// Addr returns host:port.
+func (r *Redis) Addr() string { return fmt.Sprintf("127.0.0.1:%d", r.Port) }
+
+// URL returns the redis:// URL of database 0.
+func (r *Redis) URL() string { return "redis://" + r.Addr() + "/0" }
+
+// Stop asks the server to shut down and waits for it.
+func (r *Redis) Stop() error { return r.proc.stop(syscall.SIGTERM, 30*time.Second) }
+
+// Kill ends the server with SIGKILL and waits for it.
+func (r *Redis) Kill() error { return r.proc.stop(syscall.SIGKILL, 5*time.Second) }
+
+// Signal sends sig, for example SIGSTOP and SIGCONT.
+func (r *Redis) Signal(sig os.Signal) error { return r.proc.signal(sig) }
+
+// Log returns the last lines the server printed.
+func (r *Redis) Log() string { return r.out.String() }

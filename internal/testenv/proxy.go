@@ -1,0 +1,60 @@
+package testenv
+
+import (
+	"strings"
+	"testing"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/Shopify/toxiproxy/v2/toxics"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+)
+
+// Proxy stands between a client and a server and does to the connection what a network does.
+type Proxy struct {
+	tb    testing.TB
+	proxy *toxiproxy.Proxy
+}
+
+// NewProxy starts a proxy for upstream ("host:port").
+func NewProxy(tb testing.TB, upstream string) *Proxy {
+	tb.Helper()
+	srv := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop())
+	p := &Proxy{tb: tb, proxy: toxiproxy.NewProxy(srv, strings.ReplaceAll(tb.Name(), "/", "_"), "127.0.0.1:0", upstream)}
+	p.Up()
+	tb.Cleanup(p.proxy.Stop)
+	return p
+}
+
+// Addr returns the address to connect to. It stays the same over Down and Up.
+func (p *Proxy) Addr() string { return p.proxy.Listen }
+
+// Up accepts connections (again).
+func (p *Proxy) Up() {
+	p.tb.Helper()
+	if err := p.proxy.Start(); err != nil {
+		p.tb.Fatalf("start proxy: %v", err)
+	}
+}
+
+// Down cuts every connection and refuses new ones.
+func (p *Proxy) Down() { p.proxy.Stop() }
+
+// Toxic adds a toxic described in toxiproxy's JSON form, for example
+// {"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}: replies are lost.
+func (p *Proxy) Toxic(json string) toxics.Toxic {
+	p.tb.Helper()
+	w, err := p.proxy.Toxics.AddToxicJson(strings.NewReader(json))
+	if err != nil {
+		p.tb.Fatalf("add toxic: %v", err)
+	}
+	return w.Toxic
+}
+
+// Remove takes the named toxic away.
+func (p *Proxy) Remove(name string) {
+	p.tb.Helper()
+	if err := p.proxy.Toxics.RemoveToxic(p.tb.Context(), name); err != nil {
+		p.tb.Fatalf("remove toxic: %v", err)
+	}
+}

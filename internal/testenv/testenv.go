@@ -1,0 +1,311 @@
+// Package testenv gives tests real servers: Postgres, Redis, and a fault-injecting proxy between. It mocks neither.
+//
+// One Postgres server serves a test binary, with a migrated database per test; a Redis server is per test (it starts in
+// milliseconds). A test that stops or reconfigures Postgres takes a server of its own. Every binary that uses the
+// package has
+//
+//	func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+//
+// POSTHASTE_TEST_PG_BIN and POSTHASTE_TEST_REDIS_BIN select other servers than those found. Slots are per server, not
+// per database: use Database.Relay as the relay's name.
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/local"
+	"posthaste/sql"
+)
+
+var shared struct {
+	once sync.Once
+	dir  string
+	pg   *local.Postgres
+	err  error
+}
+
+var counter atomic.Int64
+
+// fast are settings that make a test server quick; it never has to survive the machine's crash, only its own.
+var fast = []string{
+	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
+	"log_min_messages=warning", "autovacuum_naptime=5s",
+}
+
+// Main runs the tests and stops the shared server. Use it as the whole of TestMain.
+func Main(m *testing.M) int {
+	code := m.Run()
+	if shared.pg != nil {
+		_ = shared.pg.Stop("immediate")
+	}
+	if shared.dir != "" {
+		_ = os.RemoveAll(shared.dir)
+	}
+	return code
+}
+
+// Server is a Postgres server of a test's own.
+type Server struct {
+	*local.Postgres
+}
+
+// NewServer starts a Postgres server for this test alone.
+func NewServer(tb testing.TB, settings ...string) *Server {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "posthaste-pg-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	pg, err := startPostgres(dir, settings...)
+	if err != nil {
+		tb.Fatalf("start postgres: %v", err)
+	}
+	tb.Cleanup(func() { _ = pg.Stop("immediate") })
+	return &Server{pg}
+}
+
+func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	bin, err := local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	if err != nil {
+		return nil, err
+	}
+	return local.StartPostgres(ctx, bin, dir, append(append([]string{}, fast...), settings...)...)
+}
+
+func sharedServer() (*local.Postgres, error) {
+	shared.once.Do(func() {
+		if shared.dir, shared.err = os.MkdirTemp("", "posthaste-pg-"); shared.err != nil {
+			return
+		}
+		if shared.pg, shared.err = startPostgres(shared.dir); shared.err != nil {
+			return
+		}
+		shared.err = makeTemplate(shared.pg)
+	})
+	return shared.pg, shared.err
+}
+
+func makeTemplate(pg *local.Postgres) error {
+	ctx := context.Background()
+	if err := execOn(ctx, pg.URL("postgres"), "CREATE DATABASE posthaste_template"); err != nil {
+		return err
+	}
+	_, err := sql.Migrate(ctx, pg.URL("posthaste_template"), "public", slog.New(slog.DiscardHandler))
+	return err
+}
+
+func execOn(ctx context.Context, url, stmt string) error {
+	c, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	_, err = c.Exec(ctx, stmt)
+	return err
+}
+
+// Database is a migrated database of one test.
+type Database struct {
+	// URL is the DSN as the superuser.
+	URL string
+	// Name is the database's name.
+	Name string
+	// Relay is a relay name that no other test uses.
+	Relay string
+	// Pool connects to it; it is closed when the test ends.
+	Pool *pgxpool.Pool
+}
+
+// Postgres returns a new migrated database on the binary's shared server.
+func Postgres(tb testing.TB) *Database {
+	tb.Helper()
+	pg, err := sharedServer()
+	if err != nil {
+		tb.Fatalf("postgres: %v", err)
+	}
+	return newDatabase(tb, pg, "posthaste_template")
+}
+
+// Empty returns a new database without posthaste's tables on the binary's shared server.
+func Empty(tb testing.TB) *Database {
+	tb.Helper()
+	pg, err := sharedServer()
+	if err != nil {
+		tb.Fatalf("postgres: %v", err)
+	}
+	return newDatabase(tb, pg, "template1")
+}
+
+// Database returns a new migrated database on the test's own server.
+func (s *Server) Database(tb testing.TB) *Database {
+	tb.Helper()
+	d := newDatabase(tb, s.Postgres, "template1")
+	if _, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler)); err != nil {
+		tb.Fatalf("migrate: %v", err)
+	}
+	return d
+}
+
+func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
+	tb.Helper()
+	n := counter.Add(1)
+	d := &Database{Name: fmt.Sprintf("t%d", n), Relay: fmt.Sprintf("t%d_%d", os.Getpid(), n)}
+	d.URL = pg.URL(d.Name)
+	if err := execOn(tb.Context(), pg.URL("postgres"), "CREATE DATABASE "+d.Name+" TEMPLATE "+template); err != nil {
+		tb.Fatalf("create database: %v", err)
+	}
+	var err error
+	if d.Pool, err = pgxpool.New(tb.Context(), d.URL); err != nil {
+		tb.Fatalf("connect: %v", err)
+	}
+	tb.Cleanup(func() { d.cleanup(pg) })
+	return d
+}
+
+// cleanup drops the test's slot, which would otherwise hold WAL of the shared server, and the database.
+func (d *Database) cleanup(pg *local.Postgres) {
+	d.Pool.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	_ = execOn(ctx, pg.URL("postgres"), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '"+d.Name+"' AND active")
+	for range 50 {
+		if execOn(ctx, pg.URL("postgres"), "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '"+d.Name+"'") == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = execOn(ctx, pg.URL("postgres"), "DROP DATABASE IF EXISTS "+d.Name+" WITH (FORCE)")
+}
+
+// Exec runs a statement and fails the test on an error.
+func (d *Database) Exec(tb testing.TB, stmt string, args ...any) {
+	tb.Helper()
+	if _, err := d.Pool.Exec(tb.Context(), stmt, args...); err != nil {
+		tb.Fatalf("%s: %v", firstLine(stmt), err)
+	}
+}
+
+// Value runs a query for one value.
+func Value[T any](tb testing.TB, d *Database, query string, args ...any) T {
+	tb.Helper()
+	var v T
+	if err := d.Pool.QueryRow(tb.Context(), query, args...).Scan(&v); err != nil {
+		tb.Fatalf("%s: %v", firstLine(query), err)
+	}
+	return v
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
+	return s
+}
+
+// RedisServer is a Redis server of one test.
+type RedisServer struct {
+	*local.Redis
+	// Client connects to it; it is closed when the test ends.
+	Client *redis.Client
+}
+
+// Redis starts a server for this test. Config lines are those of redis.conf.
+func Redis(tb testing.TB, config ...string) *RedisServer {
+	tb.Helper()
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return redisWith(tb, bin, config...)
+}
+
+// Valkey starts a server that has WAITAOF: POSTHASTE_TEST_VALKEY_BIN or valkey-server in PATH.
+func Valkey(tb testing.TB, config ...string) *RedisServer {
+	tb.Helper()
+	bin := os.Getenv("POSTHASTE_TEST_VALKEY_BIN")
+	if bin == "" {
+		bin = "valkey-server"
+	}
+	bin, err := local.RedisBin(bin)
+	if err != nil {
+		tb.Fatalf("%v; scripts/install-test-tools.sh installs it", err)
+	}
+	return redisWith(tb, bin, config...)
+}
+
+func redisWith(tb testing.TB, bin string, config ...string) *RedisServer {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "posthaste-redis-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	r, err := local.StartRedis(tb.Context(), bin, dir, config...)
+	if err != nil {
+		tb.Fatalf("start redis: %v", err)
+	}
+	tb.Cleanup(func() { _ = r.Kill() })
+	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2})}
+	tb.Cleanup(func() { _ = s.Client.Close() })
+	return s
+}
+
+// Eventually polls cond until it returns nil, and fails the test with its last error when within has passed.
+func Eventually(tb testing.TB, within time.Duration, cond func() error) {
+	tb.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Fatalf("not within %v: %v", within, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Logger returns a logger that writes to the test's log.
+func Logger(tb testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(logWriter{tb}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+type logWriter struct{ tb testing.TB }
+
+func (w logWriter) Write(b []byte) (int, error) {
+	defer func() { _ = recover() }() // a goroutine that logs after the test has ended is not worth a panic
+	w.tb.Log(strings.TrimSuffix(string(b), "\n"))
+	return len(b), nil
+}
+
+// Root returns the folder of go.mod.
+func Root(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for dir != "/" {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+	tb.Fatal("no go.mod above the test")
+	return ""
+}

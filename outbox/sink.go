@@ -1,0 +1,148 @@
+package outbox
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+)
+
+// Nonce tells two holders of the same number apart.
+type Nonce [16]byte
+
+// String returns the nonce in hexadecimal.
+func (n Nonce) String() string { return hex.EncodeToString(n[:]) }
+
+// Owner is who may publish: the leadership written in relay_state. Instances that sweep beside the leader act under
+// the leader's owner.
+type Owner struct {
+	// Source identifies the database the events come from; a gate refuses any other.
+	Source uuid.UUID
+	// Epoch is raised by one at every adoption. It is the fencing token.
+	Epoch int64
+	// Nonce is new at every adoption.
+	Nonce Nonce
+}
+
+// StreamLane is the part number of the lane that the slot reader publishes on.
+const StreamLane = -1
+
+// Lane is one numbered sequence of batches into one stream: the slot reader's, or one claim of a part.
+type Lane struct {
+	// Part is StreamLane or 0 … Parts-1.
+	Part int
+	// Claim is the part's counter, raised at every claim; for the stream lane it is 0.
+	Claim int64
+	// Nonce is new for every claim; for the stream lane it is the owner's.
+	Nonce Nonce
+}
+
+// Mark says that the rows of a lane's batches up to and including Number are about to be, or were, settled.
+type Mark struct {
+	Stream string
+	Lane   Lane
+	Number int64
+}
+
+// Receipt is the sink's answer to a delivery that is completely published.
+type Receipt struct {
+	// Number is the highest batch number the delivery used in its lane.
+	Number int64
+	// EntryIDs has the stream entry of each event, in order; "" for an event that was skipped. For an event that an
+	// earlier owner had published it is the entry that owner wrote.
+	EntryIDs []string
+	// Suppressed counts the events that were in doubt and therefore not published a second time.
+	Suppressed int
+}
+
+// Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
+// goroutine. See package posthaste/sink.
+type Sink interface {
+	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating
+	// it is harmless. Errors: *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs
+	// to another database.
+	Adopt(ctx context.Context, stream string, o Owner) error
+	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
+	Lane(stream string, o Owner, l Lane) LanePublisher
+	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.
+	Check(ctx context.Context, o Owner, streams []string) error
+	// Confirm is the barrier before rows are deleted: it returns nil only if every gate still has o and the marked
+	// batches, and everything published so far has reached the configured durability.
+	Confirm(ctx context.Context, o Owner, marks []Mark) error
+	// Settled tells the gates that the marked batches' rows are gone. Losing it costs memory only.
+	Settled(ctx context.Context, o Owner, marks []Mark) error
+	// ForgetDoubt empties the doubt set of stream.
+	ForgetDoubt(ctx context.Context, o Owner, stream string) error
+	// Trim shortens the stream to its configured length, never beyond what a consumer group has not acknowledged
+	// unless so configured.
+	Trim(ctx context.Context, stream string) error
+}
+
+// LanePublisher numbers the batches of one lane.
+type LanePublisher interface {
+	// Deliver prepares the publication of events, which all belong to the lane's stream, in order. It does no I/O. The
+	// previous delivery must be complete. The caller keeps events unchanged until the delivery is complete.
+	Deliver(events []*Event) Delivery
+	// Settled remembers that the batches up to number are settled; the next publish tells the gate.
+	Settled(number int64)
+}
+
+// Delivery is one publication, made safe to repeat by its place in the lane.
+type Delivery interface {
+	// Publish makes one attempt, bounded by ctx. nil: every event is in the stream (or was skipped) and the receipt is
+	// final. *PoisonError: the sink refuses one event for its own sake; retry, or call Skip and publish again. ErrGap,
+	// *FencedError, *ForeignError: the lane is finished. Anything else is transient: call Publish again.
+	Publish(ctx context.Context) (Receipt, error)
+	// Skip gives up the event that the last *PoisonError named.
+	Skip()
+}
+
+// ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.
+var ErrGap = errors.New("the gate has lost its place: adopt again")
+
+// FencedError means that somebody else owns the stream or lane now.
+type FencedError struct {
+	Stream string
+	// Epoch is the gate's epoch.
+	Epoch int64
+}
+
+func (e *FencedError) Error() string {
+	return fmt.Sprintf("stream %q: fenced: the gate is at epoch %d", e.Stream, e.Epoch)
+}
+
+// Permanent reports that repeating the call cannot help.
+func (*FencedError) Permanent() bool { return true }
+
+// ForeignError means that the stream was last written by another database.
+type ForeignError struct {
+	Stream string
+	// Source is the other database's identity.
+	Source string
+}
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken over, run: posthaste adopt",
+		e.Stream, e.Source)
+}
+
+// Permanent reports that repeating the call cannot help.
+func (*ForeignError) Permanent() bool { return true }
+
+// PoisonError means that the sink refuses one event for its own sake; every other event would do.
+type PoisonError struct {
+	// Index is the event's place in the delivery.
+	Index int
+	// ID is the event's id.
+	ID uuid.UUID
+	// Class is the error class, as in outbox_publish_errors_total.
+	Class string
+	Err   error
+}
+
+func (e *PoisonError) Error() string { return fmt.Sprintf("event %s is refused: %v", e.ID, e.Err) }
+
+// Unwrap returns the sink's own error.
+func (e *PoisonError) Unwrap() error { return e.Err }

@@ -1,0 +1,91 @@
+package sql
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
+func query(name string) string {
+	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// DB is what a statement needs: a pool, a connection or a transaction.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// ConnConfig parses url (libpq variables fill what it leaves out) and adds what every connection of posthaste has: the
+// schema in front of the search path, a name for pg_stat_activity, and TCP keepalives on both ends, without which a
+// vanished peer blocks the rest for hours. Errors never contain the password.
+func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, redact(err)
+	}
+	decorate(cfg, schema, component)
+	return cfg, nil
+}
+
+// PoolConfig is ConnConfig for a pool.
+func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, redact(err)
+	}
+	decorate(cfg.ConnConfig, schema, component)
+	return cfg, nil
+}
+
+// redact drops the connection string that pgx quotes in its parse errors.
+func redact(err error) error {
+	var pe *pgconn.ParseConfigError
+	if errors.As(err, &pe) {
+		if cause := errors.Unwrap(pe); cause != nil && !strings.Contains(cause.Error(), "://") {
+			return fmt.Errorf("the Postgres URL cannot be parsed: %w", cause)
+		}
+		return errors.New("the Postgres URL cannot be parsed")
+	}
+	return err
+}
+
+func decorate(cfg *pgx.ConnConfig, schema, component string) {
+	set := func(name, value string) {
+		if _, ok := cfg.RuntimeParams[name]; !ok {
+			cfg.RuntimeParams[name] = value
+		}
+	}
+	set("application_name", "posthaste "+component)
+	// pg_temp last: a temporary table must not shadow ours.
+	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", public, pg_temp"
+	set("timezone", "UTC")
+	set("tcp_keepalives_idle", "5")
+	set("tcp_keepalives_interval", "2")
+	set("tcp_keepalives_count", "3")
+	set("tcp_user_timeout", "10000")
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = 5 * time.Second
+	}
+	d := &net.Dialer{Timeout: cfg.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3,
+	}}
+	cfg.DialFunc = d.DialContext
+}

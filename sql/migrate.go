@@ -1,0 +1,124 @@
+package sql
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+)
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// versionTable is where the applied migrations are noted. The prefix keeps it apart from a host application's own.
+const versionTable = "posthaste_migrations"
+
+// ErrSchemaMissing means that the database has not been migrated.
+var ErrSchemaMissing = errors.New("the schema is missing or incomplete: run posthaste migrate")
+
+// ErrSchemaNewer means that a later version of posthaste has migrated the database.
+var ErrSchemaNewer = errors.New("the schema is newer than this binary: run the newer posthaste")
+
+// Migrate applies the embedded migrations to schema in the database at url, and returns the versions it applied. It
+// may run in many places at once: a session lock lets one work and the others wait.
+func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64, error) {
+	cfg, err := ConnConfig(url, schema, "migrate")
+	if err != nil {
+		return nil, err
+	}
+	if err := createSchema(ctx, cfg, schema); err != nil {
+		return nil, err
+	}
+	db := stdlib.OpenDB(*cfg)
+	defer db.Close()
+	files, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil {
+		return nil, fmt.Errorf("read the migrations: %w", err)
+	}
+	locker, err := lock.NewPostgresSessionLocker()
+	if err != nil {
+		return nil, fmt.Errorf("prepare the migration lock: %w", err)
+	}
+	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithSessionLocker(locker),
+		goose.WithTableName(versionTable), goose.WithSlog(log), goose.WithAllowOutofOrder(false))
+	if err != nil {
+		return nil, fmt.Errorf("prepare the migrations: %w", err)
+	}
+	done, err := p.Up(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
+	applied := make([]int64, 0, len(done))
+	for _, r := range done {
+		applied = append(applied, r.Source.Version)
+	}
+	return applied, nil
+}
+
+// createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
+// there is nothing to create, so it is asked for only when needed.
+func createSchema(ctx context.Context, cfg *pgx.ConnConfig, schema string) error {
+	c, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	var exists bool
+	if err := c.QueryRow(ctx, query("schema_exists"), schema).Scan(&exists); err != nil {
+		return fmt.Errorf("look for schema %q: %w", schema, err)
+	}
+	if exists {
+		return nil
+	}
+	if _, err := c.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{schema}.Sanitize()); err != nil {
+		return fmt.Errorf("create schema %q: %w", schema, err)
+	}
+	return nil
+}
+
+// CheckSchema compares the database's migrations with the embedded ones: nil, ErrSchemaMissing, ErrSchemaNewer, or an
+// error of the connection.
+func CheckSchema(ctx context.Context, db DB) error {
+	var exists bool
+	if err := db.QueryRow(ctx, query("schema_table_exists"), versionTable).Scan(&exists); err != nil {
+		return fmt.Errorf("look for the schema: %w", err)
+	}
+	if !exists {
+		return ErrSchemaMissing
+	}
+	var version int64
+	if err := db.QueryRow(ctx, query("schema_version")).Scan(&version); err != nil {
+		return fmt.Errorf("read the schema's version: %w", err)
+	}
+	switch want := latestMigration(); {
+	case version < want:
+		return ErrSchemaMissing
+	case version > want:
+		return ErrSchemaNewer
+	}
+	return nil
+}
+
+func latestMigration() int64 {
+	entries, err := migrationFiles.ReadDir("migrations")
+	if err != nil {
+		panic(err) // embedded: cannot fail
+	}
+	var last int64
+	for _, e := range entries {
+		n, err := strconv.ParseInt(e.Name()[:5], 10, 64)
+		if err != nil {
+			panic(err)
+		}
+		last = max(last, n)
+	}
+	return last
+}

@@ -1,0 +1,88 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
+	t.Parallel()
+	d := testenv.Empty(t)
+	if err := sql.CheckSchema(t.Context(), d.Pool); !errors.Is(err, sql.ErrSchemaMissing) {
+		t.Fatalf("before: got %v, want ErrSchemaMissing", err)
+	}
+	var wg sync.WaitGroup
+	applied := make([]int, 4)
+	errs := make([]error, 4)
+	for i := range applied {
+		wg.Go(func() {
+			v, err := sql.Migrate(context.Background(), d.URL, "public", slog.New(slog.DiscardHandler))
+			applied[i], errs[i] = len(v), err
+		})
+	}
+	wg.Wait()
+	total := 0
+	for i := range applied {
+		if errs[i] != nil {
+			t.Errorf("migrate %d: %v", i, errs[i])
+		}
+		total += applied[i]
+	}
+	if files, _ := filepath.Glob("migrations/*.sql"); total != len(files) {
+		t.Errorf("applied %d migrations in all, want %d", total, len(files))
+	}
+	if err := sql.CheckSchema(t.Context(), d.Pool); err != nil {
+		t.Errorf("after: %v", err)
+	}
+	d.Exec(t, "INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)")
+	if err := sql.CheckSchema(t.Context(), d.Pool); !errors.Is(err, sql.ErrSchemaNewer) {
+		t.Errorf("newer: got %v, want ErrSchemaNewer", err)
+	}
+}
+
+func TestMigrateIntoItsOwnSchema(t *testing.T) {
+	t.Parallel()
+	d := testenv.Empty(t)
+	if _, err := sql.Migrate(t.Context(), d.URL, "own", slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if got := testenv.Value[bool](t, d, "SELECT to_regclass('own.outbox') IS NOT NULL AND to_regclass('public.outbox') IS NULL"); !got {
+		t.Error("the tables are not in the schema asked for")
+	}
+}
+
+// Every statement is prepared against the migrated schema, so that none can name a column that does not exist.
+func TestEveryQueryPrepares(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	files, err := filepath.Glob("queries/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no query files: %v", err)
+	}
+	conn, err := pgx.Connect(t.Context(), d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Prepare(t.Context(), f, string(text)); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+}
