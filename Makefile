@@ -1,0 +1,76 @@
+# posthaste: two commands matter to a newcomer, `make demo` and `make test`.
+
+GO       ?= go
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+# One static binary. The Dockerfile runs the same line; a test compares the two.
+BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='$(LDFLAGS)'
+LINT     := bin/tools/golangci-lint
+# One fuzz target per run: go test wants exactly one.
+FUZZTIME ?= 60s
+BENCH    ?= .
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-full check lint fmt docs fuzz bench rules clean
+
+help: ## show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/posthaste, one static binary
+	$(BUILD) -o bin/posthaste ./cmd/posthaste
+
+demo: ## see it work on servers of its own; ARGS=--once ends by itself
+	@./scripts/ensure.sh postgres redis
+	@$(MAKE) --no-print-directory build
+	@exec ./bin/posthaste demo $(ARGS)
+
+test: ## install what tests need, run every test against real servers
+	./scripts/install-test-tools.sh
+	$(GO) test -race -timeout 12m ./...
+
+# The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
+# TestFull…, and run alone, one after the other and without the race detector, which would falsify the figures.
+test-full: ## the same at full counts, and the memory and timing bounds, serially
+	./scripts/install-test-tools.sh
+	POSTHASTE_TEST_FULL=1 $(GO) test -p 1 -count=1 -timeout 30m ./...
+	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
+
+check: lint rules ## formatting, linters, modules, Prometheus rules, generated documents
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+	$(GO) run ./cmd/posthaste gen-docs --check docs/configuration.md
+
+lint: $(LINT) ## formatting and linters only
+	$(LINT) fmt --diff
+	$(GO) vet ./...
+	$(LINT) run ./...
+
+fmt: $(LINT) ## format every Go file
+	$(LINT) fmt
+
+# The linter is built once per pinned version; tools/go.mod keeps its hundreds of modules out of our go.sum.
+$(LINT): tools/go.mod tools/go.sum
+	cd tools && $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+rules: ## check the Prometheus configuration and rules, and run the rules' tests
+	@./scripts/ensure.sh promtool
+	promtool check config grafana/prometheus/prometheus.yml
+	promtool check rules --lint=all --lint-fatal grafana/prometheus/rules/*.yml
+	promtool test rules grafana/prometheus/tests/*.yml
+
+docs: ## write the generated documents
+	$(GO) run ./cmd/posthaste gen-docs docs/configuration.md
+
+fuzz: ## fuzz every target for FUZZTIME each
+	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \
+		for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$dir/*_test.go 2>/dev/null | sed 's/^func //'); do \
+			echo "== $$dir $$target"; (cd $$dir && $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .) || exit 1; \
+		done; \
+	done
+
+bench: ## Go benchmarks; BENCH selects. For the whole pipeline: posthaste bench
+	./scripts/install-test-tools.sh
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
+
+clean: ## remove what was built
+	rm -rf bin dist
