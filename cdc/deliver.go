@@ -1,0 +1,118 @@
+package cdc
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"posthaste/outbox"
+)
+
+// deliverFull hands over the chunk if it has reached its limits, in the middle of a transaction if need be: that is what
+// bounds the memory of a transaction of a million rows.
+func (s *session) deliverFull(ctx context.Context) error {
+	if len(s.chunk.Rows) < chunkRows && s.chunk.Bytes < s.r.opt.ChunkBytes {
+		return nil
+	}
+	return s.deliver(ctx)
+}
+
+// deliver hands over the chunk. While the receiver is busy the socket is not read, so that the server waits too, but
+// the status goes on: a server that hears nothing for wal_sender_timeout hangs up.
+func (s *session) deliver(ctx context.Context) error {
+	c := s.take()
+	select {
+	case s.out <- c:
+		return nil
+	default:
+	}
+	t := time.NewTicker(min(settlePoll, s.tick))
+	defer t.Stop()
+	for {
+		select {
+		case s.out <- c:
+			// It was us who did not listen.
+			s.heardAt, s.asked = time.Now(), false
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-t.C:
+			if !s.statusDue(now) {
+				continue
+			}
+			if err := s.status(now, false); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// take empties the chunk. The receiver owns what it gets, so the next rows need a new array; it is made as large as the
+// last one was full.
+func (s *session) take() outbox.Chunk {
+	c := s.chunk
+	c.Position = s.reached
+	s.offered, s.offeredAt = s.reached, time.Now()
+	s.sent += s.mine
+	s.mine = 0
+	s.since = time.Time{}
+	events := 0
+	for i := range c.Rows {
+		if !c.Rows[i].Marker() {
+			events++
+		}
+	}
+	s.r.met.rows.Add(float64(events))
+	s.chunk = outbox.Chunk{Rows: make([]outbox.Row, 0, min(chunkRows, 2*len(c.Rows)))}
+	return c
+}
+
+// offer hands over a position that moved without rows, if the receiver has room and was not told just now. It returns
+// when to try again.
+func (s *session) offer(now time.Time) time.Time {
+	if s.reached <= s.offered || s.track.receiving {
+		return now.Add(s.tick)
+	}
+	if at := s.offeredAt.Add(positionEvery); now.Before(at) {
+		return at
+	}
+	select {
+	case s.out <- outbox.Chunk{Position: s.reached}:
+		s.offered = s.reached
+	default:
+	}
+	s.offeredAt = now
+	return now.Add(s.tick)
+}
+
+// close ends the stream. If the connection may still be good, the server is told what is settled and asked to end the
+// copy, and is given a moment to do so: when it has, the slot is free.
+func (s *session) close() {
+	defer func() { _ = s.conn.Close() }()
+	if s.broken {
+		return
+	}
+	now := time.Now()
+	if s.status(now, false) != nil || s.conn.SetDeadline(now.Add(closeTimeout)) != nil {
+		return
+	}
+	s.fe.Send(&pgproto3.CopyDone{})
+	if s.fe.Flush() != nil {
+		return
+	}
+	s.in.untap()
+	for {
+		msg, err := s.fe.Receive()
+		if err != nil {
+			return
+		}
+		// What else arrives is data that was under way; it is delivered again.
+		switch msg.(type) {
+		case *pgproto3.ReadyForQuery, *pgproto3.ErrorResponse:
+			s.fe.Send(&pgproto3.Terminate{})
+			_ = s.fe.Flush()
+			return
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+// Ensure implements outbox.Slots. The publication comes first, always: a slot that is older than its publication cannot
+// be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). So when the publication
+// had to be mended in a way that inserts may have gone unseen, an existing slot is replaced.
+func (s *Slots) Ensure(ctx context.Context) (created bool, err error) {
+	mended, err := s.ensurePublication(ctx)
+	if err != nil {
+		return false, err
+	}
+	st, err := s.state(ctx)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case st.present && !st.ours:
+		return false, slotError(outbox.ReasonSlotForeign,
+			fmt.Errorf("slot %q belongs to another database or another plugin, or is temporary", s.opt.Slot))
+	case st.present && (st.lost() || mended):
+		s.log.WarnContext(ctx, "slot is replaced", "lost", st.lost(), "publication_mended", mended)
+		if err := s.Drop(ctx); err != nil {
+			return false, err
+		}
+	case st.present:
+		return false, nil
+	}
+	if err := s.create(ctx, st.version); err != nil {
+		return false, err
+	}
+	s.log.InfoContext(ctx, "slot created")
+	return true, nil
+}
+
+// create makes the slot. The transaction has written nothing, as logical slots demand.
+func (s *Slots) create(ctx context.Context, version int) error {
+	stmt := "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false)"
+	if version >= 170000 {
+		// temporary, two-phase, failover
+		stmt = "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false, true)"
+	}
+	err := s.bounded(ctx, createTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, stmt, s.opt.Slot)
+		return err
+	})
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("create slot %q: %w", s.opt.Slot, err)
+	switch sqlState(err) {
+	case stateQueryCanceled:
+		return slotError(outbox.ReasonTransactionHeld, err)
+	case stateNotReady:
+		return slotError(outbox.ReasonWALLevel, err)
+	case stateDuplicateObject: // somebody else was quicker
+		return slotError(outbox.ReasonSlotActive, err)
+	}
+	return s.named(err)
+}
+
+// ensurePublication creates or mends the publication. mended reports that inserts may have gone unpublished before.
+func (s *Slots) ensurePublication(ctx context.Context) (mended bool, err error) {
+	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		p, err := readPublication(ctx, tx, s.opt.Publication, s.opt.Schema)
+		if err != nil {
+			return err
+		}
+		mended = !p.delivers()
+		for _, stmt := range s.mendPublication(p) {
+			if _, err := tx.Exec(ctx, stmt); err != nil {
+				return publicationError(fmt.Errorf("publication %q: %w", s.opt.Publication, err))
+			}
+			s.log.WarnContext(ctx, "publication mended", "publication", s.opt.Publication, "statement", stmt)
+		}
+		return nil
+	})
+	var slot *outbox.SlotError
+	if err != nil && !errors.As(err, &slot) && sqlState(err) == stateDuplicateObject {
+		err = publicationError(err)
+	}
+	return mended, err
+}
+
+// mendPublication returns the statements that make the publication what it must be.
+func (s *Slots) mendPublication(p publication) []string {
+	pub := pgx.Identifier{s.opt.Publication}.Sanitize()
+	tab := pgx.Identifier{s.opt.Schema, table}.Sanitize()
+	if !p.present {
+		return []string{"CREATE PUBLICATION " + pub + " FOR TABLE " + tab + " WITH (publish = 'insert')"}
+	}
+	var stmts []string
+	if p.listed && !p.whole {
+		stmts = append(stmts, "ALTER PUBLICATION "+pub+" DROP TABLE "+tab)
+	}
+	if !p.listed || !p.whole {
+		stmts = append(stmts, "ALTER PUBLICATION "+pub+" ADD TABLE "+tab)
+	}
+	if !p.inserts || p.others {
+		stmts = append(stmts, "ALTER PUBLICATION "+pub+" SET (publish = 'insert')")
+	}
+	return stmts
+}
+
+func publicationError(err error) error { return slotError(outbox.ReasonPublication, err) }

@@ -1,0 +1,132 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"posthaste/outbox"
+)
+
+// SQLSTATEs that mean something to us.
+const (
+	stateObjectInUse       = "55006"
+	stateNotReady          = "55000" // object not in prerequisite state
+	stateUndefinedObject   = "42704"
+	stateUndefinedTable    = "42P01"
+	stateDuplicateObject   = "42710"
+	stateTooManyConns      = "53300"
+	stateLimitExceeded     = "53400" // configuration limit
+	stateNoPrivilege       = "42501"
+	stateNotAuthorized     = "28000"
+	stateQueryCanceled     = "57014"
+	stateTransactionActive = "25001"
+)
+
+// What an operator can do, per reason.
+var mends = map[string]string{
+	outbox.ReasonWALLevel:        "set wal_level = logical and restart Postgres",
+	outbox.ReasonNoRight:         "give the role the right: ALTER ROLE … REPLICATION (and a pg_hba.conf entry for it)",
+	outbox.ReasonSlotsFull:       "raise max_replication_slots, or drop a slot that nobody uses",
+	outbox.ReasonSendersFull:     "raise max_wal_senders",
+	outbox.ReasonPublication:     "run posthaste migrate as the owner of the table, or: CREATE PUBLICATION … FOR TABLE outbox WITH (publish = 'insert')",
+	outbox.ReasonSlotMissing:     "nothing to do: the relay makes a new slot",
+	outbox.ReasonSlotLost:        "nothing to do: the relay makes a new slot; raise max_slot_wal_keep_size if it happens again",
+	outbox.ReasonSlotActive:      "another connection streams the slot; stop it, or let the relay terminate it",
+	outbox.ReasonSlotForeign:     "use another relay name, or drop the slot",
+	outbox.ReasonSilent:          "look at the server and the network; the relay connects again",
+	outbox.ReasonConnection:      "look at the server and the network; the relay connects again",
+	outbox.ReasonTransactionHeld: "end the oldest open transaction (pg_stat_activity, pg_prepared_xacts); it is tried again",
+}
+
+func slotError(reason string, err error) *outbox.SlotError {
+	return &outbox.SlotError{Reason: reason, Mend: mends[reason], Err: err}
+}
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// explain turns what ended a Run into what Run returns.
+func (r *Reader) explain(ctx context.Context, step string, err error) error {
+	var (
+		st   startedError
+		slot *outbox.SlotError
+	)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &st):
+		return st.error
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &slot):
+		return err
+	}
+	err = fmt.Errorf("%s on slot %q: %w", step, r.opt.Slot, err)
+	if errors.Is(err, errSilent) {
+		return slotError(outbox.ReasonSilent, err)
+	}
+	if sqlState(err) == "" {
+		return slotError(outbox.ReasonConnection, err)
+	}
+	return slotError(r.reason(ctx, err), err)
+}
+
+// reason names the condition behind an error of the server. Where one SQLSTATE means several things, the catalog is
+// asked, not the text: texts are translated and change between versions, and an invalidated slot shows up in the middle
+// of a stream as a mere "terminating connection" (57P01).
+func (r *Reader) reason(ctx context.Context, err error) string {
+	state := sqlState(err)
+	switch state {
+	case stateObjectInUse:
+		return outbox.ReasonSlotActive
+	case stateTooManyConns: // walsenders have places of their own
+		return outbox.ReasonSendersFull
+	case stateNoPrivilege, stateNotAuthorized:
+		return outbox.ReasonNoRight
+	}
+	if found, lookErr := r.look(ctx); lookErr == nil && found != "" {
+		return found
+	}
+	if state == stateUndefinedObject {
+		return outbox.ReasonSlotMissing
+	}
+	return outbox.ReasonConnection
+}
+
+// look reads what is wrong from the catalog; "" if nothing is.
+func (r *Reader) look(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	cfg := r.cfg.Copy()
+	delete(cfg.RuntimeParams, "replication")
+	c, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return "", fmt.Errorf("connect: %w", err)
+	}
+	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	st, err := readState(ctx, c, r.opt.Slot)
+	if err != nil {
+		return "", err
+	}
+	if reason := st.fault(); reason != "" {
+		return reason, nil
+	}
+	pub, err := readPublication(ctx, c, r.opt.Publication, r.opt.Schema)
+	if err != nil {
+		return "", err
+	}
+	if !pub.delivers() {
+		return outbox.ReasonPublication, nil
+	}
+	return "", nil
+}

@@ -1,0 +1,50 @@
+package cdc
+
+import (
+	"errors"
+	"io"
+)
+
+// gulpSize is how much is read from the socket at once. pgproto3 alone reads 8 KiB at a time.
+const gulpSize = 256 << 10
+
+// errDry is what gulp.Read returns when its buffer is used up: the caller decides when and how long to wait for more.
+var errDry = errors.New("receive buffer is empty")
+
+// gulp sits between the socket and pgproto3's Frontend. Until tapped it is transparent. Then it separates reading the
+// socket (fill) from parsing: Frontend.Receive never blocks, it returns errDry when no complete message is left, and
+// goes on where it was after the next fill.
+type gulp struct {
+	src    io.Reader
+	buf    []byte
+	r, w   int
+	tapped bool
+}
+
+// tap ends the transparent phase. What the Frontend has buffered by then stays valid.
+func (g *gulp) tap() {
+	g.tapped, g.buf = true, make([]byte, gulpSize)
+}
+
+// untap makes the reader transparent again.
+func (g *gulp) untap() { g.tapped = false }
+
+// Read implements io.Reader.
+func (g *gulp) Read(p []byte) (int, error) {
+	if g.r < g.w {
+		n := copy(p, g.buf[g.r:g.w])
+		g.r += n
+		return n, nil
+	}
+	if g.tapped {
+		return 0, errDry
+	}
+	return g.src.Read(p)
+}
+
+// fill reads the socket once. The buffer must be used up, which errDry says.
+func (g *gulp) fill() (int, error) {
+	n, err := g.src.Read(g.buf)
+	g.r, g.w = 0, n
+	return n, err
+}

@@ -1,0 +1,210 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// Defaults of ReaderOptions and SlotsOptions.
+const (
+	DefaultSchema        = "public"
+	DefaultPublication   = "posthaste"
+	DefaultSenderTimeout = 10 * time.Second
+	DefaultChunkBytes    = 4 << 20
+)
+
+// table is the table whose inserts are events.
+const table = "outbox"
+
+// ReaderOptions configures NewReader.
+type ReaderOptions struct {
+	// URL is the database's DSN. It must be a direct connection: poolers do not speak the replication protocol.
+	URL string
+	// Schema is where the outbox table is. Default: public.
+	Schema string
+	// Slot is the name of an existing logical slot with the plugin pgoutput (Slots.Ensure makes it). Required.
+	Slot string
+	// Publication is the name of the publication that has the outbox table. Default: posthaste.
+	Publication string
+	// SenderTimeout is after how long without a word from us the server drops the connection (wal_sender_timeout of
+	// this connection, whatever the server's setting is), and about how long a silent server is tolerated: 2/3 of it,
+	// at most 20 s. At least 300 ms. Default: 10 s.
+	SenderTimeout time.Duration
+	// ChunkBytes is about how many bytes of rows are handed over at once, at most. Default: 4 MiB.
+	ChunkBytes int
+	// Registerer takes the reader's metrics; nil for none.
+	Registerer prometheus.Registerer
+	// Logger takes what a person may want to know; nil for nothing.
+	Logger *slog.Logger
+}
+
+// Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called again and again, one
+// Run at a time; the other methods may be called at any time from anywhere.
+type Reader struct {
+	opt ReaderOptions
+	cfg *pgx.ConnConfig
+	log *slog.Logger
+	met *metrics
+
+	running atomic.Bool
+	runs    atomic.Int64
+	// settled is what Settled was last told; the reader's goroutine takes it from here.
+	settled atomic.Uint64
+	// position is how far the server has read, heard when it last spoke (Unix ns); both zero outside Run.
+	position atomic.Uint64
+	heard    atomic.Int64
+}
+
+var _ outbox.Source = (*Reader)(nil)
+
+var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
+
+// NewReader checks o and prepares a reader; it does not connect.
+func NewReader(o ReaderOptions) (*Reader, error) {
+	if o.Schema == "" {
+		o.Schema = DefaultSchema
+	}
+	if o.Publication == "" {
+		o.Publication = DefaultPublication
+	}
+	if o.SenderTimeout == 0 {
+		o.SenderTimeout = DefaultSenderTimeout
+	}
+	if o.ChunkBytes <= 0 {
+		o.ChunkBytes = DefaultChunkBytes
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if !slotName.MatchString(o.Slot) {
+		return nil, fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
+	}
+	if o.SenderTimeout < 300*time.Millisecond {
+		return nil, fmt.Errorf("sender timeout %v is below 300ms", o.SenderTimeout)
+	}
+	cfg, err := replicationConfig(&o)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{opt: o, cfg: cfg, log: o.Logger.With("component", "cdc", "slot", o.Slot)}
+	if r.met, err = newMetrics(o.Registerer, r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// replicationConfig is the configuration of the replication connection. The server formats every value by its settings,
+// so those that change the text are pinned, whatever the role or the database has set.
+func replicationConfig(o *ReaderOptions) (*pgx.ConnConfig, error) {
+	cfg, err := sql.ConnConfig(o.URL, o.Schema, "cdc")
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range map[string]string{
+		"replication":        "database",
+		"wal_sender_timeout": strconv.FormatInt(o.SenderTimeout.Milliseconds(), 10),
+		"client_encoding":    "UTF8",
+		"datestyle":          "ISO, MDY",
+		"timezone":           "UTC",
+	} {
+		cfg.RuntimeParams[name] = value
+	}
+	return cfg, nil
+}
+
+// Settled implements outbox.Source.
+func (r *Reader) Settled(end outbox.LSN) {
+	for {
+		old := r.settled.Load()
+		if uint64(end) <= old || r.settled.CompareAndSwap(old, uint64(end)) {
+			return
+		}
+	}
+}
+
+// Position implements outbox.Source.
+func (r *Reader) Position() outbox.LSN { return outbox.LSN(r.position.Load()) }
+
+// Run implements outbox.Source. It returns ctx's error once ctx has ended, the error of started, or an *outbox.SlotError.
+// On the way out it tells the server what is settled by then and waits up to a second until the server has let go of
+// the slot.
+func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) error, out chan<- outbox.Chunk) error {
+	if !r.running.CompareAndSwap(false, true) {
+		return errors.New("the reader is running already")
+	}
+	defer r.running.Store(false)
+	if r.runs.Add(1) > 1 {
+		r.met.reconnects.Inc()
+	}
+	// What an earlier Run was told says nothing about the database this one may meet.
+	r.settled.Store(0)
+	defer func() { r.position.Store(0); r.heard.Store(0) }()
+
+	s, err := r.open(ctx, out)
+	if err != nil {
+		return r.explain(ctx, "start replication", err)
+	}
+	r.log.InfoContext(ctx, "stream opened", "server_pid", s.pid)
+	err = s.run(ctx, started)
+	s.close()
+	err = r.explain(ctx, "stream", err)
+	r.log.InfoContext(ctx, "stream closed", "confirmed", s.track.Flushed().String(), "err", err)
+	return err
+}
+
+// open connects and starts replication.
+func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, error) {
+	// A copy: the frontend hook is this connection's own. (pgconn insists on a config made by ParseConfig.)
+	cfg := r.cfg.Copy().Config
+	in := &gulp{}
+	cfg.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
+		in.src = src // again for each host that is tried
+		return pgproto3.NewFrontend(in, w)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout+5*time.Second)
+	defer cancel()
+	c, err := pgconn.ConnectConfig(ctx, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	// 0/0 = resume where the slot stands. A lower position is raised to that by the server; a higher one would skip
+	// events.
+	err = pglogrepl.StartReplication(ctx, c, r.opt.Slot, 0, pglogrepl.StartReplicationOptions{
+		Mode: pglogrepl.LogicalReplication,
+		PluginArgs: []string{
+			"proto_version '1'", // later ones stream uncommitted work, which we would have to spill
+			"publication_names " + quoteLiteral(pgx.Identifier{r.opt.Publication}.Sanitize()),
+		},
+	})
+	if err != nil {
+		_ = c.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	h, err := c.Hijack()
+	if err != nil {
+		_ = c.Close(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("take over the connection: %w", err)
+	}
+	in.tap()
+	return newSession(r, h, in, out), nil
+}
+
+// quoteLiteral quotes a string for the replication grammar, which has no parameters.
+func quoteLiteral(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -1,0 +1,98 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+)
+
+func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, false)
+	before := time.Now().Add(-time.Second)
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers) VALUES
+		('01890a5d-ac96-774b-bcce-b302099a8057', 'order', 'o-1', 'order.created', '{"ü": "☃\u0001 \"q\" \\ \\\\"}', '{"traceparent": "00-a"}'),
+		('01890a5d-ac96-774b-bcce-b302099a8058', 'credits', '', 'x', 'null', NULL)`)
+	rows := c.wait(t, 2)
+	a, b := rows[0], rows[1]
+	if a.ID.String() != "01890a5d-ac96-774b-bcce-b302099a8057" || a.AggregateType != "order" || a.AggregateID != "o-1" ||
+		a.Type != "order.created" || a.Seq != 1 {
+		t.Errorf("first row: %+v", a)
+	}
+	if want := testenv.Value[string](t, e.db, "SELECT payload::text FROM outbox WHERE seq = 1"); string(a.Payload) != want {
+		t.Errorf("payload %q, want %q", a.Payload, want)
+	}
+	if a.TraceParent() != "00-a" || b.Headers != nil || string(b.Payload) != "null" || b.AggregateID != "" {
+		t.Errorf("headers %q, second row %+v", a.Headers, b)
+	}
+	if a.End != 0 || b.End <= b.Commit || a.Commit != b.Commit || a.XID != b.XID || a.XID == 0 {
+		t.Errorf("positions: %s %s, %s %s", a.Commit, a.End, b.Commit, b.End)
+	}
+	created := testenv.Value[time.Time](t, e.db, "SELECT created_at FROM outbox WHERE seq = 1")
+	if !a.CreatedAt.Equal(created) || a.Time.Before(before) || time.Since(a.Time) > time.Minute || a.Time.Before(a.CreatedAt) {
+		t.Errorf("created %v (want %v), commit %v", a.CreatedAt, created, a.Time)
+	}
+	if err := c.stop(); !errors.Is(err, context.Canceled) {
+		t.Errorf("run ended with %v", err)
+	}
+}
+
+func TestOrderIsThatOfCommits(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	ctx := t.Context()
+	first, err := e.db.Pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := e.db.Pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		for name, tx := range map[string]pgx.Tx{"first": first, "second": second} {
+			if _, err := tx.Exec(ctx, insertOne, fmt.Sprintf("%s-%d", name, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(second.Commit(ctx), first.Commit(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"second-0", "second-1", "second-2", "first-0", "first-1", "first-2"}
+	if got := subjects(c.wait(t, 6)); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestRestartResumesExactlyBehindWhatWasSettled(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, false)
+	for i := range 10 {
+		e.insert(t, fmt.Sprint(i))
+	}
+	rows := c.wait(t, 10)
+	c.r.Settled(rows[4].End)
+	e.confirmed(t, time.Second, rows[4].End)
+	if err := c.stop(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	e.insert(t, "10") // while nobody reads
+	if got := e.status(t).Confirmed; got != rows[4].End {
+		t.Errorf("confirmed %s, want exactly %s", got, rows[4].End)
+	}
+	again := start(t, c.r, true)
+	if got, want := subjects(again.wait(t, 6)), []string{"5", "6", "7", "8", "9", "10"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,376 @@
+package cdc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"posthaste/outbox"
+)
+
+const (
+	// chunkRows is how many rows are handed over at once, at most.
+	chunkRows = 1000
+	// settlePoll is how often a reader with unsettled transactions looks what was settled, and at most how often it
+	// tells the server.
+	settlePoll = 100 * time.Millisecond
+	// holdOpen is how long the rows of a transaction wait for its COMMIT, which is normally microseconds behind them,
+	// before they are handed over without it.
+	holdOpen = time.Millisecond
+	// positionEvery is how often, at most, a position without rows is handed over.
+	positionEvery = 20 * time.Millisecond
+	// After busyAfter reads in a row that found data within busyGap, the reader pauses before each further one.
+	// The walsender makes one send per message; waking up for each costs more than all the decoding.
+	busyAfter = 16
+	busyGap   = 200 * time.Microsecond
+	busyPause = time.Millisecond
+	// writeTimeout bounds a status message: 39 bytes that do not get out mean that the peer is gone.
+	writeTimeout = 5 * time.Second
+	// closeTimeout bounds the orderly end of a stream.
+	closeTimeout = time.Second
+)
+
+// errSilent means that the server owed an answer and sent nothing.
+var errSilent = errors.New("the server sends nothing and does not answer")
+
+// session is one replication connection. Everything in it belongs to the goroutine that is in Reader.Run: one owner
+// reads and writes the socket.
+type session struct {
+	r    *Reader
+	conn net.Conn
+	fe   *pgproto3.Frontend
+	in   *gulp
+	pid  uint32
+	out  chan<- outbox.Chunk
+	tick time.Duration
+
+	dec   *decoder
+	track tracker
+
+	// chunk collects rows for the next hand-over; since is when rows were first left waiting in it.
+	chunk outbox.Chunk
+	since time.Time
+	// mine is how many rows of the transaction being received are in chunk, sent how many were handed over.
+	mine, sent int
+	// reached: everything committed below it is in chunk or was handed over. offered is the last one handed over.
+	reached, offered outbox.LSN
+	offeredAt        time.Time
+
+	// received is the highest position heard; told and toldAt are the last status.
+	received outbox.LSN
+	told     outbox.LSN
+	toldAt   time.Time
+	// heardAt is when the last bytes came; asked is set while the server owes an answer.
+	heardAt time.Time
+	asked   bool
+	// quick counts reads in a row that did not have to wait.
+	quick int
+	// broken is set when nothing more can be said to the server.
+	broken bool
+}
+
+// startedError carries the error of the started callback through to the end of Run.
+type startedError struct{ error }
+
+func newSession(r *Reader, h *pgconn.HijackedConn, in *gulp, out chan<- outbox.Chunk) *session {
+	return &session{
+		r: r, conn: h.Conn, fe: h.Frontend, in: in, pid: h.PID, out: out,
+		tick: min(10*time.Second, r.opt.SenderTimeout/3),
+		dec:  newDecoder(r.opt.Schema, table),
+	}
+}
+
+// run calls started and then streams until ctx ends or something breaks.
+func (s *session) run(ctx context.Context, started func(context.Context) error) error {
+	if err := s.runStarted(ctx, started); err != nil {
+		return err
+	}
+	// A read that waits is woken when ctx ends. wake must be over before anybody else sets a deadline.
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
+		close(woken)
+	})
+	defer func() {
+		if !stop() {
+			<-woken
+		}
+	}()
+	s.heard(time.Now())
+	// The answer brings the server's position at once.
+	if err := s.status(time.Now(), true); err != nil {
+		return err
+	}
+	for {
+		msg, err := s.fe.Receive()
+		switch {
+		case err == nil:
+			err = s.message(ctx, msg)
+		case errors.Is(err, errDry):
+			err = s.dry(ctx)
+		default:
+			s.broken = true
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// runStarted runs the callback and keeps the connection alive meanwhile, without reading: the callback may sweep for a
+// long time.
+func (s *session) runStarted(ctx context.Context, started func(context.Context) error) error {
+	sctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- started(sctx) }()
+	t := time.NewTicker(s.tick)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				return startedError{err}
+			}
+			return ctx.Err()
+		case now := <-t.C:
+			if err := s.status(now, false); err != nil {
+				cancel()
+				<-done // what it says now follows from the cancellation
+				return err
+			}
+		}
+	}
+}
+
+// message handles one message of the protocol.
+func (s *session) message(ctx context.Context, msg pgproto3.BackendMessage) error {
+	switch m := msg.(type) {
+	case *pgproto3.CopyData:
+		return s.copyData(ctx, m.Data)
+	case *pgproto3.ErrorResponse:
+		s.broken = true
+		return pgconn.ErrorResponseToPgError(m)
+	case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
+		return nil
+	case *pgproto3.CopyDone, *pgproto3.CommandComplete, *pgproto3.ReadyForQuery:
+		s.broken = true
+		return errors.New("the server ended the stream")
+	default:
+		return fmt.Errorf("unexpected message %T", msg)
+	}
+}
+
+func (s *session) copyData(ctx context.Context, b []byte) error {
+	switch {
+	case len(b) >= 25 && b[0] == pglogrepl.XLogDataByteID:
+		// WALStart and WALEnd are equal in logical replication, and zero for metadata. They are no identity: the BEGIN
+		// of a transaction may carry the position of an earlier COMMIT.
+		s.receivedTo(outbox.LSN(binary.BigEndian.Uint64(b[9:])))
+		return s.change(ctx, b[25:])
+	case len(b) == 18 && b[0] == pglogrepl.PrimaryKeepaliveMessageByteID:
+		return s.keepalive(outbox.LSN(binary.BigEndian.Uint64(b[1:])), b[17] != 0)
+	default:
+		return undecodable(fmt.Errorf("replication message of %d bytes is neither data nor keepalive", len(b)))
+	}
+}
+
+func (s *session) receivedTo(p outbox.LSN) {
+	if p > s.received {
+		s.received = p
+		s.r.position.Store(uint64(p))
+	}
+}
+
+// change handles one pgoutput message.
+func (s *session) change(ctx context.Context, b []byte) error {
+	what, err := s.dec.decode(b)
+	if err != nil {
+		s.r.met.decodeErrors.Inc()
+		return err
+	}
+	switch what {
+	case began:
+		s.track.Begin()
+		s.mine, s.sent = 0, 0
+		// Commits come in order, so everything committed before this transaction is known.
+		s.reached = max(s.reached, s.dec.commit)
+	case inserted:
+		s.add(s.dec.row)
+		s.mine++
+		return s.deliverFull(ctx)
+	case committed:
+		s.commit()
+		return s.deliverFull(ctx)
+	case nothing:
+	}
+	return nil
+}
+
+// commit ends the transaction being received.
+func (s *session) commit() {
+	end := s.dec.end
+	s.r.met.transactions.Inc()
+	s.reached = max(s.reached, end)
+	s.receivedTo(end)
+	switch {
+	case s.mine > 0:
+		s.chunk.Rows[len(s.chunk.Rows)-1].End = end
+		s.track.Opened(end)
+	case s.sent > 0:
+		s.add(outbox.Row{Commit: s.dec.commit, XID: s.dec.xid, End: end})
+		s.track.Opened(end)
+	default:
+		s.track.Empty(end)
+	}
+}
+
+func (s *session) add(row outbox.Row) {
+	s.chunk.Bytes += row.Size()
+	s.chunk.Rows = append(s.chunk.Rows, row)
+}
+
+// keepalive: the server has read up to end and sent everything committed below.
+func (s *session) keepalive(end outbox.LSN, reply bool) error {
+	s.asked = false
+	s.receivedTo(end)
+	if !s.track.receiving {
+		s.reached = max(s.reached, end)
+	}
+	s.track.Idle(end)
+	if reply {
+		return s.status(time.Now(), false)
+	}
+	return nil
+}
+
+// dry is called when everything received is parsed: it hands over, reports, and waits for more.
+func (s *session) dry(ctx context.Context) error {
+	now := time.Now()
+	until := now.Add(s.tick)
+	if len(s.chunk.Rows) > 0 {
+		if s.since.IsZero() {
+			s.since = now
+		}
+		if hold := s.since.Add(holdOpen); s.track.receiving && now.Before(hold) {
+			until = hold
+		} else {
+			if err := s.deliver(ctx); err != nil {
+				return err
+			}
+			now = time.Now()
+			until = now.Add(s.tick)
+		}
+	} else if at := s.offer(now); at.Before(until) {
+		until = at
+	}
+	at, err := s.housekeep(now)
+	if err != nil {
+		return err
+	}
+	if at.Before(until) {
+		until = at
+	}
+	if s.quick >= busyAfter {
+		time.Sleep(busyPause)
+	}
+	return s.fill(ctx, until)
+}
+
+// fill waits for bytes until the deadline at the latest.
+func (s *session) fill(ctx context.Context, until time.Time) error {
+	if err := s.conn.SetReadDeadline(until); err != nil {
+		return fmt.Errorf("set the read deadline: %w", err)
+	}
+	// After the deadline is set: either ctx ended before this, or its AfterFunc overwrites the deadline.
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	start := time.Now()
+	n, err := s.in.fill()
+	if n > 0 {
+		now := time.Now()
+		if now.Sub(start) < busyGap {
+			s.quick++
+		} else {
+			s.quick = 0
+		}
+		s.heard(now)
+		s.r.met.bytes.Add(float64(n))
+		return nil
+	}
+	s.quick = 0
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil
+	case err == nil:
+		return nil
+	default:
+		s.broken = true
+		return fmt.Errorf("read: %w", err)
+	}
+}
+
+// heard notes that the server has spoken, or that it could not because we did not read.
+func (s *session) heard(now time.Time) {
+	s.heardAt, s.asked = now, false
+	s.r.heard.Store(now.UnixNano())
+}
+
+// housekeep sends a status if one is due and returns when it wants to be called again.
+func (s *session) housekeep(now time.Time) (time.Time, error) {
+	if s.asked && now.Sub(s.heardAt) >= 2*s.tick {
+		s.broken = true
+		return now, errSilent
+	}
+	if s.statusDue(now) {
+		// Without traffic each status asks for an answer, which proves the server alive and tells its position.
+		if err := s.status(now, now.Sub(s.heardAt) >= s.tick/2); err != nil {
+			return now, err
+		}
+	}
+	next := s.toldAt.Add(s.tick)
+	if s.track.Pending() > 0 || s.track.Flushed() > s.told {
+		next = now.Add(settlePoll)
+	}
+	if s.asked {
+		if end := s.heardAt.Add(2 * s.tick); end.Before(next) {
+			next = end
+		}
+	}
+	return next, nil
+}
+
+// statusDue takes over what was settled and says whether the server should be told something now.
+func (s *session) statusDue(now time.Time) bool {
+	s.track.Done(outbox.LSN(s.r.settled.Load()))
+	since := now.Sub(s.toldAt)
+	return since >= s.tick || (s.track.Flushed() > s.told && since >= settlePoll)
+}
+
+// status tells the server what was received and what is settled.
+func (s *session) status(now time.Time, reply bool) error {
+	s.track.Done(outbox.LSN(s.r.settled.Load()))
+	flush := s.track.Flushed()
+	m := encodeStatus(max(s.received, flush), flush, now, reply)
+	if err := s.conn.SetWriteDeadline(now.Add(writeTimeout)); err != nil {
+		return fmt.Errorf("set the write deadline: %w", err)
+	}
+	if _, err := s.conn.Write(m[:]); err != nil {
+		s.broken = true
+		return fmt.Errorf("send the status: %w", err)
+	}
+	s.told, s.toldAt = flush, now
+	s.asked = s.asked || reply
+	return nil
+}

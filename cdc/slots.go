@@ -1,0 +1,203 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
+)
+
+const (
+	// quickTimeout bounds statements that only read or change the catalog.
+	quickTimeout = 5 * time.Second
+	// createTimeout bounds the creation of a slot, which waits for every older transaction of the server.
+	createTimeout = 3 * time.Second
+	// advanceTimeout bounds an advance, which reads the WAL in between (about 1 GB/s).
+	advanceTimeout = 30 * time.Second
+	// nudgeTimeout bounds the creation of a temporary slot; what it is wanted for has happened long before.
+	nudgeTimeout = 500 * time.Millisecond
+	// evictTimeout bounds the wait for a terminated walsender.
+	evictTimeout = 5 * time.Second
+)
+
+// SlotsOptions configures NewSlots.
+type SlotsOptions struct {
+	// Pool connects to the database of the outbox. Required. It is used for single short transactions.
+	Pool *pgxpool.Pool
+	// Schema is where the outbox table is. Default: public.
+	Schema string
+	// Slot is the slot's name. Required.
+	Slot string
+	// Publication is the publication's name. Default: posthaste.
+	Publication string
+	// Logger takes what a person may want to know; nil for nothing.
+	Logger *slog.Logger
+}
+
+// Slots keeps the slot and its publication. It implements outbox.Slots and is safe for concurrent use.
+type Slots struct {
+	opt SlotsOptions
+	log *slog.Logger
+}
+
+var _ outbox.Slots = (*Slots)(nil)
+
+// NewSlots checks o; it does no I/O.
+func NewSlots(o SlotsOptions) (*Slots, error) {
+	if o.Schema == "" {
+		o.Schema = DefaultSchema
+	}
+	if o.Publication == "" {
+		o.Publication = DefaultPublication
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Pool == nil {
+		return nil, errors.New("slots need a pool")
+	}
+	if !slotName.MatchString(o.Slot) {
+		return nil, fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
+	}
+	return &Slots{opt: o, log: o.Logger.With("component", "cdc", "slot", o.Slot)}, nil
+}
+
+// bounded runs do in a transaction with a statement timeout, and bounds the whole a little above, because a server that
+// has stopped answering does not enforce its own timeouts.
+func (s *Slots) bounded(ctx context.Context, timeout time.Duration, do func(ctx context.Context, tx pgx.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout+5*time.Second)
+	defer cancel()
+	return pgx.BeginFunc(ctx, s.opt.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)",
+			fmt.Sprint(timeout.Milliseconds()))
+		if err != nil {
+			return fmt.Errorf("set the statement timeout: %w", err)
+		}
+		return do(ctx, tx)
+	})
+}
+
+func (s *Slots) state(ctx context.Context) (st state, err error) {
+	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		st, err = readState(ctx, tx, s.opt.Slot)
+		return err
+	})
+	return st, err
+}
+
+// Status implements outbox.Slots.
+func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
+	st, err := s.state(ctx)
+	if err != nil {
+		return outbox.SlotStatus{}, err
+	}
+	out := outbox.SlotStatus{
+		Exists: st.present, Active: st.active, ActivePID: st.activePID, Lost: st.lost(), Reason: st.invalidation,
+		Confirmed: outbox.LSN(st.confirmed), Restart: outbox.LSN(st.restart), MaxKeepBytes: st.maxKeep, //nolint:gosec // never negative
+	}
+	if out.Lost && out.Reason == "" {
+		out.Reason = "wal_removed" // before Postgres 17 the only one there is
+	}
+	if st.restart > 0 {
+		out.RetainedBytes = st.wal - st.restart
+	}
+	if st.confirmed > 0 {
+		out.ConfirmedLagBytes = st.wal - st.confirmed
+	}
+	return out, nil
+}
+
+// Drop implements outbox.Slots.
+func (s *Slots) Drop(ctx context.Context) error {
+	// A walsender may come back between the eviction and the drop.
+	for range 5 {
+		if err := s.Evict(ctx); err != nil {
+			return err
+		}
+		err := s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", s.opt.Slot)
+			return err
+		})
+		switch sqlState(err) {
+		case stateObjectInUse:
+			continue
+		case stateUndefinedObject:
+			return nil
+		case "":
+			if err == nil {
+				s.log.InfoContext(ctx, "slot dropped")
+				return nil
+			}
+		}
+		return s.named(fmt.Errorf("drop slot %q: %w", s.opt.Slot, err))
+	}
+	return slotError(outbox.ReasonSlotActive, fmt.Errorf("drop slot %q: it is taken again and again", s.opt.Slot))
+}
+
+// Evict implements outbox.Slots.
+func (s *Slots) Evict(ctx context.Context) error {
+	deadline := time.Now().Add(evictTimeout)
+	for evicted := 0; ; {
+		pid, err := s.terminate(ctx)
+		if err != nil {
+			return s.named(fmt.Errorf("terminate the walsender of slot %q: %w", s.opt.Slot, err))
+		}
+		switch {
+		case pid == 0:
+			return nil
+		case time.Now().After(deadline):
+			return slotError(outbox.ReasonSlotActive, fmt.Errorf("process %d still holds slot %q after %v", pid, s.opt.Slot, evictTimeout))
+		case pid != evicted:
+			s.log.WarnContext(ctx, "walsender terminated", "pid", pid)
+			evicted = pid
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// terminate signals whoever holds the slot and returns its process id, 0 if nobody does.
+func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
+	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `SELECT active_pid FROM pg_replication_slots
+			WHERE slot_name = $1 AND active_pid IS NOT NULL AND pg_terminate_backend(active_pid) IS NOT NULL`, s.opt.Slot).Scan(&pid)
+		if errors.Is(err, pgx.ErrNoRows) {
+			pid, err = 0, nil
+		}
+		return err
+	})
+	return pid, err
+}
+
+// named gives an error of the server the reason it stands for, where its SQLSTATE alone says so.
+func (s *Slots) named(err error) error {
+	switch sqlState(err) {
+	case stateObjectInUse:
+		return slotError(outbox.ReasonSlotActive, err)
+	case stateUndefinedObject:
+		return slotError(outbox.ReasonSlotMissing, err)
+	case stateNoPrivilege:
+		return slotError(outbox.ReasonNoRight, err)
+	case stateLimitExceeded:
+		return slotError(outbox.ReasonSlotsFull, err)
+	}
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

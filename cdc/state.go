@@ -1,0 +1,80 @@
+package cdc
+
+import (
+	"context"
+	"embed"
+	"fmt"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
+func query(name string) string {
+	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// state is what the catalog says about the slot.
+type state struct {
+	walLevel string
+	version  int // server_version_num
+	wal      int64
+	maxKeep  int64
+
+	present, ours, active   bool
+	activePID               int
+	walStatus, invalidation string
+	confirmed, restart      int64
+}
+
+func readState(ctx context.Context, db sql.DB, slot string) (state, error) {
+	var s state
+	err := db.QueryRow(ctx, query("state"), slot).Scan(&s.walLevel, &s.version, &s.wal, &s.maxKeep,
+		&s.present, &s.ours, &s.active, &s.activePID, &s.walStatus, &s.invalidation, &s.confirmed, &s.restart)
+	if err != nil {
+		return state{}, fmt.Errorf("read the state of slot %q: %w", slot, err)
+	}
+	return s, nil
+}
+
+func (s *state) lost() bool { return s.present && (s.walStatus == "lost" || s.invalidation != "") }
+
+// fault names what keeps the slot from being streamed; "" if nothing does.
+func (s *state) fault() string {
+	switch {
+	case !s.present && s.walLevel != "logical":
+		return outbox.ReasonWALLevel
+	case !s.present:
+		return outbox.ReasonSlotMissing
+	case !s.ours:
+		return outbox.ReasonSlotForeign
+	case s.lost():
+		return outbox.ReasonSlotLost
+	}
+	return ""
+}
+
+// publication is what the catalog says about the publication.
+type publication struct {
+	present, inserts, others, listed, whole bool
+}
+
+func readPublication(ctx context.Context, db sql.DB, name, schema string) (publication, error) {
+	var p publication
+	err := db.QueryRow(ctx, query("publication"), name, schema, table, columnNames[:colHeaders]).
+		Scan(&p.present, &p.inserts, &p.others, &p.listed, &p.whole)
+	if err != nil {
+		return publication{}, fmt.Errorf("read the state of publication %q: %w", name, err)
+	}
+	return p, nil
+}
+
+// delivers says whether every insert into the outbox is published with all its columns.
+func (p *publication) delivers() bool { return p.present && p.inserts && p.listed && p.whole }
