@@ -1,0 +1,187 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// holdBatch bounds the entries of one call to the scripts that take a list of ids.
+const holdBatch = 500
+
+// take reads a page of pending entries (this consumer's "own", or those idle for at least the given ms) into the lanes
+// and returns the cursor of the next page, "" at the end.
+func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count *batchSize) (string, error) {
+	if c.lanes.room(ctx, count.want()) == 0 {
+		return "", ctx.Err()
+	}
+	c.lanes.beginTake()
+	defer c.lanes.endTake()
+	reply, err := takeScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer, mode, cursor, count.want()).Slice()
+	if err != nil {
+		return "", err
+	}
+	next, es, gone, err := parseTake(stream, reply)
+	if err != nil {
+		return "", err
+	}
+	if len(gone) > 0 {
+		c.lost(stream, len(gone))
+	}
+	count.saw(es)
+	if n := c.lanes.add(es); n > 0 && mode != "own" {
+		c.metrics.claimed.Add(float64(n))
+		c.log.Info("entries taken over", "stream", stream, "entries", n)
+	}
+	return next, nil
+}
+
+func parseTake(stream string, reply []any) (next string, es []*entry, gone []any, err error) {
+	bad := fmt.Errorf("unexpected reply to the take script on stream %q", stream)
+	if len(reply) != 3 {
+		return "", nil, nil, bad
+	}
+	next, ok1 := reply[0].(string)
+	list, ok2 := reply[1].([]any)
+	gone, ok3 := reply[2].([]any)
+	if !ok1 || !ok2 || !ok3 {
+		return "", nil, nil, bad
+	}
+	now := time.Now()
+	for _, item := range list {
+		it, _ := item.([]any)
+		if len(it) != 3 {
+			return "", nil, nil, bad
+		}
+		id, _ := it[0].(string)
+		deliveries, _ := it[1].(int64)
+		fields, _ := it[2].([]any)
+		values := make(map[string]any, len(fields)/2)
+		for i := 0; i+1 < len(fields); i += 2 {
+			k, _ := fields[i].(string)
+			values[k] = fields[i+1]
+		}
+		es = append(es, newEntry(stream, redis.XMessage{ID: id, Values: values}, int(deliveries)+1, now))
+	}
+	return next, es, gone, nil
+}
+
+// lost counts pending entries that were trimmed before they were acknowledged.
+func (c *Consumer) lost(stream string, n int) {
+	c.metrics.trimLost.WithLabelValues(stream, c.opt.Group).Add(float64(n))
+	c.log.Error("pending entries were trimmed from the stream: events lost", "stream", stream, "entries", n)
+}
+
+// claimAll takes over what has been idle for too long, and removes consumers that are gone.
+func (c *Consumer) claimAll(ctx context.Context) {
+	for _, stream := range c.streams.list() {
+		if ctx.Err() != nil {
+			return
+		}
+		err := c.claim(ctx, stream)
+		if err == nil {
+			err = c.bury(ctx, stream)
+		}
+		if ctx.Err() == nil && !noGroup(err) {
+			c.outages.note("claim", stream, err)
+		}
+	}
+}
+
+func (c *Consumer) claim(ctx context.Context, stream string) error {
+	count := newBatchSize(c.opt.Window)
+	cursor, err := "0-0", error(nil)
+	for cursor != "" {
+		if cursor, err = c.take(ctx, stream, fmt.Sprint(c.opt.ClaimIdle.Milliseconds()), cursor, &count); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noGroup reports an error that the reader mends by creating the group.
+func noGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }
+
+// bury removes consumers of the group that have nothing pending and have given no sign of life for long. Removing one
+// that lives after all does no harm: its next read brings it back.
+func (c *Consumer) bury(ctx context.Context, stream string) error {
+	list, err := c.client.XInfoConsumers(ctx, stream, c.opt.Group).Result()
+	if err != nil {
+		if strings.Contains(err.Error(), "no such key") {
+			return nil
+		}
+		return err
+	}
+	for _, m := range list {
+		if m.Name == c.opt.Consumer || m.Pending > 0 || m.Idle < 20*c.opt.ClaimIdle {
+			continue
+		}
+		n, err := leaveScript.Run(ctx, c.client, []string{stream}, c.opt.Group, m.Name).Int()
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			c.metrics.buried.Inc()
+			c.log.Info("dead consumer removed", "stream", stream, "consumer", m.Name)
+		}
+	}
+	return nil
+}
+
+// holdAll gives a sign of life for every entry in memory that needs one, so that nobody claims what is in work or waits
+// for its retry here. What another consumer has claimed nevertheless (this process was paused) is dropped.
+func (c *Consumer) holdAll(ctx context.Context) {
+	now := time.Now()
+	for stream, es := range c.lanes.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
+		err := c.hold(ctx, stream, es, 0)
+		if ctx.Err() == nil && !noGroup(err) {
+			c.outages.note("hold", stream, err)
+		}
+	}
+}
+
+func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle time.Duration) error {
+	for len(es) > 0 {
+		n := min(holdBatch, len(es))
+		args := make([]any, 0, 3+n)
+		args = append(args, c.opt.Group, c.opt.Consumer, idle.Milliseconds())
+		for _, e := range es[:n] {
+			args = append(args, e.id)
+		}
+		es = es[n:]
+		lost, err := holdScript.Run(ctx, c.client, []string{stream}, args...).StringSlice()
+		if err != nil {
+			return err
+		}
+		for _, id := range lost {
+			c.lanes.lose(entryRef{stream, parseEntryID(id)})
+		}
+		if len(lost) > 0 {
+			c.log.Warn("another consumer has taken entries over", "stream", stream, "entries", len(lost))
+		}
+	}
+	return nil
+}
+
+// giveBack ends an orderly stop: what was not begun becomes claimable at once, and the consumer's name is removed where
+// nothing is pending under it. It is a courtesy to the other consumers, so errors only end it.
+func (c *Consumer) giveBack() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var errs []error
+	for stream, es := range c.lanes.waiting() {
+		errs = append(errs, c.hold(ctx, stream, es, 24*time.Hour))
+	}
+	for _, stream := range c.streams.list() {
+		if err := leaveScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer).Err(); !noGroup(err) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		c.log.Warn("waiting entries not given back; they will be claimed later", "err", err)
+	}
+}

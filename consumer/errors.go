@@ -1,0 +1,58 @@
+package consumer
+
+import (
+	"errors"
+	"fmt"
+)
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+func (*permanentError) Permanent() bool { return true }
+
+// Permanent marks an error that no retry can mend: the event goes to its dead stream at once. Any error with a method
+// Permanent() bool that returns true counts the same. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string   { return e.err.Error() }
+func (e *unavailableError) Unwrap() error   { return e.err }
+func (*unavailableError) Unavailable() bool { return true }
+
+// Unavailable marks an error that is not the event's fault, for example a database that cannot be reached. The event
+// is retried with backoff for as long as it takes, and no attempt is counted: without this mark an outage would carry
+// every event to the dead stream. Any error with a method Unavailable() bool that returns true counts the same.
+// Unavailable(nil) is nil.
+func Unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unavailableError{err}
+}
+
+func isPermanent(err error) bool {
+	var p interface{ Permanent() bool }
+	return errors.As(err, &p) && p.Permanent()
+}
+
+func isUnavailable(err error) bool {
+	var u interface{ Unavailable() bool }
+	return errors.As(err, &u) && u.Unavailable()
+}
+
+// panicError is what a handler's panic becomes. The stack goes to the log, not into the dead stream.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
+
+var errGoexit = errors.New("the handler ended its goroutine (runtime.Goexit)")

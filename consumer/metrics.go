@@ -1,0 +1,146 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// What an attempt ended with: the closed set of the label outcome.
+const (
+	outcomeDone        = "done"
+	outcomeFailed      = "failed"
+	outcomeUnavailable = "unavailable"
+	outcomeMalformed   = "malformed"
+	outcomePanic       = "panic"
+)
+
+type metrics struct {
+	outcomes      map[string]prometheus.Counter
+	dead          prometheus.Counter
+	read          prometheus.Counter
+	claimed       prometheus.Counter
+	buried        prometheus.Counter
+	handleSeconds prometheus.Observer
+	delaySeconds  prometheus.Observer
+	held          prometheus.Gauge
+	parked        prometheus.Gauge
+	delayed       prometheus.Gauge
+	redisErrors   *prometheus.CounterVec
+
+	streamLength, pending, lag, oldest *prometheus.GaugeVec
+	trimLost                           *prometheus.CounterVec
+
+	group string
+}
+
+// register registers c, or returns the collector of another consumer in the same process.
+func register[C prometheus.Collector](reg prometheus.Registerer, c C, errs *[]error) C {
+	if reg == nil {
+		return c
+	}
+	err := reg.Register(c)
+	var dup prometheus.AlreadyRegisteredError
+	if errors.As(err, &dup) {
+		if same, ok := dup.ExistingCollector.(C); ok {
+			return same
+		}
+	}
+	if err != nil {
+		*errs = append(*errs, err)
+	}
+	return c
+}
+
+func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
+	var errs []error
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels), &errs)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels), &errs)
+	}
+	histogram := func(name, help string, buckets ...float64) prometheus.Observer {
+		return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets},
+			[]string{"group"}), &errs).WithLabelValues(group)
+	}
+	m := &metrics{
+		group:    group,
+		outcomes: map[string]prometheus.Counter{},
+		dead: counter("outbox_consumer_dead_total", "Events moved to a dead stream. A rise means events nobody has processed.",
+			"group").WithLabelValues(group),
+		read: counter("outbox_consumer_read_total", "Entries delivered to this process for the first time.", "group").WithLabelValues(group),
+		claimed: counter("outbox_consumer_claimed_total", "Entries taken over from consumers that gave no sign of life. A rise means processes die.",
+			"group").WithLabelValues(group),
+		buried: counter("outbox_consumer_removed_total", "Dead consumers removed from the group.", "group").WithLabelValues(group),
+		handleSeconds: histogram("outbox_consumer_handle_seconds", "Time a handler takes for one event.",
+			0.0005, 0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5),
+		delaySeconds: histogram("outbox_consumer_delay_seconds", "Time from an event's commit to the end of its handler.",
+			0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5, 600.5),
+		held:   gauge("outbox_consumer_inflight_events", "Entries in this process that are not acknowledged.", "group").WithLabelValues(group),
+		parked: gauge("outbox_consumer_parked_events", "Of these, entries behind a slow or failing event of their subject, without payload in memory.", "group").WithLabelValues(group),
+		delayed: gauge("outbox_consumer_delayed_subjects", "Subjects that wait for the retry of an event. A rise means handlers fail.",
+			"group").WithLabelValues(group),
+		redisErrors:  counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each of them retried.", "op"),
+		streamLength: gauge("outbox_consumer_stream_length", "Entries in the stream.", "stream"),
+		pending:      gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.", "stream", "group"),
+		lag:          gauge("outbox_group_lag", "Entries not yet delivered to the group; NaN while it cannot be known. A rise means consumers are too slow.", "stream", "group"),
+		oldest:       gauge("outbox_group_oldest_pending_seconds", "Age of the oldest entry delivered and not acknowledged.", "stream", "group"),
+		trimLost:     counter("outbox_trim_lost_total", "Entries trimmed before the group had read or acknowledged them. Any rise means lost events.", "stream", "group"),
+	}
+	attempts := counter("outbox_consumer_attempts_total", "Attempts to process an event, by how they ended; a panic counts as failed too.", "group", "outcome")
+	for _, o := range []string{outcomeDone, outcomeFailed, outcomeUnavailable, outcomeMalformed, outcomePanic} {
+		m.outcomes[o] = attempts.WithLabelValues(group, o)
+	}
+	for _, op := range []string{"discover", "prepare", "read", "claim", "hold", "begin", "reload", "dead", "ack", "inspect", "lease"} {
+		m.redisErrors.WithLabelValues(op)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("consumer: register metrics: %w", err)
+	}
+	return m, nil
+}
+
+func (m *metrics) outcome(o string) { m.outcomes[o].Inc() }
+
+// stream makes the series of a stream exist.
+func (m *metrics) stream(name string) {
+	m.trimLost.WithLabelValues(name, m.group)
+	m.pending.WithLabelValues(name, m.group)
+	m.lag.WithLabelValues(name, m.group)
+	m.oldest.WithLabelValues(name, m.group)
+}
+
+// inspectAll measures the group on every stream.
+func (c *Consumer) inspectAll(ctx context.Context) {
+	n := c.lanes.counts()
+	c.metrics.held.Set(float64(n.held))
+	c.metrics.parked.Set(float64(n.parked))
+	c.metrics.delayed.Set(float64(n.delayed))
+	for _, stream := range c.streams.list() {
+		if ctx.Err() != nil {
+			return
+		}
+		s, err := Inspect(ctx, c.client, stream, c.opt.Group)
+		if ctx.Err() != nil || noGroup(err) || isMissing(err) {
+			continue
+		}
+		if c.outages.note("inspect", stream, err) > 0 {
+			continue
+		}
+		c.metrics.observe(stream, s)
+		if s.Lost > 0 {
+			c.log.Error("entries were trimmed from the stream before the group read them: events lost", "stream", stream, "entries", s.Lost)
+		}
+	}
+}
+
+func (m *metrics) observe(stream string, s State) {
+	m.streamLength.WithLabelValues(stream).Set(float64(s.Length))
+	m.pending.WithLabelValues(stream, m.group).Set(float64(s.Pending))
+	m.lag.WithLabelValues(stream, m.group).Set(s.lagValue())
+	m.oldest.WithLabelValues(stream, m.group).Set(s.OldestPending.Seconds())
+	m.trimLost.WithLabelValues(stream, m.group).Add(float64(s.Lost))
+}

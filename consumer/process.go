@@ -1,0 +1,158 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// work runs entries until the lanes are stopped.
+func (c *Consumer) work(ctx context.Context) {
+	normal := false
+	defer func() {
+		if !normal {
+			c.workers.Go(func() { c.work(ctx) }) // the handler has ended this goroutine: another one takes its place
+		}
+	}()
+	for {
+		e, ok := c.lanes.next()
+		if !ok {
+			normal = true
+			return
+		}
+		c.process(ctx, e)
+	}
+}
+
+// process runs one entry to an end: acknowledged, waiting for a retry, dead, or somebody else's.
+func (c *Consumer) process(ctx context.Context, e *entry) {
+	if e.values == nil && !c.reload(ctx, e) {
+		return
+	}
+	if e.attempt > 1 && !c.begin(ctx, e) {
+		return
+	}
+	ev, err := decode(e.stream, e.message(), e.attempt)
+	switch {
+	case err != nil:
+		c.metrics.outcome(outcomeMalformed)
+		c.die(ctx, e, 0, err)
+		return
+	case e.attempt > c.opt.MaxAttempts:
+		// It was begun often enough, and no end of it was ever seen: it may be what kills the process.
+		c.die(ctx, e, e.attempt-1, errors.New("no attempt came to an end: the process died, or was stopped, each time"))
+		return
+	}
+	began := time.Now()
+	err = errGoexit
+	defer func() {
+		c.metrics.handleSeconds.Observe(time.Since(began).Seconds())
+		c.settle(ctx, e, &ev, err)
+	}()
+	err = c.call(ctx, ev)
+}
+
+// call runs the handler; a panic becomes an error.
+func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			p := &panicError{value: v, stack: debug.Stack()}
+			c.metrics.outcome(outcomePanic)
+			c.log.Error("handler panicked", "event_id", ev.ID, "stream", ev.Stream, "entry_id", ev.EntryID, "stack", string(p.stack))
+			err = p
+		}
+	}()
+	if validTraceParent(ev.TraceParent) {
+		ctx = context.WithValue(ctx, traceKey{}, ev.TraceParent)
+	}
+	return c.handler(ctx, ev)
+}
+
+// settle draws the consequence of an attempt.
+func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
+	switch {
+	case err == nil:
+		c.metrics.outcome(outcomeDone)
+		if !ev.Time.IsZero() {
+			c.metrics.delaySeconds.Observe(time.Since(ev.Time).Seconds())
+		}
+		c.finish(e)
+	case isUnavailable(err) || ctx.Err() != nil:
+		// Not the event's fault; and a handler that was told to stop has not failed.
+		c.metrics.outcome(outcomeUnavailable)
+		c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
+		e.waits++
+		c.lanes.retry(e, c.opt.Backoff(e.waits))
+	case isPermanent(err) || e.attempt >= c.opt.MaxAttempts:
+		c.metrics.outcome(outcomeFailed)
+		c.die(ctx, e, e.attempt, err)
+	default:
+		c.metrics.outcome(outcomeFailed)
+		c.log.Debug("event failed", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
+		wait := c.opt.Backoff(e.attempt)
+		e.attempt++
+		c.lanes.retry(e, wait)
+	}
+}
+
+// finish hands e to the acknowledger and lets its lane go on: in this order, so that acknowledgements of a subject are
+// in the order of its events.
+func (c *Consumer) finish(e *entry) {
+	c.acks.push(e)
+	c.lanes.done(e, true)
+}
+
+// again puts e back because Redis does not answer.
+func (c *Consumer) again(e *entry, op string, err error) {
+	c.lanes.retry(e, reconnect(c.outages.note(op, e.stream, err)))
+}
+
+// begin notes the attempt in Redis. It returns false if e is not to run now.
+func (c *Consumer) begin(ctx context.Context, e *entry) bool {
+	owned, err := beginScript.Run(ctx, c.client, []string{e.stream}, c.opt.Group, c.opt.Consumer, e.id, e.attempt).Int()
+	switch {
+	case noGroup(err): // flushed: there is nothing to note it in, and this copy is the last one
+	case err != nil:
+		c.again(e, "begin", err)
+		return false
+	case owned == 0:
+		c.lanes.done(e, false)
+		return false
+	}
+	c.outages.note("begin", e.stream, nil)
+	return true
+}
+
+// reload reads the payload of a parked entry back, and those of the entries behind it. It returns false if e is not to
+// run now.
+func (c *Consumer) reload(ctx context.Context, e *entry) bool {
+	es := c.lanes.parked(e)
+	cmds := make([]*redis.XMessageSliceCmd, len(es))
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, f := range es {
+			cmds[i] = p.XRange(ctx, f.stream, f.id, f.id)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, redis.Nil) {
+		c.again(e, "reload", err)
+		return false
+	}
+	c.outages.note("reload", e.stream, nil)
+	values := make([]map[string]any, len(es))
+	for i, cmd := range cmds {
+		if m := cmd.Val(); len(m) == 1 {
+			values[i] = m[0].Values
+		}
+	}
+	c.lanes.unpark(es, values)
+	if values[0] == nil { // trimmed while it waited
+		c.lost(e.stream, 1)
+		c.finish(e)
+		return false
+	}
+	return true
+}

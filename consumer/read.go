@@ -1,0 +1,241 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// block is how long a read waits for entries. An orderly stop waits for it, so it is short; it must also stay below
+	// any sensible read timeout of the client.
+	block = 500 * time.Millisecond
+	// maxBatch is how many entries one read asks for, at most, per stream.
+	maxBatch = 500
+	// batchBytes is what one read should return, at most, judged by what the entries before it weighed.
+	batchBytes = 4 << 20
+	// badStreamRetry is the wait before a stream that cannot be prepared (another type of key, no right) is tried again.
+	badStreamRetry = 5 * time.Second
+)
+
+// readers reads all streams until ctx ends: with one call for all of them, or in a cluster, where streams live on
+// different servers, with one reader each.
+func (c *Consumer) readers(ctx context.Context) {
+	if !c.cluster && !c.opt.Ordered {
+		newReader(c, c.streams.list).run(ctx)
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	started := map[string]bool{}
+	for ctx.Err() == nil {
+		for _, name := range c.streams.list() {
+			if !started[name] {
+				started[name] = true
+				only := []string{name}
+				wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
+			}
+		}
+		select {
+		case <-c.streams.changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// reader is one goroutine that reads some streams.
+type reader struct {
+	c    *Consumer
+	list func() []string
+	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the lanes.
+	prepared map[string]bool
+	// later are the streams that could not be prepared, and when to try again.
+	later map[string]time.Time
+	count batchSize
+}
+
+func newReader(c *Consumer, list func() []string) *reader {
+	return &reader{c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{}, count: newBatchSize(c.opt.Window)}
+}
+
+func (r *reader) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		names, err := r.ready(ctx)
+		if err == nil && len(names) > 0 {
+			err = r.read(ctx, names)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		switch n := r.c.outages.note("read", r.label(), err); {
+		case n > 0:
+			// A reply may be lost with entries in it; they are ours then, and come before anything newer.
+			clear(r.prepared)
+			pause(ctx, reconnect(n))
+		case len(names) == 0:
+			r.idle(ctx)
+		}
+	}
+}
+
+// label names the stream of a reader that has only one.
+func (r *reader) label() string {
+	if names := r.list(); r.c.cluster && len(names) == 1 {
+		return names[0]
+	}
+	return ""
+}
+
+// idle waits until there may be something to read.
+func (r *reader) idle(ctx context.Context) {
+	t := time.NewTimer(block)
+	defer t.Stop()
+	select {
+	case <-r.c.streams.changed:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// ready returns the streams that can be read, preparing those that are not yet. One that cannot be prepared is left out
+// and does not stop the others.
+func (r *reader) ready(ctx context.Context) ([]string, error) {
+	var names []string
+	for _, name := range r.list() {
+		if !r.prepared[name] {
+			if time.Now().Before(r.later[name]) {
+				continue
+			}
+			if err := r.prepare(ctx, name); err != nil {
+				if !isServerError(err) {
+					return nil, err
+				}
+				r.c.outages.note("prepare", name, err)
+				r.later[name] = time.Now().Add(badStreamRetry)
+				continue
+			}
+			r.c.outages.note("prepare", name, nil)
+			r.prepared[name] = true
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// prepare makes sure the group exists, and takes up what was delivered to this consumer's name before.
+func (r *reader) prepare(ctx context.Context, stream string) error {
+	created, err := groupScript.Run(ctx, r.c.client, []string{stream}, r.c.opt.Group).Int()
+	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
+		return err
+	}
+	if created == 1 {
+		r.c.log.Info("group created", "stream", stream)
+	}
+	r.c.metrics.stream(stream)
+	cursor := "-"
+	for cursor != "" {
+		if cursor, err = r.c.take(ctx, stream, "own", cursor, &r.count); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// read waits for new entries of the streams and puts them into the lanes.
+func (r *reader) read(ctx context.Context, names []string) error {
+	n := r.c.lanes.room(ctx, r.count.want())
+	if n == 0 {
+		return nil
+	}
+	args := make([]any, 0, 9+2*len(names))
+	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", min(n, r.count.want()),
+		"block", block.Milliseconds(), "streams")
+	for _, name := range names {
+		args = append(args, name)
+	}
+	for range names {
+		args = append(args, ">")
+	}
+	cmd := onceCmd{redis.NewXStreamSliceCmd(ctx, args...)}
+	cmd.SetFirstKeyPos(9)
+	err := r.c.client.Process(ctx, cmd)
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	if err != nil {
+		if strings.HasPrefix(err.Error(), "NOGROUP") {
+			r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
+			clear(r.prepared)
+			return nil
+		}
+		return err
+	}
+	now := time.Now()
+	for _, s := range cmd.Val() {
+		es := make([]*entry, 0, len(s.Messages))
+		for _, m := range s.Messages {
+			es = append(es, newEntry(s.Stream, m, 1, now))
+		}
+		r.count.saw(es)
+		r.c.lanes.add(es)
+		r.c.metrics.read.Add(float64(len(es)))
+	}
+	return nil
+}
+
+func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entry {
+	e := &entry{stream: stream, id: m.ID, at: parseEntryID(m.ID), values: m.Values, attempt: attempt, seen: now, size: 256}
+	for k, v := range m.Values {
+		s, _ := v.(string)
+		e.size += len(k) + len(s)
+	}
+	return e
+}
+
+// onceCmd is an XREADGROUP that the client does not repeat by itself: a repetition after a lost reply would return the
+// entries behind those that were lost, out of order.
+type onceCmd struct{ *redis.XStreamSliceCmd }
+
+// NoRetry is asked by the client.
+func (onceCmd) NoRetry() bool { return true }
+
+// isServerError reports whether Redis answered, with an error that waiting for a connection does not mend.
+func isServerError(err error) bool {
+	var re redis.Error
+	if !errors.As(err, &re) || errors.Is(err, redis.Nil) {
+		return false
+	}
+	return !slices.ContainsFunc([]string{"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "ERR max number of clients"},
+		func(p string) bool { return strings.HasPrefix(err.Error(), p) })
+}
+
+// batchSize decides how many entries to ask for, from what entries weighed lately: a few thousand bytes or a few
+// megabytes, the count that is right for one is far off for the other.
+type batchSize struct{ max, n int }
+
+func newBatchSize(window int) batchSize {
+	limit := max(1, min(maxBatch, window/2))
+	return batchSize{max: limit, n: min(limit, 16)}
+}
+
+func (b *batchSize) want() int { return b.n }
+
+// saw learns from entries just read: at most twice as many next time, as their greatest weight allows.
+func (b *batchSize) saw(es []*entry) {
+	if len(es) == 0 {
+		return
+	}
+	total, heaviest := 0, 0
+	for _, e := range es {
+		total += e.size
+		heaviest = max(heaviest, e.size)
+	}
+	// Between the average and the heaviest: one large event among small ones should not slow the next reads down much.
+	weight := (total/len(es) + heaviest) / 2
+	b.n = max(1, min(b.max, 2*max(b.n, 8), batchBytes/max(weight, 1)))
+}

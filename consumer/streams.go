@@ -1,0 +1,108 @@
+package consumer
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// discoverEvery is how often new streams are looked for. They are to be found within 5 s.
+const discoverEvery = 2 * time.Second
+
+// deadPrefix begins the name of every dead stream.
+const deadPrefix = "dead."
+
+// streams is the growing list of the streams to read.
+type streams struct {
+	mu      sync.Mutex
+	names   []string
+	changed chan struct{}
+}
+
+func newStreams(names []string) *streams {
+	names = slices.Clone(names)
+	slices.Sort(names)
+	return &streams{names: slices.Compact(names), changed: make(chan struct{}, 1)}
+}
+
+// list returns the names, ascending. The slice is never changed.
+func (s *streams) list() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names
+}
+
+func (s *streams) add(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, found := slices.BinarySearch(s.names, name)
+	if found {
+		return false
+	}
+	s.names = slices.Insert(slices.Clone(s.names), i, name)
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// discover looks for streams with the prefix until ctx ends. A server with very many keys is given a rest of ten times
+// what the look took.
+func (c *Consumer) discover(ctx context.Context) {
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
+			if strings.HasPrefix(name, deadPrefix) && !strings.HasPrefix(c.opt.Prefix, deadPrefix) {
+				return
+			}
+			if c.streams.add(name) {
+				c.log.Info("stream found", "stream", name)
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if n := c.outages.note("discover", "", err); n > 0 {
+			pause(ctx, reconnect(n))
+			continue
+		}
+		pause(ctx, max(discoverEvery, 10*time.Since(began)))
+	}
+}
+
+// scanStreams calls found for every stream whose name begins with prefix; in a cluster possibly more than once. Gates
+// and leases are no streams.
+func scanStreams(ctx context.Context, client redis.UniversalClient, prefix string, found func(name string)) error {
+	var mu sync.Mutex
+	scan := func(ctx context.Context, node redis.Cmdable) error {
+		var cursor uint64
+		for {
+			names, next, err := node.ScanType(ctx, cursor, globQuote(prefix)+"*", 1000, "stream").Result()
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			for _, n := range names {
+				found(n)
+			}
+			mu.Unlock()
+			if cursor = next; cursor == 0 {
+				return nil
+			}
+		}
+	}
+	if cc, ok := client.(*redis.ClusterClient); ok {
+		return cc.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
+	}
+	return scan(ctx, client)
+}
+
+// globQuote takes the special meaning from the characters of a Redis pattern.
+func globQuote(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `^`, `\^`).Replace(s)
+}
