@@ -1,0 +1,180 @@
+package sink
+
+import (
+	"context"
+	"encoding"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// headLen is what an event takes in the heads argument: id, the id's text, time.
+const headLen = 16 + 36 + 27
+
+// Places in the arguments of publish.lua, counted from evalsha.
+const (
+	argNumber  = 11
+	argSettled = 12
+	argHeads   = 13
+	argTraced  = 16
+	argEvents  = 17
+)
+
+// call holds the arguments of a lane's script calls. They are used again from batch to batch, and refer to the events
+// instead of copying them: a batch of a thousand events costs a handful of allocations.
+type call struct {
+	args   []any
+	heads  []byte
+	traces []string
+}
+
+func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
+	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
+	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, s.source, "0", nil)
+	if s.pubsub {
+		args[argTraced-1] = "1"
+	}
+	return call{args: args}
+}
+
+// encode returns the arguments that publish events under number. They are valid until the next call.
+func (c *call) encode(number, settled int64, events []*outbox.Event) []any {
+	c.heads, c.traces = c.heads[:0], c.traces[:0]
+	traced := false
+	for _, e := range events {
+		c.heads = appendHead(c.heads, e)
+		t := e.TraceParent()
+		traced = traced || t != ""
+		c.traces = append(c.traces, t)
+	}
+	args := c.args[:argEvents]
+	args[argNumber], args[argSettled], args[argHeads], args[argTraced] = number, settled, c.heads, "0"
+	if traced {
+		args[argTraced] = "1"
+	}
+	for i, e := range events {
+		args = append(args, &e.Type, &e.AggregateID, (*payload)(e))
+		if traced {
+			args = append(args, &c.traces[i])
+		}
+	}
+	c.args = args
+	return args
+}
+
+// release lets go of the events.
+func (c *call) release() {
+	clear(c.args[argEvents:])
+	c.args = c.args[:argEvents]
+}
+
+// payload hands an event's body to the client: as a pointer it costs no allocation, as a slice it would.
+type payload outbox.Event
+
+var _ encoding.BinaryMarshaler = (*payload)(nil)
+
+// MarshalBinary implements encoding.BinaryMarshaler.
+func (p *payload) MarshalBinary() ([]byte, error) { return p.Payload, nil }
+
+var (
+	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
+)
+
+// appendHead appends the parts of fixed width. Postgres knows years beyond four digits; they become the nearest that has.
+func appendHead(b []byte, e *outbox.Event) []byte {
+	b = append(b, e.ID[:]...)
+	var id [36]byte
+	hex.Encode(id[:8], e.ID[:4])
+	hex.Encode(id[9:13], e.ID[4:6])
+	hex.Encode(id[14:18], e.ID[6:8])
+	hex.Encode(id[19:23], e.ID[8:10])
+	hex.Encode(id[24:], e.ID[10:])
+	id[8], id[13], id[18], id[23] = '-', '-', '-', '-'
+	b = append(b, id[:]...)
+	t := e.Time.UTC()
+	if t.Before(firstTime) {
+		t = firstTime
+	} else if t.After(lastTime) {
+		t = lastTime
+	}
+	return t.AppendFormat(b, "2006-01-02T15:04:05.000000Z")
+}
+
+// wireSize returns the bytes of a call in the protocol.
+func wireSize(args []any) int64 {
+	size := 3 + digits(len(args))
+	for _, a := range args {
+		n := 0
+		switch v := a.(type) {
+		case string:
+			n = len(v)
+		case *string:
+			n = len(*v)
+		case []byte:
+			n = len(v)
+		case *payload:
+			n = len(v.Payload)
+		case int:
+			n = digits(v)
+		case int64:
+			n = digits(int(v))
+		}
+		size += n + 5 + digits(n)
+	}
+	return int64(size)
+}
+
+func digits(n int) int { return len(strconv.Itoa(n)) }
+
+// serverLimits are what the server accepts at most; 0 is unknown.
+type serverLimits struct {
+	// bulk bounds one argument, query one command.
+	bulk, query int64
+}
+
+// exceeded says which limit a command of size bytes, with a payload of length bytes, cannot pass; "" for none.
+func (l serverLimits) exceeded(size int64, length int) string {
+	switch {
+	case l.bulk > 0 && int64(length) > l.bulk:
+		return fmt.Sprintf("the payload has %d bytes and the server's proto-max-bulk-len is %d", length, l.bulk)
+	case l.query > 0 && size > l.query:
+		return fmt.Sprintf("the event takes a command of %d bytes and the server's client-query-buffer-limit is %d", size, l.query)
+	}
+	return ""
+}
+
+// limits asks the server that holds stream.
+func (s *Sink) limits(ctx context.Context, stream string) (serverLimits, error) {
+	c, err := s.node(ctx, stream)
+	if err != nil {
+		return serverLimits{}, err
+	}
+	var l serverLimits
+	for name, to := range map[string]*int64{"proto-max-bulk-len": &l.bulk, "client-query-buffer-limit": &l.query} {
+		v, err := c.ConfigGet(ctx, name).Result()
+		if err != nil {
+			return serverLimits{}, fmt.Errorf("read %s: %w", name, err)
+		}
+		if *to, err = strconv.ParseInt(v[name], 10, 64); err != nil {
+			return serverLimits{}, fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	return l, nil
+}
+
+// node returns the server that holds key.
+func (s *Sink) node(ctx context.Context, key string) (*redis.Client, error) {
+	switch c := s.client.(type) {
+	case *redis.Client:
+		return c, nil
+	case *redis.ClusterClient:
+		return c.MasterForKey(ctx, key)
+	}
+	return nil, fmt.Errorf("a client of type %T has no node for a key", s.client)
+}

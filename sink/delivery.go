@@ -1,0 +1,238 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// Bounds of one script call. Redis runs nothing else meanwhile, and ends the connection of a client that sends more than
+// it wants to buffer.
+const (
+	maxBatchEvents = 1000
+	maxBatchBytes  = 4 << 20
+)
+
+// lane implements outbox.LanePublisher. One goroutine uses it, except for Settled.
+type lane struct {
+	sink   *Sink
+	stream string
+	call   call
+	// last is the number of the batch that was last completed.
+	last    int64
+	settled atomic.Int64
+}
+
+// Lane implements outbox.Sink.
+func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
+	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l)}
+}
+
+// Settled implements outbox.LanePublisher.
+func (l *lane) Settled(number int64) {
+	for {
+		old := l.settled.Load()
+		if number <= old || l.settled.CompareAndSwap(old, number) {
+			return
+		}
+	}
+}
+
+// Deliver implements outbox.LanePublisher.
+func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
+	return &delivery{lane: l, events: events, ids: make([]string, len(events)), most: maxBatchEvents}
+}
+
+// delivery implements outbox.Delivery. It is a sequence of numbered batches; the batch under way is events[pos:end], and
+// its number does not change until the gate has answered for it.
+type delivery struct {
+	lane   *lane
+	events []*outbox.Event
+	ids    []string
+	// pos is the first event that is not accounted for.
+	pos, end int
+	// most bounds the next batch; it shrinks when connections break and recovers.
+	most int
+	// lost counts connections that broke under the present batch.
+	lost int
+	// poison is the place of the event that the last *outbox.PoisonError named, plus one.
+	poison int
+	// closing ends the present batch where the gate stands, because the event behind it was skipped.
+	closing    bool
+	suppressed int
+	final      error
+}
+
+// Skip implements outbox.Delivery.
+func (d *delivery) Skip() {
+	if d.poison > 0 {
+		d.closing = true
+	}
+}
+
+// Publish implements outbox.Delivery.
+func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
+	for d.final == nil && d.pos < len(d.events) {
+		if err := d.step(ctx); err != nil {
+			return outbox.Receipt{}, err
+		}
+	}
+	if d.final != nil {
+		return outbox.Receipt{}, d.final
+	}
+	return outbox.Receipt{Number: d.lane.last, EntryIDs: d.ids, Suppressed: d.suppressed}, nil
+}
+
+// step makes one call.
+func (d *delivery) step(ctx context.Context) error {
+	s := d.lane.sink
+	if d.end == d.pos {
+		d.end = d.cut()
+	}
+	end := d.end
+	if d.closing {
+		end = d.pos
+	}
+	args := d.lane.call.encode(d.lane.last+1, d.lane.settled.Load(), d.events[d.pos:end])
+	start := time.Now()
+	reply, err := process(ctx, s.client, publishScript, args)
+	s.m.seconds.Observe(time.Since(start).Seconds())
+	if err != nil {
+		return d.broken(ctx, args, err)
+	}
+	return d.answer(reply, end)
+}
+
+// cut returns the end of the next batch.
+func (d *delivery) cut() int {
+	limit, size := int(d.lane.sink.batchBytes.Load()), 0
+	end := d.pos
+	for end < len(d.events) && end-d.pos < d.most {
+		if size += d.events[end].Size() + headLen; size > limit && end > d.pos {
+			break
+		}
+		end++
+	}
+	return end
+}
+
+// answer takes the gate's reply to the batch events[pos:end].
+func (d *delivery) answer(reply []any, end int) error {
+	s := d.lane.sink
+	if err := verdict(d.lane.stream, reply); err != nil {
+		d.final = s.failed("publish to", d.lane.stream, err)
+		return d.final
+	}
+	s.m.pubsub.Add(float64(number(reply, 2)))
+	done, suppressed, err := d.read(text(reply, 1))
+	if err != nil {
+		d.final = s.failed("publish to", d.lane.stream, err)
+		return d.final
+	}
+	d.lost = 0
+	if reply[0] == "XADD" {
+		return d.refused(d.pos+done, replyError(text(reply, 3)))
+	}
+	if d.pos+done < end {
+		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done, end-d.pos))
+	}
+	// A repeat that was halved may be answered with the whole batch, which then counts.
+	d.pos += done
+	if d.closing {
+		d.closing = false
+		if d.poison == d.pos+1 {
+			d.pos++ // skipped: its entry id stays empty
+		}
+	}
+	if d.poison <= d.pos {
+		d.poison = 0
+	}
+	d.end = d.pos
+	d.most = min(d.most*2, maxBatchEvents)
+	d.lane.last++
+	d.suppressed += suppressed
+	s.m.suppressed.WithLabelValues("doubt").Add(float64(suppressed))
+	if d.pos == len(d.events) {
+		d.lane.call.release()
+	}
+	return nil
+}
+
+// read takes the entry ids out of a stored batch. Its events must be ours: anything else means that the gate and this
+// lane have lost each other.
+func (d *delivery) read(batch string) (done, suppressed int, err error) {
+	for len(batch) > 0 {
+		i := d.pos + done
+		if len(batch) < 17 || i >= len(d.events) || batch[:16] != string(d.events[i].ID[:]) {
+			return 0, 0, fmt.Errorf("the gate holds other events under this number: %w", outbox.ErrGap)
+		}
+		n := int(batch[16])
+		if n >= 128 {
+			n -= 128
+			suppressed++
+		}
+		if len(batch) < 17+n {
+			return 0, 0, fmt.Errorf("the gate's batch is cut short: %w", outbox.ErrGap)
+		}
+		d.ids[i] = batch[17 : 17+n]
+		batch = batch[17+n:]
+		done++
+	}
+	return done, suppressed, nil
+}
+
+// refused handles an error of the XADD of events[i].
+func (d *delivery) refused(i int, err replyError) error {
+	class, poison := classify(string(err))
+	if !poison || i >= len(d.events) {
+		return d.lane.sink.failed("publish to", d.lane.stream, err)
+	}
+	return d.poisoned(i, class, err)
+}
+
+func (d *delivery) poisoned(i int, class string, err error) error {
+	d.poison = i + 1
+	d.lane.sink.m.errors.WithLabelValues(class).Inc()
+	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: class, Err: err}
+}
+
+// broken handles a call that has no answer, so that nobody knows whether it was executed.
+func (d *delivery) broken(ctx context.Context, args []any, err error) error {
+	s := d.lane.sink
+	err = s.failed("publish to", d.lane.stream, err)
+	if permanent(err) || !lostConnection(err) || d.closing {
+		return err
+	}
+	if d.lost++; d.lost < 2 {
+		return err
+	}
+	d.lost = 0
+	limits, lerr := s.limits(ctx, d.lane.stream)
+	if lerr != nil {
+		s.log.WarnContext(ctx, "the limits of the server are unknown", "stream", d.lane.stream, "err", lerr)
+	}
+	if d.end-d.pos > 1 {
+		d.halve(ctx, limits)
+		return err
+	}
+	if reason := limits.exceeded(wireSize(args), len(d.events[d.pos].Payload)); reason != "" {
+		return d.poisoned(d.pos, "too_large", errors.New(reason))
+	}
+	return err
+}
+
+// halve makes the present batch smaller. It keeps its number: should the whole have been executed after all, the gate
+// answers the half with the whole.
+func (d *delivery) halve(ctx context.Context, limits serverLimits) {
+	s := d.lane.sink
+	d.most = (d.end - d.pos + 1) / 2
+	d.end = d.pos + d.most
+	if limits.query > 0 && limits.query < s.batchBytes.Load() {
+		s.batchBytes.Store(max(limits.query/2, 1))
+	}
+	s.log.WarnContext(ctx, "a batch lost its connection twice and is halved", "stream", d.lane.stream, "events", d.most)
+}

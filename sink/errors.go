@@ -1,0 +1,127 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// replies says what an error reply means. The first prefix that fits counts. Poison is what the server will refuse for
+// this event however often it is sent; everything else, also what nobody has thought of, passes.
+var replies = []struct {
+	prefix string
+	class  string
+	poison bool
+}{
+	{"OOM", "oom", false},
+	{"READONLY", "readonly", false},
+	{"LOADING", "loading", false},
+	{"MISCONF", "misconf", false},
+	{"NOREPLICAS", "noreplicas", false},
+	{"CLUSTERDOWN", "clusterdown", false},
+	{"MOVED", "moved", false},
+	{"ASK", "moved", false},
+	{"TRYAGAIN", "tryagain", false},
+	{"CROSSSLOT", "crossslot", false},
+	{"BUSY", "busy", false},
+	{"NOPERM", "noperm", false},
+	{"NOAUTH", "noauth", false},
+	{"WRONGPASS", "noauth", false},
+	{"MASTERDOWN", "masterdown", false},
+	{"NOSCRIPT", "noscript", false},
+	// The stream's key holds something else, so no event of the type can be published.
+	{"WRONGTYPE", "wrongtype", true},
+	// The gate's key holds something else: nothing is wrong with the events.
+	{"GATETYPE", "gatetype", false},
+	{"ERR Elements are too large", "too_large", true},
+	{"ERR The stream has exhausted", "exhausted", false},
+	{"ERR max number of clients", "maxclients", false},
+	{"ERR Protocol error", "protocol", false},
+}
+
+// classes are all values of the label class.
+var classes = []string{
+	"oom", "readonly", "loading", "misconf", "noreplicas", "clusterdown", "moved", "tryagain", "crossslot", "busy", "noperm",
+	"noauth", "masterdown", "noscript", "wrongtype", "gatetype", "too_large", "exhausted", "maxclients", "protocol",
+	"timeout", "connection", "canceled", "durability", "gap", "fenced", "foreign", "other",
+}
+
+// Class names an error of this package for logs and metrics: one of a closed set, "" for nil.
+func Class(err error) string {
+	var poison *outbox.PoisonError
+	var fenced *outbox.FencedError
+	var foreign *outbox.ForeignError
+	var durability *DurabilityError
+	var reply redis.Error
+	var network net.Error
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &poison):
+		return poison.Class
+	case errors.Is(err, outbox.ErrGap):
+		return "gap"
+	case errors.As(err, &fenced):
+		return "fenced"
+	case errors.As(err, &foreign):
+		return "foreign"
+	case errors.As(err, &durability):
+		return "durability"
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, redis.ErrPoolTimeout):
+		return "timeout"
+	case lostConnection(err):
+		return "connection"
+	case errors.As(err, &reply):
+		class, _ := classify(reply.Error())
+		return class
+	case errors.As(err, &network):
+		if network.Timeout() {
+			return "timeout"
+		}
+		return "connection"
+	}
+	return "other"
+}
+
+// classify looks an error reply up.
+func classify(reply string) (class string, poison bool) {
+	for _, r := range replies {
+		if strings.HasPrefix(reply, r.prefix) {
+			return r.class, r.poison
+		}
+	}
+	return "other", false
+}
+
+// replyError is an error reply that a script passed on as a value.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+// RedisError marks the type as an error reply, as go-redis does.
+func (replyError) RedisError() {}
+
+// lostConnection reports that an established connection ended under a call. Whether the call was executed is unknown.
+func lostConnection(err error) bool {
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNABORTED} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return redis.HasErrorPrefix(err, "ERR Protocol error")
+}
+
+// permanent reports that the lane is finished.
+func permanent(err error) bool {
+	var p interface{ Permanent() bool }
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent()
+}

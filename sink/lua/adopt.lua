@@ -1,0 +1,41 @@
+-- Raises the gate to a new owner. What earlier owners left unsettled becomes the doubt, and all lanes end.
+-- KEYS stream, gate. ARGV source, epoch, nonce, force ("1": take it from another source)
+local gate = KEYS[2]
+local source, epoch, nonce, force = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+
+local g, err = read(gate, 'source', 'owner')
+if err then return err end
+if g[1] and g[1] ~= source and not force then return {'FOREIGN', g[1]} end
+if g[1] == source and g[2] then
+  local e, n = string.match(g[2], '^(%d+)|(%x+)$')
+  local theirs, mine = tonumber(e), tonumber(epoch)
+  if theirs == mine and n == nonce then return {'OK'} end
+  if theirs >= mine then return {'FENCED', e} end
+end
+
+local all = redis.call('HGETALL', gate)
+local doubt, drop, known = {}, {}, 0
+for i = 1, #all, 2 do
+  local field, value = all[i], all[i + 1]
+  local kind = string.sub(field, 1, 2)
+  if kind == 'u:' then
+    drop[#drop + 1] = field
+    each(value, function(id, entry)
+      doubt[#doubt + 1] = 'd:' .. id
+      doubt[#doubt + 1] = 'a|' .. entry
+    end)
+  elseif kind == 'l:' then
+    drop[#drop + 1] = field
+  elseif kind == 'd:' then
+    known = known + 1
+    if string.sub(value, 1, 2) ~= 'a|' then
+      doubt[#doubt + 1] = field
+      doubt[#doubt + 1] = 'a|' .. string.match(value, '[^|]*$')
+    end
+  end
+end
+redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
+local added = hset(gate, doubt)
+hdel(gate, drop)
+set_doubt(gate, known + added)
+return {'OK'}

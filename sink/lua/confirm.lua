@@ -1,0 +1,20 @@
+-- The barrier's half in Redis: are the marked batches still here?
+-- KEYS stream, gate. ARGV source, epoch, nonce, write ("1"), then per mark lane, claim, claim's nonce, number
+local gate = KEYS[2]
+local epoch = ARGV[2]
+
+local g, err = read(gate, 'source', 'owner')
+if err then return err end
+local no = judge(g[1], g[2], ARGV[1], epoch, ARGV[3])
+if no then return no end
+for i = 5, #ARGV, 4 do
+  local v = redis.call('HGET', gate, 'l:' .. ARGV[i])
+  if not v then return {'GAP'} end
+  local claim, nonce, last = lane_of(v)
+  local theirs = tonumber(ARGV[i + 1])
+  if claim > theirs or (claim == theirs and nonce ~= ARGV[i + 2]) then return {'FENCED', epoch} end
+  if claim < theirs or last < tonumber(ARGV[i + 3]) then return {'GAP'} end
+end
+-- WAIT and WAITAOF wait for their connection's last write, so there has to be one.
+if ARGV[4] == '1' then redis.call('HSET', gate, 'confirmed', epoch) end
+return {'OK'}

@@ -1,0 +1,18 @@
+-- Empties the doubt that adoptions made. What a later claim of a part inherited from an earlier one stays: those events
+-- are younger than the adoption, and their rows may still be there.
+-- KEYS stream, gate. ARGV source, epoch, nonce
+local gate = KEYS[2]
+
+local g, err = read(gate, 'source', 'owner', 'doubt')
+if err then return err end
+local no = judge(g[1], g[2], ARGV[1], ARGV[2], ARGV[3])
+if no then return no end
+local doubt = tonumber(g[3] or '0')
+if doubt == 0 then return {'OK'} end
+
+local all, drop = redis.call('HGETALL', gate), {}
+for i = 1, #all, 2 do
+  if string.sub(all[i], 1, 2) == 'd:' and string.sub(all[i + 1], 1, 2) == 'a|' then drop[#drop + 1] = all[i] end
+end
+if #drop > 0 then set_doubt(gate, doubt - hdel(gate, drop)) end
+return {'OK'}

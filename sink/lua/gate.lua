@@ -1,0 +1,88 @@
+-- Put in front of every script of the gate.
+--
+-- The gate is a hash:
+--   source     uuid of the database that publishes here
+--   owner      epoch|nonce of the leadership
+--   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s" or a part's number
+--   u:<lane>:<number>  an unsettled batch: "1" (complete) or "0", then per event 16 bytes of id, one byte with the
+--              length of the entry id (+128 if the entry is an earlier owner's), the entry id
+--   d:<id>     an event in doubt: where it came from and its entry id. "a|<entry>" for what an adoption found,
+--              "<lane>|<claim>|<number>|<entry>" for what an earlier claim of a part left
+--   doubt      how many d: fields there are; absent means none
+--   confirmed  written by the barrier only
+--
+-- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
+-- and the first write is one that Redis refuses when it is out of memory.
+
+-- More values than this do not fit on Lua's stack in one call.
+local CHUNK = 500
+
+local function int(n) return string.format('%.0f', n) end
+
+-- read returns the named fields, or an error reply if the key is not a hash.
+local function read(gate, ...)
+  local g = redis.pcall('HMGET', gate, ...)
+  if g.err then
+    if string.sub(g.err, 1, 9) == 'WRONGTYPE' then
+      return nil, redis.error_reply('GATETYPE the key of the gate holds something else')
+    end
+    return nil, redis.error_reply(g.err)
+  end
+  return g
+end
+
+-- judge returns nil if the gate belongs to the caller, else the answer to give.
+local function judge(gsource, gowner, source, epoch, nonce)
+  if not gsource or not gowner then return {'GAP'} end
+  if gsource ~= source then return {'FOREIGN', gsource} end
+  local e, n = string.match(gowner, '^(%d+)|(%x+)$')
+  local theirs, mine = tonumber(e), tonumber(epoch)
+  if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end
+  if theirs < mine then return {'GAP'} end
+  return nil
+end
+
+-- lane_of splits a lane's field into claim, nonce, last and settled.
+local function lane_of(v)
+  local c, n, last, settled = string.match(v, '^(%d+)|(%x+)|(%d+)|(%d+)$')
+  return tonumber(c), n, tonumber(last), tonumber(settled)
+end
+
+-- each calls f(id, entry id) for every event of an unsettled batch.
+local function each(batch, f)
+  local at = 2
+  while at <= #batch do
+    local len = string.byte(batch, at + 16) % 128
+    f(string.sub(batch, at, at + 15), string.sub(batch, at + 17, at + 16 + len))
+    at = at + 17 + len
+  end
+end
+
+-- hset writes pairs (field, value, field, value, …) and returns how many fields are new.
+local function hset(gate, pairs)
+  local new = 0
+  for i = 1, #pairs, 2 * CHUNK do
+    new = new + redis.call('HSET', gate, unpack(pairs, i, math.min(i + 2 * CHUNK - 1, #pairs)))
+  end
+  return new
+end
+
+-- hdel removes fields and returns how many there were.
+local function hdel(gate, fields)
+  local gone = 0
+  for i = 1, #fields, CHUNK do
+    gone = gone + redis.call('HDEL', gate, unpack(fields, i, math.min(i + CHUNK - 1, #fields)))
+  end
+  return gone
+end
+
+-- unsettled lists the fields of a lane's batches after from, up to and including to.
+local function unsettled(lane, from, to)
+  local fields = {}
+  for n = from + 1, to do fields[#fields + 1] = 'u:' .. lane .. ':' .. int(n) end
+  return fields
+end
+
+local function set_doubt(gate, n)
+  if n > 0 then redis.call('HSET', gate, 'doubt', int(n)) else redis.call('HDEL', gate, 'doubt') end
+end

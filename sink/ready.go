@@ -1,0 +1,164 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// NotReadyError names a condition that keeps events from being published or settled.
+type NotReadyError struct {
+	// Reason is "unreachable", "not_writable", "no_waitaof", "aof_off" or "replicas".
+	Reason string
+	// Mend says in one sentence what an operator can do.
+	Mend string
+	Err  error
+}
+
+func (e *NotReadyError) Error() string {
+	s := "redis " + strings.ReplaceAll(e.Reason, "_", " ")
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s + " (" + e.Mend + ")"
+}
+
+// Unwrap returns the cause.
+func (e *NotReadyError) Unwrap() error { return e.Err }
+
+// probeKey is never created.
+const probeKey = "{posthaste}:probe"
+
+// Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It writes
+// nothing.
+func (s *Sink) Ready(ctx context.Context) error {
+	if err := s.client.Ping(ctx).Err(); err != nil {
+		return &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
+	}
+	// A command that may write and may need memory, but finds nothing to do.
+	err := s.client.XAdd(ctx, &redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
+	// A user may well be confined to the streams and gates.
+	if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOPERM") {
+		return &NotReadyError{Reason: "not_writable", Mend: mend(Class(err)), Err: err}
+	}
+	return s.durabilityExists(ctx)
+}
+
+// mend says what helps against an error class.
+func mend(class string) string {
+	switch class {
+	case "oom":
+		return "raise maxmemory, or shorten the streams"
+	case "readonly":
+		return "point the Redis URL at the primary"
+	case "misconf":
+		return "Redis cannot write its snapshot: look at its log and disk"
+	case "noreplicas":
+		return "bring the replicas back, or lower min-replicas-to-write"
+	case "noauth":
+		return "check user and password in the Redis URL"
+	case "noperm":
+		return "grant the user the commands and keys it needs"
+	case "loading":
+		return "wait until Redis has loaded its data"
+	}
+	return "check that Redis runs and that the Redis URL is right"
+}
+
+func (s *Sink) durabilityExists(ctx context.Context) error {
+	switch {
+	case s.durable.AOF:
+		return s.aofExists(ctx)
+	case s.durable.Replicas > 0:
+		info, err := s.info(ctx, "replication")
+		if err != nil {
+			return err
+		}
+		if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
+			return &NotReadyError{
+				Reason: "replicas", Err: fmt.Errorf("durability %s is asked for and %d are connected", s.durable, n),
+				Mend: "bring the replicas back, or ask for fewer",
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Sink) aofExists(ctx context.Context) error {
+	commands, err := s.client.Do(ctx, "command", "info", "waitaof").Slice()
+	if err != nil {
+		return &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
+	}
+	if len(commands) == 0 || commands[0] == nil {
+		return &NotReadyError{
+			Reason: "no_waitaof", Err: errors.New("durability aof needs WAITAOF, which this server does not have"),
+			Mend: "use Redis 7.2 or later, or Valkey, or set the durability to replicas=N or none",
+		}
+	}
+	info, err := s.info(ctx, "persistence")
+	if err != nil {
+		return err
+	}
+	if info["aof_enabled"] != "1" {
+		return &NotReadyError{
+			Reason: "aof_off", Err: errors.New("durability aof is asked for and the server has no append-only file"),
+			Mend: "set appendonly yes",
+		}
+	}
+	return nil
+}
+
+// info returns one section of INFO.
+func (s *Sink) info(ctx context.Context, section string) (map[string]string, error) {
+	t, err := s.client.Info(ctx, section).Result()
+	if err != nil {
+		return nil, &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
+	}
+	m := make(map[string]string)
+	for line := range strings.SplitSeq(t, "\r\n") {
+		if k, v, ok := strings.Cut(line, ":"); ok {
+			m[k] = v
+		}
+	}
+	return m, nil
+}
+
+// Warning is a setting of Redis under which events can be lost although everything runs.
+type Warning struct {
+	// Name is "eviction_policy" or "aof_off".
+	Name string
+	// Text says what is wrong, and Mend in one sentence what an operator can do.
+	Text, Mend string
+}
+
+// Warnings looks for unsafe settings of Redis.
+func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
+	memory, err := s.info(ctx, "memory")
+	if err != nil {
+		return nil, err
+	}
+	persistence, err := s.info(ctx, "persistence")
+	if err != nil {
+		return nil, err
+	}
+	var w []Warning
+	if p := memory["maxmemory_policy"]; unsafeEviction(p) {
+		w = append(w, Warning{
+			Name: "eviction_policy", Text: fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
+			Mend: "set maxmemory-policy noeviction",
+		})
+	}
+	if persistence["aof_enabled"] == "0" {
+		w = append(w, Warning{
+			Name: "aof_off", Text: "the append-only file is off: a restart of Redis loses every event since the last snapshot",
+			Mend: "set appendonly yes",
+		})
+	}
+	return w, nil
+}
+
+func unsafeEviction(policy string) bool { return policy != "" && policy != "noeviction" }

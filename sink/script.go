@@ -1,0 +1,155 @@
+package sink
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // it is how Redis names scripts
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+//go:embed lua/gate.lua
+var gateLua string
+
+//go:embed lua/adopt.lua
+var adoptLua string
+
+//go:embed lua/publish.lua
+var publishLua string
+
+//go:embed lua/confirm.lua
+var confirmLua string
+
+//go:embed lua/settle.lua
+var settleLua string
+
+//go:embed lua/forget.lua
+var forgetLua string
+
+//go:embed lua/trim.lua
+var trimLua string
+
+//go:embed lua/observe.lua
+var observeLua string
+
+var (
+	adoptScript   = newScript(gateLua + adoptLua)
+	publishScript = newScript(gateLua + publishLua)
+	confirmScript = newScript(gateLua + confirmLua)
+	settleScript  = newScript(gateLua + settleLua)
+	forgetScript  = newScript(gateLua + forgetLua)
+	trimScript    = newScript(trimLua)
+	observeScript = newScript(observeLua)
+)
+
+// script is a Lua script and the digest Redis knows it by.
+type script struct {
+	text, sha string
+}
+
+func newScript(text string) *script {
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // it is how Redis names scripts
+	return &script{text: text, sha: hex.EncodeToString(sum[:])}
+}
+
+// processor is what runs commands: a client, a pinned connection.
+type processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// pipeliner is what runs pipelines.
+type pipeliner interface {
+	Pipeline() redis.Pipeliner
+}
+
+// run calls a script; args begin with the number of keys.
+func run(ctx context.Context, c processor, sc *script, args []any) ([]any, error) {
+	return process(ctx, c, sc, append([]any{"evalsha", sc.sha}, args...))
+}
+
+// process calls a script whose arguments already begin with evalsha and the digest, and which it leaves as they were.
+// A server that does not know the script has done nothing yet, so sending the text instead is safe.
+func process(ctx context.Context, c processor, sc *script, args []any) ([]any, error) {
+	cmd := redis.NewCmd(ctx, args...)
+	err := c.Process(ctx, cmd)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		args[0], args[1] = "eval", sc.text
+		cmd = redis.NewCmd(ctx, args...)
+		err = c.Process(ctx, cmd)
+		args[0], args[1] = "evalsha", sc.sha
+	}
+	if err != nil {
+		return nil, err
+	}
+	if n, ok := cmd.Val().(int64); ok {
+		return []any{n}, nil
+	}
+	return cmd.Slice()
+}
+
+// runAll calls a script several times in one pipeline. Every returned command carries its own error.
+func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []*redis.Cmd {
+	cmds := make([]*redis.Cmd, len(calls))
+	pipe := c.Pipeline()
+	for i, call := range calls {
+		cmds[i] = pipe.Do(ctx, append([]any{"evalsha", sc.sha}, call.args...)...)
+	}
+	_, _ = pipe.Exec(ctx)
+	unknown := false
+	for i, call := range calls {
+		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
+			cmds[i] = pipe.Do(ctx, append([]any{"eval", sc.text}, call.args...)...)
+			unknown = true
+		}
+	}
+	if unknown {
+		_, _ = pipe.Exec(ctx)
+	}
+	return cmds
+}
+
+// verdict turns a script's refusal into the error the interface names; nil for OK and XADD.
+func verdict(stream string, reply []any) error {
+	if len(reply) == 0 {
+		return errors.New("empty reply from the gate")
+	}
+	word, _ := reply[0].(string)
+	switch word {
+	case "OK", "XADD":
+		return nil
+	case "GAP":
+		return outbox.ErrGap
+	case "FENCED":
+		epoch, err := strconv.ParseInt(text(reply, 1), 10, 64)
+		if err != nil {
+			return fmt.Errorf("the gate's epoch: %w", err)
+		}
+		return &outbox.FencedError{Stream: stream, Epoch: epoch}
+	case "FOREIGN":
+		return &outbox.ForeignError{Stream: stream, Source: text(reply, 1)}
+	}
+	return fmt.Errorf("unknown reply from the gate: %q", strings.ToValidUTF8(word, "?"))
+}
+
+func text(reply []any, i int) string {
+	if i >= len(reply) {
+		return ""
+	}
+	s, _ := reply[i].(string)
+	return s
+}
+
+func number(reply []any, i int) int64 {
+	if i >= len(reply) {
+		return 0
+	}
+	n, _ := reply[i].(int64)
+	return n
+}

@@ -1,0 +1,238 @@
+// Package sink publishes events to Redis Streams and Pub/Sub, and makes every publish safe to repeat.
+//
+// Beside each stream lives its gate, a hash in the same Cluster slot. One script per batch checks the gate, appends the
+// entries and notes what it appended, so a lost reply, a crash or a second owner can neither lose an event nor publish
+// it twice. A gate that does not know its caller any more (flushed, restored, failed over) answers GAP: adopt again and
+// publish what the table still owes.
+package sink
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// Options configure a Sink.
+type Options struct {
+	// Client is the connection to Redis; see NewClient. The caller closes it.
+	Client redis.UniversalClient
+	// Source is the source field of every entry, for example /posthaste/default.
+	Source string
+	// PubSub also publishes each payload on the channel named by the event's type.
+	PubSub bool
+	// Durability is what Confirm waits for.
+	Durability Durability
+	// MaxLen is the length Trim shortens a stream to, approximately; 0 never trims.
+	MaxLen int64
+	// TrimForce lets Trim remove entries that a consumer group has not acknowledged.
+	TrimForce bool
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
+	// Logger gets warnings; nil for none.
+	Logger *slog.Logger
+}
+
+// Sink publishes events to Redis. It is safe for concurrent use.
+type Sink struct {
+	client  redis.UniversalClient
+	source  string
+	pubsub  bool
+	durable Durability
+	maxLen  int64
+	force   bool
+	m       *metrics
+	log     *slog.Logger
+	seen    observations
+
+	// batchBytes bounds one script call. It only shrinks: to what the server says it can buffer.
+	batchBytes atomic.Int64
+}
+
+var _ outbox.Sink = (*Sink)(nil)
+
+// New returns a sink. It does no I/O.
+func New(o Options) *Sink {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Sink{
+		client: o.Client, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
+		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
+	}
+	s.batchBytes.Store(maxBatchBytes)
+	return s
+}
+
+// gateKey returns the key of stream's gate, which is in the same Cluster slot.
+func gateKey(stream string) string {
+	if open := strings.IndexByte(stream, '{'); open >= 0 && strings.IndexByte(stream[open+1:], '}') > 0 {
+		return stream + ":gate" // a prefix with a hash tag of its own
+	}
+	return "{" + stream + "}:gate"
+}
+
+// Adopt implements outbox.Sink.
+func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner) error {
+	return s.adopt(ctx, stream, o, "0")
+}
+
+// TakeOver is Adopt for a stream that another database was the last to write: its gate becomes o's, and what that
+// database left unsettled becomes doubt. On a gate of o's own database it is Adopt, with Adopt's errors.
+func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) error {
+	return s.adopt(ctx, stream, o, "1")
+}
+
+func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string) error {
+	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), force))
+	if err == nil {
+		err = verdict(stream, reply)
+	}
+	return s.failed("adopt", stream, err)
+}
+
+// Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
+func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
+	pipe := s.client.Pipeline()
+	cmds := make([]*redis.SliceCmd, len(streams))
+	for i, stream := range streams {
+		cmds[i] = pipe.HMGet(ctx, gateKey(stream), "source", "owner")
+	}
+	_, _ = pipe.Exec(ctx) // every command has its own error
+	for i, stream := range streams {
+		v, err := cmds[i].Result()
+		if err == nil {
+			err = judge(stream, v, o)
+		}
+		if err != nil {
+			return s.failed("check", stream, err)
+		}
+	}
+	return nil
+}
+
+// judge is what the scripts' judge does, for a gate that was only read.
+func judge(stream string, v []any, o outbox.Owner) error {
+	source, _ := v[0].(string)
+	owner, _ := v[1].(string)
+	if source == "" || owner == "" {
+		return outbox.ErrGap
+	}
+	if source != o.Source.String() {
+		return &outbox.ForeignError{Stream: stream, Source: source}
+	}
+	number, nonce, _ := strings.Cut(owner, "|")
+	epoch, err := strconv.ParseInt(number, 10, 64)
+	switch {
+	case err != nil || epoch < o.Epoch:
+		return outbox.ErrGap
+	case epoch > o.Epoch || nonce != o.Nonce.String():
+		return &outbox.FencedError{Stream: stream, Epoch: epoch}
+	}
+	return nil
+}
+
+// Settled implements outbox.Sink. It tries every stream and returns the first error.
+func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
+	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
+}
+
+// ForgetDoubt implements outbox.Sink. What a later claim of a part took over from an earlier claim since the adoption
+// stays in doubt: the rows of those events may still be there.
+func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
+	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
+	if err == nil {
+		err = verdict(stream, reply)
+	}
+	return s.failed("forget doubt", stream, err)
+}
+
+// Trim implements outbox.Sink. Whole nodes of the stream go, so up to stream-node-max-entries may stay beyond MaxLen.
+func (s *Sink) Trim(ctx context.Context, stream string) error {
+	if s.maxLen <= 0 {
+		return nil
+	}
+	force := "0"
+	if s.force {
+		force = "1"
+	}
+	_, err := run(ctx, s.client, trimScript, []any{1, stream, s.maxLen, force})
+	return s.failed("trim", stream, err)
+}
+
+// failed counts err and says in which step it happened.
+func (s *Sink) failed(step, stream string, err error) error {
+	if err == nil {
+		return nil
+	}
+	s.m.errors.WithLabelValues(Class(err)).Inc()
+	if permanent(err) {
+		return err // says the stream itself
+	}
+	return fmt.Errorf("%s stream %q: %w", step, stream, err)
+}
+
+// streamCall is one script call on one stream; args begin with the number of keys.
+type streamCall struct {
+	stream string
+	args   []any
+}
+
+// callsByStream groups marks: a stream's gate is asked once.
+func callsByStream(marks []outbox.Mark, head func(stream string) []any) []streamCall {
+	var calls []streamCall
+	at := make(map[string]int, len(marks))
+	for _, m := range marks {
+		i, ok := at[m.Stream]
+		if !ok {
+			i = len(calls)
+			at[m.Stream] = i
+			calls = append(calls, streamCall{stream: m.Stream, args: head(m.Stream)})
+		}
+		calls[i].args = append(calls[i].args, laneName(m.Lane), m.Lane.Claim, m.Lane.Nonce.String(), m.Number)
+	}
+	return calls
+}
+
+// verdicts returns the first error of several calls.
+func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) error {
+	for i, c := range calls {
+		reply, err := cmds[i].Slice()
+		if err == nil {
+			err = verdict(c.stream, reply)
+		}
+		if err != nil {
+			return s.failed(step, c.stream, err)
+		}
+	}
+	return nil
+}
+
+// gateArgs begins the arguments of every script of the gate.
+func gateArgs(stream string, o outbox.Owner) []any {
+	return []any{2, stream, gateKey(stream), o.Source.String(), o.Epoch, o.Nonce.String()}
+}
+
+func laneName(l outbox.Lane) string {
+	if l.Part == outbox.StreamLane {
+		return "s"
+	}
+	return strconv.Itoa(l.Part)
+}
+
+// remaining returns what is left until ctx's deadline, at most limit.
+func remaining(ctx context.Context, limit time.Duration) time.Duration {
+	if d, ok := ctx.Deadline(); ok {
+		return min(time.Until(d), limit)
+	}
+	return limit
+}

@@ -1,0 +1,309 @@
+package sink_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+const (
+	stream = "outbox.order"
+	gate   = "{outbox.order}:gate"
+)
+
+// fixture is a sink on a Redis server of its own.
+type fixture struct {
+	testing.TB
+	server *testenv.RedisServer
+	client *redis.Client
+	sink   *sink.Sink
+	reg    *prometheus.Registry
+	source uuid.UUID
+}
+
+func newFixture(t testing.TB, config ...string) *fixture {
+	t.Helper()
+	return on(t, testenv.Redis(t, config...), sink.Options{})
+}
+
+// on makes a fixture with a client of the product's kind.
+func on(t testing.TB, server *testenv.RedisServer, o sink.Options) *fixture {
+	t.Helper()
+	c, err := sink.NewClient(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	f := &fixture{TB: t, server: server, client: c, source: uuid.New()}
+	f.sink, f.reg = newSink(t, c, o)
+	return f
+}
+
+func newSink(t testing.TB, c redis.UniversalClient, o sink.Options) (*sink.Sink, *prometheus.Registry) {
+	reg := prometheus.NewPedanticRegistry()
+	o.Client, o.Registerer, o.Logger = c, reg, testenv.Logger(t)
+	if o.Source == "" {
+		o.Source = "/posthaste/test"
+	}
+	return sink.New(o), reg
+}
+
+// through returns a sink whose connections go through a proxy.
+func (f *fixture) through(p *testenv.Proxy) *sink.Sink {
+	f.Helper()
+	c, err := sink.NewClient("redis://" + p.Addr())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = c.Close() })
+	s, _ := newSink(f, c, sink.Options{})
+	return s
+}
+
+func nonce() (n outbox.Nonce) {
+	_, _ = rand.Read(n[:])
+	return n
+}
+
+func (f *fixture) owner(epoch int64) outbox.Owner {
+	return outbox.Owner{Source: f.source, Epoch: epoch, Nonce: nonce()}
+}
+
+// adopted raises the gate and returns the owner.
+func (f *fixture) adopted(epoch int64) outbox.Owner {
+	f.Helper()
+	o := f.owner(epoch)
+	f.must(f.sink.Adopt(f.Context(), stream, o))
+	return o
+}
+
+func streamLane(o outbox.Owner) outbox.Lane { return outbox.Lane{Part: outbox.StreamLane, Nonce: o.Nonce} }
+
+func partLane(part int, claim int64) outbox.Lane { return outbox.Lane{Part: part, Claim: claim, Nonce: nonce()} }
+
+// lane opens the stream lane.
+func (f *fixture) lane(o outbox.Owner) outbox.LanePublisher {
+	return f.sink.Lane(stream, o, streamLane(o))
+}
+
+func (f *fixture) must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// publish publishes events in one delivery that has to succeed at once.
+func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Event) outbox.Receipt {
+	f.Helper()
+	r, err := l.Deliver(events).Publish(f.Context())
+	f.must(err)
+	return r
+}
+
+func makeEvents(n int) []*outbox.Event {
+	events := make([]*outbox.Event, n)
+	for i := range events {
+		events[i] = &outbox.Event{
+			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order", AggregateID: fmt.Sprintf("o-%d", i%7),
+			Type: "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i), Time: time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC),
+		}
+	}
+	return events
+}
+
+func makeEvent() *outbox.Event { return makeEvents(1)[0] }
+
+// big returns an event with a payload of n bytes.
+func big(n int) *outbox.Event {
+	e := makeEvent()
+	e.Payload = append(append([]byte{'"'}, bytes.Repeat([]byte{'x'}, n-2)...), '"')
+	return e
+}
+
+// stored returns the ids of the events in the stream, in order.
+func (f *fixture) stored() []string {
+	f.Helper()
+	entries, err := f.server.Client.XRange(f.Context(), stream, "-", "+").Result()
+	f.must(err)
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i], _ = e.Values["id"].(string)
+	}
+	return ids
+}
+
+// wantStored is the oracle: exactly these events, in this order, once each.
+func (f *fixture) wantStored(events ...*outbox.Event) {
+	f.Helper()
+	got := f.stored()
+	if len(got) != len(events) {
+		f.Fatalf("stream has %d entries, want %d", len(got), len(events))
+	}
+	for i, e := range events {
+		if got[i] != e.ID.String() {
+			f.Fatalf("entry %d is event %s, want %s", i, got[i], e.ID)
+		}
+	}
+}
+
+// wantEntries checks that the receipt names the entries of the events.
+func (f *fixture) wantEntries(r outbox.Receipt, events ...*outbox.Event) {
+	f.Helper()
+	if len(r.EntryIDs) != len(events) {
+		f.Fatalf("receipt has %d entry ids, want %d", len(r.EntryIDs), len(events))
+	}
+	for i, e := range events {
+		got, err := f.server.Client.XRange(f.Context(), stream, r.EntryIDs[i], r.EntryIDs[i]).Result()
+		f.must(err)
+		if len(got) != 1 || got[0].Values["id"] != e.ID.String() {
+			f.Fatalf("entry %q of event %d is %v", r.EntryIDs[i], i, got)
+		}
+	}
+}
+
+// fields returns the gate's fields with the prefix.
+func (f *fixture) fields(prefix string) []string {
+	f.Helper()
+	keys, err := f.server.Client.HKeys(f.Context(), gate).Result()
+	f.must(err)
+	var found []string
+	for _, k := range keys {
+		if strings.HasPrefix(k, prefix) {
+			found = append(found, k)
+		}
+	}
+	return found
+}
+
+// wantDoubt checks the doubt set and its counter.
+func (f *fixture) wantDoubt(n int) {
+	f.Helper()
+	count, err := f.server.Client.HGet(f.Context(), gate, "doubt").Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		f.Fatal(err)
+	}
+	if got := len(f.fields("d:")); got != n || count != n {
+		f.Fatalf("%d events in doubt and a counter of %d, want %d", got, count, n)
+	}
+}
+
+func (f *fixture) do(args ...any) {
+	f.Helper()
+	f.must(f.server.Client.Do(f.Context(), args...).Err())
+}
+
+// metric sums a metric over the labels that fit.
+func (f *fixture) metric(name string, labels ...string) float64 {
+	f.Helper()
+	return gathered(f, f.reg, name, labels...)
+}
+
+func gathered(t testing.TB, reg *prometheus.Registry, name string, labels ...string) float64 {
+	t.Helper()
+	v, _ := lookup(t, reg, name, labels...)
+	return v
+}
+
+func lookup(t testing.TB, reg *prometheus.Registry, name string, labels ...string) (float64, bool) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, found := 0.0, false
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if fits(m, labels) {
+				found = true
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum, found
+}
+
+func fits(m *dto.Metric, labels []string) bool {
+	for i := 0; i+1 < len(labels); i += 2 {
+		ok := false
+		for _, l := range m.GetLabel() {
+			ok = ok || l.GetName() == labels[i] && l.GetValue() == labels[i+1]
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func wantFenced(t testing.TB, err error, epoch int64) {
+	t.Helper()
+	var fenced *outbox.FencedError
+	if !errors.As(err, &fenced) {
+		t.Fatalf("got %v, want a FencedError", err)
+	}
+	if fenced.Epoch != epoch || fenced.Stream != stream {
+		t.Fatalf("fenced by epoch %d on %q, want %d on %q", fenced.Epoch, fenced.Stream, epoch, stream)
+	}
+}
+
+func wantGap(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, outbox.ErrGap) {
+		t.Fatalf("got %v, want a gap", err)
+	}
+}
+
+func wantForeign(t testing.TB, err error, source uuid.UUID) {
+	t.Helper()
+	var foreign *outbox.ForeignError
+	if !errors.As(err, &foreign) {
+		t.Fatalf("got %v, want a ForeignError", err)
+	}
+	if foreign.Source != source.String() || foreign.Stream != stream {
+		t.Fatalf("foreign source %s on %q, want %s", foreign.Source, foreign.Stream, source)
+	}
+}
+
+// retry publishes until it succeeds; only errors of the class may come before that.
+func retry(t testing.TB, d outbox.Delivery, classes ...string) outbox.Receipt {
+	t.Helper()
+	var receipt outbox.Receipt
+	testenv.Eventually(t, 20*time.Second, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r, err := d.Publish(ctx)
+		if err == nil {
+			receipt = r
+			return nil
+		}
+		for _, c := range classes {
+			if sink.Class(err) == c {
+				return err
+			}
+		}
+		t.Fatalf("class %q of %v, want one of %v", sink.Class(err), err, classes)
+		return nil
+	})
+	return receipt
+}
