@@ -1,0 +1,61 @@
+package inbox
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
+func query(name string) string {
+	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// Once notes within tx that group has seen the event, and reports whether it is the first time: if not, the effect
+// exists and the handler should do nothing more. While another transaction that has noted the same event is open, Once
+// waits for its end. Under REPEATABLE READ and above it may end with a serialization failure (40001) instead of false;
+// the retry of the event then finds the note.
+//
+// eventID is an event's ID, usually a UUID; any other text is as good. The table inbox (posthaste migrate makes it) must
+// be in tx's search path.
+func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, err error) {
+	id, day := locate(eventID)
+	tag, err := tx.Exec(ctx, query("once"), day, group, id)
+	if err != nil {
+		return false, fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// noDay is where ids without a time in them go.
+var noDay = time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// foreign is the name space of ids that are no UUIDs.
+var foreign = uuid.MustParse("6f1d2c52-9c3b-5d0e-8d5f-6a0a1f6c7b11")
+
+// locate turns an event id into the key and the partition of its note. Both depend on nothing else, or the unique key
+// would not be one.
+func locate(eventID string) (uuid.UUID, time.Time) {
+	id, err := uuid.Parse(eventID)
+	if err != nil {
+		return uuid.NewSHA1(foreign, []byte(eventID)), noDay
+	}
+	if id.Version() != 7 {
+		return id, noDay
+	}
+	ms := int64(id[0])<<40 | int64(id[1])<<32 | int64(id[2])<<24 | int64(id[3])<<16 | int64(id[4])<<8 | int64(id[5])
+	return id, dayOf(time.UnixMilli(ms))
+}
+
+func dayOf(t time.Time) time.Time { return t.UTC().Truncate(24 * time.Hour) }

@@ -1,0 +1,232 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+
+	"posthaste/consumer/inbox"
+	"posthaste/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	code := testenv.Main(m)
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func v7(t *testing.T) string {
+	t.Helper()
+	id, err := uuid.NewV7()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id.String()
+}
+
+// old is a UUIDv7 made the given number of days ago.
+func old(t *testing.T, days int) string {
+	t.Helper()
+	id := uuid.MustParse(v7(t))
+	ms := time.Now().AddDate(0, 0, -days).UnixMilli()
+	for i := range 6 {
+		id[i] = byte(ms >> (40 - 8*i))
+	}
+	return id.String()
+}
+
+func once(t *testing.T, d *testenv.Database, group, id string) bool {
+	t.Helper()
+	var first bool
+	err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) (err error) {
+		first, err = inbox.Once(t.Context(), tx, group, id)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return first
+}
+
+func TestOncePerGroupAndEvent(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{v7(t), old(t, 400), uuid.NewString(), "not a uuid"} {
+		if !once(t, d, "a", id) || once(t, d, "a", id) || !once(t, d, "b", id) || once(t, d, "b", id) {
+			t.Errorf("event %q is not seen exactly once per group", id)
+		}
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM inbox_default"); n != 6 {
+		t.Errorf("%d notes in the default partition, want 6: those of today belong into today's", n)
+	}
+}
+
+func TestRollbackForgets(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	id := v7(t)
+	boom := errors.New("boom")
+	err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
+		if first, err := inbox.Once(t.Context(), tx, "g", id); err != nil || !first {
+			t.Errorf("Once = %v, %v", first, err)
+		}
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	if !once(t, d, "g", id) {
+		t.Error("the note outlived its transaction")
+	}
+}
+
+// Many transactions at once, some of which fail: exactly one has the effect, in every isolation level.
+func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			d := testenv.Postgres(t)
+			for range 10 {
+				id := v7(t)
+				var effects atomic.Int32
+				var wg sync.WaitGroup
+				for i := range 6 {
+					wg.Go(func() {
+						for attempt := range 50 {
+							err := pgx.BeginTxFunc(context.Background(), d.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+								if _, err := tx.Exec(context.Background(), "SELECT 1 FROM orders LIMIT 1"); err != nil { // fixes the snapshot
+									return err
+								}
+								first, err := inbox.Once(context.Background(), tx, "g", id)
+								if err != nil || !first {
+									return err
+								}
+								if i%2 == 0 && attempt == 0 {
+									return errors.New("a failing handler")
+								}
+								_, err = tx.Exec(context.Background(), "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')", uuid.New())
+								if err == nil {
+									effects.Add(1)
+								}
+								return err
+							})
+							if err == nil {
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				if n := effects.Load(); n != 1 {
+					t.Fatalf("%d effects, want 1", n)
+				}
+			}
+			if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 10 {
+				t.Errorf("%d rows, want 10", n)
+			}
+		})
+	}
+}
+
+func TestMaintain(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	const retention = 48 * time.Hour
+	// A partition of ten days ago whose notes are old, one with a fresh note, and old notes in the default partition.
+	for _, days := range []int{10, 9} {
+		day := time.Now().UTC().AddDate(0, 0, -days)
+		d.Exec(t, fmt.Sprintf("CREATE TABLE inbox_p%s PARTITION OF inbox FOR VALUES FROM ('%s') TO ('%s')",
+			day.Format("20060102"), day.Format("2006-01-02"), day.AddDate(0, 0, 1).Format("2006-01-02")))
+	}
+	gone, late, other := old(t, 10), old(t, 9), uuid.NewString()
+	for _, id := range []string{gone, late, other} {
+		once(t, d, "g", id)
+	}
+	d.Exec(t, "UPDATE inbox SET seen_at = seen_at - interval '3 days' WHERE event_id IN ($1, $2)", gone, other)
+	// A note of tomorrow that came before its partition keeps that day in the default partition.
+	once(t, d, "g", old(t, -1))
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := inbox.Maintain(context.Background(), d.Pool, retention); err != nil {
+				t.Errorf("Maintain: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := inbox.Maintain(t.Context(), d.Pool, retention); err != nil {
+		t.Fatal(err)
+	}
+	if got := testenv.Value[int](t, d, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'inbox'::regclass"); got != 1+1+3 {
+		t.Errorf("%d partitions, want the default one, the one with the late note, and 3 of the 4 ahead", got)
+	}
+	if once(t, d, "g", late) {
+		t.Error("a note seen within the retention was forgotten")
+	}
+	if !once(t, d, "g", gone) || !once(t, d, "g", other) {
+		t.Error("old notes were kept")
+	}
+	if err := inbox.Maintain(t.Context(), d.Pool, time.Minute); err == nil {
+		t.Error("a retention of a minute was accepted")
+	}
+}
+
+// Housekeeping gives up instead of making handlers wait behind it.
+func TestMaintainDoesNotQueueHandlers(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
+		if _, err := inbox.Once(t.Context(), tx, "g", v7(t)); err != nil {
+			return err
+		}
+		if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err == nil {
+			t.Error("Maintain made a partition while a handler's transaction held the table")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+func TestEveryQueryPrepares(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	files, err := os.ReadDir("queries")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no query files: %v", err)
+	}
+	conn, err := pgx.Connect(t.Context(), d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	for _, f := range files {
+		text, err := os.ReadFile("queries/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Prepare(t.Context(), f.Name(), string(text)); err != nil {
+			t.Errorf("%s: %v", f.Name(), err)
+		}
+	}
+}

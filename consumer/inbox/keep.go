@@ -1,0 +1,151 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	// ahead is how many days have their partition in advance.
+	ahead = 3
+	// keepEvery is the pause between two rounds of Keep.
+	keepEvery = 30 * time.Minute
+)
+
+// Keep does the housekeeping of the inbox now and every half hour until ctx ends: Maintain, with errors logged and tried
+// again. One process is enough; several do no harm. log may be nil.
+func Keep(ctx context.Context, db *pgxpool.Pool, retention time.Duration, log *slog.Logger) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	t := time.NewTicker(keepEvery)
+	defer t.Stop()
+	for ctx.Err() == nil {
+		if err := Maintain(ctx, db, retention); err != nil && ctx.Err() == nil {
+			log.Warn("inbox housekeeping failed, trying again later", "err", err)
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Maintain makes the partitions of the next days and forgets notes older than retention: an event that is delivered
+// again later than that has its effect again. retention counts from when the event was seen and should exceed the age
+// of anything that may be delivered again, replays of history included; below an hour it is refused.
+//
+// A partition is dropped only when nothing in it was seen within the retention. Locks that transactions of handlers
+// would have to wait for are given up after a moment, and the work is left to the next call.
+func Maintain(ctx context.Context, db *pgxpool.Pool, retention time.Duration) error {
+	if retention < time.Hour {
+		return fmt.Errorf("inbox retention %v: at least an hour", retention)
+	}
+	today := dayOf(time.Now())
+	var errs []error
+	for i := range ahead + 1 {
+		errs = append(errs, makePartition(ctx, db, today.AddDate(0, 0, i)))
+	}
+	old, err := oldPartitions(ctx, db, today, retention)
+	errs = append(errs, err)
+	for _, name := range old {
+		errs = append(errs, dropPartition(ctx, db, name, retention))
+	}
+	for {
+		tag, err := db.Exec(ctx, query("trim_default"), retention)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete old notes of the default partition: %w", err))
+		}
+		if err != nil || tag.RowsAffected() == 0 {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+// locked runs f in a transaction that is alone in doing housekeeping and does not wait long for any lock, because
+// handlers would queue up behind it. Without the lock it does nothing: somebody else is at it.
+func locked(ctx context.Context, db *pgxpool.Pool, f func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'"); err != nil {
+			return err
+		}
+		var alone bool
+		if err := tx.QueryRow(ctx, query("lock")).Scan(&alone); err != nil || !alone {
+			return err
+		}
+		return f(tx)
+	})
+}
+
+func partitionName(day time.Time) string { return "inbox_p" + day.Format("20060102") }
+
+// makePartition makes the partition of a day, unless it exists, or notes of that day are in the default partition
+// already: they stay there, and the day with them.
+func makePartition(ctx context.Context, db *pgxpool.Pool, day time.Time) error {
+	name := partitionName(day)
+	var exists bool
+	if err := db.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", name).Scan(&exists); err != nil || exists {
+		return err
+	}
+	err := locked(ctx, db, func(tx pgx.Tx) error {
+		var late bool
+		if err := tx.QueryRow(ctx, query("default_has_day"), day).Scan(&late); err != nil || late {
+			return err
+		}
+		const date = "2006-01-02"
+		_, err := tx.Exec(ctx, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF inbox FOR VALUES FROM ('%s') TO ('%s')",
+			name, day.Format(date), day.AddDate(0, 0, 1).Format(date)))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("make inbox partition %s: %w", name, err)
+	}
+	return nil
+}
+
+// oldPartitions returns the partitions whose day is over for longer than the retention.
+func oldPartitions(ctx context.Context, db *pgxpool.Pool, today time.Time, retention time.Duration) ([]string, error) {
+	rows, err := db.Query(ctx, query("partitions"))
+	if err != nil {
+		return nil, fmt.Errorf("list the inbox partitions: %w", err)
+	}
+	defer rows.Close()
+	var old []string
+	for rows.Next() {
+		var name string
+		var day time.Time
+		if err := rows.Scan(&name, &day); err != nil {
+			return nil, fmt.Errorf("list the inbox partitions: %w", err)
+		}
+		if day.AddDate(0, 0, 1).Add(retention).Before(today) {
+			old = append(old, name)
+		}
+	}
+	return old, rows.Err()
+}
+
+func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention time.Duration) error {
+	ident := pgx.Identifier{name}.Sanitize()
+	// An event may have been seen long after its day.
+	var fresh bool
+	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)", retention).Scan(&fresh)
+	if err == nil && fresh {
+		return nil
+	}
+	if err == nil {
+		err = locked(ctx, db, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "DROP TABLE "+ident)
+			return err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("drop inbox partition %s: %w", name, err)
+	}
+	return nil
+}
