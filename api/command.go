@@ -1,0 +1,165 @@
+package api
+
+import (
+	"encoding/json"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/idem"
+	"posthaste/sql"
+)
+
+// maxAmount is the largest amount of an order, in minor units.
+const maxAmount = 999_999_999_999_999
+
+// fingerprintVersion names the encoding of an order's fingerprint. Raise it when the encoding changes: rows written
+// before are then compared by their columns.
+const fingerprintVersion = 1
+
+// Command is a decoded and validated order request.
+type Command struct {
+	UserID   uuid.UUID
+	Amount   int64
+	Currency string
+}
+
+func (c *Command) fingerprint() idem.Fingerprint {
+	return idem.NewFingerprint(fingerprintVersion, "order", c.UserID.String(), strconv.FormatInt(c.Amount, 10), c.Currency)
+}
+
+// matches reports whether the stored order was made by this command.
+func (c *Command) matches(o *sql.Order) bool {
+	fp := c.fingerprint()
+	if len(o.Fingerprint) == len(fp) && o.Fingerprint[0] == fp.Version() {
+		return string(o.Fingerprint) == string(fp[:])
+	}
+	return c.UserID == o.UserID && c.Amount == o.Amount && c.Currency == o.Currency
+}
+
+var (
+	currencyRE = regexp.MustCompile(`^[A-Z]{3}$`)
+	amountRE   = regexp.MustCompile(`^[1-9][0-9]{0,14}$`)
+)
+
+// decodeCommand reads the body of POST /orders. user is the one the API key stands for; nil: the body must name one.
+func decodeCommand(body []byte, who principal) (*Command, *problem) {
+	m, err := decodeObject(body)
+	if err != nil {
+		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
+	}
+	var c Command
+	var faults []fieldError
+	check := func(name, detail string, set func(raw json.RawMessage) bool) {
+		raw, ok := m[name]
+		delete(m, name)
+		if !ok {
+			detail = "is required"
+		}
+		if !ok || !set(raw) {
+			faults = append(faults, fieldError{"/" + name, detail})
+		}
+	}
+	if _, ok := m["user_id"]; ok || who.any {
+		check("user_id", "must be a UUID in its 36-character form", func(raw json.RawMessage) (ok bool) {
+			c.UserID, ok = parseUUID(raw)
+			return ok
+		})
+	} else {
+		c.UserID = who.user
+	}
+	check("amount", "must be an integer from 1 to 999999999999999", func(raw json.RawMessage) bool {
+		if !amountRE.Match(raw) {
+			return false
+		}
+		var err error
+		c.Amount, err = strconv.ParseInt(string(raw), 10, 64)
+		return err == nil && c.Amount <= maxAmount
+	})
+	check("currency", "must be three capital letters", func(raw json.RawMessage) bool {
+		return json.Unmarshal(raw, &c.Currency) == nil && currencyRE.MatchString(c.Currency)
+	})
+	for name := range m {
+		faults = append(faults, fieldError{"/" + escapePointer(clip(name)), "is not known"})
+	}
+	if len(faults) > 0 {
+		sort.Slice(faults, func(i, j int) bool { return faults[i].Pointer < faults[j].Pointer })
+		return nil, &problem{kind: kindValidation, errors: faults[:min(len(faults), 20)]}
+	}
+	if !who.may(c.UserID) {
+		return nil, &problem{kind: kindForbiddenUser}
+	}
+	return &c, nil
+}
+
+func escapePointer(s string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(s)
+}
+
+func parseUUID(raw json.RawMessage) (uuid.UUID, bool) {
+	var s string
+	if json.Unmarshal(raw, &s) != nil {
+		return uuid.Nil, false
+	}
+	return uuidOf(s)
+}
+
+// uuidOf accepts the 36-character form only; uuid.Parse knows others, and one thing should have one name.
+func uuidOf(s string) (uuid.UUID, bool) {
+	if len(s) != 36 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.Parse(s)
+	return id, err == nil
+}
+
+// orderBody is the response body of an order, and the payload of its event.
+type orderBody struct {
+	ID        uuid.UUID `json:"id"`
+	UserID    uuid.UUID `json:"user_id"`
+	Amount    int64     `json:"amount"`
+	Currency  string    `json:"currency"`
+	Status    string    `json:"status"`
+	CreatedAt string    `json:"created_at"`
+}
+
+// timeLayout is RFC 3339 in UTC with six decimals, always.
+const timeLayout = "2006-01-02T15:04:05.000000Z"
+
+// render returns the body of an order: the same bytes every time.
+func render(o *sql.Order) []byte {
+	b, err := json.Marshal(orderBody{
+		ID: o.ID, UserID: o.UserID, Amount: o.Amount, Currency: o.Currency, Status: o.Status,
+		CreatedAt: o.CreatedAt.UTC().Format(timeLayout),
+	})
+	if err != nil {
+		panic(err) // strings and an integer
+	}
+	return b
+}
+
+// record is what the guard keeps of a finished order: with the request, which has the same fingerprint, it is enough to
+// render the response without Postgres.
+func record(o *sql.Order) idem.Record {
+	if o.Status == sql.OrderRejected {
+		return idem.Record{Status: o.RespStatus, Ref: o.ID.String()}
+	}
+	return idem.Record{Status: 201, Ref: o.ID.String(), Payload: strconv.FormatInt(o.CreatedAt.UnixMicro(), 36)}
+}
+
+// restore is the inverse of record for an order that was not rejected.
+func (c *Command) restore(r idem.Record) (*sql.Order, bool) {
+	id, ok := uuidOf(r.Ref)
+	micros, err := strconv.ParseInt(r.Payload, 36, 64)
+	if !ok || err != nil || r.Status != 201 {
+		return nil, false
+	}
+	return &sql.Order{
+		ID: id, UserID: c.UserID, Amount: c.Amount, Currency: c.Currency, Status: sql.OrderPending,
+		CreatedAt: time.UnixMicro(micros).UTC(),
+	}, true
+}

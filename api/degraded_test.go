@@ -1,0 +1,176 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/internal/testenv"
+)
+
+func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for i := range 20 {
+		key := newKey()
+		first := w.post(key, orderJSON(i+1))
+		want(t, first, 201, "")
+		if got := first.header.Get("Idempotency-Guard"); got != "db" {
+			t.Errorf("Idempotency-Guard %q, want db", got)
+		}
+		again := w.post(key, orderJSON(i+1))
+		if again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" {
+			t.Fatalf("%v, want a replay of %v", again, first)
+		}
+		want(t, w.post(key, orderJSON(i+100)), 422, "idempotency_key_reused")
+	}
+	if took := time.Since(start); took > 6*time.Second {
+		t.Errorf("60 requests without Redis took %v", took)
+	}
+	w.checkInvariants(20)
+}
+
+func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
+	t.Parallel()
+	w := &world{tb: t, redis: testenv.Redis(t)}
+	server := testenv.NewServer(t)
+	w.db = server.Database(t)
+	w.start(w.db.URL, w.redis.URL())
+	key := newKey()
+	first := w.post(key, orderJSON(1))
+	want(t, first, 201, "")
+	w.published()
+	if err := server.Stop("immediate"); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	r := w.post(newKey(), orderJSON(1))
+	want(t, r, 503, "temporarily_unavailable")
+	if r.header.Get("Retry-After") != "1" {
+		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
+	}
+	want(t, w.do("GET", "/orders?user_id="+testUser, ""), 503, "temporarily_unavailable")
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("failing took %v", took)
+	}
+	if r := w.sibling().post(key, orderJSON(1)); r.status != 201 || r.body != first.body {
+		t.Errorf("replay without Postgres: %v", r)
+	}
+	if got := w.s.Ready(t.Context()); len(got.Reasons) != 1 || got.Reasons[0] != "postgres" {
+		t.Errorf("readiness %+v", got)
+	}
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The key that failed was released: its retry is not made to wait.
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if r := w.post(newKey(), orderJSON(1)); r.status != 201 {
+			return errors.New(r.String())
+		}
+		return nil
+	})
+}
+
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	status, body := readyz(w.s)
+	if status != 200 || body != "{}" {
+		t.Errorf("all well: %d %s", status, body)
+	}
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis_eviction"]}` {
+		t.Errorf("unsafe eviction: %d %s", status, body)
+	}
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis"]}` {
+		t.Errorf("no Redis: %d %s", status, body)
+	}
+	empty := &world{tb: t, db: testenv.Empty(t), redis: testenv.Redis(t)}
+	empty.start(empty.db.URL, empty.redis.URL())
+	status, body = readyz(empty.s)
+	var r Readiness
+	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" || len(r.Mend) != 1 {
+		t.Errorf("no schema: %d %s", status, body)
+	}
+	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
+}
+
+func readyz(s *Server) (int, string) {
+	rec := httptest.NewRecorder()
+	s.Readyz().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return rec.Code, rec.Body.String()
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewPedanticRegistry()
+	w := newWorld(t, func(o *Options) { o.Registerer = reg })
+	get := func(name string, labels ...string) float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				have := map[string]string{}
+				for _, l := range m.GetLabel() {
+					have[l.GetName()] = l.GetValue()
+				}
+				ok := f.GetName() == name
+				for i := 0; i < len(labels); i += 2 {
+					ok = ok && have[labels[i]] == labels[i+1]
+				}
+				if ok {
+					return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				}
+			}
+		}
+		t.Fatalf("no series %s %v", name, labels)
+		return 0
+	}
+	for _, o := range []string{"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch", "degraded", "unknown", "rejected"} {
+		if v := get("idem_requests_total", "route", "/orders", "outcome", o); v != 0 {
+			t.Errorf("%s starts at %v", o, v)
+		}
+	}
+	get("outbox_events_written_total", "type", "order.created")
+	get("http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "503")
+	key := newKey()
+	w.post(key, orderJSON(1))
+	w.published()
+	w.post(key, orderJSON(1))
+	w.post(key, orderJSON(2))
+	for series, v := range map[[2]string]float64{{"outcome", "acquired"}: 1, {"outcome", "replay_redis"}: 1, {"outcome", "mismatch"}: 1} {
+		if got := get("idem_requests_total", series[0], series[1]); got != v {
+			t.Errorf("%v: %v, want %v", series, got, v)
+		}
+	}
+	if got := get("outbox_events_written_total", "type", "order.created"); got != 1 {
+		t.Errorf("events written: %v", got)
+	}
+	if get("idem_script_seconds", "script", "acq") < 1 || get("idem_script_seconds", "script", "pub") != 1 {
+		t.Error("script durations are not counted")
+	}
+	if got := get("http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "422"); got != 1 {
+		t.Errorf("422: %v", got)
+	}
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	w.s.Ready(t.Context())
+	if got := get("redis_eviction_unsafe"); got != 1 {
+		t.Errorf("redis_eviction_unsafe %v", got)
+	}
+}

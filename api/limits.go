@@ -1,0 +1,45 @@
+package api
+
+import (
+	"net/http"
+	"time"
+)
+
+// Limits of the public listener.
+const (
+	// HeaderTimeout is how long a client may take to send a request's header.
+	HeaderTimeout = 5 * time.Second
+	// BodyTimeout is how long it may then take to send the body.
+	BodyTimeout = 15 * time.Second
+	// MaxBody is the longest body, in bytes.
+	MaxBody = 64 << 10
+	// MaxHeader is the longest header, in bytes.
+	MaxHeader = 16 << 10
+)
+
+// Limits of one guarded request.
+const (
+	// defaultWait and maxWait bound the wait for another attempt on the same key.
+	defaultWait = 2 * time.Second
+	maxWait     = 10 * time.Second
+	// workTimeout bounds everything between acquisition and reply. It is shorter than the guard's lease.
+	workTimeout = 10 * time.Second
+	// resolveTimeout bounds finding out what an unanswered COMMIT did.
+	resolveTimeout = 2 * time.Second
+)
+
+// writeTimeout leaves room for the body, the wait, the work and a slow reader of the reply.
+const writeTimeout = BodyTimeout + maxWait + workTimeout + 10*time.Second
+
+// NewHTTPServer returns a server for the public listener with the contract's limits against slow and greedy clients.
+// The caller sets Addr (or serves a listener), BaseContext and ErrorLog as it likes.
+func NewHTTPServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: HeaderTimeout,
+		ReadTimeout:       HeaderTimeout + BodyTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       60 * time.Second,
+		MaxHeaderBytes:    MaxHeader,
+	}
+}

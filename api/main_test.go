@@ -1,0 +1,198 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// world is one API process with its servers.
+type world struct {
+	tb    testing.TB
+	db    *testenv.Database
+	redis *testenv.RedisServer
+	s     *Server
+	http  *httptest.Server
+	url   string
+}
+
+// newWorld starts an API on servers of its own. edit may change the options.
+func newWorld(tb testing.TB, edit ...func(*Options)) *world {
+	tb.Helper()
+	w := &world{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb)}
+	w.start(w.db.URL, w.redis.URL(), edit...)
+	return w
+}
+
+// sibling is another API process on the same servers.
+func (w *world) sibling(edit ...func(*Options)) *world {
+	w.tb.Helper()
+	o := &world{tb: w.tb, db: w.db, redis: w.redis}
+	o.start(w.db.URL, w.redis.URL(), edit...)
+	return o
+}
+
+func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
+	w.tb.Helper()
+	cfg, err := sql.PoolConfig(pgURL, "public", "api")
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	cfg.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.tb.Cleanup(pool.Close)
+	rdb, err := idem.NewClient(redisURL)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.tb.Cleanup(func() { _ = rdb.Close() })
+	o := Options{Pool: pool, Redis: rdb, Logger: testenv.Logger(w.tb)}
+	for _, f := range edit {
+		f(&o)
+	}
+	if w.s, err = New(o); err != nil {
+		w.tb.Fatal(err)
+	}
+	w.http = httptest.NewUnstartedServer(nil)
+	w.http.Config = NewHTTPServer(w.s.Public())
+	w.http.Start()
+	w.url = w.http.URL
+	w.tb.Cleanup(w.http.Close)
+}
+
+// reply is a complete response.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (r reply) String() string { return fmt.Sprintf("%d %s", r.status, r.body) }
+
+// code returns the problem's code, "" for a success.
+func (r reply) code() string {
+	var p problemBody
+	if r.header.Get("Content-Type") != problemType || json.Unmarshal([]byte(r.body), &p) != nil {
+		return ""
+	}
+	return p.Code
+}
+
+func (r reply) order(tb testing.TB) orderBody {
+	tb.Helper()
+	var o orderBody
+	if err := json.Unmarshal([]byte(r.body), &o); err != nil {
+		tb.Fatalf("body of %v: %v", r, err)
+	}
+	return o
+}
+
+// do sends a request; headers are name, value pairs.
+func (w *world) do(method, path, body string, headers ...string) reply {
+	w.tb.Helper()
+	r, err := send(context.Background(), method, w.url+path, body, headers...)
+	if err != nil {
+		w.tb.Fatalf("%s %s: %v", method, path, err)
+	}
+	return r
+}
+
+var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2000}, Timeout: time.Minute}
+
+func send(ctx context.Context, method, url, body string, headers ...string) (reply, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return reply{}, err
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return reply{}, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return reply{res.StatusCode, res.Header, string(b)}, err
+}
+
+const testUser = "5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11"
+
+func orderJSON(amount int) string {
+	return fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, testUser, amount)
+}
+
+// post places an order under key.
+func (w *world) post(key, body string, headers ...string) reply {
+	w.tb.Helper()
+	return w.do(http.MethodPost, "/orders", body, append([]string{keyHeader, key}, headers...)...)
+}
+
+func newKey() string { return uuid.NewString() }
+
+func want(tb testing.TB, r reply, status int, code string) {
+	tb.Helper()
+	if r.status != status || r.code() != code {
+		tb.Fatalf("got %v, want %d %q", r, status, code)
+	}
+}
+
+// checkInvariants is the oracle of every fault test: one row per key, as many events as orders, each event its order.
+func (w *world) checkInvariants(orders int) {
+	w.tb.Helper()
+	type row struct{ orders, keys, events, matching int }
+	var r row
+	err := w.db.Pool.QueryRow(w.tb.Context(), `SELECT
+		(SELECT count(*) FROM orders WHERE status = 'PENDING'), (SELECT count(DISTINCT (user_id, idem_key)) FROM orders WHERE status = 'PENDING'),
+		(SELECT count(*) FROM outbox WHERE event_type = 'order.created'),
+		(SELECT count(*) FROM outbox e JOIN orders o ON e.aggregate_id = o.id::text AND e.payload->>'id' = o.id::text
+			AND (e.payload->>'amount')::bigint = o.amount AND e.payload->>'user_id' = o.user_id::text)`).
+		Scan(&r.orders, &r.keys, &r.events, &r.matching)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	if want := (row{orders, orders, orders, orders}); r != want {
+		w.tb.Errorf("orders, keys, events, events of their order: %+v, want %+v", r, want)
+	}
+}
+
+// published waits until Redis has the finished record of every key it knows.
+func (w *world) published() {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 10*time.Second, func() error {
+		keys, err := w.redis.Client.Keys(context.Background(), "i:*").Result()
+		if err != nil {
+			return err
+		}
+		for _, k := range keys {
+			if v, _ := w.redis.Client.Get(context.Background(), k).Result(); !strings.HasPrefix(v, "C|") {
+				return errors.New("a pending record is left")
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,89 @@
+package api
+
+import (
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/google/uuid"
+)
+
+// exchange is what one request carries through its handlers.
+type exchange struct {
+	// id names the request in logs and problems.
+	id    string
+	start time.Time
+	// end is when the reply left; bookkeeping may follow it.
+	end time.Time
+	who principal
+}
+
+const exchangeKey = "posthaste.exchange"
+
+func exchangeOf(c *gin.Context) *exchange {
+	return c.MustGet(exchangeKey).(*exchange)
+}
+
+// observe measures the request and gives it an id.
+func (s *Server) observe(c *gin.Context) {
+	x := &exchange{id: uuid.NewString(), start: time.Now()}
+	c.Set(exchangeKey, x)
+	c.Header("X-Request-Id", x.id)
+	c.Next()
+	if x.end.IsZero() {
+		x.end = time.Now()
+	}
+	route := c.FullPath()
+	if route == "" {
+		route = "other"
+	}
+	s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())).
+		Observe(x.end.Sub(x.start).Seconds())
+	s.log.Debug("request", "request_id", x.id, "route", route, "method", methodLabel(c.Request.Method),
+		"status", c.Writer.Status(), "duration", x.end.Sub(x.start))
+}
+
+// methodLabel bounds the label: a client may invent methods.
+func methodLabel(m string) string {
+	switch m {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return m
+	}
+	return "other"
+}
+
+// recover turns a panic into a 500 if nothing was sent yet. http.ErrAbortHandler keeps its meaning.
+func (s *Server) recover(c *gin.Context) {
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		if v == http.ErrAbortHandler { //nolint:errorlint // a sentinel that is never wrapped
+			panic(v)
+		}
+		s.log.Error("handler panicked", "request_id", exchangeOf(c).id, "panic", v, "stack", string(debug.Stack()))
+		if c.Writer.Written() {
+			panic(http.ErrAbortHandler)
+		}
+		writeProblem(c, &problem{kind: kindInternal})
+	}()
+	c.Next()
+}
+
+// secure sets what every response carries. The API serves data to programs: nothing may be framed, sniffed or run.
+func secure(c *gin.Context) {
+	h := c.Writer.Header()
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Access-Control-Expose-Headers", exposedHeaders)
+}
+
+// exposedHeaders are what a script from another origin may read, should a proxy in front allow it in.
+const exposedHeaders = "Idempotency-Key, Idempotent-Replayed, Idempotency-Expires, Idempotency-Guard, Original-Date, " +
+	"Preference-Applied, Location, ETag, Retry-After, X-Request-Id"

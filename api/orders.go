@@ -1,0 +1,218 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/idem"
+	"posthaste/sql"
+)
+
+// AcceptFunc decides whether an order may be placed. A refusal is final for its key: it is stored, and every retry gets
+// it again. An error decides nothing: the client is told to try again. It may be called several times for one order, and
+// must have no effect of its own.
+type AcceptFunc func(ctx context.Context, c Command) (*Refusal, error)
+
+// Refusal is why an order may not be placed, for business reasons.
+type Refusal struct {
+	// Status is 402 or 409.
+	Status int
+	// Code names the reason in snake_case, for example insufficient_credits.
+	Code string
+	// Title is the reason for people; Detail is about this one order, and may be empty.
+	Title, Detail string
+}
+
+// placing is one attempt to place an order.
+type placing struct {
+	cmd     *Command
+	key     idem.Key
+	fp      idem.Fingerprint
+	wait    time.Duration
+	expired bool
+	headers map[string]string
+}
+
+// placed is how an attempt ended, when it ended with an answer that every retry gets.
+type placed struct {
+	order    *sql.Order
+	replayed bool
+	// degraded: without Redis.
+	degraded bool
+	// after is what remains to be done once the reply is out; nil for nothing.
+	after func()
+}
+
+// errInProgress and errReused are the guard's refusals; errExpired is the key's age.
+var (
+	errInProgress = errors.New("another attempt is under way")
+	errReused     = errors.New("the key belongs to another command")
+	errExpired    = errors.New("the key is past its age")
+)
+
+// place takes an order through the guard and the transaction. Errors: errInProgress, errReused, errExpired,
+// sql.ErrCommitUnknown; after any other one nothing was written.
+func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
+	if p.expired {
+		return s.placeExpired(ctx, p)
+	}
+	s.fail(ctx, "before_acquire")
+	d, err := s.guard.Begin(ctx, idem.Request{
+		Key: p.key, Fingerprint: p.fp, Route: routeOrders, Wait: p.wait,
+		Lookup: func(ctx context.Context) (idem.Found, error) { return s.lookup(ctx, p) },
+	})
+	if err != nil {
+		return placed{}, fmt.Errorf("ask the guard: %w", err)
+	}
+	switch d.Outcome {
+	case idem.Replay:
+		return s.replay(ctx, p, d.Record)
+	case idem.Mismatch:
+		return placed{}, errReused
+	case idem.Busy:
+		return placed{}, errInProgress
+	default:
+		return s.execute(ctx, p, d.Ticket)
+	}
+}
+
+// lookup is what Postgres knows about the key.
+func (s *Server) lookup(ctx context.Context, p *placing) (idem.Found, error) {
+	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	if errors.Is(err, sql.ErrOrderNotFound) {
+		return idem.Found{}, nil
+	}
+	if err != nil {
+		return idem.Found{}, err
+	}
+	return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: record(o)}, nil
+}
+
+// placeExpired answers for a key that is too old to be executed: only what exists is replayed.
+func (s *Server) placeExpired(ctx context.Context, p *placing) (placed, error) {
+	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	if errors.Is(err, sql.ErrOrderNotFound) {
+		return placed{}, errExpired
+	}
+	if err != nil {
+		return placed{}, err
+	}
+	return s.settle(p, o, nil)
+}
+
+// replay answers from the guard's record, without Postgres where the record and the request say everything.
+func (s *Server) replay(ctx context.Context, p *placing, rec idem.Record) (placed, error) {
+	if o, ok := p.cmd.restore(rec); ok {
+		return placed{order: o, replayed: true}, nil
+	}
+	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	if err != nil {
+		return placed{}, fmt.Errorf("read the recorded order: %w", err)
+	}
+	return s.settle(p, o, nil)
+}
+
+// execute does the work under a ticket. The client's connection has no say in it any more.
+func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res placed, err error) {
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout)
+	defer cancel()
+	kept, stop := t.Keep(work)
+	w := &writing{s: s, work: work, p: p}
+	defer func() {
+		stop()
+		// Only what certainly did not happen is released, also when a panic passes here.
+		if res.order == nil && !w.doubt {
+			t.Abort(work)
+		}
+	}()
+	s.fail(work, "after_acquire")
+	o, e, err := s.newOrder(kept, p, t)
+	if err != nil {
+		return placed{}, err
+	}
+	won, created, err := w.write(kept, o, e)
+	if err != nil {
+		if errors.Is(err, sql.ErrCommitUnknown) {
+			s.guard.Count(routeOrders, idem.OutcomeUnknown)
+		}
+		if errors.Is(context.Cause(kept), idem.ErrLost) && !errors.Is(err, sql.ErrCommitUnknown) {
+			return placed{}, errInProgress // whoever took over will finish it
+		}
+		return placed{}, err
+	}
+	s.fail(work, "after_commit")
+	if !created {
+		s.guard.Count(routeOrders, idem.OutcomeReplayPG)
+		res, err = s.settle(p, won, t)
+		res.degraded = t.Degraded()
+		return res, err
+	}
+	if e != nil {
+		s.metrics.written.WithLabelValues(e.Type).Inc()
+	} else {
+		s.guard.Count(routeOrders, idem.OutcomeRejected)
+	}
+	return placed{order: won, degraded: t.Degraded(), after: s.publish(ctx, t, won)}, nil
+}
+
+// publish returns what tells Redis about a committed order.
+func (s *Server) publish(ctx context.Context, t *idem.Ticket, o *sql.Order) func() {
+	ctx = context.WithoutCancel(ctx)
+	return func() {
+		s.fail(ctx, "before_publish")
+		t.Commit(ctx, record(o))
+		s.fail(ctx, "after_publish")
+	}
+}
+
+// settle answers with an order that was there already. t is nil when no lease is held.
+func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error) {
+	if !p.cmd.matches(o) {
+		return placed{}, errReused
+	}
+	res := placed{order: o, replayed: true}
+	if t != nil {
+		res.after = s.publish(context.Background(), t, o)
+	}
+	return res, nil
+}
+
+// newOrder makes the row, and the event that announces it unless the order is refused.
+func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql.Order, *sql.Event, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make an order id: %w", err)
+	}
+	o := &sql.Order{
+		ID: id, UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], Fence: t.Token(), Amount: p.cmd.Amount,
+		Currency: p.cmd.Currency, Status: sql.OrderPending, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+	}
+	if s.accept != nil {
+		refusal, err := s.accept(ctx, *p.cmd)
+		if err != nil {
+			return nil, nil, fmt.Errorf("ask whether the order is acceptable: %w", err)
+		}
+		if refusal != nil {
+			o.Status, o.RespStatus, o.RespBody = sql.OrderRejected, refusal.Status, refusal.body()
+			return o, nil, nil
+		}
+	}
+	event, err := uuid.NewV7()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make an event id: %w", err)
+	}
+	return o, &sql.Event{
+		ID: event, AggregateType: "order", AggregateID: id.String(), Type: eventOrderCreated, Payload: render(o),
+		Headers: p.headers,
+	}, nil
+}
+
+// body is the problem that a refusal is answered with. It names no request, because every retry gets the same bytes.
+func (r *Refusal) body() []byte {
+	p := problem{kind: kind{status: r.Status, code: r.Code, title: r.Title, safeNewKey: true}, detail: r.Detail}
+	return p.body("")
+}

@@ -1,0 +1,261 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	first := w.post(key, orderJSON(1250), "Traceparent", trace)
+	want(t, first, 201, "")
+	o := first.order(t)
+	if o.UserID.String() != testUser || o.Amount != 1250 || o.Currency != "USD" || o.Status != "PENDING" || o.ID.Version() != 7 {
+		t.Errorf("body %+v", o)
+	}
+	created, err := time.Parse(timeLayout, o.CreatedAt)
+	if err != nil || time.Since(created) > time.Minute {
+		t.Errorf("created_at %q", o.CreatedAt)
+	}
+	for name, want := range map[string]string{
+		"Location": "/orders/" + o.ID.String(), "Idempotent-Replayed": "false", "Idempotency-Key": key,
+		"Content-Type": "application/json", "Idempotency-Expires": created.Add(24 * time.Hour).Format(http.TimeFormat),
+		"Original-Date": "", "Idempotency-Guard": "", "Etag": etag([]byte(first.body)),
+	} {
+		if got := first.header.Get(name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	w.published()
+	// From the same process, from another one, quoted, and from Postgres alone: the same bytes.
+	other := w.sibling()
+	replays := []reply{w.post(key, orderJSON(1250)), other.post(`"`+key+`"`, orderJSON(1250))}
+	w.redis.Client.FlushAll(t.Context())
+	fresh := w.sibling()
+	replays = append(replays, fresh.post(key, `{ "currency":"USD", "amount":1250,"user_id":"`+testUser+`" }`))
+	for i, r := range replays {
+		if r.status != 201 || r.body != first.body {
+			t.Errorf("replay %d: %v, want the bytes of %v", i, r, first)
+		}
+		for name, want := range map[string]string{
+			"Idempotent-Replayed": "true", "Original-Date": created.Format(http.TimeFormat), "Location": "/orders/" + o.ID.String(),
+			"Etag": first.header.Get("Etag"), "Idempotency-Expires": first.header.Get("Idempotency-Expires"),
+		} {
+			if got := r.header.Get(name); got != want {
+				t.Errorf("replay %d: %s: %q, want %q", i, name, got, want)
+			}
+		}
+	}
+	w.checkInvariants(1)
+	var typ, agg, subject, payload, headers string
+	if err := w.db.Pool.QueryRow(t.Context(), "SELECT event_type, aggregate_type, aggregate_id, payload::text, headers->>'traceparent' FROM outbox").
+		Scan(&typ, &agg, &subject, &payload, &headers); err != nil {
+		t.Fatal(err)
+	}
+	if typ != "order.created" || agg != "order" || subject != o.ID.String() || headers != trace {
+		t.Errorf("event %s %s %s %s", typ, agg, subject, headers)
+	}
+	var a, b any
+	_ = json.Unmarshal([]byte(payload), &a)
+	_ = json.Unmarshal([]byte(first.body), &b)
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("payload %s, want %s", payload, first.body)
+	}
+}
+
+func TestTheSameKeyWithAnotherBodyIsRefusedAlways(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	want(t, w.post(key, orderJSON(1)), 201, "")
+	want(t, w.post(key, orderJSON(2)), 422, "idempotency_key_reused")
+	w.published()
+	want(t, w.sibling().post(key, orderJSON(2)), 422, "idempotency_key_reused")
+	w.redis.Client.FlushAll(t.Context())
+	fresh := w.sibling()
+	want(t, fresh.post(key, orderJSON(2)), 422, "idempotency_key_reused")
+	// The refused request released its own lease: the rightful owner is served at once.
+	start := time.Now()
+	want(t, fresh.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("the owner waited %v", took)
+	}
+	w.checkInvariants(1)
+}
+
+func TestKeysAreScopedByUser(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	a := w.post(key, orderJSON(5))
+	b := w.post(key, fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, uuid.NewString()))
+	want(t, a, 201, "")
+	want(t, b, 201, "")
+	if a.order(t).ID == b.order(t).ID {
+		t.Error("two users share an order")
+	}
+	w.checkInvariants(2)
+}
+
+func TestManyRequestsWithOneKeyGiveOneOrder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	worlds := []*world{w, w.sibling(), w.sibling()}
+	key := newKey()
+	replies := make([]reply, 150)
+	var wg sync.WaitGroup
+	for i := range replies {
+		wg.Go(func() { replies[i] = worlds[i%3].post(key, orderJSON(7)) })
+	}
+	wg.Wait()
+	originals := 0
+	for i, r := range replies {
+		if r.status != 201 || r.body != replies[0].body {
+			t.Fatalf("reply %d: %v, others got %v", i, r, replies[0])
+		}
+		if r.header.Get("Idempotent-Replayed") == "false" {
+			originals++
+		}
+	}
+	if originals != 1 {
+		t.Errorf("%d replies say they are the first", originals)
+	}
+	w.checkInvariants(1)
+}
+
+func TestReads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	var posted []string
+	for i := range 5 {
+		k := newKey()
+		if i == 4 {
+			k = key
+		}
+		posted = append([]string{w.post(k, orderJSON(i+1)).body}, posted...)
+	}
+	last := posted[0]
+	var o orderBody
+	_ = json.Unmarshal([]byte(last), &o)
+	got := w.do("GET", "/orders/"+o.ID.String(), "")
+	if got.status != 200 || got.body != last {
+		t.Errorf("get: %v, want %s", got, last)
+	}
+	for _, tag := range []string{got.header.Get("Etag"), "W/" + got.header.Get("Etag"), `"x", ` + got.header.Get("Etag"), "*"} {
+		if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", tag); r.status != 304 || r.body != "" || r.header.Get("Etag") == "" {
+			t.Errorf("If-None-Match %s: %v", tag, r)
+		}
+	}
+	if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", `"x"`); r.status != 200 {
+		t.Errorf("another tag: %v", r)
+	}
+	for _, id := range []string{uuid.NewString(), "x", "{" + o.ID.String() + "}"} {
+		want(t, w.do("GET", "/orders/"+id, ""), 404, "not_found")
+	}
+	if r := w.do("GET", "/orders/by-key?user_id="+testUser, "", keyHeader, key); r.status != 200 || r.body != last {
+		t.Errorf("by key: %v", r)
+	}
+	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", keyHeader, newKey()), 404, "not_found")
+	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, ""), 400, "idempotency_key_missing")
+	want(t, w.do("GET", "/orders/by-key", "", keyHeader, key), 400, "invalid_parameter")
+	w.checkPages(posted)
+	for _, q := range []string{"", "?user_id=x", "?user_id=" + testUser + "&limit=0", "?user_id=" + testUser + "&limit=201",
+		"?user_id=" + testUser + "&limit=x", "?user_id=" + testUser + "&after=x"} {
+		want(t, w.do("GET", "/orders"+q, ""), 400, "invalid_parameter")
+	}
+	want(t, w.do("GET", "/nowhere", ""), 404, "not_found")
+	want(t, w.do("DELETE", "/orders", ""), 405, "method_not_allowed")
+}
+
+// checkPages reads the list in pages of two.
+func (w *world) checkPages(posted []string) {
+	w.tb.Helper()
+	var seen []string
+	for path := "/orders?limit=2&user_id=" + testUser; path != ""; {
+		r := w.do("GET", path, "")
+		var page struct {
+			Orders []json.RawMessage `json:"orders"`
+			Next   *string           `json:"next"`
+		}
+		if err := json.Unmarshal([]byte(r.body), &page); r.status != 200 || err != nil {
+			w.tb.Fatalf("list: %v, %v", r, err)
+		}
+		for _, o := range page.Orders {
+			seen = append(seen, string(o))
+		}
+		path = ""
+		if page.Next != nil {
+			path = "/orders?limit=2&user_id=" + testUser + "&after=" + *page.Next
+		}
+	}
+	if !reflect.DeepEqual(seen, posted) {
+		w.tb.Errorf("pages gave %v, want %v", seen, posted)
+	}
+}
+
+func TestWellKnown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var got struct {
+		TTL       int `json:"ttl"`
+		MaxLength int `json:"max_length"`
+		WaitMax   int `json:"wait_max"`
+	}
+	r := w.do("GET", "/.well-known/idempotency", "")
+	if err := json.Unmarshal([]byte(r.body), &got); err != nil || got.TTL != 86400 || got.MaxLength != 255 || got.WaitMax != 10 {
+		t.Errorf("%v", r)
+	}
+}
+
+func TestAnOldKeyIsReplayedOrRefusedButNotExecuted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	strict := w.sibling(func(o *Options) { o.KeyMaxAge = time.Hour })
+	old := uuid.Must(uuid.Parse("018f0000-0000-7000-8000-000000000001")).String() // minted in 2024
+	want(t, strict.post(old, orderJSON(1)), 422, "idempotency_key_expired")
+	first := w.post(old, orderJSON(1))
+	want(t, first, 201, "")
+	if r := strict.post(old, orderJSON(1)); r.status != 201 || r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("an old key with an order: %v", r)
+	}
+	want(t, strict.post(old, orderJSON(2)), 422, "idempotency_key_reused")
+	fresh, err := uuid.NewV7()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, strict.post(fresh.String(), orderJSON(1)), 201, "")
+	w.checkInvariants(2)
+}
+
+func TestRowsOfAnotherFingerprintVersionAreComparedByTheirColumns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	first := w.post(key, orderJSON(3))
+	want(t, first, 201, "")
+	w.published()
+	w.redis.Client.FlushAll(t.Context())
+	w.db.Exec(t, "UPDATE orders SET idem_fp = '\\x09' || sha256('later')")
+	if r := w.post(key, orderJSON(3)); r.status != 201 || r.body != first.body {
+		t.Errorf("%v", r)
+	}
+	w.redis.Client.FlushAll(t.Context())
+	want(t, w.sibling().post(key, orderJSON(4)), 422, "idempotency_key_reused")
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders WHERE status = $1", sql.OrderPending); n != 1 {
+		t.Errorf("%d orders", n)
+	}
+}

@@ -1,0 +1,196 @@
+package api
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"posthaste/idem"
+	"posthaste/sql"
+)
+
+// postOrder is POST /orders. Nothing is stored before the guard is asked.
+func (s *Server) postOrder(c *gin.Context) {
+	p, prob := s.readPlacing(c)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	res, err := s.place(c.Request.Context(), p)
+	if err != nil {
+		writeProblem(c, s.orderProblem(c, err))
+		return
+	}
+	s.writeOrder(c, res)
+	if res.after != nil {
+		// The reply leaves now; what follows belongs to the request, so that an orderly stop waits for it.
+		c.Writer.Flush()
+		res.after()
+	}
+}
+
+// readPlacing checks the request and reads it.
+func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
+	h := c.Request.Header
+	key, prob := parseKey(h)
+	if prob != nil {
+		return nil, prob
+	}
+	c.Header(keyHeader, h.Get(keyHeader))
+	body, prob := readBody(c)
+	if prob != nil {
+		return nil, prob
+	}
+	cmd, prob := decodeCommand(body, exchangeOf(c).who)
+	if prob != nil {
+		return nil, prob
+	}
+	wait, applied := parseWait(h)
+	if applied {
+		c.Header("Preference-Applied", "wait="+strconv.Itoa(int(wait/time.Second)))
+	}
+	return &placing{
+		cmd: cmd, key: orderKey(cmd.UserID.String(), key), fp: cmd.fingerprint(), wait: wait, expired: s.expired(key),
+		headers: traceHeaders(h),
+	}, nil
+}
+
+// orderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's.
+func orderKey(user, key string) idem.Key {
+	return idem.NewKey("", user, http.MethodPost, routeOrders, key)
+}
+
+func (s *Server) expired(key string) bool {
+	if s.keyMaxAge == 0 {
+		return false
+	}
+	t, ok := mintedAt(key)
+	return ok && time.Since(t) > s.keyMaxAge
+}
+
+// readBody reads the body within the limits of size and time.
+func readBody(c *gin.Context) ([]byte, *problem) {
+	h := c.Request.Header
+	mt, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil || mt != "application/json" {
+		return nil, &problem{kind: kindMediaType}
+	}
+	if cs, ok := params["charset"]; ok && !strings.EqualFold(cs, "utf-8") {
+		return nil, &problem{kind: kindMediaType, detail: "JSON is UTF-8"}
+	}
+	if ce := h.Get("Content-Encoding"); ce != "" && !strings.EqualFold(ce, "identity") {
+		return nil, &problem{kind: kindMediaType, detail: "the body must not be compressed"}
+	}
+	rc := http.NewResponseController(c.Writer)
+	// A writer without deadlines is a test's recorder.
+	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout))
+	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, MaxBody))
+	// Taken back, or it would end the request's context while the order is worked on.
+	_ = rc.SetReadDeadline(time.Time{})
+	var tooLarge *http.MaxBytesError
+	var ne net.Error
+	switch {
+	case err == nil:
+		return body, nil
+	case errors.As(err, &tooLarge):
+		return nil, &problem{kind: kindTooLarge}
+	case errors.As(err, &ne) && ne.Timeout():
+		c.Header("Connection", "close")
+		return nil, &problem{kind: kindSlowBody}
+	default:
+		c.Header("Connection", "close")
+		return nil, &problem{kind: kindInvalidJSON, detail: "the body could not be read"}
+	}
+}
+
+var traceparentRE = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
+
+// traceHeaders are what the event carries on of the request's W3C trace context; nil for nothing.
+func traceHeaders(h http.Header) map[string]string {
+	tp := h.Get("Traceparent")
+	if !traceparentRE.MatchString(tp) || strings.HasPrefix(tp, "ff") ||
+		strings.Contains(tp, "-00000000000000000000000000000000-") || strings.Contains(tp, "-0000000000000000-") {
+		return nil
+	}
+	out := map[string]string{"traceparent": tp}
+	if ts := strings.Join(h.Values("Tracestate"), ","); ts != "" && len(ts) <= 512 && isPrintable(ts) {
+		out["tracestate"] = ts
+	}
+	return out
+}
+
+func isPrintable(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+// writeOrder sends the stored answer of an order with the markers of this attempt.
+func (s *Server) writeOrder(c *gin.Context, res placed) {
+	h := c.Writer.Header()
+	o := res.order
+	h.Set("Idempotent-Replayed", strconv.FormatBool(res.replayed))
+	expires := o.CreatedAt.Add(s.guard.TTL())
+	h.Set("Idempotency-Expires", expires.UTC().Format(http.TimeFormat))
+	if res.replayed {
+		h.Set("Original-Date", o.CreatedAt.UTC().Format(http.TimeFormat))
+	}
+	if res.degraded {
+		h.Set("Idempotency-Guard", "db")
+	}
+	h.Set("Cache-Control", "no-store")
+	if o.Status == sql.OrderRejected {
+		h.Set("Link", `</docs>; rel="describedby"`)
+		write(c, o.RespStatus, problemType, o.RespBody)
+		return
+	}
+	body := render(o)
+	h.Set("Location", "/orders/"+o.ID.String())
+	h.Set("ETag", etag(body))
+	write(c, http.StatusCreated, jsonType, body)
+}
+
+const jsonType = "application/json"
+
+func etag(body []byte) string {
+	sum := sha256.Sum256(body)
+	return `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
+}
+
+// orderProblem is the one table from errors to answers. Users never see an error's text.
+func (s *Server) orderProblem(c *gin.Context, err error) *problem {
+	switch {
+	case errors.Is(err, errReused):
+		return &problem{kind: kindKeyReused}
+	case errors.Is(err, errExpired):
+		return &problem{kind: kindKeyExpired}
+	case errors.Is(err, errInProgress), errors.Is(err, sql.ErrOrderLocked):
+		return &problem{kind: kindInProgress, retryAfter: time.Second}
+	case errors.Is(err, sql.ErrCommitUnknown):
+		s.log.Error("outcome of a commit is unknown", "request_id", exchangeOf(c).id, "err", err)
+		return &problem{kind: kindUnknown, retryAfter: time.Second}
+	default:
+		return s.unavailable(c, err)
+	}
+}
+
+// unavailable is the answer when Postgres did not do what it was asked.
+func (s *Server) unavailable(c *gin.Context, err error) *problem {
+	if c.Request.Context().Err() == nil { // else the client hung up, which is no news
+		s.log.Warn("request cannot be served now", "request_id", exchangeOf(c).id, "err", err)
+	}
+	return &problem{kind: kindUnavailable, retryAfter: time.Second}
+}

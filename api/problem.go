@@ -1,0 +1,125 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+)
+
+// kind is one row of the contract: what a problem is called and what a client may do about it.
+type kind struct {
+	status int
+	code   string
+	title  string
+	// retryable: the same request with the same key may succeed later.
+	retryable bool
+	// safeNewKey: sending the operation under a new key cannot do it twice.
+	safeNewKey bool
+}
+
+// The kinds of problems, in the order a request meets them.
+var (
+	kindNotFound      = kind{http.StatusNotFound, "not_found", "There is no such resource", false, true}
+	kindMethod        = kind{http.StatusMethodNotAllowed, "method_not_allowed", "The resource does not have this method", false, true}
+	kindUnauthorized  = kind{http.StatusUnauthorized, "unauthorized", "A valid API key is required", false, false}
+	kindForbiddenUser = kind{http.StatusForbidden, "forbidden_user", "The API key may not act for this user", false, true}
+	kindRateLimited   = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}
+	kindKeyMissing    = kind{http.StatusBadRequest, "idempotency_key_missing", "The Idempotency-Key header is required", false, true}
+	kindKeyInvalid    = kind{http.StatusBadRequest, "idempotency_key_invalid", "The Idempotency-Key header is malformed", false, true}
+	kindMediaType     = kind{http.StatusUnsupportedMediaType, "unsupported_media_type", "The body must be application/json", false, true}
+	kindTooLarge      = kind{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", false, true}
+	kindSlowBody      = kind{http.StatusRequestTimeout, "request_timeout", "The body did not arrive in time", true, false}
+	kindInvalidJSON   = kind{http.StatusBadRequest, "invalid_json", "The body is not a JSON object", false, true}
+	kindParameter     = kind{http.StatusBadRequest, "invalid_parameter", "A query parameter is malformed", false, true}
+	kindValidation    = kind{http.StatusUnprocessableEntity, "validation_failed", "The request is not valid", false, true}
+	kindKeyExpired    = kind{http.StatusUnprocessableEntity, "idempotency_key_expired", "The key is too old, and nothing was done under it", false, true}
+	kindKeyReused     = kind{http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request", false, true}
+	kindInProgress    = kind{http.StatusConflict, "operation_in_progress", "Another attempt with this key is under way", true, false}
+	kindUnavailable   = kind{http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again", true, false}
+	kindUnknown       = kind{http.StatusServiceUnavailable, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true, false}
+	kindInternal      = kind{http.StatusInternalServerError, "internal_error", "Something is broken here", true, false}
+)
+
+var kinds = []kind{
+	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindRateLimited, kindKeyMissing, kindKeyInvalid,
+	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
+	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
+}
+
+const problemType = "application/problem+json"
+
+// fieldError is one fault of a body. Pointer is an RFC 6901 pointer into it.
+type fieldError struct {
+	Pointer string `json:"pointer"`
+	Detail  string `json:"detail"`
+}
+
+// problem is an answer that is not a success. It is an error so that it can travel as one.
+type problem struct {
+	kind       kind
+	detail     string
+	errors     []fieldError
+	retryAfter time.Duration
+}
+
+func (p *problem) Error() string { return p.kind.code }
+
+// problemBody is the RFC 9457 form. Clients must ignore members they do not know.
+type problemBody struct {
+	Type         string       `json:"type"`
+	Title        string       `json:"title"`
+	Status       int          `json:"status"`
+	Detail       string       `json:"detail,omitempty"`
+	Instance     string       `json:"instance,omitempty"`
+	Code         string       `json:"code"`
+	Retryable    bool         `json:"retryable"`
+	SafeNewKey   bool         `json:"safe_new_key"`
+	RetryAfterMS *int64       `json:"retry_after_ms,omitempty"`
+	Errors       []fieldError `json:"errors,omitempty"`
+}
+
+func problemURI(code string) string { return "urn:posthaste:problem:" + code }
+
+func (p *problem) body(instance string) []byte {
+	b := problemBody{
+		Type: problemURI(p.kind.code), Title: p.kind.title, Status: p.kind.status, Detail: p.detail, Instance: instance,
+		Code: p.kind.code, Retryable: p.kind.retryable, SafeNewKey: p.kind.safeNewKey, Errors: p.errors,
+	}
+	if p.retryAfter > 0 {
+		ms := p.retryAfter.Milliseconds()
+		b.RetryAfterMS = &ms
+	}
+	out, err := json.Marshal(b)
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	return out
+}
+
+// writeProblem answers with p and ends the request.
+func writeProblem(c *gin.Context, p *problem) {
+	h := c.Writer.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Link", `</docs>; rel="describedby"`)
+	if p.retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
+	}
+	write(c, p.kind.status, problemType, p.body("urn:uuid:"+exchangeOf(c).id))
+	c.Abort()
+}
+
+// write sends a complete response at once.
+func write(c *gin.Context, status int, contentType string, body []byte) {
+	h := c.Writer.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	c.Status(status)
+	if c.Request.Method == http.MethodHead {
+		body = nil
+	}
+	_, _ = c.Writer.Write(body) // a client that is gone hears nothing, and nothing depends on it
+	exchangeOf(c).end = time.Now()
+}

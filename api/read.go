@@ -1,0 +1,219 @@
+package api
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/google/uuid"
+
+	"posthaste/sql"
+)
+
+// readTimeout bounds one query of a GET.
+const readTimeout = 3 * time.Second
+
+// Page sizes of GET /orders.
+const (
+	defaultLimit = 50
+	maxLimit     = 200
+)
+
+// getOrder is GET /orders/{id}. Another user's order does not exist, nor does one that was refused.
+func (s *Server) getOrder(c *gin.Context) {
+	id, ok := uuidOf(c.Param("id"))
+	if !ok {
+		writeProblem(c, &problem{kind: kindNotFound})
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
+	defer cancel()
+	o, err := sql.OrderByID(ctx, s.pool, id)
+	switch {
+	case errors.Is(err, sql.ErrOrderNotFound):
+		writeProblem(c, &problem{kind: kindNotFound})
+	case err != nil:
+		writeProblem(c, s.unavailable(c, err))
+	case o.Status == sql.OrderRejected || !exchangeOf(c).who.may(o.UserID):
+		writeProblem(c, &problem{kind: kindNotFound})
+	default:
+		writeCached(c, render(o))
+	}
+}
+
+// orderByKey is GET /orders/by-key: what became of the POST with this key, without repeating it.
+func (s *Server) orderByKey(c *gin.Context) {
+	key, prob := parseKey(c.Request.Header)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	user, prob := queryUser(c)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
+	defer cancel()
+	o, err := sql.OrderByKey(ctx, s.pool, user, orderKey(user.String(), key))
+	switch {
+	case errors.Is(err, sql.ErrOrderNotFound):
+		writeProblem(c, &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"})
+	case err != nil:
+		writeProblem(c, s.unavailable(c, err))
+	case o.Status == sql.OrderRejected:
+		writeCached(c, renderRejected(o))
+	default:
+		writeCached(c, render(o))
+	}
+}
+
+// renderRejected is an order that was refused, with the problem its POST was answered with.
+func renderRejected(o *sql.Order) []byte {
+	var m struct {
+		orderBody
+		Problem json.RawMessage `json:"problem"`
+	}
+	m.Problem = o.RespBody
+	if err := json.Unmarshal(render(o), &m.orderBody); err != nil {
+		panic(err) // our own text
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // strings, an integer, and JSON that we wrote
+	}
+	return b
+}
+
+// listOrders is GET /orders: newest first, by keyset.
+func (s *Server) listOrders(c *gin.Context) {
+	user, prob := queryUser(c)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	limit, before, prob := page(c)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
+	defer cancel()
+	orders, err := sql.ListOrders(ctx, s.pool, user, before, limit+1)
+	if err != nil {
+		writeProblem(c, s.unavailable(c, err))
+		return
+	}
+	var out struct {
+		Orders []json.RawMessage `json:"orders"`
+		Next   *string           `json:"next"`
+	}
+	out.Orders = make([]json.RawMessage, 0, limit)
+	if len(orders) > limit {
+		orders = orders[:limit]
+		last := orders[limit-1].ID
+		cursor := base64.RawURLEncoding.EncodeToString(last[:])
+		out.Next = &cursor
+	}
+	for _, o := range orders {
+		out.Orders = append(out.Orders, render(o))
+	}
+	body, err := json.Marshal(out)
+	if err != nil {
+		panic(err) // JSON that we wrote, and a string
+	}
+	c.Header("Cache-Control", "no-store")
+	write(c, http.StatusOK, jsonType, body)
+}
+
+// queryUser is the user that a read is about: the API key's own, or the one named by user_id if the key may.
+func queryUser(c *gin.Context) (uuid.UUID, *problem) {
+	who := exchangeOf(c).who
+	values, ok := c.Request.URL.Query()["user_id"]
+	if !ok && !who.any {
+		return who.user, nil
+	}
+	if len(values) != 1 {
+		return uuid.Nil, &problem{kind: kindParameter, detail: "user_id is required, once"}
+	}
+	user, ok := uuidOf(values[0])
+	if !ok {
+		return uuid.Nil, &problem{kind: kindParameter, detail: "user_id must be a UUID in its 36-character form"}
+	}
+	if !who.may(user) {
+		return uuid.Nil, &problem{kind: kindForbiddenUser}
+	}
+	return user, nil
+}
+
+func page(c *gin.Context) (limit int, before uuid.UUID, prob *problem) {
+	limit, before = defaultLimit, uuid.Max
+	if v, ok := c.GetQuery("limit"); ok {
+		n, err := strconv.ParseUint(v, 10, 16)
+		if err != nil || n < 1 || n > maxLimit {
+			return 0, uuid.Nil, &problem{kind: kindParameter, detail: "limit must be an integer from 1 to 200"}
+		}
+		limit = int(n)
+	}
+	if v, ok := c.GetQuery("after"); ok {
+		b, err := base64.RawURLEncoding.DecodeString(v)
+		if err != nil || len(b) != len(before) {
+			return 0, uuid.Nil, &problem{kind: kindParameter, detail: "after must be a cursor from an earlier page"}
+		}
+		copy(before[:], b)
+	}
+	return limit, before, nil
+}
+
+// writeCached answers a read with an ETag, or with 304 if the client has these bytes.
+func writeCached(c *gin.Context, body []byte) {
+	h := c.Writer.Header()
+	tag := etag(body)
+	h.Set("ETag", tag)
+	h.Set("Cache-Control", "private, no-cache")
+	if noneMatch(c.Request.Header.Values("If-None-Match"), tag) {
+		c.Status(http.StatusNotModified)
+		c.Writer.WriteHeaderNow()
+		exchangeOf(c).end = time.Now()
+		return
+	}
+	write(c, http.StatusOK, jsonType, body)
+}
+
+// noneMatch is the weak comparison of RFC 9110 13.1.2.
+func noneMatch(lines []string, tag string) bool {
+	for _, line := range lines {
+		for v := range strings.SplitSeq(line, ",") {
+			v = strings.TrimSpace(v)
+			if v == "*" || strings.TrimPrefix(v, "W/") == tag {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// wellKnown publishes what a client must know to use keys well. Times are in seconds.
+func (s *Server) wellKnown(c *gin.Context) {
+	out := map[string]any{
+		"ttl":          int64(s.guard.TTL() / time.Second),
+		"min_length":   minKey,
+		"max_length":   maxKey,
+		"wait_default": int64(defaultWait / time.Second),
+		"wait_max":     int64(maxWait / time.Second),
+		"key_max_age":  int64(s.keyMaxAge / time.Second),
+		"routes":       []string{"POST /orders"},
+	}
+	body, err := json.Marshal(out)
+	if err != nil {
+		panic(err) // numbers and strings
+	}
+	c.Header("Cache-Control", "public, max-age=3600")
+	write(c, http.StatusOK, jsonType, body)
+}

@@ -1,0 +1,102 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"posthaste/idem"
+	"posthaste/sql"
+)
+
+// readyTimeout bounds a look at the servers.
+const readyTimeout = 2 * time.Second
+
+// Readiness is the body of /readyz.
+type Readiness struct {
+	// Reasons why no order can be taken: "postgres", "schema". Empty when ready.
+	Reasons []string `json:"reasons,omitempty"`
+	// Mend says what an operator can do, per reason, where there is something to do.
+	Mend []string `json:"mend,omitempty"`
+	// Degraded is what is wrong although orders are taken: "redis", "redis_eviction".
+	Degraded []string `json:"degraded,omitempty"`
+}
+
+// Ready looks at Postgres and Redis, bounded by two seconds.
+func (s *Server) Ready(ctx context.Context) Readiness {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	var r Readiness
+	var wg sync.WaitGroup
+	wg.Go(func() { r.Reasons, r.Mend = s.postgresTrouble(ctx) })
+	var degraded []string
+	wg.Go(func() { degraded = s.redisTrouble(ctx) })
+	wg.Wait()
+	r.Degraded = degraded
+	return r
+}
+
+func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend []string) {
+	err := sql.CheckSchema(ctx, s.pool)
+	switch {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
+		return []string{"schema"}, []string{err.Error()}
+	default:
+		return []string{"postgres"}, nil
+	}
+}
+
+func (s *Server) redisTrouble(ctx context.Context) []string {
+	if s.redis == nil || s.redis.Ping(ctx).Err() != nil {
+		return []string{"redis"}
+	}
+	if policy := s.checkEviction(ctx); policy != "" && policy != evictionSafe {
+		return []string{"redis_eviction"}
+	}
+	return nil
+}
+
+const evictionSafe = "noeviction"
+
+// checkEviction notes Redis' policy, and says it once when it is unsafe. It returns "" when Redis does not tell.
+func (s *Server) checkEviction(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	policy, err := idem.EvictionPolicy(ctx, s.redis)
+	if err != nil {
+		return ""
+	}
+	if old := s.eviction.Swap(&policy); old == nil || *old != policy {
+		if policy == evictionSafe {
+			s.metrics.eviction.Set(0)
+			s.log.Info("redis keeps every key", "maxmemory_policy", policy)
+		} else {
+			s.metrics.eviction.Set(1)
+			s.log.Warn("redis may evict keys when its memory is full", "maxmemory_policy", policy)
+		}
+	}
+	return policy
+}
+
+// Readyz returns the handler of /readyz on the admin listener: 503 with reasons while no order can be taken, else 200,
+// with what is degraded.
+func (s *Server) Readyz() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		state := s.Ready(r.Context())
+		body, err := json.Marshal(state)
+		if err != nil {
+			panic(err) // strings
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		if len(state.Reasons) > 0 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = w.Write(body)
+	})
+}

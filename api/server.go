@@ -1,0 +1,123 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/idem"
+)
+
+// Options of a Server.
+type Options struct {
+	// Pool reaches Postgres; see sql.PoolConfig. The caller closes it.
+	Pool *pgxpool.Pool
+	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
+	Redis redis.UniversalClient
+	// Accept decides whether an order may be placed. nil: every valid order may.
+	Accept AcceptFunc
+	// Lease is how long an attempt owns its key without a heartbeat. Zero: idem.DefaultLease.
+	Lease time.Duration
+	// KeyMaxAge refuses UUIDv7 keys older than it that have no order. Zero: off.
+	KeyMaxAge time.Duration
+	// Logger gets state changes and what went wrong. nil: discard.
+	Logger *slog.Logger
+	// Registerer gets the metrics, the guard's included. nil: none.
+	Registerer prometheus.Registerer
+}
+
+// Server is the public API. It is safe for concurrent use.
+type Server struct {
+	pool      *pgxpool.Pool
+	redis     redis.UniversalClient
+	guard     *idem.Guard
+	accept    AcceptFunc
+	keyMaxAge time.Duration
+	log       *slog.Logger
+	metrics   *metrics
+	engine    *gin.Engine
+	// eviction is what the last look at Redis' policy said; nil before the first.
+	eviction atomic.Pointer[string]
+	// failpoint is nil outside tests.
+	failpoint func(ctx context.Context, name string)
+}
+
+// New returns a server. It does no I/O. The only error is an Options without a pool.
+func New(o Options) (*Server, error) {
+	if o.Pool == nil {
+		return nil, errors.New("api: Options.Pool is missing")
+	}
+	s := &Server{
+		pool: o.Pool, redis: o.Redis, accept: o.Accept, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		metrics: newMetrics(o.Registerer),
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.log = s.log.With("component", "api")
+	s.guard = idem.New(idem.Options{
+		Redis: o.Redis, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
+	})
+	s.engine = s.routes()
+	return s, nil
+}
+
+// Public returns the handler of the public listener; see NewHTTPServer.
+func (s *Server) Public() http.Handler { return s.engine }
+
+// Routes, the values of the route label.
+const (
+	routeOrders    = "/orders"
+	routeOrder     = "/orders/:id"
+	routeByKey     = "/orders/by-key"
+	routeWellKnown = "/.well-known/idempotency"
+)
+
+func (s *Server) routes() *gin.Engine {
+	gin.SetMode(gin.ReleaseMode)
+	e := gin.New()
+	e.HandleMethodNotAllowed = true
+	e.RedirectTrailingSlash = false
+	_ = e.SetTrustedProxies(nil) // nil is always valid: nobody may tell us another client address
+	e.Use(s.observe, s.recover, secure)
+	e.NoRoute(func(c *gin.Context) { writeProblem(c, &problem{kind: kindNotFound}) })
+	e.NoMethod(func(c *gin.Context) { writeProblem(c, &problem{kind: kindMethod}) })
+	e.GET(routeWellKnown, s.wellKnown)
+	orders := e.Group("/", s.authenticate)
+	orders.POST(routeOrders, s.postOrder)
+	orders.GET(routeOrders, s.listOrders)
+	orders.GET(routeByKey, s.orderByKey)
+	orders.GET(routeOrder, s.getOrder)
+	return e
+}
+
+// Run watches what only a look at Redis can tell, until ctx ends; its error is nil then.
+func (s *Server) Run(ctx context.Context) error {
+	if s.redis == nil {
+		return nil
+	}
+	tick := time.NewTicker(15 * time.Second)
+	defer tick.Stop()
+	for {
+		s.checkEviction(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Server) fail(ctx context.Context, point string) {
+	if s.failpoint != nil {
+		s.failpoint(ctx, point)
+	}
+}

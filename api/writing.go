@@ -1,0 +1,104 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"posthaste/sql"
+)
+
+// writeAttempts bounds how often a transaction is tried whose failure was definite.
+const writeAttempts = 3
+
+// writing is the work of one attempt in Postgres.
+type writing struct {
+	s *Server
+	// work outlives the lease: finding out what a COMMIT did must not stop when the lease is lost.
+	work context.Context //nolint:containedctx // one request's, like the struct
+	p    *placing
+	// doubt is set while a COMMIT was sent whose outcome is not known. The key must not be released then.
+	doubt bool
+}
+
+// write inserts o, with e beside it, or finds the order that has the key. created says that the row is o. Errors are
+// definite, except sql.ErrCommitUnknown.
+func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
+	for try := 1; ; try++ {
+		won, err = w.once(ctx, o, e)
+		if errors.Is(err, sql.ErrCommitUnknown) {
+			won, err = w.resolve(o, e, err)
+		}
+		if err == nil {
+			return won, won.ID == o.ID, nil
+		}
+		if try == writeAttempts || !sql.RetryOrder(err) {
+			return nil, false, err
+		}
+		if err := pause(ctx, time.Duration(try)*20*time.Millisecond); err != nil {
+			return nil, false, err
+		}
+	}
+}
+
+// once is one transaction.
+func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (*sql.Order, error) {
+	ctx, cancel := context.WithTimeout(ctx, sql.OrderTxTimeout)
+	defer cancel()
+	tx, err := sql.BeginOrder(ctx, w.s.pool, o, e)
+	if err != nil {
+		return nil, err
+	}
+	if !tx.Inserted {
+		tx.Rollback(ctx)
+		return sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
+	}
+	ended := false
+	defer func() {
+		if !ended { // a panic between insert and commit
+			tx.Rollback(ctx)
+		}
+	}()
+	w.s.fail(ctx, "after_insert")
+	w.doubt, ended = true, true
+	err = tx.Commit(ctx)
+	if err != nil {
+		w.doubt = errors.Is(err, sql.ErrCommitUnknown)
+		return nil, err
+	}
+	w.doubt = false
+	return o, nil
+}
+
+// resolve finds out what an unanswered COMMIT did, by inserting the same row again on other connections: the unique key
+// makes that wait for the transaction in doubt, and then either finds its row or takes its place.
+func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
+	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
+	defer cancel()
+	for try := range 3 {
+		won, err := w.once(ctx, o, e)
+		if err == nil {
+			w.doubt = false
+			return won, nil
+		}
+		w.doubt = true
+		cause = fmt.Errorf("%w; then %w", cause, err)
+		if pause(ctx, time.Duration(try+1)*50*time.Millisecond) != nil {
+			break
+		}
+	}
+	// Once unknown, a definite failure of a later attempt says nothing about the first.
+	return nil, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, cause)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}

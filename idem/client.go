@@ -1,0 +1,43 @@
+package idem
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// NewClient returns a client for url (redis://, rediss://, unix://) with the guard's options: every call obeys its
+// context, a reply is awaited for 250 ms, and a command is resent once at most. The scripts are safe to resend; others
+// that use this client must be too. The caller closes it.
+func NewClient(url string) (*redis.Client, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		// The parser quotes the URL, and with it the password.
+		return nil, errors.New("the Redis URL cannot be parsed")
+	}
+	if o.Addr == "" {
+		return nil, fmt.Errorf("the Redis URL names no address")
+	}
+	configure(o)
+	return redis.NewClient(o), nil
+}
+
+func configure(o *redis.Options) {
+	o.MaxRetries = 1
+	o.MinRetryBackoff = 5 * time.Millisecond
+	o.MaxRetryBackoff = 20 * time.Millisecond
+	o.ContextTimeoutEnabled = true
+	o.DialTimeout = 250 * time.Millisecond
+	o.DialerRetries = 1
+	o.ReadTimeout = 250 * time.Millisecond
+	o.WriteTimeout = 250 * time.Millisecond
+	o.PoolTimeout = 250 * time.Millisecond
+	// A connection per core of waiting commands; the default of ten per core is too few for hundreds of short calls.
+	o.PoolSize = max(o.PoolSize, 64)
+	o.Protocol = 2
+	o.DisableIdentity = true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}

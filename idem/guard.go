@@ -1,0 +1,349 @@
+package idem
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
+)
+
+// Defaults of Options.
+const (
+	DefaultLease = 15 * time.Second
+	DefaultHold  = time.Hour
+	DefaultTTL   = 24 * time.Hour
+)
+
+// Options of a Guard.
+type Options struct {
+	// Redis is the guard's server; see NewClient for the options it needs. nil: every request is degraded.
+	Redis redis.UniversalClient
+	// Lease is how long an attempt owns its key without a heartbeat. The work must have a shorter deadline. Zero:
+	// DefaultLease.
+	Lease time.Duration
+	// Hold is how long the record of an attempt that never ended stays. Zero: DefaultHold.
+	Hold time.Duration
+	// TTL is how long the record of a finished operation stays. Zero: DefaultTTL.
+	TTL time.Duration
+	// Routes are the values of Request.Route; they are the route label of the metrics.
+	Routes []string
+	// Logger gets state changes. nil: discard.
+	Logger *slog.Logger
+	// Registerer gets the metrics. nil: none.
+	Registerer prometheus.Registerer
+}
+
+// Guard decides which of the requests with one key does the work. It is safe for concurrent use.
+type Guard struct {
+	client  redis.UniversalClient
+	breaker *gobreaker.CircuitBreaker[any]
+	scripts map[string]*redis.Script
+	lease   time.Duration
+	hold    time.Duration
+	ttl     time.Duration
+	log     *slog.Logger
+	metrics *metrics
+	cache   *cache
+	flights flights
+}
+
+// New returns a guard. It does no I/O: a server that is gone is noticed by the first request.
+func New(o Options) *Guard {
+	g := &Guard{
+		client: o.Redis, scripts: loadScripts(), log: o.Logger, metrics: newMetrics(o.Registerer, o.Routes),
+		lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
+	}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	g.log = g.log.With("component", "idem")
+	if g.lease == 0 {
+		g.lease = DefaultLease
+	}
+	if g.hold == 0 {
+		g.hold = DefaultHold
+	}
+	if g.ttl == 0 {
+		g.ttl = DefaultTTL
+	}
+	g.breaker = g.newBreaker()
+	return g
+}
+
+// TTL returns how long the record of a finished operation stays in Redis.
+func (g *Guard) TTL() time.Duration { return g.ttl }
+
+// Request is one attempt at an operation.
+type Request struct {
+	Key         Key
+	Fingerprint Fingerprint
+	// Older are the fingerprints that earlier encodings give to the same command.
+	Older []Fingerprint
+	// Route is the metrics label, one of Options.Routes.
+	Route string
+	// Wait is how long to wait for another attempt that is under way. Zero: not at all.
+	Wait time.Duration
+	// Lookup asks the database for the finished operation of this key. It is used where the guard's own record does not
+	// decide: a pending record with another fingerprint (somebody may have taken the key after Redis lost it), and at
+	// the end of Wait. nil: such a request is Busy.
+	Lookup func(ctx context.Context) (Found, error)
+}
+
+// Found is what the database knows about a key.
+type Found struct {
+	// Exists says that the operation was committed.
+	Exists bool
+	// Matches says that it was the same command.
+	Matches bool
+	Record  Record
+}
+
+// Record points to the result of a finished operation.
+type Record struct {
+	// Status is the HTTP status of the response.
+	Status int
+	// Ref identifies the result, for example an order id. It must not contain '|' or a newline.
+	Ref string
+	// Payload is what rendering the response needs beside the request; keep it to a few bytes.
+	Payload string
+}
+
+// Outcome is what a request has to do next.
+type Outcome int
+
+// Outcomes of Begin.
+const (
+	// Proceed: do the work. Decision.Ticket is set.
+	Proceed Outcome = iota
+	// Replay: the operation is finished. Decision.Record is set.
+	Replay
+	// Busy: another attempt is under way. Decision.RetryAfter is set.
+	Busy
+	// Mismatch: the key belongs to another command, finished or certain to be. Retrying cannot help.
+	Mismatch
+)
+
+// Decision is the answer of Begin.
+type Decision struct {
+	Outcome Outcome
+	Ticket  *Ticket
+	Record  Record
+	// FromStore says that Record came from Request.Lookup.
+	FromStore bool
+	// Waited says that another attempt was waited for.
+	Waited bool
+	// RetryAfter is when to try again: at most a second, because an attempt may end long before its lease does.
+	RetryAfter time.Duration
+}
+
+// Begin decides about one attempt. Redis trouble is no error: the decision is then Proceed with a degraded ticket, and
+// the database arbitrates. Errors are those of ctx, which ended while waiting, and of Request.Lookup.
+func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
+	attempt := newAttempt()
+	deadline := time.Now().Add(r.Wait)
+	asked, waited := false, false
+	for {
+		d := g.acquire(ctx, &r, attempt)
+		d.Waited = waited
+		if d.Outcome != Busy {
+			g.count(&r, &d)
+			return d.Decision, nil
+		}
+		left := time.Until(deadline)
+		// A pending record of another command is suspicious: ask at once. Otherwise ask before giving up.
+		if r.Lookup != nil && (left <= 0 || (d.contested && !asked)) {
+			asked = true
+			if found, ok, err := g.lookup(ctx, &r); err != nil || ok {
+				found.Waited = waited
+				if err == nil {
+					g.count(&r, &found)
+				}
+				return found.Decision, err
+			}
+		}
+		if left <= 0 {
+			g.count(&r, &d)
+			return d.Decision, nil
+		}
+		if err := g.await(ctx, r.Key, min(left, d.leaseLeft)); err != nil {
+			return Decision{}, err
+		}
+		waited = true
+	}
+}
+
+// verdict is a Decision with what Begin needs to go on.
+type verdict struct {
+	Decision
+	outcome   string
+	leaseLeft time.Duration
+	// contested: pending, with another fingerprint.
+	contested bool
+}
+
+// acquire makes one call. It answers Busy for everything that is not decided yet.
+func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict {
+	if rec, fp, ok := g.cache.get(r.Key); ok {
+		if r.same(fp) {
+			return verdict{Decision: Decision{Outcome: Replay, Record: rec}, outcome: OutcomeReplayRedis}
+		}
+		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
+	}
+	args := []any{r.Fingerprint.text(), attempt, g.lease.Milliseconds(), g.hold.Milliseconds()}
+	for _, f := range r.Older {
+		args = append(args, f.text())
+	}
+	// Not cancelled with the client: a lost reply would leave a lease that nobody works under.
+	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, args...)
+	if err != nil {
+		return g.degraded(r, err)
+	}
+	v, err := g.judge(r, reply)
+	if err != nil {
+		return g.degraded(r, err)
+	}
+	return v
+}
+
+func (g *Guard) judge(r *Request, reply []string) (verdict, error) {
+	switch code := reply[0]; {
+	case (code == "ACQUIRED" || code == "TAKEOVER") && len(reply) == 2:
+		token, err := strconv.ParseInt(reply[1], 10, 64)
+		if err != nil {
+			return verdict{}, fmt.Errorf("parse a token: %w", err)
+		}
+		t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint, token: token}
+		return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: strings.ToLower(code)}, nil
+	case code == "REPLAY" && len(reply) == 3:
+		rec, fp, err := parseRecord(reply[2])
+		if err != nil {
+			return verdict{}, err
+		}
+		g.cache.put(r.Key, fp, rec)
+		return verdict{Decision: Decision{Outcome: Replay, Record: rec}, outcome: OutcomeReplayRedis}, nil
+	case code == "BUSY" && len(reply) == 3:
+		ms, err := strconv.ParseInt(reply[2], 10, 64)
+		if err != nil {
+			return verdict{}, fmt.Errorf("parse the rest of a lease: %w", err)
+		}
+		return busy(time.Duration(ms)*time.Millisecond, false), nil
+	case code == "MISMATCH" && len(reply) == 3:
+		return g.mismatch(r, reply[1], reply[2]), nil
+	default: // CORRUPT, or something this version does not know
+		return verdict{}, fmt.Errorf("guard record is unusable: %s", code)
+	}
+}
+
+// mismatch is final against a finished record whose fingerprint this version can read; the database decides the rest.
+func (g *Guard) mismatch(r *Request, state, fp string) verdict {
+	if state == "C" && (r.Lookup == nil || r.knows(fp)) {
+		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
+	}
+	return busy(g.lease, true)
+}
+
+func busy(left time.Duration, contested bool) verdict {
+	return verdict{
+		Decision:  Decision{Outcome: Busy, RetryAfter: min(left, time.Second)},
+		outcome:   OutcomeBusy,
+		leaseLeft: left + time.Millisecond,
+		contested: contested,
+	}
+}
+
+func (g *Guard) degraded(r *Request, err error) verdict {
+	if !errors.Is(err, errUnusable) {
+		g.log.Warn("guard goes without redis for a request", "err", err)
+	}
+	t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint}
+	return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: OutcomeDegraded}
+}
+
+// lookup asks the database. ok says that it decided.
+func (g *Guard) lookup(ctx context.Context, r *Request) (v verdict, ok bool, err error) {
+	f, err := r.Lookup(ctx)
+	if err != nil || !f.Exists {
+		return verdict{}, false, err
+	}
+	if !f.Matches {
+		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}, true, nil
+	}
+	t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint}
+	t.Commit(ctx, f.Record)
+	return verdict{Decision: Decision{Outcome: Replay, Record: f.Record, FromStore: true}, outcome: OutcomeReplayPG}, true, nil
+}
+
+// count notes the outcome of a request.
+func (g *Guard) count(r *Request, v *verdict) {
+	outcome := v.outcome
+	if v.Waited && outcome == OutcomeReplayRedis {
+		outcome = OutcomeWaited
+	}
+	g.Count(r.Route, outcome)
+}
+
+// Count notes an outcome that only the caller can know (OutcomeReplayPG, OutcomeUnknown, OutcomeRejected) beside the
+// one that Begin has counted.
+func (g *Guard) Count(route, outcome string) {
+	g.metrics.requests.WithLabelValues(route, outcome).Inc()
+}
+
+// same reports whether fp is the request's fingerprint under one of the encodings it gives.
+func (r *Request) same(fp string) bool {
+	if fp == r.Fingerprint.text() {
+		return true
+	}
+	for _, f := range r.Older {
+		if fp == f.text() {
+			return true
+		}
+	}
+	return false
+}
+
+// knows reports whether fp was made by an encoding that the request gives a fingerprint for.
+func (r *Request) knows(fp string) bool {
+	b, err := base64.RawURLEncoding.DecodeString(fp)
+	if err != nil || len(b) != len(r.Fingerprint) {
+		return false
+	}
+	if b[0] == r.Fingerprint.Version() {
+		return true
+	}
+	for _, f := range r.Older {
+		if b[0] == f.Version() {
+			return true
+		}
+	}
+	return false
+}
+
+// newAttempt returns an id that no other attempt on the same key has.
+func newAttempt() string {
+	var b [9]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// parseRecord reads C|fp|token|status|ref\npayload.
+func parseRecord(s string) (rec Record, fp string, err error) {
+	head, payload, _ := strings.Cut(s, "\n")
+	f := strings.Split(head, "|")
+	if len(f) != 5 || f[0] != "C" {
+		return Record{}, "", errors.New("guard record is malformed")
+	}
+	status, err := strconv.Atoi(f[3])
+	if err != nil {
+		return Record{}, "", fmt.Errorf("guard record has no status: %w", err)
+	}
+	return Record{Status: status, Ref: f[4], Payload: payload}, f[1], nil
+}

@@ -1,0 +1,273 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+var result = Record{Status: 201, Ref: "0192d3a0-0000-7000-8000-000000000000", Payload: "x1"}
+
+func TestOneDoesTheWorkAndOthersGetItsResult(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g, other := guardOn(t, r.URL()), guardOn(t, r.URL())
+	d := begin(t, g, request("k", "a"))
+	wantOutcome(t, d, Proceed)
+	if d.Ticket.Degraded() || d.Ticket.Token() == 0 {
+		t.Fatalf("ticket %+v, want one with a token", d.Ticket)
+	}
+	busy := begin(t, other, request("k", "a"))
+	wantOutcome(t, busy, Busy)
+	if busy.RetryAfter <= 0 || busy.RetryAfter > time.Second {
+		t.Errorf("retry after %v, want at most a second", busy.RetryAfter)
+	}
+	d.Ticket.Commit(t.Context(), result)
+	for _, g := range []*Guard{g, other, other} { // the third comes from the cache
+		d := begin(t, g, request("k", "a"))
+		wantOutcome(t, d, Replay)
+		if d.Record != result {
+			t.Errorf("record %+v, want %+v", d.Record, result)
+		}
+	}
+	wantOutcome(t, begin(t, guardOn(t, r.URL()), request("k", "b")), Mismatch)
+	wantOutcome(t, begin(t, other, request("k", "b")), Mismatch)
+}
+
+func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 50 * time.Millisecond })
+	first := begin(t, g, request("k", "a")).Ticket
+	first.Abort(t.Context())
+	second := begin(t, g, request("k", "a"))
+	wantOutcome(t, second, Proceed)
+	// The lease ends, a third takes over; what the second does now must not touch it.
+	var third Decision
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if third = begin(t, g, request("k", "a")); third.Outcome != Proceed {
+			return fmt.Errorf("outcome %d", third.Outcome)
+		}
+		return nil
+	})
+	if third.Ticket.Token() <= second.Ticket.Token() {
+		t.Errorf("token %d does not follow %d", third.Ticket.Token(), second.Ticket.Token())
+	}
+	before := rawRecord(t, r.Client, first.key)
+	second.Ticket.Abort(t.Context())
+	if got := rawRecord(t, r.Client, first.key); got != before {
+		t.Errorf("a lost owner's abort changed the record: %q to %q", before, got)
+	}
+	if err := second.Ticket.Heartbeat(t.Context()); !errors.Is(err, ErrLost) {
+		t.Errorf("heartbeat of a lost owner: %v, want ErrLost", err)
+	}
+	// Its publication counts: only the holder of the committed row may make one.
+	second.Ticket.Commit(t.Context(), result)
+	d := begin(t, g, request("k", "a"))
+	wantOutcome(t, d, Replay)
+	third.Ticket.Commit(t.Context(), Record{Status: 500, Ref: "other"})
+	if d := begin(t, guardOn(t, r.URL()), request("k", "a")); d.Record != result {
+		t.Errorf("a finished record was changed to %+v", d.Record)
+	}
+}
+
+func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 300 * time.Millisecond })
+	d := begin(t, g, request("k", "a"))
+	kept, stop := d.Ticket.Keep(t.Context())
+	defer stop()
+	record := rawRecord(t, r.Client, d.Ticket.key)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if rawRecord(t, r.Client, d.Ticket.key) == record {
+			return errors.New("no heartbeat")
+		}
+		return nil
+	})
+	// Somebody else's record in its place.
+	r.Client.Set(t.Context(), d.Ticket.key.String(), "P|"+d.Ticket.fp.text()+"|99|other|99999999999999", 0)
+	select {
+	case <-kept.Done():
+	case <-time.After(5 * time.Second):
+		t.Fatal("the loss was not noticed")
+	}
+	if err := context.Cause(kept); !errors.Is(err, ErrLost) {
+		t.Errorf("cause %v, want ErrLost", err)
+	}
+}
+
+func TestResentScriptsAreHarmless(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	req := request("k", "a")
+	one, two := g.acquire(t.Context(), &req, "same"), g.acquire(t.Context(), &req, "same")
+	if two.Outcome != Proceed || one.Ticket.Token() != two.Ticket.Token() {
+		t.Fatalf("the same attempt got %+v, then %+v", one, two)
+	}
+	if three := g.acquire(t.Context(), &req, "other"); three.Outcome != Busy {
+		t.Fatalf("another attempt got %+v", three)
+	}
+	one.Ticket.Commit(t.Context(), result)
+	one.Ticket.Commit(t.Context(), result)
+	wantOutcome(t, begin(t, g, req), Replay)
+}
+
+func TestScriptsHealAfterAFlush(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	reg := prometheus.NewRegistry()
+	g := guardOn(t, r.URL(), func(o *Options) { o.Registerer = reg })
+	for i := range 3 {
+		if err := r.Client.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		d := begin(t, g, request(fmt.Sprint(i), "a"))
+		if d.Ticket.Degraded() {
+			t.Fatal("degraded after SCRIPT FLUSH")
+		}
+		r.Client.ScriptFlush(t.Context())
+		d.Ticket.Commit(t.Context(), result)
+		hasPrefix(t, rawRecord(t, r.Client, d.Ticket.key), "C|")
+	}
+	if n := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeDegraded)); n != 0 {
+		t.Errorf("%v degraded requests", n)
+	}
+}
+
+func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	for i, put := range []func(k string) error{
+		func(k string) error { return r.Client.Set(t.Context(), k, "rubbish", 0).Err() },
+		func(k string) error { return r.Client.Set(t.Context(), k, "P|x|1|a|soon", 0).Err() },
+		func(k string) error {
+			return r.Client.Set(t.Context(), k, "C|"+NewFingerprint(1, "a").text()+"|1|x|y", 0).Err()
+		},
+		func(k string) error { return r.Client.LPush(t.Context(), k, "v").Err() },
+	} {
+		req := request(fmt.Sprint(i), "a")
+		for range 4 { // more than the breaker stands
+			if err := put(req.Key.String()); err != nil {
+				t.Fatal(err)
+			}
+			d := begin(t, g, req)
+			wantOutcome(t, d, Proceed)
+			if !d.Ticket.Degraded() {
+				t.Errorf("record %d was used", i)
+			}
+			r.Client.Del(t.Context(), req.Key.String())
+		}
+		_ = put(req.Key.String())
+		d := begin(t, g, req)
+		d.Ticket.Commit(t.Context(), result)
+		if i < 2 || i == 3 { // the third looks finished, so a publication leaves it alone
+			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|")
+		}
+	}
+	if d := begin(t, g, request("fresh", "a")); d.Ticket.Degraded() {
+		t.Error("other keys are degraded too")
+	}
+}
+
+func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		down, up func(r *testenv.RedisServer) error
+	}{
+		"killed":  {func(r *testenv.RedisServer) error { return r.Kill() }, func(r *testenv.RedisServer) error { return r.Start(context.Background()) }},
+		"hanging": {func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) }, func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) }},
+		"full": {func(r *testenv.RedisServer) error {
+			return r.Client.ConfigSet(context.Background(), "maxmemory", "1").Err()
+		},
+			func(r *testenv.RedisServer) error {
+				return r.Client.ConfigSet(context.Background(), "maxmemory", "0").Err()
+			}},
+		"readonly": {func(r *testenv.RedisServer) error {
+			return r.Client.SlaveOf(context.Background(), "127.0.0.1", "1").Err()
+		},
+			func(r *testenv.RedisServer) error { return r.Client.SlaveOf(context.Background(), "NO", "ONE").Err() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := testenv.Redis(t)
+			g := guardOn(t, r.URL())
+			wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
+			if err := c.down(r); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			for i := range 50 {
+				d := begin(t, g, request(fmt.Sprint("down", i), "a"))
+				wantOutcome(t, d, Proceed)
+				if !d.Ticket.Degraded() {
+					t.Fatal("a ticket with a token although Redis is " + name)
+				}
+				d.Ticket.Commit(t.Context(), result)
+			}
+			// Three calls to open the breaker, and one a second while it is open; each bounded.
+			if took := time.Since(start); took > 4*callTimeout+2*time.Second {
+				t.Errorf("50 requests took %v", took)
+			}
+			if err := c.up(r); err != nil {
+				t.Fatal(err)
+			}
+			i := 0
+			testenv.Eventually(t, 10*time.Second, func() error {
+				i++
+				if begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded() {
+					return errors.New("still degraded")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestWithoutAnyRedisEveryRequestIsDegraded(t *testing.T) {
+	t.Parallel()
+	g := New(Options{})
+	d := begin(t, g, request("k", "a"))
+	wantOutcome(t, d, Proceed)
+	if !d.Ticket.Degraded() {
+		t.Error("not degraded")
+	}
+	d.Ticket.Commit(t.Context(), result)
+	d.Ticket.Abort(t.Context())
+}
+
+func TestEvictionPolicy(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "maxmemory-policy allkeys-lru")
+	got, err := EvictionPolicy(t.Context(), r.Client)
+	if err != nil || got != "allkeys-lru" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestClientOptions(t *testing.T) {
+	t.Parallel()
+	c, err := NewClient("redis://user:secret@127.0.0.1:1/3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	o := c.Options()
+	if o.MaxRetries != 1 || !o.ContextTimeoutEnabled || o.ReadTimeout != 250*time.Millisecond || o.DB != 3 {
+		t.Errorf("options %+v", o)
+	}
+	if _, err := NewClient("http://user:secret@x"); err == nil || errors.Is(err, redis.Nil) {
+		t.Errorf("a URL that is not Redis': %v", err)
+	}
+}

@@ -1,0 +1,52 @@
+package idem
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+)
+
+// Key names one idempotent operation: 16 bytes of a SHA-256 over the client's key and everything that scopes it. The
+// client's key cannot be recovered from it, and cannot collide with another user's or route's.
+type Key [16]byte
+
+// NewKey hashes the parts of a key's scope and the key itself, for example tenant, user, method, route, key. Each part
+// is prefixed with its length, so no two lists of parts give the same input.
+func NewKey(parts ...string) Key {
+	sum := digest(parts)
+	return Key(sum[:16])
+}
+
+// String returns the name of the key's record in Redis.
+func (k Key) String() string { return "i:" + base64.RawURLEncoding.EncodeToString(k[:]) }
+
+// Fingerprint identifies a command: a version byte, then 16 bytes of a SHA-256 over the decoded and validated command.
+type Fingerprint [17]byte
+
+// NewFingerprint hashes the parts of a command. version names their encoding: raise it when the encoding changes, and
+// pass the old ones in Request.Older, so that records written before still match.
+func NewFingerprint(version byte, parts ...string) Fingerprint {
+	sum := digest(parts)
+	var f Fingerprint
+	f[0] = version
+	copy(f[1:], sum[:16])
+	return f
+}
+
+// Version returns the encoding's version.
+func (f Fingerprint) Version() byte { return f[0] }
+
+func (f Fingerprint) text() string { return base64.RawURLEncoding.EncodeToString(f[:]) }
+
+func digest(parts []string) [sha256.Size]byte {
+	n := 0
+	for _, p := range parts {
+		n += binary.MaxVarintLen64 + len(p)
+	}
+	buf := make([]byte, 0, n)
+	for _, p := range parts {
+		buf = binary.AppendUvarint(buf, uint64(len(p)))
+		buf = append(buf, p...)
+	}
+	return sha256.Sum256(buf)
+}

@@ -1,0 +1,120 @@
+package idem
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+// Names of the scripts, the values of the script label of idem_script_seconds.
+const (
+	scriptAcquire   = "acq"
+	scriptHeartbeat = "hb"
+	scriptRelease   = "rel"
+	scriptPublish   = "pub"
+)
+
+var scriptNames = []string{scriptAcquire, scriptHeartbeat, scriptRelease, scriptPublish}
+
+// callTimeout bounds one script call, its resend included.
+const callTimeout = 500 * time.Millisecond
+
+// errUnusable means that the guard has no Redis to talk to: none configured, or the breaker is open.
+var errUnusable = errors.New("redis is not in use")
+
+func loadScripts() map[string]*redis.Script {
+	scripts := make(map[string]*redis.Script, len(scriptNames))
+	for _, name := range scriptNames {
+		b, err := luaFiles.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // embedded: a missing file is a broken build
+		}
+		scripts[name] = redis.NewScript(string(b))
+	}
+	return scripts
+}
+
+// newBreaker opens after three failures in a row and lets one call try again every second, so that a hanging server
+// costs one request per second its time, and the others nothing.
+func (g *Guard) newBreaker() *gobreaker.CircuitBreaker[any] {
+	return gobreaker.NewCircuitBreaker[any](gobreaker.Settings{
+		Name:        "idem",
+		MaxRequests: 1,
+		Timeout:     time.Second,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 3 },
+		// A client that hung up says nothing about Redis.
+		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
+		IsSuccessful: func(err error) bool {
+			return err == nil || errors.Is(err, redis.Nil) || isDataError(err)
+		},
+		OnStateChange: func(_ string, from, to gobreaker.State) {
+			g.log.Warn("guard breaker changed state", "from", from.String(), "to", to.String())
+		},
+	})
+}
+
+// isDataError tells a reply that concerns one key only from one that says the server is unusable.
+func isDataError(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
+}
+
+// eval runs a script on key's record and returns its reply as strings. A script the server does not know is sent in
+// full, which also loads it again.
+func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]string, error) {
+	v, err := g.call(ctx, func(ctx context.Context) (any, error) {
+		start := time.Now()
+		defer func() { g.metrics.scripts.WithLabelValues(name).Observe(time.Since(start).Seconds()) }()
+		return g.scripts[name].Run(ctx, g.client, []string{key.String()}, args...).Result()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("run script %s: %w", name, err)
+	}
+	return replyStrings(v)
+}
+
+// call is one bounded exchange with Redis under the breaker.
+func (g *Guard) call(ctx context.Context, f func(context.Context) (any, error)) (any, error) {
+	if g.client == nil {
+		return nil, errUnusable
+	}
+	v, err := g.breaker.Execute(func() (any, error) {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		return f(ctx)
+	})
+	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
+		return nil, errUnusable
+	}
+	return v, err
+}
+
+func replyStrings(v any) ([]string, error) {
+	switch v := v.(type) {
+	case string:
+		return []string{v}, nil
+	case []any:
+		out := make([]string, len(v))
+		for i, e := range v {
+			s, ok := e.(string)
+			if !ok {
+				return nil, fmt.Errorf("script reply has %T at %d", e, i)
+			}
+			out[i] = s
+		}
+		if len(out) == 0 {
+			return nil, errors.New("script reply is empty")
+		}
+		return out, nil
+	default:
+		return nil, fmt.Errorf("script reply is %T", v)
+	}
+}

@@ -1,0 +1,133 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// ErrLost means that another attempt owns the key now. The work may still commit: the database arbitrates.
+var ErrLost = errors.New("the lease on the idempotency key is lost")
+
+// heartbeats is how often Keep renews a lease, at most: work that takes longer is better taken over.
+const heartbeats = 3
+
+// Ticket is the right to do the work of one key. It belongs to one request.
+type Ticket struct {
+	guard *Guard
+	key   Key
+	fp    Fingerprint
+	token int64
+}
+
+// Degraded reports that the ticket was given without Redis: others may hold one for the same key at the same time.
+func (t *Ticket) Degraded() bool { return t.token == 0 }
+
+// Token returns the fencing token: higher for every later attempt on the key as long as the server's clock is not set
+// back; 0 when degraded. A database row may carry it for people; its unique index is what arbitrates.
+func (t *Ticket) Token() int64 { return t.token }
+
+// Commit publishes the result of the committed operation, bounded by 500 ms. Only who knows that the row is committed
+// may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs later
+// attempts a trip to the database.
+func (t *Ticket) Commit(ctx context.Context, rec Record) {
+	g := t.guard
+	reply, err := g.eval(context.WithoutCancel(ctx), scriptPublish, t.key, t.fp.text(), strconv.FormatInt(t.token, 10),
+		strconv.Itoa(rec.Status), rec.Ref, rec.Payload, g.ttl.Milliseconds())
+	if err == nil && reply[0] != "OK" && reply[0] != "DONE" {
+		err = fmt.Errorf("publish: %s", reply[0])
+	}
+	if err != nil {
+		g.metrics.publishFail.Inc()
+		if !errors.Is(err, errUnusable) {
+			g.log.Warn("result was not published", "err", err)
+		}
+	}
+	g.flights.finish(t.key, func() { g.cache.put(t.key, t.fp.text(), rec) })
+}
+
+// Abort releases the key, so that the next attempt need not wait for the lease to end. Call it only if the work
+// certainly was not and will not be committed. It is bounded by 500 ms; a failure only costs that wait.
+func (t *Ticket) Abort(ctx context.Context) {
+	g := t.guard
+	if !t.Degraded() {
+		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key, strconv.FormatInt(t.token, 10)); err != nil && !errors.Is(err, errUnusable) {
+			g.log.Warn("key was not released", "err", err)
+		}
+	}
+	g.flights.finish(t.key, nil)
+}
+
+// Heartbeat renews the lease. ErrLost: another attempt has the key. Another error: Redis did not answer, and the lease
+// runs on.
+func (t *Ticket) Heartbeat(ctx context.Context) error {
+	if t.Degraded() {
+		return nil
+	}
+	reply, err := t.guard.eval(ctx, scriptHeartbeat, t.key, strconv.FormatInt(t.token, 10), t.guard.lease.Milliseconds())
+	if err != nil {
+		return err
+	}
+	switch reply[0] {
+	case "OK":
+		return nil
+	case "GONE": // Redis forgot the key: nobody else has it, and nothing is left to renew
+		return nil
+	default:
+		t.guard.metrics.leaseLost.Inc()
+		return ErrLost
+	}
+}
+
+// Keep renews the lease every third of its length, three times at most, until stop is called. The context it returns
+// ends with the cause ErrLost when the lease is lost. stop waits for a renewal that is under way.
+func (t *Ticket) Keep(ctx context.Context) (kept context.Context, stop func()) {
+	kept, cancel := context.WithCancelCause(ctx)
+	if t.Degraded() {
+		return kept, func() { cancel(nil) }
+	}
+	k := &keeper{ticket: t, ctx: ctx, cancel: cancel, every: t.guard.lease / 3}
+	k.mu.Lock()
+	k.timer = time.AfterFunc(k.every, k.beat)
+	k.mu.Unlock()
+	return kept, k.stop
+}
+
+// keeper renews a lease from a timer: a request that is quick, as nearly all are, costs no goroutine.
+type keeper struct {
+	ticket *Ticket
+	ctx    context.Context //nolint:containedctx // the timer's function has no caller to pass one
+	cancel context.CancelCauseFunc
+	every  time.Duration
+
+	mu      sync.Mutex
+	timer   *time.Timer
+	beats   int
+	stopped bool
+}
+
+func (k *keeper) beat() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stopped {
+		return
+	}
+	if err := k.ticket.Heartbeat(k.ctx); errors.Is(err, ErrLost) {
+		k.cancel(ErrLost)
+		return
+	}
+	if k.beats++; k.beats < heartbeats {
+		k.timer.Reset(k.every)
+	}
+}
+
+func (k *keeper) stop() {
+	k.cancel(nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stopped = true
+	k.timer.Stop()
+}

@@ -1,0 +1,126 @@
+package idem
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Bounds of the pause between two looks at a pending record.
+const (
+	pollFirst = 25 * time.Millisecond
+	pollLast  = 200 * time.Millisecond
+)
+
+// flights are the keys that requests of this process wait for. However many wait for one key, one of them polls Redis
+// for all, and an attempt of this process wakes them without any poll.
+type flights struct {
+	mu sync.Mutex
+	m  map[Key]*flight
+}
+
+type flight struct {
+	// done is closed when the record has changed.
+	done chan struct{}
+	// lead has room for one: who puts something in polls for all, and takes it out when it leaves.
+	lead chan struct{}
+	// pause is owned by the leader.
+	pause   time.Duration
+	waiters int
+}
+
+func (f *flights) join(k Key) *flight {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl := f.m[k]
+	if fl == nil {
+		if f.m == nil {
+			f.m = make(map[Key]*flight)
+		}
+		fl = &flight{done: make(chan struct{}), lead: make(chan struct{}, 1), pause: pollFirst}
+		f.m[k] = fl
+	}
+	fl.waiters++
+	return fl
+}
+
+func (f *flights) leave(k Key, fl *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if fl.waiters--; fl.waiters == 0 && f.m[k] == fl {
+		delete(f.m, k)
+	}
+}
+
+// finish wakes who waits for k, if anybody does; before runs first, and only then.
+func (f *flights) finish(k Key, before func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if fl := f.m[k]; fl != nil {
+		if before != nil {
+			before()
+		}
+		delete(f.m, k)
+		close(fl.done)
+	}
+}
+
+// await returns when the record of k may have changed or d has passed; its error is that of ctx.
+func (g *Guard) await(ctx context.Context, k Key, d time.Duration) error {
+	start := time.Now()
+	defer func() { g.metrics.wait.Observe(time.Since(start).Seconds()) }()
+	fl := g.flights.join(k)
+	defer g.flights.leave(k, fl)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-fl.done:
+		return nil
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case fl.lead <- struct{}{}:
+	}
+	defer func() { <-fl.lead }()
+	return g.poll(ctx, k, fl, timer)
+}
+
+func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) error {
+	for {
+		pause := time.NewTimer(fl.pause/2 + rand.N(fl.pause/2))
+		select {
+		case <-fl.done:
+		case <-timer.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return ctx.Err()
+		case <-pause.C:
+			if g.pending(ctx, k) {
+				fl.pause = min(fl.pause*3/2, pollLast)
+				continue
+			}
+			g.flights.finish(k, nil)
+		}
+		pause.Stop()
+		return nil
+	}
+}
+
+// pending reports whether the record of k is still that of an unfinished attempt. A finished one goes into the cache,
+// where everybody who waited finds it.
+func (g *Guard) pending(ctx context.Context, k Key) bool {
+	v, err := g.call(ctx, func(ctx context.Context) (any, error) { return g.client.Get(ctx, k.String()).Result() })
+	if err != nil {
+		return false // gone, or Redis is: the next acquisition finds out which
+	}
+	s, _ := v.(string)
+	if len(s) > 0 && s[0] == 'P' {
+		return true
+	}
+	if rec, fp, err := parseRecord(s); err == nil {
+		g.cache.put(k, fp, rec)
+	}
+	return false
+}

@@ -1,0 +1,172 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"posthaste/internal/testenv"
+)
+
+func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	owner, g := guardOn(t, r.URL()), guardOn(t, r.URL())
+	d := begin(t, owner, request("k", "a"))
+	const n = 200
+	got := make([]Decision, n)
+	released := make([]time.Time, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			req := request("k", "a")
+			req.Wait = 20 * time.Second
+			got[i] = begin(t, g, req)
+			released[i] = time.Now()
+		})
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if waiting(g, d.Ticket.key) < n {
+			return errors.New("not all wait yet")
+		}
+		return nil
+	})
+	before := calls(t, r, "get")
+	start := time.Now()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if time.Since(start) < 700*time.Millisecond {
+			return errors.New("polls are being counted")
+		}
+		return nil
+	})
+	// One poller for all of them: at least every 100 to 200 ms at the end, a few more at the start.
+	if polls := calls(t, r, "get") - before; polls > 30 {
+		t.Errorf("%d polls in 0.7 s for %d waiters", polls, n)
+	}
+	published := time.Now()
+	d.Ticket.Commit(t.Context(), result)
+	wg.Wait()
+	for i := range n {
+		if got[i].Outcome != Replay || got[i].Record != result || !got[i].Waited {
+			t.Fatalf("waiter %d got %+v", i, got[i])
+		}
+		if late := released[i].Sub(published); late > 500*time.Millisecond {
+			t.Errorf("waiter %d was released after %v", i, late)
+		}
+	}
+	if waited := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeWaited)); waited != n {
+		t.Errorf("%v counted as waited, want %d", waited, n)
+	}
+}
+
+func TestWaitersOfTheSameProcessAreWokenAtOnce(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	d := begin(t, g, request("k", "a"))
+	done := make(chan Decision, 1)
+	go func() {
+		req := request("k", "a")
+		req.Wait = 20 * time.Second
+		done <- begin(t, g, req)
+	}()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if waiting(g, d.Ticket.key) == 0 {
+			return errors.New("nobody waits")
+		}
+		return nil
+	})
+	d.Ticket.Abort(t.Context())
+	select {
+	case d := <-done:
+		wantOutcome(t, d, Proceed) // released by the abort, it does the work
+	case <-time.After(5 * time.Second):
+		t.Fatal("still waiting")
+	}
+}
+
+func TestWaitEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 200 * time.Millisecond })
+	begin(t, g, request("k", "a"))
+	req := request("k", "a")
+	req.Wait = 20 * time.Second
+	start := time.Now()
+	d := begin(t, g, req)
+	wantOutcome(t, d, Proceed)
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("took over after %v", took)
+	}
+}
+
+func TestWaitEndsWithTheClient(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	k := begin(t, g, request("k", "a")).Ticket.key
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		req := request("k", "a")
+		req.Wait = 20 * time.Second
+		_, err := g.Begin(ctx, req)
+		done <- err
+	}()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if waiting(g, k) == 0 {
+			return errors.New("nobody waits")
+		}
+		return nil
+	})
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if n := waiting(g, k); n != 0 {
+		t.Errorf("%d waiters left behind", n)
+	}
+}
+
+func TestTheDatabaseDecidesAboutAPendingRecordOfAnotherCommand(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	for name, c := range map[string]struct {
+		found Found
+		want  Outcome
+	}{
+		"ours":    {Found{Exists: true, Matches: true, Record: result}, Replay},
+		"another": {Found{Exists: true}, Mismatch},
+		"none":    {Found{}, Busy},
+	} {
+		begin(t, g, request(name, "the thief"))
+		req := request(name, "a")
+		req.Lookup = func(context.Context) (Found, error) { return c.found, nil }
+		d := begin(t, g, req)
+		if d.Outcome != c.want {
+			t.Errorf("%s: outcome %d, want %d", name, d.Outcome, c.want)
+		}
+		if c.want == Replay {
+			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|"+req.Fingerprint.text())
+		}
+	}
+	req := request("none", "b")
+	req.Lookup = func(context.Context) (Found, error) { return Found{}, errors.New("gone") }
+	if _, err := g.Begin(t.Context(), req); err == nil {
+		t.Error("an error of the lookup was swallowed")
+	}
+}
+
+func waiting(g *Guard, k Key) int {
+	g.flights.mu.Lock()
+	defer g.flights.mu.Unlock()
+	if f := g.flights.m[k]; f != nil {
+		return f.waiters
+	}
+	return 0
+}

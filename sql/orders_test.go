@@ -1,0 +1,216 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func newOrder(user uuid.UUID, key byte) (*sql.Order, *sql.Event) {
+	id := uuid.Must(uuid.NewV7())
+	o := &sql.Order{
+		ID: id, UserID: user, Key: [16]byte{key}, Fingerprint: []byte{1, 2}, Amount: 5, Currency: "USD",
+		Status: sql.OrderPending, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+	}
+	return o, &sql.Event{
+		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: id.String(), Type: "order.created",
+		Payload: []byte(`{"id":"` + id.String() + `"}`), Headers: map[string]string{"traceparent": "x"},
+	}
+}
+
+func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool {
+	tb.Helper()
+	tx, err := sql.BeginOrder(tb.Context(), d.Pool, o, e)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := tx.Commit(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return tx.Inserted
+}
+
+func counts(tb testing.TB, d *testenv.Database) string {
+	tb.Helper()
+	return testenv.Value[string](tb, d, "SELECT (SELECT count(*) FROM orders) || ' orders, ' || (SELECT count(*) FROM outbox) || ' events'")
+}
+
+func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	o, e := newOrder(user, 1)
+	if !place(t, d, o, e) {
+		t.Fatal("not inserted")
+	}
+	again, e2 := newOrder(user, 1)
+	if place(t, d, again, e2) {
+		t.Error("a second order under one key")
+	}
+	if got := counts(t, d); got != "1 orders, 1 events" {
+		t.Error(got)
+	}
+	got, err := sql.OrderByKey(t.Context(), d.Pool, user, o.Key)
+	if err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
+		t.Errorf("by key: %v, %v, want %v", got, err, o)
+	}
+	if got, err = sql.OrderByID(t.Context(), d.Pool, o.ID); err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
+		t.Errorf("by id: %v, %v", got, err)
+	}
+	if _, err := sql.OrderByID(t.Context(), d.Pool, again.ID); !errors.Is(err, sql.ErrOrderNotFound) {
+		t.Errorf("unknown id: %v", err)
+	}
+	if n := d.Pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections were not given back", n)
+	}
+}
+
+func TestARejectedOrderHoldsItsKeyAndAnnouncesNothing(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	o, _ := newOrder(user, 1)
+	o.Status, o.RespStatus, o.RespBody = sql.OrderRejected, 402, []byte("no")
+	place(t, d, o, nil)
+	good, e := newOrder(user, 1)
+	if place(t, d, good, e) {
+		t.Error("an order beside its own refusal")
+	}
+	if got := counts(t, d); got != "1 orders, 0 events" {
+		t.Error(got)
+	}
+	if l, err := sql.ListOrders(t.Context(), d.Pool, user, uuid.Max, 10); err != nil || len(l) != 0 {
+		t.Errorf("listed %v, %v", l, err)
+	}
+}
+
+func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	o, e := newOrder(user, 1)
+	first, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, e2 := newOrder(user, 1)
+	got := make(chan bool)
+	go func() { got <- place(t, d, second, e2) }()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if testenv.Value[int](t, d, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
+			return errors.New("the second does not wait")
+		}
+		return nil
+	})
+	first.Rollback(t.Context())
+	if !<-got {
+		t.Error("the second did not take the place of the first")
+	}
+	if got := counts(t, d); got != "1 orders, 1 events" {
+		t.Error(got)
+	}
+}
+
+func TestALockedKeyIsNotWaitedForForever(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	o, e := newOrder(user, 1)
+	first, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Rollback(context.WithoutCancel(t.Context()))
+	second, e2 := newOrder(user, 1)
+	start := time.Now()
+	_, err = sql.BeginOrder(t.Context(), d.Pool, second, e2)
+	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 4*time.Second {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+	if sql.RetryOrder(err) {
+		t.Error("a locked key is not worth another attempt at once")
+	}
+}
+
+func TestACommitWhoseBackendDiesIsUnknownOrDefinite(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	o, e := newOrder(uuid.New(), 1)
+	tx, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Exec(t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+		WHERE datname = current_database() AND state = 'idle in transaction'`)
+	if err := tx.Commit(t.Context()); !errors.Is(err, sql.ErrCommitUnknown) {
+		t.Errorf("got %v, want ErrCommitUnknown: the client cannot know when its backend died", err)
+	}
+	if got := counts(t, d); got != "0 orders, 0 events" {
+		t.Error(got)
+	}
+}
+
+func TestRetryOrder(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{&pgconn.PgError{Code: "40P01"}, true},
+		{&pgconn.PgError{Code: "40001"}, true},
+		{&pgconn.PgError{Code: "57P01"}, true},
+		{&pgconn.PgError{Code: "42P01"}, false},
+		{&pgconn.PgError{Code: "57014"}, false},
+		{&pgconn.PgError{Code: "25P03"}, false},
+		{errors.New("broken pipe"), true},
+		{context.DeadlineExceeded, false},
+		{context.Canceled, false},
+		{fmt.Errorf("x: %w", sql.ErrCommitUnknown), false},
+		{sql.ErrOrderLocked, false},
+		{sql.ErrOrderNotFound, true},
+	} {
+		if got := sql.RetryOrder(c.err); got != c.want {
+			t.Errorf("%v: %v", c.err, got)
+		}
+	}
+}
+
+func TestOrdersAreListedByKeyset(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	var ids []uuid.UUID
+	for i := range 5 {
+		o, e := newOrder(user, byte(i))
+		place(t, d, o, e)
+		ids = append([]uuid.UUID{o.ID}, ids...)
+	}
+	other, e := newOrder(uuid.New(), 9)
+	place(t, d, other, e)
+	var got []uuid.UUID
+	for before := uuid.Max; ; {
+		page, err := sql.ListOrders(t.Context(), d.Pool, user, before, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range page {
+			got = append(got, o.ID)
+			before = o.ID
+		}
+		if len(page) < 2 {
+			break
+		}
+	}
+	if fmt.Sprint(got) != fmt.Sprint(ids) {
+		t.Errorf("got %v, want %v", got, ids)
+	}
+}
