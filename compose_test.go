@@ -1,0 +1,339 @@
+// Package posthaste_test checks what stands at the root of the repository: the compose file, the Dockerfile, the
+// settings they share with the Makefile and .env.example. No container engine is needed.
+package posthaste_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/goccy/go-yaml"
+)
+
+// bytesPerEntry is what one stream entry with a 200-byte payload costs Redis, measured.
+const bytesPerEntry = 374
+
+// streams is how many full streams Redis must have room for: orders and credits.
+const streams = 2
+
+func load(tb testing.TB, profiles ...string) *types.Project {
+	tb.Helper()
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithoutEnvironmentResolution, cli.WithProfiles(profiles))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p, err := opts.LoadProject(tb.Context())
+	if err != nil {
+		tb.Fatalf("docker-compose.yml: %v", err)
+	}
+	return p
+}
+
+func service(tb testing.TB, p *types.Project, name string) types.ServiceConfig {
+	tb.Helper()
+	s, err := p.GetService(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func TestComposeServices(t *testing.T) {
+	t.Parallel()
+	p := load(t)
+	want := []string{"api", "consumer", "grafana", "migrate", "postgres", "prometheus", "redis", "relay"}
+	if got := p.ServiceNames(); !slices.Equal(got, want) {
+		t.Errorf("started by default: got %v, want %v", got, want)
+	}
+	if got := load(t, "tools").ServiceNames(); !slices.Contains(got, "cli") {
+		t.Errorf("profile tools: got %v, want cli among them", got)
+	}
+}
+
+func TestComposeImagesArePinned(t *testing.T) {
+	t.Parallel()
+	pinned := regexp.MustCompile(`^[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?$`)
+	for name, s := range load(t, "tools").Services {
+		switch {
+		case s.Build != nil:
+			if !strings.HasPrefix(s.Image, "posthaste:") {
+				t.Errorf("%s is built here, but its image is %q", name, s.Image)
+			}
+		case !pinned.MatchString(s.Image):
+			t.Errorf("%s: image %q has no exact version", name, s.Image)
+		}
+	}
+}
+
+func TestComposeMountsExist(t *testing.T) {
+	t.Parallel()
+	for name, s := range load(t, "tools").Services {
+		for _, v := range s.Volumes {
+			if v.Type != types.VolumeTypeBind {
+				continue
+			}
+			if _, err := os.Stat(v.Source); err != nil {
+				t.Errorf("%s mounts what does not exist: %v", name, err)
+			}
+			if !v.ReadOnly {
+				t.Errorf("%s mounts %s writable", name, v.Source)
+			}
+		}
+	}
+}
+
+func TestComposePorts(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for name, s := range load(t, "tools").Services {
+		for _, p := range s.Ports {
+			if p.HostIP != "127.0.0.1" {
+				t.Errorf("%s publishes port %s on %q, not on 127.0.0.1", name, p.Published, p.HostIP)
+			}
+			if other, ok := seen[p.Published]; ok {
+				t.Errorf("port %s is published by %s and %s", p.Published, other, name)
+			}
+			seen[p.Published] = name
+		}
+	}
+	if len(seen) != 7 {
+		t.Errorf("got %d published ports, want 7: %v", len(seen), seen)
+	}
+}
+
+func TestComposeIsHardened(t *testing.T) {
+	t.Parallel()
+	for name, s := range load(t, "tools").Services {
+		if !s.ReadOnly {
+			t.Errorf("%s: the root file system is writable", name)
+		}
+		if !slices.Contains(s.CapDrop, "ALL") || len(s.CapAdd) > 0 || s.Privileged {
+			t.Errorf("%s keeps capabilities", name)
+		}
+		if !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+			t.Errorf("%s may gain privileges", name)
+		}
+		if uid, _, _ := strings.Cut(s.User, ":"); uid == "0" || uid == "root" {
+			t.Errorf("%s runs as root", name)
+		}
+		if s.Build != nil && s.User != "65532:65532" {
+			t.Errorf("%s: got user %q, want 65532:65532", name, s.User)
+		}
+	}
+}
+
+// TestComposeHealth: every service that stays has a health check, except the consumer, which has no listener; and
+// who waits for a service waits for its health, or for its end.
+func TestComposeHealth(t *testing.T) {
+	t.Parallel()
+	p := load(t)
+	for name, s := range p.Services {
+		oneShot := s.Restart == "no"
+		if s.HealthCheck == nil && !oneShot && name != "consumer" {
+			t.Errorf("%s has no health check", name)
+		}
+		for dep, d := range s.DependsOn {
+			want := types.ServiceConditionHealthy
+			if service(t, p, dep).Restart == "no" {
+				want = types.ServiceConditionCompletedSuccessfully
+			}
+			if d.Condition != want {
+				t.Errorf("%s waits for %s with %q, want %q", name, dep, d.Condition, want)
+			}
+		}
+	}
+}
+
+var variable = regexp.MustCompile(`\$\{([A-Z_]+)(?::-([^}]*))?\}`)
+
+// TestComposeVariables: .env.example has exactly the variables that the compose file reads, with the same defaults.
+func TestComposeVariables(t *testing.T) {
+	t.Parallel()
+	used := map[string]string{}
+	for _, m := range variable.FindAllStringSubmatch(read(t, "docker-compose.yml"), -1) {
+		if before, ok := used[m[1]]; ok && before != m[2] {
+			t.Errorf("%s has two defaults: %q and %q", m[1], before, m[2])
+		}
+		used[m[1]] = m[2]
+	}
+	documented := map[string]string{}
+	for line := range strings.Lines(read(t, ".env.example")) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(k, "#") {
+			documented[k] = v
+		}
+	}
+	for k, v := range used {
+		if d, ok := documented[k]; !ok || d != v {
+			t.Errorf("%s is %q by default in docker-compose.yml; .env.example has it: %v, as %q", k, v, ok, d)
+		}
+	}
+	for k := range documented {
+		if _, ok := used[k]; !ok {
+			t.Errorf(".env.example has %s, which docker-compose.yml does not read", k)
+		}
+	}
+}
+
+// TestComposeSlotBound: Postgres gives a slot up only far beyond the budget at which a running relay acts.
+func TestComposeSlotBound(t *testing.T) {
+	t.Parallel()
+	p := load(t)
+	budget := size(t, *service(t, p, "relay").Environment["POSTHASTE_WAL_BUDGET"])
+	keep := size(t, argument(t, service(t, p, "postgres"), "-cmax_slot_wal_keep_size="))
+	if keep < 3*budget {
+		t.Errorf("max_slot_wal_keep_size is %d bytes: want at least three times the WAL budget of %d", keep, budget)
+	}
+	if got := argument(t, service(t, p, "postgres"), "-cwal_level="); got != "logical" {
+		t.Errorf("wal_level: got %q, want logical", got)
+	}
+}
+
+// TestComposeRedisRoom: full streams leave a quarter of Redis' memory free, and Redis neither evicts nor forgets.
+func TestComposeRedisRoom(t *testing.T) {
+	t.Parallel()
+	p := load(t)
+	redis := service(t, p, "redis")
+	maxlen, err := strconv.ParseInt(*service(t, p, "relay").Environment["POSTHASTE_STREAM_MAXLEN"], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	need, have := streams*maxlen*bytesPerEntry, size(t, following(t, redis, "--maxmemory"))
+	if need > have*3/4 {
+		t.Errorf("%d streams of %d entries take %d bytes: more than three quarters of maxmemory, %d", streams, maxlen, need, have)
+	}
+	for flag, want := range map[string]string{"--appendonly": "yes", "--appendfsync": "everysec", "--maxmemory-policy": "noeviction"} {
+		if got := following(t, redis, flag); got != want {
+			t.Errorf("%s: got %q, want %q", flag, got, want)
+		}
+	}
+}
+
+// TestComposeScrapeTargets: what Prometheus scrapes is what the services listen on, and Grafana asks that Prometheus.
+func TestComposeScrapeTargets(t *testing.T) {
+	t.Parallel()
+	p := load(t)
+	var prom struct {
+		ScrapeConfigs []struct {
+			StaticConfigs []struct {
+				Targets []string `yaml:"targets"`
+			} `yaml:"static_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	decode(t, "grafana/prometheus/prometheus.yml", &prom)
+	var got []string
+	for _, c := range prom.ScrapeConfigs {
+		for _, s := range c.StaticConfigs {
+			got = append(got, s.Targets...)
+		}
+	}
+	want := []string{"localhost:9090"}
+	for name, s := range p.Services {
+		addr := s.Environment["POSTHASTE_ADMIN_ADDR"]
+		if addr == nil {
+			continue
+		}
+		host, port, err := net.SplitHostPort(*addr)
+		if err != nil || host != "0.0.0.0" {
+			t.Errorf("%s: admin listener %q cannot be reached by Prometheus", name, *addr)
+		}
+		want = append(want, net.JoinHostPort(name, port))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("scraped: got %v, want %v", got, want)
+	}
+	var sources struct {
+		Datasources []struct {
+			URL string `yaml:"url"`
+		} `yaml:"datasources"`
+	}
+	decode(t, "grafana/provisioning/datasources/prometheus.yml", &sources)
+	if len(sources.Datasources) != 1 || sources.Datasources[0].URL != "http://prometheus:9090" {
+		t.Errorf("datasources: got %+v, want the one at http://prometheus:9090", sources.Datasources)
+	}
+}
+
+// TestComposeDashboardPaths: Grafana's provider and home dashboard point into what is mounted.
+func TestComposeDashboardPaths(t *testing.T) {
+	t.Parallel()
+	g := service(t, load(t), "grafana")
+	var provider struct {
+		Providers []struct {
+			Options struct {
+				Path string `yaml:"path"`
+			} `yaml:"options"`
+		} `yaml:"providers"`
+	}
+	decode(t, "grafana/provisioning/dashboards/posthaste.yml", &provider)
+	home := *g.Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+	for _, v := range g.Volumes {
+		if len(provider.Providers) == 1 && v.Target == provider.Providers[0].Options.Path && v.Target == filepath.Dir(home) {
+			if _, err := os.Stat(filepath.Join(v.Source, filepath.Base(home))); err != nil {
+				t.Errorf("home dashboard: %v", err)
+			}
+			return
+		}
+	}
+	t.Errorf("no mount for provider %+v and home %s", provider, home)
+}
+
+func read(tb testing.TB, name string) string {
+	tb.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
+}
+
+func decode(tb testing.TB, name string, into any) {
+	tb.Helper()
+	if err := yaml.Unmarshal([]byte(read(tb, name)), into); err != nil {
+		tb.Fatalf("%s: %v", name, err)
+	}
+}
+
+// argument returns what follows prefix in the service's command.
+func argument(tb testing.TB, s types.ServiceConfig, prefix string) string {
+	tb.Helper()
+	for _, a := range s.Command {
+		if v, ok := strings.CutPrefix(a, prefix); ok {
+			return v
+		}
+	}
+	tb.Fatalf("%s has no argument %s", s.Name, prefix)
+	return ""
+}
+
+// following returns the argument after flag.
+func following(tb testing.TB, s types.ServiceConfig, flag string) string {
+	tb.Helper()
+	i := slices.Index(s.Command, flag)
+	if i < 0 || i+1 >= len(s.Command) {
+		tb.Fatalf("%s has no argument %s", s.Name, flag)
+	}
+	return s.Command[i+1]
+}
+
+// size reads 4GB (Postgres), 512mb (Redis) and 1GiB (posthaste), which all count in powers of 1024.
+func size(tb testing.TB, s string) int64 {
+	tb.Helper()
+	m := regexp.MustCompile(`(?i)^(\d+)([kmg])i?b$`).FindStringSubmatch(s)
+	if m == nil {
+		tb.Fatal(fmt.Errorf("size %q", s))
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return n << (10 * (1 + strings.Index("kmg", strings.ToLower(m[2]))))
+}
