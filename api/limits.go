@@ -3,6 +3,8 @@ package api
 import (
 	"net/http"
 	"time"
+
+	"posthaste/idem"
 )
 
 // Limits of the public listener.
@@ -19,9 +21,6 @@ const (
 
 // Limits of one guarded request.
 const (
-	// defaultWait and maxWait bound the wait for another attempt on the same key.
-	defaultWait = 2 * time.Second
-	maxWait     = 10 * time.Second
 	// workTimeout bounds everything between acquisition and reply. It is shorter than the guard's lease.
 	workTimeout = 10 * time.Second
 	// resolveTimeout bounds finding out what an unanswered COMMIT did.
@@ -29,7 +28,7 @@ const (
 )
 
 // writeTimeout leaves room for the body, the wait, the work and a slow reader of the reply.
-const writeTimeout = BodyTimeout + maxWait + workTimeout + 10*time.Second
+const writeTimeout = BodyTimeout + idem.MaxWait + workTimeout + 10*time.Second
 
 // NewHTTPServer returns a server for the public listener with the contract's limits against slow and greedy clients.
 // The caller sets Addr (or serves a listener), BaseContext and ErrorLog as it likes.

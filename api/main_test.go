@@ -149,7 +149,7 @@ func orderJSON(amount int) string {
 // post places an order under key.
 func (w *world) post(key, body string, headers ...string) reply {
 	w.tb.Helper()
-	return w.do(http.MethodPost, "/orders", body, append([]string{keyHeader, key}, headers...)...)
+	return w.do(http.MethodPost, "/orders", body, append([]string{idem.KeyHeader, key}, headers...)...)
 }
 
 func newKey() string { return uuid.NewString() }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/idem"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
@@ -166,12 +167,12 @@ func TestReads(t *testing.T) {
 	for _, id := range []string{uuid.NewString(), "x", "{" + o.ID.String() + "}"} {
 		want(t, w.do("GET", "/orders/"+id, ""), 404, "not_found")
 	}
-	if r := w.do("GET", "/orders/by-key?user_id="+testUser, "", keyHeader, key); r.status != 200 || r.body != last {
+	if r := w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key); r.status != 200 || r.body != last {
 		t.Errorf("by key: %v", r)
 	}
-	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", keyHeader, newKey()), 404, "not_found")
+	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, newKey()), 404, "not_found")
 	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, ""), 400, "idempotency_key_missing")
-	want(t, w.do("GET", "/orders/by-key", "", keyHeader, key), 400, "invalid_parameter")
+	want(t, w.do("GET", "/orders/by-key", "", idem.KeyHeader, key), 400, "invalid_parameter")
 	w.checkPages(posted)
 	for _, q := range []string{"", "?user_id=x", "?user_id=" + testUser + "&limit=0", "?user_id=" + testUser + "&limit=201",
 		"?user_id=" + testUser + "&limit=x", "?user_id=" + testUser + "&after=x"} {

@@ -46,7 +46,7 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	if prob != nil {
 		return nil, prob
 	}
-	c.Header(keyHeader, h.Get(keyHeader))
+	c.Header(idem.KeyHeader, h.Get(idem.KeyHeader))
 	body, prob := readBody(c)
 	if prob != nil {
 		return nil, prob
@@ -55,7 +55,7 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	if prob != nil {
 		return nil, prob
 	}
-	wait, applied := parseWait(h)
+	wait, applied := idem.ParseWait(h)
 	if applied {
 		c.Header("Preference-Applied", "wait="+strconv.Itoa(int(wait/time.Second)))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
 
+	"posthaste/idem"
 	"posthaste/sql"
 )
 
@@ -203,10 +204,10 @@ func noneMatch(lines []string, tag string) bool {
 func (s *Server) wellKnown(c *gin.Context) {
 	out := map[string]any{
 		"ttl":          int64(s.guard.TTL() / time.Second),
-		"min_length":   minKey,
-		"max_length":   maxKey,
-		"wait_default": int64(defaultWait / time.Second),
-		"wait_max":     int64(maxWait / time.Second),
+		"min_length":   idem.MinKeyLength,
+		"max_length":   idem.MaxKeyLength,
+		"wait_default": int64(idem.DefaultWait / time.Second),
+		"wait_max":     int64(idem.MaxWait / time.Second),
 		"key_max_age":  int64(s.keyMaxAge / time.Second),
 		"routes":       []string{"POST /orders"},
 	}

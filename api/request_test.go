@@ -5,7 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
+
+	"posthaste/idem"
 )
 
 func TestBodies(t *testing.T) {
@@ -82,7 +83,7 @@ func TestMediaTypes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set(keyHeader, newKey())
+		req.Header.Set(idem.KeyHeader, newKey())
 		if value != "" {
 			req.Header.Set("Content-Type", value)
 		}
@@ -96,83 +97,6 @@ func TestMediaTypes(t *testing.T) {
 		}
 	}
 	want(t, w.post(newKey(), "\x1f\x8b", "Content-Encoding", "gzip"), 415, "unsupported_media_type")
-}
-
-func TestKeySyntax(t *testing.T) {
-	t.Parallel()
-	k := func(n int) string { return strings.Repeat("k", n) }
-	for _, c := range []struct {
-		lines []string
-		key   string
-		code  string
-	}{
-		{nil, "", "idempotency_key_missing"},
-		{[]string{""}, "", "idempotency_key_missing"},
-		{[]string{`""`}, "", "idempotency_key_invalid"},
-		{[]string{k(15)}, "", "idempotency_key_invalid"},
-		{[]string{k(16)}, k(16), ""},
-		{[]string{k(255)}, k(255), ""},
-		{[]string{k(256)}, "", "idempotency_key_invalid"},
-		{[]string{`"` + k(255) + `"`}, k(255), ""},
-		{[]string{`"` + k(15) + `"`}, "", "idempotency_key_invalid"},
-		{[]string{`"a\"b\\c` + k(16) + `"`}, `a"b\c` + k(16), ""},
-		{[]string{`"` + k(16) + `\x"`}, "", "idempotency_key_invalid"},
-		{[]string{`"` + k(16)}, "", "idempotency_key_invalid"},
-		{[]string{`"` + k(16) + `\`}, "", "idempotency_key_invalid"},
-		{[]string{`"` + k(16) + `";p=1`}, "", "idempotency_key_invalid"},
-		{[]string{k(16), k(16)}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + "," + k(16)}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + ", " + k(16)}, "", "idempotency_key_invalid"},
-		{[]string{`"` + k(16) + `","` + k(16) + `"`}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + `"`}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + " " + k(16)}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + "\x00"}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + "\r\nX: y"}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + "ü"}, "", "idempotency_key_invalid"},
-		{[]string{k(16) + "😀"}, "", "idempotency_key_invalid"},
-		{[]string{"session:admin:0000"}, "session:admin:0000", ""},
-		{[]string{"{x}{x}{x}{x}{x}{x}"}, "{x}{x}{x}{x}{x}{x}", ""},
-	} {
-		h := http.Header{}
-		for _, l := range c.lines {
-			h.Add(keyHeader, l)
-		}
-		key, prob := parseKey(h)
-		code := ""
-		if prob != nil {
-			code = prob.kind.code
-		}
-		if key != c.key || code != c.code {
-			t.Errorf("%q: key %q code %q, want %q %q", c.lines, key, code, c.key, c.code)
-		}
-	}
-}
-
-func TestPreferWait(t *testing.T) {
-	t.Parallel()
-	for value, want := range map[string]struct {
-		wait    time.Duration
-		applied bool
-	}{
-		"":                                {2 * time.Second, false},
-		"wait=0":                          {0, true},
-		"wait=7":                          {7 * time.Second, true},
-		"WAIT = 7":                        {7 * time.Second, true},
-		`respond-async, wait="3";foo`:     {3 * time.Second, true},
-		"wait=11":                         {10 * time.Second, true},
-		"wait=999999999":                  {10 * time.Second, true},
-		"wait=-1":                         {2 * time.Second, false},
-		"wait=x":                          {2 * time.Second, false},
-		"wait=99999999999999999999999999": {2 * time.Second, false},
-	} {
-		h := http.Header{}
-		if value != "" {
-			h.Set("Prefer", value)
-		}
-		if wait, applied := parseWait(h); wait != want.wait || applied != want.applied {
-			t.Errorf("%q: %v %v, want %v", value, wait, applied, want)
-		}
-	}
 }
 
 func TestTraceHeaders(t *testing.T) {

@@ -1,0 +1,332 @@
+// Package admin is the HTTP interface for operators: metrics, health, the relay's status and mode, parked events,
+// profiles. It belongs on a listener of its own, on loopback unless the operator says otherwise.
+package admin
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// Options are what the admin interface shows and changes.
+type Options struct {
+	// Pool reaches Postgres. The caller closes it.
+	Pool *pgxpool.Pool
+	// RelayName is the relay whose mode and status are meant.
+	RelayName string
+	// Slots reads the slot's state.
+	Slots outbox.Slots
+	// Relay is the relay of this process; nil in a process without one.
+	Relay *outbox.Relay
+	// Ready answers /readyz.
+	Ready http.Handler
+	// Token, if not empty, is required as bearer token by every call that changes something.
+	Token string
+	// Gatherer feeds /metrics.
+	Gatherer prometheus.Gatherer
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+type server struct {
+	Options
+	log *slog.Logger
+}
+
+// Handler returns the admin interface.
+func Handler(o Options) http.Handler {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &server{Options: o, log: o.Logger.With("component", "admin")}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	mux.HandleFunc("GET /healthz", alive)
+	mux.Handle("GET /readyz", o.Ready)
+	mux.HandleFunc("GET /relay", s.relay)
+	mux.HandleFunc("PUT /relay/mode", s.guarded(s.setMode))
+	mux.HandleFunc("GET /relay/dead", s.listDead)
+	mux.HandleFunc("POST /relay/dead/{id}/retry", s.guarded(s.retryDead))
+	mux.HandleFunc("DELETE /relay/dead/{id}", s.guarded(s.dropDead))
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	// A page of another origin, open in the operator's browser, must not be able to switch modes.
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// Metrics returns what a process without anything to administer shows: metrics and that it runs.
+func Metrics(g prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	mux.HandleFunc("GET /healthz", alive)
+	return mux
+}
+
+func alive(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
+
+// RelayReady answers /readyz for a relay: 503 with the reasons, or 200 with the role or what is degraded.
+func RelayReady(r *outbox.Relay) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := r.Health()
+		status := http.StatusOK
+		if !h.Ready {
+			status = http.StatusServiceUnavailable
+		}
+		write(w, status, h)
+	})
+}
+
+// Status is the body of GET /relay and the output of posthaste status --json.
+type Status struct {
+	// Mode is the mode events travel in: cdc, poll or standby.
+	Mode    outbox.Mode `json:"mode"`
+	Desired outbox.Mode `json:"desired"`
+	Epoch   int64       `json:"epoch"`
+	// Leader tells whether the answering process leads; nil when the answer does not come from a relay.
+	Leader *bool `json:"leader"`
+	// Owner names the process that leads, or led last: host:pid.
+	Owner   string  `json:"owner"`
+	Backlog Backlog `json:"backlog"`
+	// Inflight is what the answering relay has published and not settled; nil when the answer does not come from one.
+	Inflight    *int      `json:"inflight"`
+	Slot        Slot      `json:"slot"`
+	Dead        int64     `json:"dead"`
+	HandoverLSN string    `json:"handover_lsn"`
+	Degraded    string    `json:"degraded,omitempty"`
+	Source      uuid.UUID `json:"source"`
+	ChangedAt   time.Time `json:"changed_at"`
+}
+
+// Backlog is what is in the outbox.
+type Backlog struct {
+	Rows          int64   `json:"rows"`
+	OldestSeconds float64 `json:"oldest_seconds"`
+}
+
+// Slot is the replication slot's state.
+type Slot struct {
+	Exists            bool   `json:"exists"`
+	Active            bool   `json:"active"`
+	Lost              bool   `json:"lost"`
+	Reason            string `json:"reason,omitempty"`
+	ConfirmedLSN      string `json:"confirmed_lsn"`
+	RestartLSN        string `json:"restart_lsn"`
+	RetainedBytes     int64  `json:"retained_bytes"`
+	ConfirmedLagBytes int64  `json:"confirmed_lag_bytes"`
+	MaxKeepBytes      int64  `json:"max_keep_bytes"`
+}
+
+// ReadStatus assembles the status from Postgres, and from relay if it is not nil.
+func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *outbox.Relay) (Status, error) {
+	st, err := sql.ReadState(ctx, pool, name)
+	if err != nil {
+		return Status{}, err
+	}
+	out := Status{
+		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder, HandoverLSN: st.Handover.String(),
+		Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
+	}
+	rows, oldest, err := sql.Backlog(ctx, pool)
+	if err != nil {
+		return out, err
+	}
+	out.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}
+	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
+		return out, err
+	}
+	slot, err := slots.Status(ctx)
+	if err != nil {
+		return out, err
+	}
+	out.Slot = Slot{
+		Exists: slot.Exists, Active: slot.Active, Lost: slot.Lost, Reason: slot.Reason, ConfirmedLSN: slot.Confirmed.String(),
+		RestartLSN: slot.Restart.String(), RetainedBytes: slot.RetainedBytes, ConfirmedLagBytes: slot.ConfirmedLagBytes,
+		MaxKeepBytes: slot.MaxKeepBytes,
+	}
+	if relay != nil {
+		mine := relay.Status()
+		out.Leader, out.Inflight = &mine.Leader, &mine.Inflight
+	}
+	return out, nil
+}
+
+// callTimeout bounds what one request asks of Postgres.
+const callTimeout = 5 * time.Second
+
+func (s *server) relay(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	st, err := ReadStatus(ctx, s.Pool, s.RelayName, s.Slots, s.Relay)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	write(w, http.StatusOK, st)
+}
+
+func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Mode string `json:"mode"`
+	}
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&body); err != nil {
+		problem(w, http.StatusBadRequest, `the body must be {"mode":"auto"|"cdc"|"poll"}`)
+		return
+	}
+	mode, err := outbox.ParseMode(body.Mode)
+	if err != nil {
+		problem(w, http.StatusUnprocessableEntity, err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	if err := SetMode(ctx, s.Pool, s.RelayName, mode); err != nil {
+		s.fail(w, err)
+		return
+	}
+	s.log.Info("mode set", "desired", mode)
+	write(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
+}
+
+// SetMode records the desired mode, for a relay that may not have started yet.
+func SetMode(ctx context.Context, pool *pgxpool.Pool, name string, mode outbox.Mode) error {
+	if err := sql.Register(ctx, pool, name); err != nil {
+		return err
+	}
+	return sql.SetDesired(ctx, pool, name, mode)
+}
+
+// Dead is one parked event.
+type Dead struct {
+	// Source says who parked it: "relay", or the consumer group.
+	Source        string    `json:"source"`
+	ID            uuid.UUID `json:"id"`
+	AggregateType string    `json:"aggregate_type"`
+	AggregateID   string    `json:"aggregate_id"`
+	Type          string    `json:"type"`
+	Class         string    `json:"class"`
+	Error         string    `json:"error"`
+	Attempts      int       `json:"attempts"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeadAt        time.Time `json:"dead_at"`
+	Retrying      bool      `json:"retrying"`
+}
+
+// listLimit bounds a list of parked events.
+const listLimit = 1000
+
+// ListDead returns the relay's parked events, oldest first, at most 1,000.
+func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
+	list, err := sql.ListDead(ctx, db, listLimit)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Dead, len(list))
+	for i, d := range list {
+		out[i] = Dead{
+			Source: "relay", ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
+			Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt, Retrying: d.Retrying,
+		}
+	}
+	return out, nil
+}
+
+func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	dead, err := ListDead(ctx, s.Pool)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	write(w, http.StatusOK, map[string][]Dead{"dead": dead})
+}
+
+func (s *server) retryDead(w http.ResponseWriter, r *http.Request) {
+	s.onDead(w, r, "retried", func(ctx context.Context, id uuid.UUID) error { return sql.RetryDead(ctx, s.Pool, id) })
+}
+
+func (s *server) dropDead(w http.ResponseWriter, r *http.Request) {
+	s.onDead(w, r, "dropped", func(ctx context.Context, id uuid.UUID) error { return sql.DropDead(ctx, s.Pool, id) })
+}
+
+func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string, act func(ctx context.Context, id uuid.UUID) error) {
+	id, err := uuid.Parse(r.PathValue("id"))
+	if err != nil {
+		problem(w, http.StatusBadRequest, "the id must be a UUID")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	switch err := act(ctx, id); {
+	case errors.Is(err, sql.ErrNotParked):
+		problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
+	case errors.Is(err, sql.ErrUnreadable):
+		problem(w, http.StatusConflict, sql.ErrUnreadable.Error())
+	case err != nil:
+		s.fail(w, err)
+	default:
+		s.log.Info("parked event "+done, "event_id", id) //nolint:sloglint // two constants
+		write(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
+	}
+}
+
+// guarded asks for the token, if one is set.
+func (s *server) guarded(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if s.Token != "" && (!ok || subtle.ConstantTimeCompare([]byte(given), []byte(s.Token)) != 1) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			problem(w, http.StatusUnauthorized, "this call needs the admin token")
+			return
+		}
+		next(w, r)
+	}
+}
+
+// fail answers for an error of Postgres; its text may be shown to an operator, it holds no secrets.
+func (s *server) fail(w http.ResponseWriter, err error) {
+	s.log.Warn("admin call", "err", err)
+	problem(w, http.StatusServiceUnavailable, err.Error())
+}
+
+func problem(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	body(w, status, map[string]any{"type": "about:blank", "title": http.StatusText(status), "status": status, "detail": detail})
+}
+
+func write(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	body(w, status, v)
+}
+
+func body(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	b, err := json.Marshal(v)
+	if err != nil {
+		b = fmt.Appendf(nil, `{"detail":%q}`, err.Error())
+	}
+	_, _ = w.Write(append(b, '\n'))
+}

@@ -1,0 +1,199 @@
+package idem
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Defaults of HTTPOptions.
+const (
+	DefaultWork      = 10 * time.Second
+	DefaultMaxBody   = 64 << 10
+	DefaultMaxInline = 16 << 10
+)
+
+// HTTPOptions configure Guard.Handler.
+type HTTPOptions struct {
+	// Route scopes the key beside the method, and is the metrics label; one of Options.Routes.
+	Route string
+	// Scope returns whom the key belongs to, for example the authenticated user's id: put the guard behind the
+	// authentication. Required.
+	Scope func(r *http.Request) string
+	// Lookup asks the database for the finished operation; see Request.Lookup. nil: none.
+	Lookup func(r *http.Request, k Key, f Fingerprint) (Found, error)
+	// Render answers with a result whose body is not in its record: one from Lookup, one longer than MaxInline, one that
+	// the handler noted with SetRef. nil: such a replay runs the handler again, which finds the row and answers from it.
+	Render func(w http.ResponseWriter, r *http.Request, rec Record)
+	// Work bounds the handler; it must be shorter than the lease. Zero: DefaultWork.
+	Work time.Duration
+	// MaxBody is the longest request body in bytes. Zero: DefaultMaxBody.
+	MaxBody int64
+	// MaxInline is the longest response body that is kept in Redis. Zero: DefaultMaxInline.
+	MaxInline int
+}
+
+func (o HTTPOptions) withDefaults() HTTPOptions {
+	if o.Work == 0 {
+		o.Work = DefaultWork
+	}
+	if o.MaxBody == 0 {
+		o.MaxBody = DefaultMaxBody
+	}
+	if o.MaxInline == 0 {
+		o.MaxInline = DefaultMaxInline
+	}
+	return o
+}
+
+// Handler guards next: of many requests with one Idempotency-Key, one runs it and the others get its response, byte for
+// byte. The response is kept if retrying cannot change it: 2xx, 3xx, and 4xx other than 401, 403, 408, 425 and 429. After
+// any other one, and after a panic, the key is free again, so next must have done nothing then; if it cannot know (a
+// COMMIT that was not answered), it says so with Unsettled.
+//
+// next runs detached from the client's connection and within Work, so that a client that hangs up does not cut an
+// operation in half. Its effect must be protected by a unique index on the key (KeyFrom): Redis only accelerates. Its
+// response is buffered.
+func (g *Guard) Handler(o HTTPOptions, next http.Handler) http.Handler {
+	o = o.withDefaults()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.serve(&o, w, r, next) })
+}
+
+type contextKey struct{}
+
+// guarded is what a request's context carries.
+type guarded struct {
+	ticket    *Ticket
+	ref       string
+	unsettled bool
+}
+
+// KeyFrom returns the hashed key of a guarded request, for the unique column of its effect; and the fingerprint, for the
+// column beside it. ok is false outside a guarded handler.
+func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
+	gd, ok := ctx.Value(contextKey{}).(*guarded)
+	if !ok {
+		return Key{}, Fingerprint{}, false
+	}
+	return gd.ticket.key, gd.ticket.fp, true
+}
+
+// SetRef notes what the result of a guarded request is, for HTTPOptions.Render: its body is then not kept in Redis.
+func SetRef(ctx context.Context, ref string) {
+	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok {
+		gd.ref = ref
+	}
+}
+
+// Unsettled says that a guarded request ends without knowing whether its effect happened: the key stays taken until its
+// lease ends, and the response is not kept.
+func Unsettled(ctx context.Context) {
+	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok {
+		gd.unsettled = true
+	}
+}
+
+func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	client, err := ParseKey(r.Header)
+	if err != nil {
+		code := "idempotency_key_invalid"
+		if errors.Is(err, ErrKeyMissing) {
+			code = "idempotency_key_missing"
+		}
+		refuse(w, refusal{status: http.StatusBadRequest, code: code, title: err.Error(), safeNewKey: true})
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
+	if err != nil {
+		refuse(w, refusal{status: http.StatusRequestEntityTooLarge, code: "body_too_large", title: "The body is too large", safeNewKey: true})
+		return
+	}
+	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))
+	wait, _ := ParseWait(r.Header)
+	req := Request{
+		Key:         NewKey(o.Scope(r), r.Method, o.Route, client),
+		Fingerprint: NewFingerprint(1, r.Header.Get("Content-Type"), r.URL.RequestURI(), string(body)),
+		Route:       o.Route, Wait: wait,
+	}
+	if o.Lookup != nil {
+		req.Lookup = func(ctx context.Context) (Found, error) {
+			return o.Lookup(r.WithContext(ctx), req.Key, req.Fingerprint)
+		}
+	}
+	d, err := g.Begin(r.Context(), req)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	switch {
+	case err != nil:
+		refuse(w, refusal{status: http.StatusServiceUnavailable, code: "temporarily_unavailable", title: "Nothing was done; try again", retryable: true, retryAfter: time.Second})
+	case d.Outcome == Mismatch:
+		refuse(w, refusal{status: http.StatusUnprocessableEntity, code: "idempotency_key_reused", title: "The key was used for another request", safeNewKey: true})
+	case d.Outcome == Busy:
+		refuse(w, refusal{status: http.StatusConflict, code: "operation_in_progress", title: "Another attempt with this key is under way", retryable: true, retryAfter: d.RetryAfter})
+	case d.Outcome == Replay:
+		g.replay(o, w, r, d.Record, &req, next)
+	default:
+		g.work(o, w, r, d.Ticket, next)
+	}
+}
+
+// replay answers from a record.
+func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, rec Record, req *Request, next http.Handler) {
+	head, body, inline := decodeResponse(rec.Payload)
+	switch {
+	case inline:
+		w.Header().Set("Idempotent-Replayed", "true")
+		for name, values := range head {
+			w.Header()[name] = values
+		}
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.WriteHeader(rec.Status)
+		_, _ = io.WriteString(w, body)
+	case o.Render != nil:
+		w.Header().Set("Idempotent-Replayed", "true")
+		o.Render(w, r, rec)
+	default:
+		g.work(o, w, r, &Ticket{guard: g, key: req.Key, fp: req.Fingerprint}, next)
+	}
+}
+
+// work runs the handler under a ticket and keeps what it answered.
+func (g *Guard) work(o *HTTPOptions, w http.ResponseWriter, r *http.Request, t *Ticket, next http.Handler) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), o.Work)
+	defer cancel()
+	ctx, stop := t.Keep(ctx)
+	gd := &guarded{ticket: t}
+	rec := &recorder{header: http.Header{}, status: http.StatusOK}
+	settled := false
+	defer func() {
+		stop()
+		if !settled && !gd.unsettled {
+			t.Abort(ctx)
+		}
+	}()
+	next.ServeHTTP(rec, r.WithContext(context.WithValue(ctx, contextKey{}, gd)))
+	w.Header().Set("Idempotent-Replayed", "false")
+	if t.Degraded() {
+		w.Header().Set("Idempotency-Guard", "db")
+	}
+	rec.send(w)
+	if settled = !gd.unsettled && final(rec.status); settled {
+		res := Record{Status: rec.status, Ref: gd.ref}
+		if gd.ref == "" {
+			res.Payload = rec.encode(o.MaxInline)
+		}
+		t.Commit(ctx, res)
+	}
+}
+
+// final reports whether retrying cannot change an answer.
+func final(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return false
+	}
+	return status < 500
+}

@@ -1,0 +1,247 @@
+package idem_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"posthaste/idem"
+	"posthaste/idem/ginidem"
+	"posthaste/internal/testenv"
+)
+
+// stacks are the two middlewares over one handler.
+var stacks = map[string]func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFunc) http.Handler{
+	"net/http": func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFunc) http.Handler { return g.Handler(o, h) },
+	"gin": func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFunc) http.Handler {
+		gin.SetMode(gin.ReleaseMode)
+		e := gin.New()
+		e.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }))
+		e.POST("/pay", ginidem.Middleware(g, o), func(c *gin.Context) { h(c.Writer, c.Request) })
+		return e
+	},
+}
+
+// eachStack runs a test with both. The guard's server is fresh.
+func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server)) {
+	t.Helper()
+	t.Parallel()
+	for name, stack := range stacks {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := testenv.Redis(t)
+			f(t, r, func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server {
+				c, err := idem.NewClient(r.URL())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				o.Route = "/pay"
+				if o.Scope == nil {
+					o.Scope = func(r *http.Request) string { return r.Header.Get("User") }
+				}
+				s := httptest.NewUnstartedServer(stack(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}}), o, h))
+				s.Config.ErrorLog = nil
+				s.Start()
+				t.Cleanup(s.Close)
+				return s
+			})
+		})
+	}
+}
+
+func pay(tb testing.TB, s *httptest.Server, user, key, body string, headers ...string) (status int, header http.Header, text string) {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, s.URL+"/pay", strings.NewReader(body))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	req.Header.Set("User", user)
+	req.Header.Set(idem.KeyHeader, key)
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := s.Client().Do(req)
+	if err != nil {
+		return 0, nil, err.Error()
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return res.StatusCode, res.Header, string(b)
+}
+
+const key = "0123456789abcdef"
+
+func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+		var runs atomic.Int64
+		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			if _, _, ok := idem.KeyFrom(r.Context()); !ok {
+				t.Error("no key in the context")
+			}
+			n := runs.Add(1)
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Content-Type", "text/x-receipt")
+			w.Header().Set("Location", "/receipts/1")
+			w.Header().Set("Set-Cookie", "a=b")
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprintf(w, "receipt %d\nfor %s", n, body)
+		})
+		const n = 50
+		texts := make([]string, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				status, header, text := pay(t, s, "u", key, "5 EUR")
+				texts[i] = fmt.Sprint(status, header.Get("Location"), header.Get("Content-Type"), text)
+				if (header.Get("Idempotent-Replayed") == "true") == (header.Get("Set-Cookie") != "") {
+					t.Errorf("a cookie was replayed, or lost: %v", header)
+				}
+			})
+		}
+		wg.Wait()
+		for _, text := range texts {
+			if text != "201/receipts/1text/x-receiptreceipt 1\nfor 5 EUR" {
+				t.Fatal(text)
+			}
+		}
+		if runs.Load() != 1 {
+			t.Errorf("%d runs", runs.Load())
+		}
+		if status, _, text := pay(t, s, "u", key, "6 EUR"); status != 422 || !strings.Contains(text, "idempotency_key_reused") {
+			t.Error(status, text)
+		}
+		if status, _, text := pay(t, s, "other", key, "6 EUR"); status != 201 || !strings.Contains(text, "receipt 2") {
+			t.Error(status, text)
+		}
+		if status, _, text := pay(t, s, "u", "", "x"); status != 400 || !strings.Contains(text, "idempotency_key_missing") {
+			t.Error(status, text)
+		}
+		if status, _, text := pay(t, s, "u", key+"2", strings.Repeat("x", 65<<10)); status != 413 {
+			t.Error(status, text)
+		}
+	})
+}
+
+func TestStoredOrReleasedByStatus(t *testing.T) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+		var runs atomic.Int64
+		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			var status int
+			_, _ = fmt.Fscan(r.Body, &status)
+			switch status {
+			case 0:
+				panic("deliberate")
+			case 1: // an unknown outcome
+				idem.Unsettled(r.Context())
+				status = 503
+			}
+			w.WriteHeader(status)
+		})
+		for status, stored := range map[int]bool{
+			200: true, 201: true, 204: true, 302: true, 400: true, 402: true, 404: true, 409: true, 422: true,
+			401: false, 403: false, 408: false, 425: false, 429: false, 500: false, 502: false, 503: false, 0: false,
+		} {
+			runs.Store(0)
+			for range 2 {
+				pay(t, s, "u", fmt.Sprintf("key-for-status-%d", status), fmt.Sprint(status))
+			}
+			if ran := runs.Load(); (ran == 1) != stored {
+				t.Errorf("%d: ran %d times", status, ran)
+			}
+		}
+		pay(t, s, "u", key, "1")
+		if status, header, _ := pay(t, s, "u", key, "1", "Prefer", "wait=0"); status != 409 || header.Get("Retry-After") != "1" {
+			t.Errorf("after an unknown outcome: %d", status)
+		}
+	})
+}
+
+func TestLongResponsesArePointers(t *testing.T) {
+	eachStack(t, func(t *testing.T, r *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+		body := func(n int) string { return strings.Repeat("é", n/2) }
+		s := serve(idem.HTTPOptions{
+			Render: func(w http.ResponseWriter, _ *http.Request, rec idem.Record) {
+				var n int
+				_, _ = fmt.Sscan(rec.Ref, &n)
+				w.WriteHeader(rec.Status)
+				_, _ = io.WriteString(w, body(n))
+			},
+		}, func(w http.ResponseWriter, r *http.Request) {
+			var n int
+			_, _ = fmt.Fscan(r.Body, &n)
+			if n > idem.DefaultMaxInline {
+				idem.SetRef(r.Context(), fmt.Sprint(n))
+			}
+			_, _ = io.WriteString(w, body(n))
+		})
+		for _, n := range []int{0, 1 << 10, 16 << 10, 64 << 10, 1 << 20} {
+			k := fmt.Sprintf("key-for-length-%d", n)
+			for range 3 {
+				if status, _, text := pay(t, s, "u", k, fmt.Sprint(n)); status != 200 || text != body(n) {
+					t.Fatalf("%d: status %d, %d bytes", n, status, len(text))
+				}
+			}
+		}
+		keys, err := r.Client.Keys(t.Context(), "i:*").Result()
+		if err != nil || len(keys) != 5 {
+			t.Fatal(keys, err)
+		}
+		for _, k := range keys {
+			if n := r.Client.StrLen(t.Context(), k).Val(); n > idem.DefaultMaxInline+512 {
+				t.Errorf("a record of %d bytes", n)
+			}
+		}
+	})
+}
+
+func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+		started, goOn := make(chan struct{}), make(chan struct{})
+		var runs atomic.Int64
+		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			close(started)
+			<-goOn
+			if err := r.Context().Err(); err != nil {
+				t.Errorf("the work's context ended with the client: %v", err)
+			}
+			_, _ = io.WriteString(w, "done")
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/pay", strings.NewReader("x"))
+			req.Header.Set("User", "u")
+			req.Header.Set(idem.KeyHeader, key)
+			if res, err := s.Client().Do(req); err == nil {
+				_ = res.Body.Close()
+				t.Error("the client was answered")
+			}
+		}()
+		<-started
+		cancel()
+		<-gone
+		time.AfterFunc(50*time.Millisecond, func() { close(goOn) })
+		if status, header, text := pay(t, s, "u", key, "x"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
+			t.Error(status, header, text)
+		}
+		if runs.Load() != 1 {
+			t.Errorf("%d runs", runs.Load())
+		}
+	})
+}

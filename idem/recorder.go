@@ -1,0 +1,107 @@
+package idem
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// keptHeaders are the response headers that belong to the result; all others (dates, ids, cookies, limits) belong to
+// one exchange and are never replayed.
+var keptHeaders = []string{"Content-Type", "Location", "Etag", "Content-Language"}
+
+// recorder buffers a response.
+type recorder struct {
+	header http.Header
+	status int
+	wrote  bool
+	body   bytes.Buffer
+}
+
+var _ http.ResponseWriter = (*recorder)(nil)
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if !r.wrote && status >= 200 {
+		r.wrote, r.status = true, status
+	}
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	return r.body.Write(b)
+}
+
+// send writes the response out, at once.
+func (r *recorder) send(w http.ResponseWriter) {
+	h := w.Header()
+	for name, values := range r.header {
+		h[name] = values
+	}
+	if h.Get("Content-Type") == "" && r.body.Len() > 0 {
+		h.Set("Content-Type", http.DetectContentType(r.body.Bytes()))
+		r.header.Set("Content-Type", h.Get("Content-Type"))
+	}
+	h.Set("Content-Length", strconv.Itoa(r.body.Len()))
+	w.WriteHeader(r.status)
+	_, _ = w.Write(r.body.Bytes()) // a client that is gone gets its answer by a retry
+	_ = http.NewResponseController(w).Flush()
+}
+
+// encode packs the kept headers and the body for a record; "" if that is longer than limit.
+func (r *recorder) encode(limit int) string {
+	kept := make(map[string][]string, len(keptHeaders))
+	for _, name := range keptHeaders {
+		if v := r.header.Values(name); len(v) > 0 {
+			kept[name] = v
+		}
+	}
+	head, err := json.Marshal(kept)
+	if err != nil || r.body.Len() > limit {
+		return ""
+	}
+	return string(head) + "\n" + r.body.String()
+}
+
+// decodeResponse is the inverse of encode.
+func decodeResponse(payload string) (header http.Header, body string, ok bool) {
+	head, body, ok := strings.Cut(payload, "\n")
+	if !ok || json.Unmarshal([]byte(head), &header) != nil {
+		return nil, "", false
+	}
+	return header, body, true
+}
+
+// refusal is an answer of the guard itself, in the form of RFC 9457.
+type refusal struct {
+	status     int
+	code       string
+	title      string
+	retryable  bool
+	safeNewKey bool
+	retryAfter time.Duration
+}
+
+func refuse(w http.ResponseWriter, p refusal) {
+	body := map[string]any{
+		"type": "urn:posthaste:problem:" + p.code, "title": p.title, "status": p.status, "code": p.code,
+		"retryable": p.retryable, "safe_new_key": p.safeNewKey,
+	}
+	h := w.Header()
+	if p.retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
+		body["retry_after_ms"] = p.retryAfter.Milliseconds()
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(p.status)
+	_, _ = w.Write(b)
+}
