@@ -62,10 +62,11 @@ func (e *DurabilityError) Error() string {
 	return fmt.Sprintf("durability %s not reached: %d acknowledged in time", e.Want, e.Got)
 }
 
-// The barrier waits until the context's deadline less the time the answer needs, and this long without a deadline.
+// The barrier waits until the context's deadline less the time the answer needs (Redis looks for expired waits ten times a
+// second), and this long without a deadline.
 const (
 	barrierWait   = 5 * time.Second
-	barrierMargin = 20 * time.Millisecond
+	barrierMargin = 150 * time.Millisecond
 )
 
 // Confirm implements outbox.Sink.

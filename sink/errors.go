@@ -32,24 +32,24 @@ var replies = []struct {
 	{"CROSSSLOT", "crossslot", false},
 	{"BUSY", "busy", false},
 	{"NOPERM", "noperm", false},
+	// The words for a command inside a script, of Redis 7.0 and of later servers.
+	{"ERR The user executing the script", "noperm", false},
+	{"ERR ACL failure in script", "noperm", false},
 	{"NOAUTH", "noauth", false},
 	{"WRONGPASS", "noauth", false},
 	{"MASTERDOWN", "masterdown", false},
-	{"NOSCRIPT", "noscript", false},
 	// The stream's key holds something else, so no event of the type can be published.
 	{"WRONGTYPE", "wrongtype", true},
 	// The gate's key holds something else: nothing is wrong with the events.
 	{"GATETYPE", "gatetype", false},
 	{"ERR Elements are too large", "too_large", true},
 	{"ERR The stream has exhausted", "exhausted", false},
-	{"ERR max number of clients", "maxclients", false},
-	{"ERR Protocol error", "protocol", false},
 }
 
 // classes are all values of the label class.
 var classes = []string{
 	"oom", "readonly", "loading", "misconf", "noreplicas", "clusterdown", "moved", "tryagain", "crossslot", "busy", "noperm",
-	"noauth", "masterdown", "noscript", "wrongtype", "gatetype", "too_large", "exhausted", "maxclients", "protocol",
+	"noauth", "masterdown", "wrongtype", "gatetype", "too_large", "exhausted",
 	"timeout", "connection", "canceled", "durability", "gap", "fenced", "foreign", "other",
 }
 
@@ -117,7 +117,7 @@ func lostConnection(err error) bool {
 			return true
 		}
 	}
-	return redis.HasErrorPrefix(err, "ERR Protocol error")
+	return redis.HasErrorPrefix(err, "Protocol error") // go-redis takes ERR away
 }
 
 // permanent reports that the lane is finished.

@@ -36,14 +36,16 @@ const probeKey = "{posthaste}:probe"
 // Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It writes
 // nothing.
 func (s *Sink) Ready(ctx context.Context) error {
-	if err := s.client.Ping(ctx).Err(); err != nil {
-		return &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
-	}
-	// A command that may write and may need memory, but finds nothing to do.
+	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server that
+	// is only read-only.)
 	err := s.client.XAdd(ctx, &redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
 	// A user may well be confined to the streams and gates.
 	if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOPERM") {
-		return &NotReadyError{Reason: "not_writable", Mend: mend(Class(err)), Err: err}
+		class, reason := Class(err), "not_writable"
+		if class == "connection" || class == "timeout" || class == "canceled" || class == "noauth" {
+			reason = "unreachable"
+		}
+		return &NotReadyError{Reason: reason, Mend: mend(class), Err: err}
 	}
 	return s.durabilityExists(ctx)
 }

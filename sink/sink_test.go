@@ -94,9 +94,13 @@ func (f *fixture) adopted(epoch int64) outbox.Owner {
 	return o
 }
 
-func streamLane(o outbox.Owner) outbox.Lane { return outbox.Lane{Part: outbox.StreamLane, Nonce: o.Nonce} }
+func streamLane(o outbox.Owner) outbox.Lane {
+	return outbox.Lane{Part: outbox.StreamLane, Nonce: o.Nonce}
+}
 
-func partLane(part int, claim int64) outbox.Lane { return outbox.Lane{Part: part, Claim: claim, Nonce: nonce()} }
+func partLane(part int, claim int64) outbox.Lane {
+	return outbox.Lane{Part: part, Claim: claim, Nonce: nonce()}
+}
 
 // lane opens the stream lane.
 func (f *fixture) lane(o outbox.Owner) outbox.LanePublisher {

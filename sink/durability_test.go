@@ -1,0 +1,188 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+func TestParseDurability(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]sink.Durability{
+		"none": {}, "aof": {AOF: true}, "replicas=1": {Replicas: 1}, "replicas=12": {Replicas: 12},
+	} {
+		got, err := sink.ParseDurability(text)
+		if err != nil || got != want || got.String() != text {
+			t.Errorf("%s: got %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "replicas", "replicas=", "replicas=0", "replicas=-1", "replicas=x", "replicas=101", "AOF", "always"} {
+		if d, err := sink.ParseDurability(text); err == nil {
+			t.Errorf("%q is accepted as %v", text, d)
+		}
+	}
+}
+
+// confirm asks for the barrier within the time.
+func (f *fixture) confirm(o outbox.Owner, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(f.Context(), within)
+	defer cancel()
+	return f.sink.Confirm(ctx, o, firstMark(o))
+}
+
+// The link to the replica stalls: it stays open and the replica stays connected, so only a WAIT on the connection that
+// wrote can know.
+func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
+	t.Parallel()
+	primary := testenv.Redis(t, "repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
+	p := testenv.NewProxy(t, primary.Addr())
+	host, port, _ := strings.Cut(p.Addr(), ":")
+	testenv.Redis(t, "replicaof "+host+" "+port)
+	f := on(t, primary, sink.Options{Durability: sink.Durability{Replicas: 1}})
+	testenv.Eventually(t, 15*time.Second, func() error { return f.sink.Ready(t.Context()) })
+	o := f.adopted(1)
+	f.publish(f.lane(o), makeEvent())
+	testenv.Eventually(t, 15*time.Second, func() error { return f.confirm(o, 2*time.Second) })
+
+	p.Toxic(`{"name":"stall","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	f.publish(f.sink.Lane(stream, o, partLane(1, 1)), makeEvent())
+	start := time.Now()
+	err := f.confirm(o, 600*time.Millisecond)
+	var missed *sink.DurabilityError
+	if !errors.As(err, &missed) || missed.Got != 0 || missed.Want.Replicas != 1 || sink.Class(err) != "durability" {
+		t.Fatalf("class %q of %v, want durability", sink.Class(err), err)
+	}
+	if took := time.Since(start); took < 300*time.Millisecond || took > 2*time.Second {
+		t.Errorf("waited %v of 600 ms", took)
+	}
+	// A refusal of the gate comes at once, without waiting for anybody.
+	wantFenced(t, f.sink.Confirm(t.Context(), f.owner(1), firstMark(o)), 1)
+	p.Remove("stall")
+	testenv.Eventually(t, 15*time.Second, func() error { return f.confirm(o, time.Second) })
+}
+
+func TestWaitWithoutEnoughReplicas(t *testing.T) {
+	t.Parallel()
+	f := on(t, testenv.Redis(t), sink.Options{Durability: sink.Durability{Replicas: 2}})
+	o := f.adopted(1)
+	f.publish(f.lane(o), makeEvent())
+	if err := f.confirm(o, 600*time.Millisecond); sink.Class(err) != "durability" {
+		t.Errorf("class %q of %v, want durability", sink.Class(err), err)
+	}
+	wantNotReady(t, f.sink.Ready(t.Context()), "replicas")
+}
+
+func TestWaitAOF(t *testing.T) {
+	t.Parallel()
+	f := on(t, testenv.Valkey(t, "appendfsync always"), sink.Options{Durability: sink.Durability{AOF: true}})
+	f.must(f.sink.Ready(t.Context()))
+	o := f.adopted(1)
+	f.publish(f.lane(o), makeEvent())
+	f.must(f.confirm(o, 2*time.Second))
+	f.do("CONFIG", "SET", "appendfsync", "no") // from now on nobody syncs
+	if err := f.confirm(o, 600*time.Millisecond); sink.Class(err) != "durability" {
+		t.Errorf("class %q of %v, want durability", sink.Class(err), err)
+	}
+	f.do("CONFIG", "SET", "appendfsync", "everysec")
+	testenv.Eventually(t, 10*time.Second, func() error { return f.confirm(o, 3*time.Second) })
+	f.do("CONFIG", "SET", "appendonly", "no")
+	wantNotReady(t, f.sink.Ready(t.Context()), "aof_off")
+	if err := f.confirm(o, time.Second); err == nil {
+		t.Error("confirmed without an append-only file")
+	}
+}
+
+func TestAOFWithoutWaitAOFIsANamedError(t *testing.T) {
+	t.Parallel()
+	f := on(t, testenv.Redis(t), sink.Options{Durability: sink.Durability{AOF: true}})
+	err := f.sink.Ready(t.Context())
+	wantNotReady(t, err, "no_waitaof")
+	for _, word := range []string{"WAITAOF", "Redis 7.2", "replicas=N"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q does not mention %s", err, word)
+		}
+	}
+	o := f.adopted(1)
+	f.publish(f.lane(o), makeEvent())
+	if err := f.confirm(o, time.Second); err == nil {
+		t.Error("confirmed what nobody can know")
+	}
+}
+
+func wantNotReady(t testing.TB, err error, reason string) {
+	t.Helper()
+	var not *sink.NotReadyError
+	if !errors.As(err, &not) || not.Reason != reason {
+		t.Fatalf("got %v, want reason %s", err, reason)
+	}
+	if not.Mend == "" || !strings.Contains(err.Error(), not.Mend) {
+		t.Errorf("no mend in %q", err)
+	}
+}
+
+func TestReady(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "save 3600 1000000")
+	ctx := t.Context()
+	ready := func() {
+		t.Helper()
+		f.must(f.sink.Ready(ctx))
+	}
+	not := func(reason string) {
+		t.Helper()
+		wantNotReady(t, f.sink.Ready(ctx), reason)
+	}
+	ready()
+	if n := f.server.Client.DBSize(ctx).Val(); n != 0 {
+		t.Errorf("%d keys after a look", n)
+	}
+	f.do("CONFIG", "SET", "maxmemory", "1")
+	not("not_writable")
+	f.do("CONFIG", "SET", "maxmemory", "0")
+	f.do("REPLICAOF", "127.0.0.1", "1")
+	not("not_writable")
+	f.do("REPLICAOF", "NO", "ONE")
+	f.do("CONFIG", "SET", "min-replicas-to-write", "1")
+	not("not_writable")
+	f.do("CONFIG", "SET", "min-replicas-to-write", "0")
+	f.failSnapshot()
+	not("not_writable")
+	f.repairSnapshot()
+	ready()
+	f.do("ACL", "SETUSER", "default", "resetkeys", "~outbox.*", "~{outbox.*}:gate") // no right to the probe's key
+	ready()
+	_ = f.server.Kill()
+	not("unreachable")
+}
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	names := func() string {
+		w, err := f.sink.Warnings(t.Context())
+		f.must(err)
+		var s []string
+		for _, x := range w {
+			if x.Text == "" || x.Mend == "" {
+				t.Errorf("incomplete: %+v", x)
+			}
+			s = append(s, x.Name)
+		}
+		return fmt.Sprint(s)
+	}
+	if got := names(); got != "[]" {
+		t.Errorf("got %s", got)
+	}
+	f.do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+	f.do("CONFIG", "SET", "appendonly", "no")
+	if got := names(); got != "[eviction_policy aof_off]" {
+		t.Errorf("got %s", got)
+	}
+}

@@ -1,0 +1,335 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// Every class is provoked on a server that really is in that state. Nothing may be published meanwhile, nothing may be
+// poison, and everything must be published once when the state ends.
+func TestEveryClassPasses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		class      string
+		config     []string
+		begin, end func(f *fixture)
+	}{
+		{
+			class: "oom",
+			begin: func(f *fixture) { f.do("CONFIG", "SET", "maxmemory", "1") },
+			end:   func(f *fixture) { f.do("CONFIG", "SET", "maxmemory", "0") },
+		},
+		{
+			class: "readonly",
+			begin: func(f *fixture) { f.do("REPLICAOF", "127.0.0.1", "1") },
+			end:   func(f *fixture) { f.do("REPLICAOF", "NO", "ONE") },
+		},
+		{
+			class:  "masterdown",
+			config: []string{"replica-serve-stale-data no"},
+			begin:  func(f *fixture) { f.do("REPLICAOF", "127.0.0.1", "1") },
+			end:    func(f *fixture) { f.do("REPLICAOF", "NO", "ONE") },
+		},
+		{
+			class: "noreplicas",
+			begin: func(f *fixture) { f.do("CONFIG", "SET", "min-replicas-to-write", "1") },
+			end:   func(f *fixture) { f.do("CONFIG", "SET", "min-replicas-to-write", "0") },
+		},
+		{
+			class:  "misconf",
+			config: []string{"save 3600 1000000"},
+			begin:  func(f *fixture) { f.failSnapshot() },
+			end:    func(f *fixture) { f.repairSnapshot() },
+		},
+		{
+			class:  "loading",
+			config: []string{"enable-debug-command yes", "loading-process-events-interval-bytes 1024"},
+			begin:  func(f *fixture) { f.reload() },
+			end:    func(*fixture) {},
+		},
+		{
+			class:  "busy",
+			config: []string{"busy-reply-threshold 1"},
+			begin:  func(f *fixture) { f.busy() },
+			end:    func(f *fixture) { f.do("SCRIPT", "KILL") },
+		},
+		{
+			class: "noperm",
+			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "-evalsha", "-eval") },
+			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "+@all") },
+		},
+		{
+			class: "noperm",
+			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "-xadd") },
+			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "+@all") },
+		},
+		{
+			class: "noperm",
+			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "resetkeys", "~elsewhere") },
+			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "allkeys") },
+		},
+		{
+			class: "gatetype",
+			begin: func(f *fixture) { f.do("RENAME", gate, "{outbox.order}:aside"); f.do("SET", gate, "x") },
+			end:   func(f *fixture) { f.do("RENAME", "{outbox.order}:aside", gate) },
+		},
+	} {
+		t.Run(c.class, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, c.config...)
+			l := f.lane(f.adopted(1))
+			events := makeEvents(6)
+			f.publish(l, events[:2]...)
+			c.begin(f)
+			d := l.Deliver(events[2:])
+			testenv.Eventually(t, 10*time.Second, func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				if _, err := d.Publish(ctx); sink.Class(err) != c.class {
+					return fmt.Errorf("class %q of %w, want %q", sink.Class(err), err, c.class)
+				}
+				return nil
+			})
+			c.end(f)
+			r := retry(t, d, c.class)
+			f.wantStored(events...)
+			f.wantEntries(r, events[2:]...)
+			if n := f.metric("outbox_publish_errors_total", "class", c.class); n == 0 {
+				t.Error("not counted")
+			}
+		})
+	}
+}
+
+// failSnapshot makes a snapshot fail: its file cannot be put in the place of a folder.
+func (f *fixture) failSnapshot() {
+	f.Helper()
+	f.must(os.Mkdir(filepath.Join(f.server.Dir, "dump.rdb"), 0o700))
+	f.snapshot("err")
+}
+
+func (f *fixture) repairSnapshot() {
+	f.Helper()
+	f.must(os.Remove(filepath.Join(f.server.Dir, "dump.rdb")))
+	f.snapshot("ok")
+}
+
+func (f *fixture) snapshot(want string) {
+	f.Helper()
+	testenv.Eventually(f, 10*time.Second, func() error {
+		_ = f.server.Client.BgSave(f.Context()).Err()
+		info, err := f.server.Client.Info(f.Context(), "persistence").Result()
+		if err == nil && !strings.Contains(info, "rdb_last_bgsave_status:"+want) {
+			err = errors.New("no snapshot yet")
+		}
+		return err
+	})
+}
+
+// reload makes the server load its data again, slowly.
+func (f *fixture) reload() {
+	f.Helper()
+	pipe := f.server.Client.Pipeline()
+	for i := range 400 {
+		pipe.Set(f.Context(), fmt.Sprintf("filler:%d", i), strings.Repeat("x", 200), 0)
+	}
+	_, err := pipe.Exec(f.Context())
+	f.must(err)
+	f.do("CONFIG", "SET", "key-load-delay", "3000")
+	f.background("DEBUG", "RELOAD")
+	f.waitFor("LOADING")
+}
+
+func (f *fixture) busy() {
+	f.Helper()
+	f.background("EVAL", "while true do end", "0")
+	f.waitFor("BUSY")
+}
+
+// waitFor waits until the server answers with the error.
+func (f *fixture) waitFor(prefix string) {
+	f.Helper()
+	testenv.Eventually(f, 5*time.Second, func() error {
+		if err := f.server.Client.Ping(f.Context()).Err(); !redis.HasErrorPrefix(err, prefix) {
+			return fmt.Errorf("got %w, want %s", err, prefix)
+		}
+		return nil
+	})
+}
+
+// background runs a command on a connection of its own until the test ends.
+func (f *fixture) background(args ...any) {
+	c := redis.NewClient(&redis.Options{Addr: f.server.Addr(), Protocol: 2, ReadTimeout: 20 * time.Second, MaxRetries: -1})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = c.Do(context.WithoutCancel(f.Context()), args...).Err()
+	}()
+	f.Cleanup(func() {
+		_ = c.Close()
+		<-done
+	})
+}
+
+func TestClassesOfConnecting(t *testing.T) {
+	t.Parallel()
+	attempt := func(t *testing.T, url, class string) {
+		t.Helper()
+		c, err := sink.NewClient(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		s, _ := newSink(t, c, sink.Options{})
+		o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
+		testenv.Eventually(t, 5*time.Second, func() error {
+			err := s.Adopt(t.Context(), stream, o)
+			if sink.Class(err) != class {
+				return fmt.Errorf("class %q of %w, want %q", sink.Class(err), err, class)
+			}
+			if strings.Contains(err.Error(), "geheim") {
+				t.Fatalf("the error tells the password: %v", err)
+			}
+			return nil
+		})
+	}
+	t.Run("noauth", func(t *testing.T) {
+		t.Parallel()
+		server := testenv.Redis(t, "requirepass secret")
+		attempt(t, server.URL(), "noauth")
+		attempt(t, "redis://:geheim@"+server.Addr(), "noauth")
+	})
+	t.Run("connection", func(t *testing.T) {
+		t.Parallel()
+		server := testenv.Redis(t)
+		_ = server.Kill()
+		attempt(t, "redis://:geheim@"+server.Addr(), "connection")
+	})
+	t.Run("other", func(t *testing.T) {
+		t.Parallel()
+		attempt(t, testenv.Redis(t, `rename-command HGETALL ""`).URL(), "other")
+	})
+	t.Run("clusterdown", func(t *testing.T) {
+		t.Parallel()
+		attempt(t, testenv.Redis(t, "cluster-enabled yes").URL(), "clusterdown")
+	})
+}
+
+// Two nodes of a cluster, asked by a client that does not follow them.
+func TestClassesOfACluster(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	a, b := testenv.Redis(t, "cluster-enabled yes"), testenv.Redis(t, "cluster-enabled yes")
+	f := on(t, a, sink.Options{})
+	f.must(a.Client.ClusterAddSlotsRange(ctx, 0, 16383).Err())
+	f.must(a.Client.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(b.Port)).Err())
+	id := b.Client.Do(ctx, "cluster", "myid").Val()
+	testenv.Eventually(t, 15*time.Second, func() error {
+		nodes, err := a.Client.ClusterNodes(ctx).Result()
+		if err == nil && (strings.Contains(nodes, "handshake") || strings.Count(nodes, "connected") < 2) {
+			err = errors.New("not met yet")
+		}
+		if err == nil {
+			err = a.Client.Set(ctx, "up", "", 0).Err()
+		}
+		return err
+	})
+	o := f.adopted(1)
+	attempt := func(name, class string) {
+		t.Helper()
+		lane := streamLane(o)
+		if _, err := f.sink.Lane(name, o, lane).Deliver(makeEvents(1)).Publish(ctx); sink.Class(err) != class {
+			t.Errorf("class %q of %v, want %q", sink.Class(err), err, class)
+		}
+	}
+	migrate := func(name string) {
+		f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, name).Val(), "MIGRATING", id)
+	}
+	attempt("a}b", "crossslot")
+	migrate(stream)
+	attempt(stream, "tryagain") // the gate is here, the stream is not
+	migrate("outbox.other")
+	attempt("outbox.other", "moved") // ASK
+	f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, "outbox.other").Val(), "NODE", id)
+	attempt("outbox.other", "moved")
+}
+
+func TestTimeoutAndCancel(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	l := f.through(p).Lane(stream, o, streamLane(o))
+	p.Toxic(`{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":2000}}`)
+	d := l.Deliver(makeEvents(1))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
+		t.Errorf("class %q of %v, want timeout", sink.Class(err), err)
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("a context of 50 ms took %v", took)
+	}
+	canceled, cancelNow := context.WithCancel(t.Context())
+	cancelNow()
+	if _, err := d.Publish(canceled); sink.Class(err) != "canceled" {
+		t.Errorf("class %q of %v, want canceled", sink.Class(err), err)
+	}
+	if got := sink.Class(nil); got != "" {
+		t.Errorf("class %q of nil", got)
+	}
+}
+
+func TestNewClientKeepsThePasswordToItself(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"redis://user:geheim@localhost:port/0", "http://:geheim@localhost", "redis://:geheim@localhost/geheim",
+		"redis://:gehe%zzim@localhost", "redis://:geheim@localhost/0?geheim=1", "redis://:geheim/extra@localhost", "geheim",
+	} {
+		_, err := sink.NewClient(url)
+		if err == nil {
+			t.Errorf("%s is accepted", url)
+			continue
+		}
+		if strings.Contains(err.Error(), "gehe") {
+			t.Errorf("the error tells the password: %v", err)
+		}
+	}
+	for _, url := range []string{"redis://localhost:6379/2", "rediss://u:p@localhost", "unix:///run/redis.sock"} {
+		c, err := sink.NewClient(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := c.Options()
+		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 {
+			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol)
+		}
+		_ = c.Close()
+	}
+}
+
+func TestEveryClassHasASeriesFromTheStart(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, class := range []string{"oom", "wrongtype", "too_large", "timeout", "connection", "durability", "gap", "fenced", "foreign", "other"} {
+		if _, ok := lookup(t, f.reg, "outbox_publish_errors_total", "class", class); !ok {
+			t.Errorf("no series for %s", class)
+		}
+	}
+	if _, ok := lookup(t, f.reg, "outbox_suppressed_total", "reason", "doubt"); !ok {
+		t.Error("no series for doubt")
+	}
+}

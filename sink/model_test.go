@@ -1,0 +1,360 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// faults loses calls on their way to the server (nothing happens) or replies on their way back (it happened).
+type faults struct {
+	before, after atomic.Int32
+}
+
+func (h *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *faults) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if name := cmd.Name(); name != "evalsha" && name != "eval" {
+			return next(ctx, cmd)
+		}
+		if h.before.Add(-1) >= 0 {
+			return io.EOF
+		}
+		err := next(ctx, cmd)
+		if err == nil && h.after.Add(-1) >= 0 {
+			return io.ErrUnexpectedEOF
+		}
+		return err
+	}
+}
+
+// row is an event in the table of the model. It is handed to a lane once; a new owner or claim gets it again.
+type row struct {
+	event *outbox.Event
+	part  int
+	taken bool
+	// entry is where the model knows the event to be, "" if it does not.
+	entry string
+}
+
+// open is a lane of the model.
+type open struct {
+	lane outbox.Lane
+	l    outbox.LanePublisher
+	// unsettled are the rows handed over and not deleted, by batch.
+	unsettled []delivered
+	// stuck is a delivery that was given up half-way, so that the lane cannot be used any more.
+	stuck bool
+}
+
+type delivered struct {
+	number int64
+	rows   []*row
+}
+
+// world is the model: a table, a relay that owns the gate, and the oracle.
+type world struct {
+	f     *fixture
+	h     *faults
+	owner outbox.Owner
+	// zombie is the owner before, still publishing.
+	zombie outbox.LanePublisher
+	// polling says that parts are swept; otherwise the stream lane is used.
+	polling bool
+	stream  *open
+	parts   map[int]*open
+	claim   int64
+	table   []*row
+	// gone are the ids of settled events since the last flush: they too are in the stream once.
+	gone    []string
+	flushed bool
+}
+
+func (w *world) ctx() context.Context { return w.f.Context() }
+
+// adopt is a new leadership, in either mode.
+func (w *world) adopt(t *rapid.T) {
+	if w.stream != nil {
+		w.zombie = w.stream.l
+	}
+	w.owner = outbox.Owner{Source: w.owner.Source, Epoch: w.owner.Epoch + 1, Nonce: nonce()}
+	w.lose(t)
+	for w.f.sink.Adopt(w.ctx(), stream, w.owner) != nil {
+		w.h.before.Store(0) // asked again until it is heard
+	}
+	w.polling = rapid.Bool().Draw(t, "polling")
+	l := streamLane(w.owner)
+	w.stream, w.parts = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}, map[int]*open{}
+	for _, r := range w.table {
+		r.taken = false
+	}
+	w.flushed = false
+}
+
+// lose arms the faults.
+func (w *world) lose(t *rapid.T) {
+	w.h.before.Store(rapid.Int32Range(0, 3).Draw(t, "calls lost"))
+	w.h.after.Store(rapid.Int32Range(0, 3).Draw(t, "replies lost"))
+}
+
+func (w *world) calm() {
+	w.h.before.Store(0)
+	w.h.after.Store(0)
+}
+
+func (w *world) write(t *rapid.T) {
+	for _, e := range makeEvents(rapid.IntRange(1, 5).Draw(t, "events")) {
+		w.table = append(w.table, &row{event: e, part: rapid.IntRange(0, 2).Draw(t, "part")})
+	}
+}
+
+// target returns the lane to publish on. In poll mode a part is claimed anew when its lane is stuck, or just so; the rows
+// of the earlier claim were rolled back then and are owed again.
+func (w *world) target(t *rapid.T) (*open, func(*row) bool) {
+	if !w.polling {
+		return w.stream, func(*row) bool { return true }
+	}
+	part := rapid.IntRange(0, 2).Draw(t, "part")
+	o := w.parts[part]
+	if o == nil || o.stuck || rapid.IntRange(0, 3).Draw(t, "claim") == 0 {
+		w.claim++
+		for _, r := range w.table {
+			r.taken = r.taken && r.part != part
+		}
+		l := outbox.Lane{Part: part, Claim: w.claim, Nonce: nonce()}
+		o = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}
+		w.parts[part] = o
+	}
+	return o, func(r *row) bool { return r.part == part }
+}
+
+// publish hands the oldest rows that are owed to a lane, under faults.
+func (w *world) publish(t *rapid.T) {
+	o, mine := w.target(t)
+	if o.stuck {
+		t.Skip("the lane waits for an adoption")
+	}
+	w.lose(t)
+	tries := rapid.IntRange(1, 8).Draw(t, "tries")
+	w.deliver(t, o, mine, rapid.IntRange(1, 8).Draw(t, "rows"), tries)
+}
+
+func (w *world) deliver(t *rapid.T, o *open, mine func(*row) bool, most, tries int) {
+	var rows []*row
+	var events []*outbox.Event
+	for _, r := range w.table {
+		if !r.taken && mine(r) && len(rows) < most {
+			rows, events = append(rows, r), append(events, r.event)
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	for _, r := range rows {
+		r.taken = true
+	}
+	d := o.l.Deliver(events)
+	for range tries {
+		receipt, err := d.Publish(w.ctx())
+		switch {
+		case err == nil:
+			w.accept(t, o, rows, receipt)
+			return
+		case errors.Is(err, outbox.ErrGap):
+			if !w.flushed {
+				t.Fatalf("a gap, and nothing was flushed: %v", err)
+			}
+			w.calm()
+			w.adopt(t)
+			return
+		case sink.Class(err) != "connection":
+			t.Fatalf("class %q of %v", sink.Class(err), err)
+		}
+	}
+	o.stuck = true
+}
+
+func (w *world) accept(t *rapid.T, o *open, rows []*row, receipt outbox.Receipt) {
+	if w.flushed {
+		t.Fatal("published over a flushed gate without an adoption")
+	}
+	for i, r := range rows {
+		if r.entry != "" && r.entry != receipt.EntryIDs[i] {
+			t.Fatalf("event %s was entry %s and is reported as %s", r.event.ID, r.entry, receipt.EntryIDs[i])
+		}
+		r.entry = receipt.EntryIDs[i]
+	}
+	o.unsettled = append(o.unsettled, delivered{number: receipt.Number, rows: rows})
+}
+
+// settle deletes the rows of one lane's oldest batches; the gate hears of it, late or not at all.
+func (w *world) settle(t *rapid.T) {
+	w.calm()
+	lanes := []*open{w.stream}
+	for _, o := range w.parts {
+		lanes = append(lanes, o)
+	}
+	slices.SortFunc(lanes, func(a, b *open) int { return a.lane.Part - b.lane.Part })
+	o := lanes[rapid.IntRange(0, len(lanes)-1).Draw(t, "lane")]
+	if len(o.unsettled) == 0 {
+		return
+	}
+	n := rapid.IntRange(1, len(o.unsettled)).Draw(t, "batches")
+	mark := []outbox.Mark{{Stream: stream, Lane: o.lane, Number: o.unsettled[n-1].number}}
+	if err := w.f.sink.Confirm(w.ctx(), w.owner, mark); err != nil {
+		if !w.flushed || !errors.Is(err, outbox.ErrGap) {
+			t.Fatalf("confirm: %v", err)
+		}
+		w.adopt(t)
+		return
+	}
+	if w.flushed {
+		t.Fatal("confirmed what was flushed")
+	}
+	for _, b := range o.unsettled[:n] {
+		for _, r := range b.rows {
+			w.gone = append(w.gone, r.event.ID.String())
+			w.table = slices.DeleteFunc(w.table, func(x *row) bool { return x == r })
+		}
+	}
+	o.unsettled = o.unsettled[n:]
+	switch rapid.IntRange(0, 2).Draw(t, "told") {
+	case 0:
+		o.l.Settled(mark[0].Number)
+	case 1:
+		if err := w.f.sink.Settled(w.ctx(), w.owner, mark); err != nil {
+			t.Fatalf("settled: %v", err)
+		}
+	}
+}
+
+// flush takes everything away. What was settled is lost, as without a barrier it has to be; the rest is owed again.
+func (w *world) flush(t *rapid.T) {
+	if rapid.IntRange(0, 4).Draw(t, "really") > 0 {
+		t.Skip("not this time")
+	}
+	w.f.do("FLUSHALL")
+	w.gone, w.flushed = nil, true
+	for _, r := range w.table {
+		r.entry = ""
+	}
+}
+
+// undead publishes for the owner before.
+func (w *world) undead(t *rapid.T) {
+	if w.zombie == nil {
+		t.Skip("no zombie")
+	}
+	w.calm()
+	_, err := w.zombie.Deliver(makeEvents(1)).Publish(w.ctx())
+	if err == nil {
+		t.Fatal("a zombie published")
+	}
+	w.zombie = nil
+}
+
+// drain publishes and settles everything, as after it the doubt may be forgotten.
+func (w *world) drain(t *rapid.T) {
+	w.calm()
+	if w.flushed || w.stream.stuck && !w.polling {
+		w.adopt(t)
+		w.calm()
+	}
+	if !w.polling {
+		w.deliver(t, w.stream, func(*row) bool { return true }, 1<<20, 1)
+	}
+	for part := range 3 {
+		if w.polling {
+			w.drainPart(t, part)
+		}
+	}
+	for _, r := range w.table {
+		if r.entry == "" {
+			t.Fatalf("event %s is not published", r.event.ID)
+		}
+	}
+	if err := w.f.sink.ForgetDoubt(w.ctx(), w.owner, stream); err != nil {
+		t.Fatalf("forget: %v", err)
+	}
+}
+
+func (w *world) drainPart(t *rapid.T, part int) {
+	o := w.parts[part]
+	if o == nil || o.stuck {
+		w.claim++
+		l := outbox.Lane{Part: part, Claim: w.claim, Nonce: nonce()}
+		o = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}
+		w.parts[part] = o
+		for _, r := range w.table {
+			r.taken = r.taken && r.part != part
+		}
+	}
+	w.deliver(t, o, func(r *row) bool { return r.part == part }, 1<<20, 1)
+}
+
+// check is the oracle: nothing twice, and everything that is known to be published is there.
+func (w *world) check(t *rapid.T) {
+	seen := map[string]bool{}
+	for _, id := range w.f.stored() {
+		if seen[id] {
+			t.Fatalf("event %s is in the stream twice", id)
+		}
+		seen[id] = true
+	}
+	for _, id := range w.gone {
+		if !seen[id] {
+			t.Fatalf("settled event %s is not in the stream", id)
+		}
+	}
+	for _, r := range w.table {
+		if r.entry != "" && !seen[r.event.ID.String()] {
+			t.Fatalf("published event %s is not in the stream", r.event.ID)
+		}
+	}
+}
+
+func TestModel(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t, "appendonly no")
+	rapid.Check(t, func(rt *rapid.T) {
+		c, err := sink.NewClient(server.URL())
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer c.Close()
+		h := &faults{}
+		c.AddHook(h)
+		s, _ := newSink(t, c, sink.Options{})
+		w := &world{f: &fixture{TB: t, server: server, client: c, sink: s}, h: h, owner: outbox.Owner{Source: [16]byte{7}}}
+		w.f.do("FLUSHALL")
+		w.adopt(rt)
+		rt.Repeat(map[string]func(*rapid.T){
+			"write":   w.write,
+			"publish": w.publish,
+			"settle":  w.settle,
+			"adopt":   func(t *rapid.T) { w.adopt(t); w.calm() },
+			"flush":   w.flush,
+			"undead":  w.undead,
+			"scripts": func(*rapid.T) { w.f.do("SCRIPT", "FLUSH") },
+			"drain":   w.drain,
+			"":        w.check,
+		})
+		w.drain(rt)
+		w.check(rt)
+	})
+}

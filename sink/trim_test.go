@@ -1,0 +1,211 @@
+package sink_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/sink"
+)
+
+const nodeEntries = 10
+
+// trimming makes a fixture with small nodes, and a stream of n entries with the ids 1-0 … n-0.
+func trimming(t *testing.T, o sink.Options, n int) *fixture {
+	t.Helper()
+	f := on(t, testenv.Redis(t, fmt.Sprintf("stream-node-max-entries %d", nodeEntries)), o)
+	pipe := f.server.Client.Pipeline()
+	for i := range n {
+		pipe.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, ID: fmt.Sprintf("%d-0", i+1), Values: []any{"a", "b"}})
+	}
+	_, err := pipe.Exec(t.Context())
+	f.must(err)
+	return f
+}
+
+func (f *fixture) group(name, start string) {
+	f.Helper()
+	f.must(f.server.Client.XGroupCreate(f.Context(), stream, name, start).Err())
+}
+
+// read delivers n entries to the group and returns their ids.
+func (f *fixture) read(group string, n int64) []string {
+	f.Helper()
+	r, err := f.server.Client.XReadGroup(f.Context(), &redis.XReadGroupArgs{
+		Group: group, Consumer: "c", Streams: []string{stream, ">"}, Count: n, Block: -1,
+	}).Result()
+	f.must(err)
+	var ids []string
+	for _, m := range r[0].Messages {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+func (f *fixture) ack(group string, ids ...string) {
+	f.Helper()
+	f.must(f.server.Client.XAck(f.Context(), stream, group, ids...).Err())
+}
+
+// wantTrimmed trims and checks the first entry left, which may be earlier by less than a node, never later.
+func (f *fixture) wantTrimmed(first int) {
+	f.Helper()
+	f.must(f.sink.Trim(f.Context(), stream))
+	entries, err := f.server.Client.XRangeN(f.Context(), stream, "-", "+", 1).Result()
+	f.must(err)
+	var got int
+	_, err = fmt.Sscanf(entries[0].ID, "%d-0", &got)
+	f.must(err)
+	if got > first || got <= first-nodeEntries {
+		f.Fatalf("the first entry is %d, want %d or a little earlier", got, first)
+	}
+}
+
+func TestTrimWithoutGroups(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 30000) // more than a trim without a limit of its own would remove
+	f.wantTrimmed(29901)
+	f.wantTrimmed(29901)
+}
+
+func TestTrimStopsAtTheSlowestGroup(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 1000)
+	f.group("slow", "0")
+	f.group("quick", "0")
+	f.ack("quick", f.read("quick", 1000)...)
+	f.wantTrimmed(1)
+	f.ack("slow", f.read("slow", 200)...)
+	f.wantTrimmed(200)
+	if ids := f.read("slow", 1); ids[0] != "201-0" {
+		t.Fatalf("the slow group gets %v, want 201-0", ids)
+	}
+}
+
+func TestTrimStopsAtThePending(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 1000)
+	f.group("g", "0")
+	ids := f.read("g", 1000)
+	f.ack("g", ids[:399]...)
+	f.ack("g", ids[400:]...)
+	f.wantTrimmed(400)
+	if got, err := f.server.Client.XRange(t.Context(), stream, "400-0", "400-0").Result(); err != nil || len(got) != 1 {
+		t.Fatalf("the pending entry is gone: %v, %v", got, err)
+	}
+	f.ack("g", "400-0")
+	f.wantTrimmed(901)
+}
+
+func TestTrimLeavesANewGroupEverything(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 500)
+	f.group("new", "0")
+	f.group("latest", "$")
+	f.wantTrimmed(1)
+	f.must(f.server.Client.XGroupDestroy(t.Context(), stream, "new").Err())
+	f.wantTrimmed(401)
+}
+
+func TestTrimForce(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100, TrimForce: true}, 1000)
+	f.group("slow", "0")
+	f.wantTrimmed(901)
+}
+
+func TestTrimOfNothing(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{}, 300)
+	f.wantTrimmed(1) // no length is configured
+	g := on(t, f.server, sink.Options{MaxLen: 10})
+	g.must(g.sink.Trim(t.Context(), "missing"))
+	f.do("SET", "text", "x")
+	if err := g.sink.Trim(t.Context(), "text"); sink.Class(err) != "wrongtype" {
+		t.Errorf("class %q of %v, want wrongtype", sink.Class(err), err)
+	}
+}
+
+func TestObserve(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 0)
+	ctx := t.Context()
+	now := time.Now().Add(-90 * time.Second).UnixMilli()
+	for i := range 10 {
+		f.do("XADD", stream, fmt.Sprintf("%d-%d", now, i), "a", "b")
+	}
+	f.group("g", "0")
+	f.read("g", 4)
+	streams := []string{stream, "outbox.missing"}
+	f.must(f.sink.Observe(ctx, streams))
+	want := func(name string, v float64, labels ...string) {
+		t.Helper()
+		if got := f.metric(name, labels...); got != v {
+			t.Errorf("%s%v is %v, want %v", name, labels, got, v)
+		}
+	}
+	want("outbox_stream_length", 10, "stream", stream)
+	want("outbox_stream_length", 0, "stream", "outbox.missing")
+	want("outbox_group_pending", 4, "stream", stream, "group", "g")
+	want("outbox_group_lag", 6, "stream", stream, "group", "g")
+	want("outbox_trim_lost_total", 0, "stream", stream, "group", "g")
+	if age := f.metric("outbox_group_oldest_pending_seconds", "group", "g"); age < 89 || age > 120 {
+		t.Errorf("the oldest pending entry is %v s old, want about 90", age)
+	}
+	want("redis_memory_ratio", 0)
+	want("redis_eviction_unsafe", 0)
+
+	// Three entries that the group has not read go.
+	f.do("XTRIM", stream, "MAXLEN", "3")
+	for range 2 {
+		f.must(f.sink.Observe(ctx, streams))
+		want("outbox_trim_lost_total", 3, "group", "g")
+	}
+	f.do("CONFIG", "SET", "maxmemory", "100mb")
+	f.do("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+	f.must(f.sink.Observe(ctx, streams))
+	want("redis_eviction_unsafe", 1)
+	if r := f.metric("redis_memory_ratio"); r <= 0 || r > 0.5 {
+		t.Errorf("memory ratio %v", r)
+	}
+	f.must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
+	f.must(f.sink.Observe(ctx, streams[:1]))
+	for name, labels := range map[string][]string{
+		"outbox_group_pending": {"group", "g"}, "outbox_group_lag": {"group", "g"}, "outbox_trim_lost_total": {"group", "g"},
+		"outbox_group_oldest_pending_seconds": {"group", "g"}, "outbox_stream_length": {"stream", "outbox.missing"},
+	} {
+		if _, ok := lookup(t, f.reg, name, labels...); ok {
+			t.Errorf("%s%v is still there", name, labels)
+		}
+	}
+}
+
+func TestObserveCannotTellTheLag(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{}, 10)
+	f.group("g", "0")
+	f.read("g", 2)
+	f.do("XDEL", stream, "5-0")
+	f.must(f.sink.Observe(t.Context(), []string{stream}))
+	if lag := f.metric("outbox_group_lag", "group", "g"); lag != -1 {
+		t.Errorf("lag %v, want -1 for unknown", lag)
+	}
+}
+
+func TestObserveBoundsTheGroups(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{}, 1)
+	for i := range 80 {
+		f.group(fmt.Sprintf("g%d", i), "0")
+	}
+	f.do("SET", "text", "x")
+	if err := f.sink.Observe(t.Context(), []string{"text", stream}); err == nil {
+		t.Error("a key of another type is no error")
+	}
+	if n := f.metric("outbox_group_lag", "stream", stream); n != 50 {
+		t.Errorf("%v groups with a lag of one, want 50", n)
+	}
+}
