@@ -6,6 +6,9 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 # One static binary. The Dockerfile runs the same line; a test compares the two.
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
+# The tests of dashboards and rules are a module of their own, see grafana/go.mod. They read the code beside it, which
+# the test cache does not notice, hence -count=1.
+GRAFANA  := cd grafana && $(GO)
 # One fuzz target per run: go test wants exactly one.
 FUZZTIME ?= 60s
 BENCH    ?= .
@@ -27,6 +30,7 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 test: ## install what tests need, run every test against real servers
 	./scripts/install-test-tools.sh
 	$(GO) test -race -timeout 12m ./...
+	$(GRAFANA) test -race -count=1 ./...
 
 # The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
 # TestFull…, and run alone, one after the other and without the race detector, which would falsify the figures.
@@ -37,6 +41,7 @@ test-full: ## the same at full counts, and the memory and timing bounds, seriall
 
 check: lint rules ## formatting, linters, modules, Prometheus rules, generated documents
 	$(GO) mod tidy -diff
+	$(GRAFANA) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs/configuration.md
 
@@ -44,6 +49,7 @@ lint: $(LINT) ## formatting and linters only
 	$(LINT) fmt --diff
 	$(GO) vet ./...
 	$(LINT) run ./...
+	cd grafana && ../$(LINT) run ./...
 
 fmt: $(LINT) ## format every Go file
 	$(LINT) fmt
