@@ -22,6 +22,10 @@ type Options struct {
 	Pool *pgxpool.Pool
 	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
 	Redis redis.UniversalClient
+	// Keys are the API keys that may use the API; see LoadKeys. nil: anybody may, for any user. New warns then.
+	Keys *Keys
+	// RateLimit is how many requests a second an API key may make (without Keys: everybody together). Zero: no limit.
+	RateLimit float64
 	// Accept decides whether an order may be placed. nil: every valid order may.
 	Accept AcceptFunc
 	// Lease is how long an attempt owns its key without a heartbeat. Zero: idem.DefaultLease.
@@ -36,10 +40,13 @@ type Options struct {
 
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
-	pool      *pgxpool.Pool
-	redis     redis.UniversalClient
-	guard     *idem.Guard
-	accept    AcceptFunc
+	pool   *pgxpool.Pool
+	redis  redis.UniversalClient
+	guard  *idem.Guard
+	accept AcceptFunc
+	keys   *Keys
+	// limits has a bucket per key, or one; nil for no limit.
+	limits    []*bucket
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	metrics   *metrics
@@ -56,18 +63,37 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("api: Options.Pool is missing")
 	}
 	s := &Server{
-		pool: o.Pool, redis: o.Redis, accept: o.Accept, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		pool: o.Pool, redis: o.Redis, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		metrics: newMetrics(o.Registerer),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.log = s.log.With("component", "api")
+	if s.keys == nil {
+		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
+	}
+	s.limits = newLimits(o.Keys, o.RateLimit)
 	s.guard = idem.New(idem.Options{
 		Redis: o.Redis, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
 	})
 	s.engine = s.routes()
 	return s, nil
+}
+
+func newLimits(k *Keys, rate float64) []*bucket {
+	if rate <= 0 {
+		return nil
+	}
+	n := 1
+	if k != nil {
+		n = len(k.list)
+	}
+	limits := make([]*bucket, n)
+	for i := range limits {
+		limits[i] = newBucket(rate)
+	}
+	return limits
 }
 
 // Public returns the handler of the public listener; see NewHTTPServer.
