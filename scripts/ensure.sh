@@ -1,27 +1,28 @@
 #!/usr/bin/env bash
-# Makes sure that the named server programs are there: postgres, redis, promtool.
+# Makes sure that the named programs are there: postgres, redis, valkey, promtool, cc (the race detector wants one).
 #
 # Nothing is touched when they are. What is missing is installed from the distribution when this runs as root on
 # Debian or Ubuntu; otherwise the exact command is printed and the script ends with 1. Installing starts no service:
 # the demo and the tests run servers of their own, on free ports.
 set -euo pipefail
 
+postgres_found() {
+	# The same places as the demo and the tests look in (internal/local).
+	local dir
+	for dir in "${POSTHASTE_PG_BIN:-}" "${POSTHASTE_TEST_PG_BIN:-}" "$(pg_config --bindir 2>/dev/null || true)" \
+		/usr/lib/postgresql/*/bin "$(dirname "$(command -v postgres || echo /none)")"; do
+		[ -x "$dir/initdb" ] && [ -x "$dir/postgres" ] && return 0
+	done
+	return 1
+}
+
 have() {
 	case $1 in
-	postgres)
-		# The same places, in the same order, as the demo looks in (internal/local).
-		local dir
-		if [ -n "${POSTHASTE_PG_BIN:-}" ]; then
-			[ -x "$POSTHASTE_PG_BIN/initdb" ] && [ -x "$POSTHASTE_PG_BIN/postgres" ]
-			return
-		fi
-		for dir in "$(pg_config --bindir 2>/dev/null || true)" /usr/lib/postgresql/*/bin "$(dirname "$(command -v postgres || echo /none)")"; do
-			[ -x "$dir/initdb" ] && [ -x "$dir/postgres" ] && return 0
-		done
-		return 1
-		;;
-	redis) [ -n "${POSTHASTE_REDIS_BIN:-}" ] || command -v redis-server >/dev/null || command -v valkey-server >/dev/null ;;
+	postgres) postgres_found ;;
+	redis) command -v "${POSTHASTE_REDIS_BIN:-redis-server}" >/dev/null || command -v valkey-server >/dev/null ;;
+	valkey) command -v "${POSTHASTE_TEST_VALKEY_BIN:-valkey-server}" >/dev/null ;;
 	promtool) command -v promtool >/dev/null ;;
+	cc) command -v "${CC:-gcc}" >/dev/null ;;
 	*)
 		echo "ensure.sh: unknown program: $1" >&2
 		exit 2
@@ -33,13 +34,34 @@ package() {
 	case $1 in
 	postgres) echo postgresql ;;
 	redis) echo redis-server ;;
+	valkey) echo valkey-server ;;
 	promtool) echo prometheus ;;
+	cc) echo gcc libc6-dev ;;
 	esac
+}
+
+# backports prints the apt source of this Debian release's backports, on the mirror that apt uses already.
+backports() {
+	local codename uri key
+	codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+	uri=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 2>/dev/null | awk -v c="$codename" '$2 == c { print $1; exit }')
+	key=/usr/share/keyrings/debian-archive-keyring.gpg
+	[ -n "$uri" ] && [ -e $key ] || return 1
+	echo "deb [signed-by=$key] $uri $codename-backports main"
+}
+
+# Debian 12 has valkey in its backports only. The source is there while this script runs, not longer.
+with_backports() {
+	local list=/etc/apt/sources.list.d/posthaste-backports.list
+	apt-cache show valkey-server >/dev/null 2>&1 && return
+	undo+=("$list")
+	backports >$list || return 0
+	apt-get update -q </dev/null >&2
 }
 
 packages=()
 for program in "$@"; do
-	have "$program" || packages+=("$(package "$program")")
+	have "$program" || read -ra packages <<<"${packages[*]:-} $(package "$program")"
 done
 [ ${#packages[@]} -gt 0 ] || exit 0
 
@@ -51,20 +73,31 @@ fi
 if [ "$(id -u)" -ne 0 ]; then
 	echo "missing: ${packages[*]}. Run this, then try again:" >&2
 	echo "  sudo apt-get update && sudo $install" >&2
+	case " ${packages[*]} " in *" valkey-server "*)
+		apt-cache show valkey-server >/dev/null 2>&1 ||
+			echo "valkey-server is in Debian 12's backports: add that source first, or name a binary in POSTHASTE_TEST_VALKEY_BIN." >&2
+		;;
+	esac
 	exit 1
 fi
 
+undo=()
+trap '[ ${#undo[@]} -eq 0 ] || rm -f "${undo[@]}"' EXIT
 # Debian starts a service as soon as its package is installed, unless this file says no. One that exists is obeyed.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
-	trap 'rm -f $policy' EXIT
+	undo+=($policy)
 	printf '#!/bin/sh\nexit 101\n' >$policy
 	chmod 755 $policy
 fi
 echo "installing ${packages[*]}" >&2
 export DEBIAN_FRONTEND=noninteractive
 # The package list of a fresh image is empty or old: refresh it only if the first try finds nothing.
-$install </dev/null >/dev/null 2>&1 || { apt-get update -q </dev/null >&2 && $install </dev/null >&2; }
+if ! $install </dev/null >/dev/null 2>&1; then
+	apt-get update -q </dev/null >&2
+	case " ${packages[*]} " in *" valkey-server "*) with_backports ;; esac
+	$install </dev/null >&2
+fi
 
 for program in "$@"; do
 	have "$program" || {
