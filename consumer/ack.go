@@ -157,5 +157,10 @@ func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 		return err
 	}
 	c.lanes.acked(es)
+	for _, e := range es {
+		if e.suspect {
+			c.suspect.leave(e)
+		}
+	}
 	return nil
 }

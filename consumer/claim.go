@@ -65,7 +65,9 @@ func parseTake(stream string, reply []any) (next string, es []*entry, gone []any
 			k, _ := fields[i].(string)
 			values[k] = fields[i+1]
 		}
-		es = append(es, newEntry(stream, redis.XMessage{ID: id, Values: values}, int(deliveries)+1, now))
+		e := newEntry(stream, redis.XMessage{ID: id, Values: values}, int(deliveries)+1, now)
+		e.suspect = deliveries >= suspectAfter
+		es = append(es, e)
 	}
 	return next, es, gone, nil
 }
@@ -82,7 +84,10 @@ func (c *Consumer) claimAll(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		err := c.claim(ctx, stream)
+		var err error
+		if c.mayRun(stream) {
+			err = c.claim(ctx, stream)
+		}
 		if err == nil {
 			err = c.bury(ctx, stream)
 		}
@@ -177,6 +182,9 @@ func (c *Consumer) giveBack() {
 		errs = append(errs, c.hold(ctx, stream, es, 24*time.Hour))
 	}
 	for _, stream := range c.streams.list() {
+		if c.opt.Ordered {
+			errs = append(errs, leaseScript.Run(ctx, c.client, []string{leaseKey(stream, c.opt.Group)}, c.opt.Consumer, 0).Err())
+		}
 		if err := leaveScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer).Err(); !noGroup(err) {
 			errs = append(errs, err)
 		}

@@ -23,6 +23,8 @@ type Consumer struct {
 	lanes   *lanes
 	acks    *acks
 	streams *streams
+	leases  leases
+	suspect quarantine
 	workers sync.WaitGroup
 	outages outages
 }
@@ -110,7 +112,7 @@ func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct
 	stopUpkeep()
 	<-acking
 	upkeep.Wait()
-	if quiet {
+	if quiet && err == nil {
 		c.giveBack()
 	}
 	c.log.Info("consumer stopped")

@@ -28,6 +28,10 @@ type entry struct {
 	size   int
 	// attempt is the number of the next attempt to run, or of the running one.
 	attempt int
+	// suspect is set while the entry may be what kills the process; see suspect.go.
+	suspect bool
+	// acking is set when the entry has gone to the acknowledger.
+	acking bool
 	// waits counts the runs in a row that ended with Unavailable.
 	waits int
 	// seen is when the entry's idle time in Redis was last known to be near zero.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -197,3 +198,5 @@ func allOnce(tb testing.TB, ids []string, got map[string]int) {
 }
 
 var errBoom = errors.New("boom")
+
+func goexit() { runtime.Goexit() }

@@ -29,10 +29,29 @@ func (c *Consumer) work(ctx context.Context) {
 
 // process runs one entry to an end: acknowledged, waiting for a retry, dead, or somebody else's.
 func (c *Consumer) process(ctx context.Context, e *entry) {
+	if !c.mayRun(e.stream) {
+		c.lanes.done(e, false) // it stays pending, for whoever holds the lease
+		return
+	}
 	if e.values == nil && !c.reload(ctx, e) {
 		return
 	}
+	if e.suspect {
+		if !c.suspect.enter(e) {
+			c.lanes.retry(e, suspectPause)
+			return
+		}
+		defer func() {
+			if !e.acking {
+				c.suspect.leave(e)
+			}
+		}()
+	}
 	if e.attempt > 1 && !c.begin(ctx, e) {
+		return
+	}
+	if g, _ := e.values["for_group"].(string); g != "" && g != c.opt.Group {
+		c.finish(e) // given back from a dead stream to another group
 		return
 	}
 	ev, err := decode(e.stream, e.message(), e.attempt)
@@ -85,6 +104,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		c.metrics.outcome(outcomeUnavailable)
 		c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
 		e.waits++
+		e.suspect = false
 		c.lanes.retry(e, c.opt.Backoff(e.waits))
 	case isPermanent(err) || e.attempt >= c.opt.MaxAttempts:
 		c.metrics.outcome(outcomeFailed)
@@ -94,6 +114,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		c.log.Debug("event failed", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
 		wait := c.opt.Backoff(e.attempt)
 		e.attempt++
+		e.suspect = false
 		c.lanes.retry(e, wait)
 	}
 }
@@ -101,6 +122,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 // finish hands e to the acknowledger and lets its lane go on: in this order, so that acknowledgements of a subject are
 // in the order of its events.
 func (c *Consumer) finish(e *entry) {
+	e.acking = true
 	c.acks.push(e)
 	c.lanes.done(e, true)
 }

@@ -23,8 +23,8 @@ const (
 	badStreamRetry = 5 * time.Second
 )
 
-// readers reads all streams until ctx ends: with one call for all of them, or in a cluster, where streams live on
-// different servers, with one reader each.
+// readers reads all streams until ctx ends: with one call for all of them; or with one reader each in a cluster, where
+// streams live on different servers, and in ordered mode, where streams are leased one by one.
 func (c *Consumer) readers(ctx context.Context) {
 	if !c.cluster && !c.opt.Ordered {
 		newReader(c, c.streams.list).run(ctx)
@@ -37,6 +37,10 @@ func (c *Consumer) readers(ctx context.Context) {
 		for _, name := range c.streams.list() {
 			if !started[name] {
 				started[name] = true
+				if c.opt.Ordered {
+					wg.Go(func() { c.readOrdered(ctx, name) })
+					continue
+				}
 				only := []string{name}
 				wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
 			}
@@ -85,7 +89,7 @@ func (r *reader) run(ctx context.Context) {
 
 // label names the stream of a reader that has only one.
 func (r *reader) label() string {
-	if names := r.list(); r.c.cluster && len(names) == 1 {
+	if names := r.list(); (r.c.cluster || r.c.opt.Ordered) && len(names) == 1 {
 		return names[0]
 	}
 	return ""
@@ -127,7 +131,8 @@ func (r *reader) ready(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// prepare makes sure the group exists, and takes up what was delivered to this consumer's name before.
+// prepare makes sure the group exists, and takes up what was delivered to this consumer's name before; in ordered mode
+// what was delivered to anybody, who by now may not read the stream any more.
 func (r *reader) prepare(ctx context.Context, stream string) error {
 	created, err := groupScript.Run(ctx, r.c.client, []string{stream}, r.c.opt.Group).Int()
 	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
@@ -137,9 +142,12 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 		r.c.log.Info("group created", "stream", stream)
 	}
 	r.c.metrics.stream(stream)
-	cursor := "-"
+	mode, cursor := "own", "-"
+	if r.c.opt.Ordered {
+		mode, cursor = "0", "0-0"
+	}
 	for cursor != "" {
-		if cursor, err = r.c.take(ctx, stream, "own", cursor, &r.count); err != nil {
+		if cursor, err = r.c.take(ctx, stream, mode, cursor, &r.count); err != nil {
 			return err
 		}
 	}

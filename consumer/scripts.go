@@ -26,4 +26,6 @@ var (
 	deadScript    = script("dead")
 	leaveScript   = script("leave")
 	inspectScript = script("inspect")
+	leaseScript   = script("lease")
+	retryScript   = script("retry")
 )

@@ -1,0 +1,251 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// Consumer processes are killed under load, one after the other, and replaced: every event is printed, and nothing is
+// pending at the end.
+func TestKillUnderLoadPrintsEverything(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{2, 5} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			r := testenv.Redis(t)
+			cfg := childConfig{Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8}
+			var all, alive []*process
+			for range n {
+				p := spawn(t, cfg)
+				all, alive = append(all, p), append(alive, p)
+			}
+			var ids []string // the loader's until it has ended
+			var wg sync.WaitGroup
+			quit := make(chan struct{})
+			wg.Go(func() {
+				tick := time.NewTicker(20 * time.Millisecond)
+				defer tick.Stop()
+				for {
+					ids = append(ids, fill(t, r.Client, "outbox.order", scale(500, 100), 50)...)
+					select {
+					case <-quit:
+						return
+					case <-tick.C:
+					}
+				}
+			})
+			// Every process is killed once, in the middle of its work, and replaced.
+			for i := range n {
+				before := alive[i].printed()
+				testenv.Eventually(t, 30*time.Second, func() error {
+					if got := alive[i].printed(); got < before+scale(2000, 50) {
+						return fmt.Errorf("process %d has printed %d", i, got)
+					}
+					return nil
+				})
+				alive[i].kill()
+				p := spawn(t, cfg)
+				all, alive[i] = append(all, p), p
+			}
+			close(quit)
+			wg.Wait()
+			settled(t, r.Client, 60*time.Second, "g", "outbox.order")
+			for _, p := range alive {
+				p.stop(t)
+			}
+			got := map[string]int{}
+			for _, p := range all {
+				for id, k := range p.ids {
+					got[id] += k
+				}
+			}
+			repeated := 0
+			for _, id := range ids {
+				if got[id] == 0 {
+					t.Fatalf("event %s was acknowledged and never printed", id)
+				}
+				repeated += got[id] - 1
+			}
+			t.Logf("%d events, %d printed again after a kill", len(ids), repeated)
+			if len(got) != len(ids) {
+				t.Errorf("%d different ids printed, want %d", len(got), len(ids))
+			}
+		})
+	}
+}
+
+// The effect in Postgres has each event exactly once: one event in a hundred fails twice after its effect, and processes
+// are killed and paused meanwhile. A paused one wakes up with events in hand that others have finished.
+func TestEffectExactlyOnce(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	d := testenv.Postgres(t)
+	d.Exec(t, "CREATE TABLE effect (id uuid NOT NULL)") // no unique key: it would hide a second effect
+	n := scale(100_000, 4000)
+	ids := fill(t, r.Client, "outbox.order", n, 200)
+	cfg := childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Effect: d.URL, FailEvery: 100,
+	}
+	procs := []*process{spawn(t, cfg), spawn(t, cfg), spawn(t, cfg)}
+	reached := func(share float64) {
+		testenv.Eventually(t, 10*time.Minute, func() error {
+			if c := testenv.Value[int](t, d, "SELECT count(*) FROM effect"); float64(c) < share*float64(n) {
+				return fmt.Errorf("%d of %d effects", c, n)
+			}
+			return nil
+		})
+	}
+	for i := range 3 {
+		reached(0.2 * float64(i+1))
+		if i == 1 {
+			if err := procs[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = procs[1].cmd.Process.Signal(syscall.SIGCONT) }()
+			continue
+		}
+		procs[i].kill()
+		procs[i] = spawn(t, cfg)
+	}
+	reached(0.95)
+	if err := procs[1].cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	settled(t, r.Client, 2*time.Minute, "g", "outbox.order")
+	for _, p := range procs {
+		p.stop(t)
+	}
+	if c := testenv.Value[int](t, d, "SELECT count(*) FROM effect"); c != n {
+		t.Errorf("%d effects for %d events", c, n)
+	}
+	if c := testenv.Value[int](t, d, "SELECT count(DISTINCT id) FROM effect WHERE id = ANY($1::uuid[])", ids); c != n {
+		t.Errorf("%d different events have their effect, want %d", c, n)
+	}
+	if c := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); c != 0 {
+		t.Errorf("%d dead events, want none", c)
+	}
+}
+
+// firsts returns, by subject, the numbers in a journal, first occurrences only: repetitions are allowed, going back is
+// not.
+func firsts(t *testing.T, lines []string) map[string][]int {
+	t.Helper()
+	out := map[string][]int{}
+	seen := map[string]bool{}
+	for _, l := range lines {
+		if seen[l] {
+			continue
+		}
+		seen[l] = true
+		subject, num, _ := strings.Cut(l, " ")
+		n, err := strconv.Atoi(num)
+		if err != nil {
+			t.Fatalf("journal line %q", l)
+		}
+		out[subject] = append(out[subject], n)
+	}
+	return out
+}
+
+func ascending(t *testing.T, bySubject map[string][]int, want int) {
+	t.Helper()
+	total := 0
+	for s, ns := range bySubject {
+		total += len(ns)
+		for i := 1; i < len(ns); i++ {
+			if ns[i] <= ns[i-1] {
+				t.Fatalf("subject %s: event %d came after event %d", s, ns[i], ns[i-1])
+			}
+		}
+	}
+	if total != want {
+		t.Errorf("%d different events ran, want %d", total, want)
+	}
+}
+
+// In ordered mode the order per subject holds over kills and over all processes.
+func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	cfg := childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Ordered: true, Journal: "journal",
+	}
+	n := scale(20_000, 4000)
+	fill(t, r.Client, "outbox.order", n, 20)
+	owner := func() string { return r.Client.Get(context.Background(), "{outbox.order}:lease:g").Val() }
+	byPID := map[string]*process{}
+	for range 3 {
+		p := spawn(t, cfg)
+		byPID[strconv.Itoa(p.cmd.Process.Pid)] = p
+	}
+	for i := range 2 {
+		testenv.Eventually(t, 60*time.Second, func() error {
+			if got := r.Client.LLen(t.Context(), "journal").Val(); got < int64(n*(i+1)/4) {
+				return fmt.Errorf("%d events", got)
+			}
+			return nil
+		})
+		name := owner()
+		pid := strings.Split(name, ":")
+		if len(pid) != 3 || byPID[pid[1]] == nil {
+			t.Fatalf("the lease is held by %q", name)
+		}
+		byPID[pid[1]].kill()
+	}
+	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
+	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+}
+
+// An event that kills the process is given up after its attempts, and takes none of the events that merely waited in
+// the same process with it.
+func TestEventThatKillsTheProcess(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	cfg := childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Lanes: 2, Journal: "journal", DieAt: 40,
+	}
+	const n = 400
+	ids := fill(t, r.Client, "outbox.order", n, 20)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { // what a supervisor does
+		p := spawn(t, cfg)
+		for {
+			select {
+			case <-p.gone:
+				p = spawn(t, cfg)
+			case <-stop:
+				p.kill()
+				return
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(stop)
+	testenv.Eventually(t, 60*time.Second, func() error {
+		if got := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); got == 0 {
+			return fmt.Errorf("no dead event")
+		}
+		return nil
+	})
+	settled(t, r.Client, 30*time.Second, "g", "outbox.order")
+	dead := r.Client.XRange(t.Context(), "dead.outbox.order", "-", "+").Val()
+	if len(dead) != 1 || dead[0].Values["id"] != ids[40] || dead[0].Values["dead_attempts"] != "10" {
+		t.Errorf("dead: %v, want only event %s after 10 attempts", dead, ids[40])
+	}
+	total := 0
+	for _, ns := range firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()) {
+		total += len(ns)
+	}
+	if total != n-1 {
+		t.Errorf("%d other events ran, want %d", total, n-1)
+	}
+}

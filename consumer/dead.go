@@ -1,0 +1,127 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// DeadEntry is an event that a consumer group has given up.
+type DeadEntry struct {
+	// DeadStream and DeadID say where the entry stands now.
+	DeadStream, DeadID string
+	// Stream and EntryID say where it was read.
+	Stream, EntryID string
+	// Group is the consumer group that gave it up; to the other groups nothing has happened.
+	Group string
+	// EventID, Type and Subject are the event's; empty if the entry was malformed.
+	EventID, Type, Subject string
+	// Data is the payload as it was published.
+	Data json.RawMessage
+	// Error is the last attempt's error.
+	Error string
+	// Attempts is how often the event was tried; 0 if it was malformed.
+	Attempts int
+	// At is when it was given up, by the clock of the consumer.
+	At time.Time
+}
+
+// deadPage is how many entries Dead reads at once.
+const deadPage = 500
+
+// Dead lists the dead events of every stream whose name begins with prefix, oldest first within a stream. The list is
+// complete, so its length is bounded by nothing but what has died.
+func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]DeadEntry, error) {
+	seen := map[string]bool{}
+	var names []string
+	for _, p := range []string{deadPrefix + prefix, deadPrefix + "{" + prefix} {
+		err := scanStreams(ctx, client, p, func(name string) {
+			if !seen[name] {
+				seen[name] = true
+				names = append(names, name)
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("look for dead streams: %w", err)
+		}
+	}
+	var out []DeadEntry
+	for _, name := range names {
+		start := "-"
+		for {
+			list, err := client.XRangeN(ctx, name, start, "+", deadPage).Result()
+			if err != nil {
+				return nil, fmt.Errorf("read dead stream %q: %w", name, err)
+			}
+			for _, m := range list {
+				out = append(out, deadEntry(name, m))
+			}
+			if len(list) < deadPage {
+				break
+			}
+			start = "(" + list[len(list)-1].ID
+		}
+	}
+	return out, nil
+}
+
+func deadEntry(stream string, m redis.XMessage) DeadEntry {
+	field := func(name string) string {
+		s, _ := m.Values[name].(string)
+		return s
+	}
+	d := DeadEntry{
+		DeadStream: stream, DeadID: m.ID, Stream: field("dead_stream"), EntryID: field("dead_entry"), Group: field("dead_group"),
+		EventID: field("id"), Type: field("type"), Subject: field("subject"), Data: json.RawMessage(field("data")), Error: field("dead_error"),
+	}
+	d.Attempts, _ = strconv.Atoi(field("dead_attempts")) // an entry somebody else wrote has none
+	if t, err := time.Parse(timeFormat, field("dead_at")); err == nil {
+		d.At = t
+	}
+	return d
+}
+
+// ErrDeadGone means that the dead entry does not exist any more: it was retried or dropped before.
+var ErrDeadGone = errors.New("no such dead entry")
+
+// ErrGroupGone means that the consumer group of a dead entry does not exist any more.
+var ErrGroupGone = errors.New("the consumer group does not exist any more")
+
+// Retry gives a dead event back to its group, with all its attempts before it again; a running consumer takes it up
+// within a third of its ClaimIdle. Other groups do not see it, unless the original entry has been trimmed: then the event
+// is added to the stream again, marked as replayed, and consumers of this package skip it in other groups. Errors:
+// ErrDeadGone, ErrGroupGone, or those of Redis; a lost reply shows as ErrDeadGone in the next call.
+func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error {
+	if d.Stream == "" || d.EntryID == "" || d.Group == "" {
+		return fmt.Errorf("retry dead entry %s of stream %q: it does not say where it came from", d.DeadID, d.DeadStream)
+	}
+	result, err := retryScript.Run(ctx, client, []string{d.Stream, d.DeadStream}, d.DeadID, d.Group, d.EntryID).Text()
+	switch {
+	case err != nil && strings.Contains(err.Error(), "NOGROUP"):
+		err = ErrGroupGone
+	case err == nil && result == "gone":
+		err = ErrDeadGone
+	}
+	if err != nil {
+		return fmt.Errorf("retry dead entry %s of stream %q: %w", d.DeadID, d.DeadStream, err)
+	}
+	return nil
+}
+
+// Drop removes a dead event for good. Errors: ErrDeadGone, or those of Redis.
+func Drop(ctx context.Context, client redis.UniversalClient, d DeadEntry) error {
+	n, err := client.XDel(ctx, d.DeadStream, d.DeadID).Result()
+	if err == nil && n == 0 {
+		err = ErrDeadGone
+	}
+	if err != nil {
+		return fmt.Errorf("drop dead entry %s of stream %q: %w", d.DeadID, d.DeadStream, err)
+	}
+	return nil
+}

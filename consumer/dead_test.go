@@ -1,0 +1,229 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// failing fails for the ids in it.
+type failing struct {
+	record
+	ids   sync.Map
+	tries atomic.Int64
+}
+
+func (f *failing) run(ctx context.Context, ev consumer.Event) error {
+	if err, ok := f.ids.Load(ev.ID); ok {
+		f.tries.Add(1)
+		return err.(error)
+	}
+	return f.handle(ctx, ev)
+}
+
+func dead(tb testing.TB, client redis.UniversalClient) []consumer.DeadEntry {
+	tb.Helper()
+	list, err := consumer.Dead(tb.Context(), client, "outbox.")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return list
+}
+
+func TestDeadListRetryDrop(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var f failing
+	f.ids.Store("bad", errBoom)
+	f.ids.Store("worse", consumer.Permanent(errors.New("no \xff use")))
+	entry := add(t, r.Client, "outbox.order", event{"bad", "s1", 1})
+	add(t, r.Client, "outbox.order", event{"worse", "s2", 2})
+	add(t, r.Client, "outbox.order", event{"good", "s1", 3})
+	reg := prometheus.NewRegistry()
+	start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", MaxAttempts: 4, ClaimIdle: 300 * time.Millisecond, Handler: f.run, Metrics: reg,
+	})
+	var other record
+	start(t, consumer.Options{Client: r.Client, Group: "other", Prefix: "outbox.", Handler: other.handle})
+	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 10*time.Second, "other", "outbox.order")
+	list := dead(t, r.Client)
+	if len(list) != 2 {
+		t.Fatalf("dead: %+v, want 2", list)
+	}
+	byID := map[string]consumer.DeadEntry{}
+	for _, d := range list {
+		byID[d.EventID] = d
+	}
+	if d := byID["bad"]; d.EntryID != entry || d.Stream != "outbox.order" || d.Group != "g" || d.Attempts != 4 || d.Error != "boom" ||
+		d.Subject != "s1" || d.Type != "order.created" || !strings.Contains(string(d.Data), `"n": 1`) || time.Since(d.At) > time.Minute {
+		t.Errorf("bad: %+v", d)
+	}
+	if d := byID["worse"]; d.Attempts != 1 || d.Error != "no \uFFFD use" {
+		t.Errorf("worse: %+v, want one attempt", d)
+	}
+	if got := f.tries.Load(); got != 5 {
+		t.Errorf("%d failed attempts, want 4 and 1", got)
+	}
+	if got := sample(t, reg, "outbox_consumer_dead_total"); got != 2 {
+		t.Errorf("outbox_consumer_dead_total = %v, want 2", got)
+	}
+
+	// A retry reaches the group it belongs to and nobody else.
+	f.ids.Delete("bad")
+	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); err != nil {
+		t.Fatal(err)
+	}
+	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); !errors.Is(err, consumer.ErrDeadGone) {
+		t.Errorf("second retry: %v, want ErrDeadGone", err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if f.times()["bad"] != 1 {
+			return fmt.Errorf("ran %v", f.times())
+		}
+		return nil
+	})
+	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
+
+	// The same once the original entry is trimmed: added again, and skipped by the other group.
+	f.ids.Delete("worse")
+	if err := r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := consumer.Retry(t.Context(), r.Client, byID["worse"]); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if f.times()["worse"] != 1 {
+			return fmt.Errorf("ran %v", f.times())
+		}
+		return nil
+	})
+	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 5*time.Second, "other", "outbox.order")
+	allOnce(t, []string{"bad", "worse", "good"}, other.times())
+	if evs := f.list(); !evs[len(evs)-1].Replayed {
+		t.Error("the event that was added again is not marked as replayed")
+	}
+
+	if list := dead(t, r.Client); len(list) != 0 {
+		t.Errorf("dead after the retries: %+v", list)
+	}
+	f.ids.Store("third", errBoom)
+	add(t, r.Client, "outbox.order", event{"third", "s3", 1})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n := len(dead(t, r.Client)); n != 1 {
+			return fmt.Errorf("%d dead", n)
+		}
+		return nil
+	})
+	third := dead(t, r.Client)[0]
+	if err := consumer.Drop(t.Context(), r.Client, third); err != nil {
+		t.Fatal(err)
+	}
+	if err := consumer.Drop(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrDeadGone) {
+		t.Errorf("second drop: %v, want ErrDeadGone", err)
+	}
+	third.Group = "never existed"
+	if err := r.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	third.DeadID = dead(t, r.Client)[0].DeadID
+	if err := consumer.Retry(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrGroupGone) {
+		t.Errorf("retry for a group that does not exist: %v, want ErrGroupGone", err)
+	}
+}
+
+// An error that is not the event's fault uses up no attempts, however long it lasts.
+func TestUnavailableIsNoAttempt(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	add(t, r.Client, "outbox.order", event{"a", "s", 1})
+	var tries atomic.Int64
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: 2, Backoff: func(int) time.Duration { return time.Millisecond },
+		Handler: func(_ context.Context, ev consumer.Event) error {
+			if ev.Attempt != 1 {
+				t.Errorf("attempt %d", ev.Attempt)
+			}
+			if tries.Add(1) < 20 {
+				return fmt.Errorf("mail: %w", consumer.Unavailable(errBoom))
+			}
+			return nil
+		},
+	})
+	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	if n := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); n != 0 || tries.Load() != 20 {
+		t.Errorf("%d dead, %d tries; want 0 and 20", n, tries.Load())
+	}
+}
+
+// A panic, and a handler that ends its goroutine, are failed attempts; the lanes survive both.
+func TestPanicAndGoexitAreFailures(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	for i := range 8 {
+		add(t, r.Client, "outbox.order", event{fmt.Sprintf("panic-%d", i), fmt.Sprintf("p%d", i), i})
+		add(t, r.Client, "outbox.order", event{fmt.Sprintf("exit-%d", i), fmt.Sprintf("e%d", i), i})
+	}
+	ids := fill(t, r.Client, "outbox.order", 50, 10)
+	var rec record
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", MaxAttempts: 2, Lanes: 4,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			switch {
+			case strings.HasPrefix(ev.ID, "panic"):
+				panic("no way")
+			case strings.HasPrefix(ev.ID, "exit"):
+				goexit()
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	if err := c.stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	allOnce(t, ids, rec.times())
+	list := dead(t, r.Client)
+	if len(list) != 16 {
+		t.Fatalf("%d dead, want 16", len(list))
+	}
+	for _, d := range list {
+		if want := map[bool]string{true: "panic: no way", false: "Goexit"}[strings.HasPrefix(d.EventID, "panic")]; !strings.Contains(d.Error, want) || d.Attempts != 2 {
+			t.Errorf("%s: %q after %d attempts", d.EventID, d.Error, d.Attempts)
+		}
+	}
+}
+
+func sample(tb testing.TB, reg *prometheus.Registry, name string) float64 {
+	tb.Helper()
+	all, err := reg.Gather()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	sum, found := 0.0, false
+	for _, f := range all {
+		if f.GetName() == name {
+			found = true
+			for _, m := range f.GetMetric() {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	if !found {
+		tb.Errorf("no metric %s", name)
+	}
+	return sum
+}

@@ -1,0 +1,208 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// With eight lanes and a handler that fails now and then, the events of each subject run one at a time and in order, no
+// event is done before its predecessor is, and subjects run beside each other.
+func TestOrderPerSubjectWithEightLanes(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	n := scale(50_000, 5000)
+	fill(t, r.Client, "outbox.order", n, 40)
+	var mu sync.Mutex
+	running := map[string]bool{}
+	done := map[string][]int{}
+	most := 0
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, Lanes: 8, Backoff: func(int) time.Duration { return time.Millisecond },
+		Handler: func(_ context.Context, ev consumer.Event) error {
+			num := number(t, ev)
+			mu.Lock()
+			defer mu.Unlock()
+			if running[ev.Subject] {
+				t.Errorf("two events of subject %s at once", ev.Subject)
+			}
+			running[ev.Subject] = true
+			most = max(most, len(running))
+			mu.Unlock()
+			if num%50 == 0 {
+				time.AfterFunc(0, func() {}) // lets the scheduler switch
+			}
+			mu.Lock()
+			delete(running, ev.Subject)
+			if num%20 == 0 && ev.Attempt < 3 {
+				return errBoom
+			}
+			done[ev.Subject] = append(done[ev.Subject], num)
+			return nil
+		},
+	})
+	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
+	mu.Lock()
+	defer mu.Unlock()
+	ascending(t, done, n)
+	for s, ns := range done {
+		if len(ns) != n/40 {
+			t.Errorf("subject %s: %d events, want %d", s, len(ns), n/40)
+		}
+	}
+	if most < 2 {
+		t.Errorf("at most %d subjects ran at once, want several", most)
+	}
+}
+
+// A subject with far more failing events than the window holds does not keep the others from running; each of its events
+// is tried its times, in order, and ends in the dead stream.
+func TestPoisonSubjectIsolatesItself(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	const bad, good = 300, 2000
+	for i := range bad {
+		add(t, r.Client, "outbox.order", event{fmt.Sprintf("bad-%d", i), "poison", i})
+	}
+	fill(t, r.Client, "outbox.order", good, 50)
+	var rec record
+	release := make(chan struct{})
+	var tries atomic.Int64
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, MaxAttempts: 3,
+		Backoff: func(int) time.Duration {
+			select {
+			case <-release:
+				return 0
+			default:
+				return time.Hour
+			}
+		},
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.Subject == "poison" {
+				tries.Add(1)
+				return errBoom
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if got := len(rec.list()); got != good {
+			return fmt.Errorf("%d of %d good events", got, good)
+		}
+		return nil
+	})
+	if got := tries.Load(); got != 1 {
+		t.Errorf("%d attempts of the poison subject while its first event waits, want 1", got)
+	}
+	// Everything that is not poison is acknowledged; every poison event still pending, none of them passed over.
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if p := r.Client.XPending(t.Context(), "outbox.order", "g").Val(); p.Count != bad {
+			return fmt.Errorf("%d pending, want %d", p.Count, bad)
+		}
+		return nil
+	})
+	close(release)
+}
+
+// The events behind a failing one run, in order, once it has gone to the dead stream; those that were parked too.
+func TestParkedEventsRunInOrder(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	const n = 500
+	gate := make(chan struct{})
+	var others record
+	var mu sync.Mutex
+	var ran []int
+	for i := range n {
+		add(t, r.Client, "outbox.order", event{uuid.NewString(), "one", i})
+	}
+	fill(t, r.Client, "outbox.order", 300, 300)
+	c := start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Lanes: 4, Metrics: nil,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.Subject != "one" {
+				return others.handle(ctx, ev)
+			}
+			<-gate
+			mu.Lock()
+			defer mu.Unlock()
+			ran = append(ran, number(t, ev))
+			return nil
+		},
+	})
+	// The first event of the one subject occupies one lane; 64 are the window; yet the others all run.
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if got := len(others.list()); got != 300 {
+			return fmt.Errorf("%d of 300", got)
+		}
+		return nil
+	})
+	close(gate)
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	_ = c.stop()
+	if len(ran) != n {
+		t.Fatalf("%d events ran, want %d", len(ran), n)
+	}
+	for i, v := range ran {
+		if v != i {
+			t.Fatalf("event %d ran in place %d", v, i)
+		}
+	}
+}
+
+// Entries taken over from another consumer go before the later ones of their subject that wait here already.
+func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ctx := t.Context()
+	if err := r.Client.XGroupCreateMkStream(ctx, "s", "g", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		add(t, r.Client, "s", event{strconv.Itoa(i), "k", i})
+	}
+	// Somebody else has 0 and 1, and is gone; an event of the subject blocks the consumer under test meanwhile.
+	res, err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "g", Consumer: "gone", Streams: []string{"s", ">"}, Count: 2}).Result()
+	if err != nil || len(res[0].Messages) != 2 {
+		t.Fatalf("%v, %v", res, err)
+	}
+	add(t, r.Client, "s", event{"3", "k", 3})
+	first := make(chan struct{})
+	var rec record
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 200 * time.Millisecond,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.ID == "2" {
+				<-first
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if p := r.Client.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: "s", Group: "g", Start: "-", End: "+", Count: 9, Consumer: "gone"}).Val(); len(p) > 0 {
+			return fmt.Errorf("not claimed: %v", p)
+		}
+		return nil
+	})
+	close(first)
+	settled(t, r.Client, 10*time.Second, "g", "s")
+	var got []string
+	for _, ev := range rec.list() {
+		got = append(got, fmt.Sprintf("%s/%d", ev.ID, ev.Attempt))
+	}
+	// 2 ran before anything could be known of 0 and 1; these go before 3, and count as tried.
+	if fmt.Sprint(got) != "[2/1 0/2 1/2 3/1]" {
+		t.Errorf("order and attempts %v", got)
+	}
+}
