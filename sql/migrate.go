@@ -24,8 +24,14 @@ const versionTable = "posthaste_migrations"
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing = errors.New("the schema is missing or incomplete: run posthaste migrate")
 
-// ErrSchemaNewer means that a later version of posthaste has migrated the database.
-var ErrSchemaNewer = errors.New("the schema is newer than this binary: run the newer posthaste")
+// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot mend it: its Permanent
+// method says so.
+var ErrSchemaNewer error = newerSchema{}
+
+type newerSchema struct{}
+
+func (newerSchema) Error() string   { return "the schema is newer than this binary: run the newer posthaste" }
+func (newerSchema) Permanent() bool { return true }
 
 // Migrate applies the embedded migrations to schema in the database at url, and returns the versions it applied. It
 // may run in many places at once: a session lock lets one work and the others wait.

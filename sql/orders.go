@@ -179,6 +179,7 @@ func (t *OrderTx) Commit(ctx context.Context) error {
 	case err == nil:
 		return fmt.Errorf("commit the order: %w", pgx.ErrTxCommitRollback)
 	case definite(err):
+		println("DEFINITE", err.Error())
 		return fmt.Errorf("commit the order: %w", err)
 	default:
 		return fmt.Errorf("commit the order: %w: %w", ErrCommitUnknown, err)
@@ -231,7 +232,13 @@ func RetryOrder(err error) bool {
 	if !errors.As(err, &pe) {
 		return true
 	}
-	return pe.Code == "40001" || pe.Code == "40P01" || pe.Code[:2] == "08" || pe.Code == "57P01"
+	switch pe.Code {
+	case "40001", "40P01": // serialization, deadlock
+		return true
+	case "57P01", "25P03": // the server closed the connection: shutdown, idle in transaction
+		return true
+	}
+	return pe.Code[:2] == "08"
 }
 
 // OrderByKey returns the user's order under a hashed idempotency key, rejected ones included. Errors: ErrOrderNotFound.

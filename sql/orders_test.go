@@ -170,7 +170,7 @@ func TestRetryOrder(t *testing.T) {
 		{&pgconn.PgError{Code: "57P01"}, true},
 		{&pgconn.PgError{Code: "42P01"}, false},
 		{&pgconn.PgError{Code: "57014"}, false},
-		{&pgconn.PgError{Code: "25P03"}, false},
+		{&pgconn.PgError{Code: "25P03"}, true},
 		{errors.New("broken pipe"), true},
 		{context.DeadlineExceeded, false},
 		{context.Canceled, false},

@@ -1,0 +1,487 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/term"
+
+	"posthaste/api/admin"
+	"posthaste/cdc"
+	"posthaste/consumer"
+	"posthaste/outbox"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// oneShotTimeout bounds what a command that only asks or sets does.
+const oneShotTimeout = 15 * time.Second
+
+// withPool runs do with a pool on a migrated schema.
+func (e *env) withPool(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
+	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	defer cancel()
+	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := sql.CheckSchema(ctx, pool); err != nil {
+		return oneLine(err)
+	}
+	return oneLine(do(ctx, pool))
+}
+
+// oneLine folds an error into one line: the connection library lists its attempts on several.
+func oneLine(err error) error {
+	if err == nil || !strings.Contains(err.Error(), "\n") {
+		return err
+	}
+	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
+}
+
+func (e *env) slots(pool *pgxpool.Pool) (*cdc.Slots, error) {
+	return cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Schema: e.config.Schema, Slot: e.config.Slot, Publication: publication})
+}
+
+// json prints v as indented JSON.
+func (e *env) json(v any) error {
+	enc := json.NewEncoder(e.stdout)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// confirm asks before something that cannot be undone. Without a terminal to answer on it refuses.
+func (e *env) confirm(yes bool, question string) error {
+	if yes {
+		return nil
+	}
+	if f, ok := e.stdin.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
+	}
+	fmt.Fprintf(e.stderr, "%s [y/N] ", question)
+	line, _ := bufio.NewReader(e.stdin).ReadString('\n')
+	if a := strings.ToLower(strings.TrimSpace(line)); a != "y" && a != "yes" {
+		return errors.New("nothing was done")
+	}
+	return nil
+}
+
+type migrateCmd struct{}
+
+// Run migrates.
+func (migrateCmd) Run(ctx context.Context, e *env) error {
+	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return oneLine(err)
+	}
+	if len(applied) == 0 {
+		fmt.Fprintln(e.stdout, "the schema is up to date")
+		return nil
+	}
+	fmt.Fprintf(e.stdout, "applied %d migrations; the schema is at version %d\n", len(applied), applied[len(applied)-1])
+	return nil
+}
+
+type modeCmd struct {
+	Mode string `arg:"" optional:"" help:"auto, cdc or poll; without it the mode is shown."`
+}
+
+// Run shows or sets the mode.
+func (c modeCmd) Run(ctx context.Context, e *env) error {
+	var mode outbox.Mode
+	if c.Mode != "" {
+		var err error
+		if mode, err = outbox.ParseMode(c.Mode); err != nil {
+			return &usageError{err.Error()}
+		}
+	}
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
+			return err
+		}
+		if mode != "" {
+			if err := sql.SetDesired(ctx, pool, e.config.RelayName, mode); err != nil {
+				return err
+			}
+		}
+		st, err := sql.ReadState(ctx, pool, e.config.RelayName)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(e.stdout, "desired %s, active %s\n", st.Desired, st.Active)
+		return nil
+	})
+}
+
+type statusCmd struct {
+	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers."`
+	Watch bool `help:"Print it again every second, until interrupted."`
+}
+
+// Run shows the status.
+func (c statusCmd) Run(ctx context.Context, e *env) error {
+	for {
+		err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+			if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
+				return err
+			}
+			slots, err := e.slots(pool)
+			if err != nil {
+				return err
+			}
+			st, err := admin.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
+			if err != nil {
+				return err
+			}
+			if c.JSON {
+				return e.json(st)
+			}
+			return printStatus(e.stdout, e.config.RelayName, st)
+		})
+		if err != nil || !c.Watch {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+			fmt.Fprintln(e.stdout)
+		}
+	}
+}
+
+func printStatus(w io.Writer, name string, st admin.Status) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
+	row("relay", "%s", name)
+	row("mode", "%s (desired %s)", st.Mode, st.Desired)
+	if st.Degraded != "" {
+		row("degraded", "%s", st.Degraded)
+	}
+	row("owner", "%s, epoch %d, since %s", orNone(st.Owner), st.Epoch, humanize.Time(st.ChangedAt))
+	row("backlog", "%s events, oldest %s", humanize.Comma(st.Backlog.Rows), time.Duration(st.Backlog.OldestSeconds*float64(time.Second)).Round(time.Millisecond))
+	switch s := st.Slot; {
+	case !s.Exists:
+		row("slot", "none")
+	case s.Lost:
+		row("slot", "lost (%s)", s.Reason)
+	default:
+		state := "idle"
+		if s.Active {
+			state = "streaming"
+		}
+		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN, humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
+	}
+	row("handover", "%s", st.HandoverLSN)
+	row("dead", "%s", humanize.Comma(st.Dead))
+	return t.Flush()
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "nobody"
+	}
+	return s
+}
+
+type adoptCmd struct {
+	Yes bool `help:"Do not ask."`
+}
+
+// Run takes over the gates of this database's streams.
+func (c adoptCmd) Run(ctx context.Context, e *env) error {
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
+			return err
+		}
+		st, err := sql.ReadState(ctx, pool, e.config.RelayName)
+		if err != nil {
+			return err
+		}
+		streams, err := sql.KnownStreams(ctx, pool, e.config.StreamPrefix)
+		if err != nil {
+			return err
+		}
+		if len(streams) == 0 {
+			fmt.Fprintln(e.stdout, "no streams, nothing to take over")
+			return nil
+		}
+		client, err := sink.NewClient(e.config.RedisURL)
+		if err != nil {
+			return &usageError{err.Error()}
+		}
+		defer client.Close()
+		if err := e.confirm(c.Yes, fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.", strings.Join(streams, ", "))); err != nil {
+			return err
+		}
+		s := sink.New(sink.Options{Client: client})
+		for _, name := range streams {
+			if err := s.TakeOver(ctx, name, st.Owner); err != nil {
+				return fmt.Errorf("take over stream %q: %w", name, err)
+			}
+			fmt.Fprintf(e.stdout, "%s belongs to this database now\n", name)
+		}
+		return nil
+	})
+}
+
+type uninstallCmd struct {
+	Tables bool `help:"Drop the tables too, with everything in them."`
+	Yes    bool `help:"Do not ask."`
+}
+
+// Run removes what posthaste left in the database.
+func (c uninstallCmd) Run(ctx context.Context, e *env) error {
+	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, publication)
+	if c.Tables {
+		what += " and ALL TABLES of posthaste, orders included, in schema " + e.config.Schema
+	}
+	if err := e.confirm(c.Yes, what+"?"); err != nil {
+		return err
+	}
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		slots, err := e.slots(pool)
+		if err != nil {
+			return err
+		}
+		if err := slots.Drop(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
+		if err := sql.Uninstall(ctx, pool, publication, c.Tables); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.stdout, "publication %s is gone\n", publication)
+		if c.Tables {
+			fmt.Fprintln(e.stdout, "the tables are gone")
+		}
+		return nil
+	})
+}
+
+type healthcheckCmd struct {
+	Ready bool   `help:"Ask /readyz (can it do its work?) instead of /healthz (does it run?)."`
+	Addr  string `help:"Admin address to ask. Default: the admin address of the settings, or of serve."`
+}
+
+// Run asks a process on this machine.
+func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
+	addr := c.Addr
+	if addr == "" {
+		addr = e.config.AdminAddr
+	}
+	if addr == "" {
+		addr = defaultServeAdmin
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return &usageError{fmt.Sprintf("address %q: %v", addr, err)}
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1" // it listens everywhere, here too
+	}
+	path := "/healthz"
+	if c.Ready {
+		path = "/readyz"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	fmt.Fprintf(e.stdout, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
+	if resp.StatusCode != http.StatusOK {
+		return errSaid
+	}
+	return nil
+}
+
+type versionCmd struct{}
+
+// Run prints the version.
+func (versionCmd) Run(e *env) error {
+	_, err := fmt.Fprintf(e.stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+type consumeCmd struct {
+	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
+	Stream    []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
+	Consumer  string        `help:"Name of this consumer within the group. Default: one that is never used twice."`
+	ClaimIdle time.Duration `help:"After how long without a sign of life another consumer's entries are taken over." default:"15s"`
+}
+
+// Run prints events until a signal.
+func (c consumeCmd) Run(ctx context.Context, e *env) error {
+	if c.ClaimIdle <= 0 {
+		return &usageError{"--claim-idle must be positive"}
+	}
+	client, err := consumerClient(e.config.RedisURL)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	o := consumer.Options{
+		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Handler: consumer.LineWriter(e.stdout),
+		DrainTimeout: e.config.DrainTimeout, Log: e.config.logger(),
+	}
+	if len(c.Stream) == 0 {
+		o.Prefix = e.config.StreamPrefix
+	}
+	reg := newRegistry()
+	o.Metrics = reg
+	cons, err := consumer.New(o)
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	if e.config.AdminAddr == "" {
+		return cons.Run(ctx)
+	}
+	l, err := listen(ctx, e.config.AdminAddr)
+	if err != nil {
+		return err
+	}
+	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- httpServer(actx, adminServer(admin.Metrics(reg)), l, time.Second) }()
+	err = cons.Run(ctx)
+	stop()
+	return errors.Join(err, <-done)
+}
+
+// consumerClient connects as a reader: it blocks for entries, so its timeouts are the library's own.
+func consumerClient(url string) (*redis.Client, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, &usageError{"the Redis URL cannot be parsed"}
+	}
+	return redis.NewClient(o), nil
+}
+
+type deadCmd struct {
+	List  deadListCmd  `cmd:"" help:"List parked events."`
+	Retry deadRetryCmd `cmd:"" help:"Publish parked events again."`
+	Drop  deadDropCmd  `cmd:"" help:"Remove parked events for good."`
+}
+
+type deadListCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Run lists parked events.
+func (c deadListCmd) Run(ctx context.Context, e *env) error {
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		dead, err := admin.ListDead(ctx, pool)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.json(dead)
+		}
+		t := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
+		fmt.Fprintln(t, "ID\tSOURCE\tTYPE\tAGGREGATE\tATTEMPTS\tDEAD\tSTATE\tERROR")
+		for _, d := range dead {
+			state := "parked"
+			if d.Retrying {
+				state = "retrying"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s/%s\t%d\t%s\t%s\t%s\n", d.ID, d.Source, d.Type, d.AggregateType, d.AggregateID, d.Attempts,
+				humanize.Time(d.DeadAt), state, d.Error)
+		}
+		return t.Flush()
+	})
+}
+
+type deadRetryCmd struct {
+	ID  []string `arg:"" optional:"" help:"Event ids."`
+	All bool     `help:"Every parked event."`
+}
+
+// Run retries parked events.
+func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
+	return e.onDead(ctx, c.ID, c.All, "will be published again", func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
+		return sql.RetryDead(ctx, pool, id)
+	})
+}
+
+type deadDropCmd struct {
+	ID  []string `arg:"" optional:"" help:"Event ids."`
+	All bool     `help:"Every parked event."`
+	Yes bool     `help:"Do not ask."`
+}
+
+// Run drops parked events.
+func (c deadDropCmd) Run(ctx context.Context, e *env) error {
+	if c.All {
+		if err := e.confirm(c.Yes, "Drop every parked event for good?"); err != nil {
+			return err
+		}
+	}
+	return e.onDead(ctx, c.ID, c.All, "is dropped", func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
+		return sql.DropDead(ctx, pool, id)
+	})
+}
+
+// onDead does something to the named parked events, or to all, and says what became of each.
+func (e *env) onDead(ctx context.Context, names []string, all bool, done string, act func(context.Context, *pgxpool.Pool, uuid.UUID) error) error {
+	if all == (len(names) > 0) {
+		return &usageError{"name event ids, or all of them with --all"}
+	}
+	ids := make([]uuid.UUID, len(names))
+	for i, n := range names {
+		var err error
+		if ids[i], err = uuid.Parse(n); err != nil {
+			return &usageError{fmt.Sprintf("event id %q is not a UUID", n)}
+		}
+	}
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if all {
+			var err error
+			if ids, err = sql.DeadIDs(ctx, pool); err != nil {
+				return err
+			}
+		}
+		failed := false
+		for _, id := range ids {
+			if err := act(ctx, pool, id); err != nil {
+				fmt.Fprintln(e.stderr, "posthaste:", err)
+				failed = true
+				continue
+			}
+			fmt.Fprintf(e.stdout, "%s %s\n", id, done)
+		}
+		if failed {
+			return errSaid
+		}
+		return nil
+	})
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// The binary under test is this test binary: with POSTHASTE_TEST_MAIN set it is the program itself, so that crash tests
+// can run and kill it.
+func TestMain(m *testing.M) {
+	if os.Getenv("POSTHASTE_TEST_MAIN") != "" {
+		main()
+		return
+	}
+	os.Exit(testenv.Main(m))
+}
+
+// full reports whether the counts of the issue are wanted instead of small ones.
+func full() bool { return os.Getenv("POSTHASTE_TEST_FULL") != "" }
+
+// world is a database and a Redis with what a test does to them.
+type world struct {
+	t      *testing.T
+	db     *testenv.Database
+	redis  *testenv.RedisServer
+	oracle testenv.Oracle
+	pgURL  string // what the processes are told; may lead through a proxy
+	rdURL  string
+}
+
+func newWorld(t *testing.T, redisConfig ...string) *world {
+	t.Helper()
+	return worldOf(t, testenv.Postgres(t), testenv.Redis(t, redisConfig...))
+}
+
+func worldOf(t *testing.T, db *testenv.Database, redis *testenv.RedisServer) *world {
+	t.Helper()
+	return &world{
+		t: t, db: db, redis: redis, pgURL: db.URL, rdURL: redis.URL(),
+		oracle: testenv.Oracle{DB: db, Redis: redis.Client, Prefix: "outbox."},
+	}
+}
+
+// settings are the command line's defaults with the world's addresses.
+func (w *world) args(extra ...string) []string {
+	return append([]string{
+		"--postgres-url=" + w.pgURL, "--redis-url=" + w.rdURL, "--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0",
+		"--log-level=debug", "--log-format=json",
+	}, extra...)
+}
+
+// child is a process of the program.
+type child struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	admin string
+	http  string
+	mu    sync.Mutex
+	log   bytes.Buffer
+	done  chan struct{}
+}
+
+// spawn runs a command of the program as a process of its own and waits until it has said where it listens.
+func (w *world) spawn(command string, extra ...string) *child {
+	w.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c := &child{t: w.t, done: make(chan struct{})}
+	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
+	c.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1")
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	r, pw, err := os.Pipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.cmd.Stderr, c.cmd.Stdout = pw, pw
+	if err := c.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	_ = pw.Close()
+	ready := make(chan struct{})
+	go c.read(r, ready)
+	w.t.Cleanup(c.kill)
+	select {
+	case <-ready:
+	case <-c.done:
+		w.t.Fatalf("%s ended: %s", command, c.output())
+	case <-time.After(20 * time.Second):
+		w.t.Fatalf("%s does not start: %s", command, c.output())
+	}
+	return c
+}
+
+// read keeps the child's log and finds its addresses in it.
+func (c *child) read(r *os.File, ready chan struct{}) {
+	defer close(c.done)
+	defer r.Close()
+	d := json.NewDecoder(r)
+	announced := false
+	for {
+		var line map[string]any
+		if err := d.Decode(&line); err != nil {
+			break
+		}
+		c.mu.Lock()
+		_ = json.NewEncoder(&c.log).Encode(line)
+		c.mu.Unlock()
+		if admin, ok := line["admin"].(string); ok && !announced {
+			announced = true
+			c.admin = "http://" + admin
+			if public, ok := line["http"].(string); ok {
+				c.http = "http://" + public
+			}
+			close(ready)
+		}
+	}
+	_ = c.cmd.Wait()
+}
+
+func (c *child) output() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.log.String()
+}
+
+// logged reports whether the log has a line with the text.
+func (c *child) logged(text string) bool { return strings.Contains(c.output(), text) }
+
+func (c *child) signal(sig os.Signal) {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *child) kill() {
+	_ = c.cmd.Process.Signal(syscall.SIGCONT)
+	_ = c.cmd.Process.Kill()
+	<-c.done
+	if c.t.Failed() && os.Getenv("POSTHASTE_TEST_LOGS") != "" {
+		_ = os.WriteFile(filepath.Join(os.Getenv("POSTHASTE_TEST_LOGS"), fmt.Sprintf("%s-%d.log", strings.ReplaceAll(c.t.Name(), "/", "_"), c.cmd.Process.Pid)), []byte(c.output()), 0o600)
+	}
+}
+
+// stop asks the child to stop and returns its exit code.
+func (c *child) stop() int {
+	c.t.Helper()
+	c.signal(syscall.SIGTERM)
+	select {
+	case <-c.done:
+	case <-time.After(20 * time.Second):
+		c.t.Fatalf("the process does not stop: %s", c.output())
+	}
+	return c.cmd.ProcessState.ExitCode()
+}
+
+// get asks the admin listener and decodes the answer.
+func (c *child) get(path string, into any) (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.admin+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if into == nil {
+		return resp.StatusCode, nil
+	}
+	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
+}
+
+// setMode switches through the admin listener.
+func (c *child) setMode(mode string) {
+	c.t.Helper()
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode", strings.NewReader(fmt.Sprintf(`{"mode":%q}`, mode)))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		c.t.Fatalf("set mode %s: status %d", mode, resp.StatusCode)
+	}
+}
+
+// waitMode waits until the relay is in the mode.
+func (w *world) waitMode(mode string, within time.Duration) {
+	w.t.Helper()
+	testenv.Eventually(w.t, within, func() error {
+		var active string
+		if err := w.db.Pool.QueryRow(w.t.Context(), "SELECT active_mode FROM relay_state").Scan(&active); err != nil {
+			return err
+		}
+		if active != mode {
+			return fmt.Errorf("mode is %s, want %s", active, mode)
+		}
+		return nil
+	})
+}
+
+func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 5000, Types: []string{"order", "invoice"}})
+	load.Wait()
+	w.spawn("relay")
+	w.oracle.Check(t, load, 20*time.Second)
+	w.waitMode("cdc", 20*time.Second)
+	more := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Aggregates: 5, Types: []string{"late"}})
+	more.Wait()
+	w.oracle.Check(t, more, 10*time.Second)
+}
+
+func TestTogglesUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	toggles := 4
+	if full() {
+		toggles = 10
+	}
+	for i := range toggles {
+		if i%2 == 0 {
+			r.setMode("poll")
+			w.waitMode("poll", 20*time.Second)
+		} else {
+			r.setMode("auto")
+			w.waitMode("cdc", 20*time.Second)
+		}
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}

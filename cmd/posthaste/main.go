@@ -1,0 +1,122 @@
+// Command posthaste moves events from a Postgres outbox table to Redis Streams. See posthaste --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// exit codes of the contract.
+const (
+	exitFailure  = 1
+	exitBadUsage = 2
+)
+
+// CLI is the command line.
+type CLI struct {
+	Settings
+
+	Migrate     migrateCmd     `cmd:"" help:"Apply the embedded migrations; safe to run from many places at once."`
+	Serve       serveCmd       `cmd:"" help:"Run the API."`
+	Relay       relayCmd       `cmd:"" help:"Run the relay."`
+	Consume     consumeCmd     `cmd:"" help:"Print one JSON line per event, as a member of a consumer group."`
+	Mode        modeCmd        `cmd:"" help:"Show or set the desired mode: auto, cdc or poll."`
+	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot and parked events."`
+	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding has its mend."`
+	Adopt       adoptCmd       `cmd:"" help:"Take over streams last written by another database."`
+	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
+	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
+	Version     versionCmd     `cmd:"" help:"Print the version."`
+	Demo        demoCmd        `cmd:"" help:"Run everything on servers of its own and show events arriving."`
+	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
+}
+
+// env is what a command runs with.
+type env struct {
+	config Config
+	cli    *CLI
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+	model  *kong.Application
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-ctx.Done()
+		stop() // a second signal ends the process at once
+	}()
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run is the whole program but for the process around it.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	var cli CLI
+	exited := -1
+	parser, err := kong.New(&cli, kong.Name("posthaste"), kong.UsageOnError(),
+		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
+		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}))
+	if err != nil {
+		fmt.Fprintln(stderr, "posthaste:", err)
+		return exitFailure
+	}
+	kctx, err := parser.Parse(args)
+	if exited >= 0 {
+		return exited // --help
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "posthaste:", err)
+		return exitBadUsage
+	}
+	config, err := cli.Parse()
+	if err != nil {
+		for _, fault := range faults(err) {
+			fmt.Fprintln(stderr, "posthaste:", fault)
+		}
+		return exitBadUsage
+	}
+	e := &env{config: config, cli: &cli, stdin: stdin, stdout: stdout, stderr: stderr, model: parser.Model}
+	kctx.BindTo(ctx, (*context.Context)(nil))
+	err = kctx.Run(e)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errSaid):
+		return exitFailure
+	}
+	fmt.Fprintln(stderr, "posthaste:", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		return exitBadUsage
+	}
+	return exitFailure
+}
+
+// errSaid means failure with everything said already.
+var errSaid = errors.New("failed")
+
+// usageError is a mistake on the command line that the parser could not see.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+// faults takes a joined error apart.
+func faults(err error) []error {
+	if j, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the joined error itself is meant
+		return j.Unwrap()
+	}
+	return []error{err}
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/term"
+
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// defaultPostgresURL is used when neither the setting nor a libpq variable says where Postgres is.
+const defaultPostgresURL = "postgres://localhost:5432/postgres"
+
+// Settings are every setting there is. They are text until Parse has looked at all of them, so that every fault is named
+// at once. The struct is what docs/configuration.md is generated from.
+type Settings struct {
+	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
+	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
+	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
+	AdminAddr       string `help:"Metrics, health, status and mode; loopback unless you say otherwise. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
+	AdminToken      string `help:"Bearer token that state-changing admin calls require." env:"POSTHASTE_ADMIN_TOKEN"`
+	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
+	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
+	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
+	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
+	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
+	WALBudget       string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." env:"POSTHASTE_WAL_BUDGET" default:"1GiB"`
+	RedisDurability string `help:"What a row's deletion waits for: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
+	Window          string `help:"Events published but not yet settled, at most." env:"POSTHASTE_WINDOW" default:"10000"`
+	WindowBytes     string `help:"Bytes published but not yet settled, at most." env:"POSTHASTE_WINDOW_BYTES" default:"64MiB"`
+	SweepWorkers    string `help:"Connections that sweep at once." env:"POSTHASTE_SWEEP_WORKERS" default:"2"`
+	Poison          string `help:"What happens behind a parked event of the same aggregate: skip or block-key." env:"POSTHASTE_POISON" default:"skip"`
+	Trim            string `help:"Trimming never removes what a consumer group has not acknowledged (acked), or does (force)." env:"POSTHASTE_TRIM" default:"acked"`
+	StreamMaxlen    string `help:"Length that streams are trimmed to, approximately; 0 never trims." env:"POSTHASTE_STREAM_MAXLEN" default:"1000000"`
+	RateLimit       string `help:"Requests per second and API key; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
+	KeyMaxAge       string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." env:"POSTHASTE_KEY_MAX_AGE" default:"0"`
+	Auth            string `help:"none (user_id comes from the body; a loud warning) or keys." env:"POSTHASTE_AUTH" default:"none"`
+	AuthKeysFile    string `help:"With auth=keys: lines of sha256-hex and user UUID, or * for any user." env:"POSTHASTE_AUTH_KEYS_FILE"`
+	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
+	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
+	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
+}
+
+// Config is what the settings say.
+type Config struct {
+	PostgresURL  string
+	RedisURL     string
+	HTTPAddr     string
+	AdminAddr    string
+	AdminToken   string
+	Schema       string
+	RelayName    string
+	Slot         string
+	StreamPrefix string
+	PubSub       bool
+	History      time.Duration
+	WALBudget    int64
+	Durability   sink.Durability
+	Window       int
+	WindowBytes  int
+	SweepWorkers int
+	Poison       outbox.Poison
+	TrimForce    bool
+	StreamMaxlen int64
+	RateLimit    float64
+	KeyMaxAge    time.Duration
+	AuthKeys     bool
+	AuthKeysFile string
+	DrainTimeout time.Duration
+	LogLevel     slog.Level
+	LogText      bool
+}
+
+var (
+	relayNamePattern = regexp.MustCompile(`^[a-z0-9_]{1,50}$`)
+	schemaPattern    = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]{0,62}$`)
+	prefixPattern    = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{0,64}$`)
+)
+
+// parser collects the faults of settings.
+type parser struct{ faults []error }
+
+func (p *parser) bad(name, value, want string) {
+	p.faults = append(p.faults, fmt.Errorf("--%s=%q: want %s", name, value, want))
+}
+
+func (p *parser) choice(name, value string, options ...string) string {
+	for _, o := range options {
+		if value == o {
+			return value
+		}
+	}
+	p.bad(name, value, strings.Join(options, ", "))
+	return ""
+}
+
+func (p *parser) match(name, value string, re *regexp.Regexp) string {
+	if !re.MatchString(value) {
+		p.bad(name, value, "text like "+re.String())
+	}
+	return value
+}
+
+func (p *parser) number(name, value string, least, most int64) int64 {
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < least || n > most {
+		p.bad(name, value, fmt.Sprintf("a whole number from %d to %d", least, most))
+	}
+	return n
+}
+
+func (p *parser) size(name, value string, least uint64) int64 {
+	n, err := humanize.ParseBytes(value)
+	if err != nil || n < least || n > 1<<50 {
+		p.bad(name, value, "a size of at least "+humanize.IBytes(least)+", such as 64MiB")
+	}
+	return int64(n)
+}
+
+func (p *parser) duration(name, value string, least time.Duration) time.Duration {
+	d, err := time.ParseDuration(value)
+	if err != nil || d < least {
+		p.bad(name, value, fmt.Sprintf("a duration of at least %v, such as 72h or 10s", least))
+	}
+	return d
+}
+
+// secretURL checks the form of a URL without ever quoting it.
+func (p *parser) secretURL(name, value string, schemes ...string) string {
+	u, err := url.Parse(value)
+	if err == nil {
+		for _, s := range schemes {
+			if u.Scheme == s {
+				return value
+			}
+		}
+	}
+	p.faults = append(p.faults, fmt.Errorf("--%s: want a URL that begins with %s://", name, strings.Join(schemes, ":// or ")))
+	return value
+}
+
+// Parse checks every setting and returns what they say, or one error that names every fault.
+func (s Settings) Parse() (Config, error) {
+	p := &parser{}
+	c := Config{
+		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
+		Schema:       p.match("schema", s.Schema, schemaPattern),
+		RelayName:    p.match("relay-name", s.RelayName, relayNamePattern),
+		StreamPrefix: p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		PubSub:       p.choice("pubsub", s.Pubsub, "on", "off") == "on",
+		History:      p.duration("history", s.History, 0),
+		WALBudget:    p.size("wal-budget", s.WALBudget, 16<<20),
+		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
+		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Parts)),
+		Poison:       outbox.Poison(p.choice("poison", s.Poison, string(outbox.PoisonSkip), string(outbox.PoisonBlockKey))),
+		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
+		StreamMaxlen: p.number("stream-maxlen", s.StreamMaxlen, 0, 1<<40),
+		KeyMaxAge:    p.duration("key-max-age", s.KeyMaxAge, 0),
+		AuthKeys:     p.choice("auth", s.Auth, "none", "keys") == "keys",
+		DrainTimeout: p.duration("drain-timeout", s.DrainTimeout, 0),
+	}
+	c.Slot = "posthaste_" + s.RelayName
+	c.PostgresURL = p.postgres(s.PostgresURL)
+	c.RedisURL = p.secretURL("redis-url", s.RedisURL, "redis", "rediss", "unix")
+	var err error
+	if c.Durability, err = sink.ParseDurability(s.RedisDurability); err != nil {
+		p.bad("redis-durability", s.RedisDurability, "none, replicas=N or aof")
+	}
+	if c.RateLimit, err = strconv.ParseFloat(s.RateLimit, 64); err != nil || !(c.RateLimit >= 0 && c.RateLimit < 1e9) {
+		p.bad("rate-limit", s.RateLimit, "requests per second, 0 for off")
+	}
+	p.auth(&c)
+	p.address("http-addr", c.HTTPAddr)
+	p.address("admin-addr", c.AdminAddr)
+	if err := c.LogLevel.UnmarshalText([]byte(s.LogLevel)); err != nil {
+		p.bad("log-level", s.LogLevel, "debug, info, warn or error")
+	}
+	switch s.LogFormat {
+	case "":
+		c.LogText = term.IsTerminal(int(os.Stderr.Fd()))
+	default:
+		c.LogText = p.choice("log-format", s.LogFormat, "json", "text") == "text"
+	}
+	return c, errors.Join(p.faults...)
+}
+
+func (p *parser) auth(c *Config) {
+	if !c.AuthKeys {
+		return
+	}
+	if c.AuthKeysFile == "" {
+		p.faults = append(p.faults, errors.New("--auth=keys needs --auth-keys-file"))
+	} else if _, err := os.Stat(c.AuthKeysFile); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--auth-keys-file: %w", err))
+	}
+}
+
+func (p *parser) address(name, value string) {
+	if value == "" {
+		return
+	}
+	i := strings.LastIndexByte(value, ':')
+	if i < 0 {
+		p.bad(name, value, "host:port")
+		return
+	}
+	if port, err := strconv.Atoi(value[i+1:]); err != nil || port < 0 || port > 65535 {
+		p.bad(name, value, "host:port")
+	}
+}
+
+// postgres resolves where Postgres is: the setting, libpq's variables, the default.
+func (p *parser) postgres(value string) string {
+	if value != "" {
+		if strings.Contains(value, "://") {
+			return p.secretURL("postgres-url", value, "postgres", "postgresql")
+		}
+		return value // libpq's keyword=value form
+	}
+	for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
+		if os.Getenv(name) != "" {
+			return ""
+		}
+	}
+	return defaultPostgresURL
+}
+
+// logger writes to standard error; standard output is for what a command answers.
+func (c Config) logger() *slog.Logger {
+	o := &slog.HandlerOptions{Level: c.LogLevel}
+	if c.LogText {
+		return slog.New(slog.NewTextHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewJSONHandler(os.Stderr, o))
+}

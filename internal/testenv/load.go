@@ -1,0 +1,303 @@
+package testenv
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+// Load writes events at a rate, several to an aggregate, each aggregate's in order under a lock, and remembers which
+// were committed. Its Check is the oracle of every end-to-end test.
+type Load struct {
+	tb     testing.TB
+	pool   *pgxpool.Pool
+	types  []string
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu        sync.Mutex
+	next      map[string]int
+	committed map[uuid.UUID]bool
+	// unclear are events whose commit was answered by an error that does not say whether it happened.
+	unclear map[uuid.UUID]bool
+	failed  error
+}
+
+// LoadOptions describe a Load.
+type LoadOptions struct {
+	// Rate is events per second in all; 0 is as fast as it goes.
+	Rate int
+	// Writers is how many connections write. Default 4.
+	Writers int
+	// Aggregates is how many aggregates they write to. Default 20.
+	Aggregates int
+	// Types are the aggregate types. Default "order" alone.
+	Types []string
+	// Total ends the load after about so many events; 0 goes on until Stop.
+	Total int
+	// Tolerant goes on when Postgres refuses or is gone.
+	Tolerant bool
+}
+
+// StartLoad begins writing to d.
+func StartLoad(tb testing.TB, d *Database, o LoadOptions) *Load {
+	tb.Helper()
+	if o.Writers == 0 {
+		o.Writers = 4
+	}
+	if o.Aggregates == 0 {
+		o.Aggregates = 20
+	}
+	if len(o.Types) == 0 {
+		o.Types = []string{"order"}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Load{tb: tb, pool: d.Pool, types: o.Types, cancel: cancel, next: map[string]int{}, committed: map[uuid.UUID]bool{}, unclear: map[uuid.UUID]bool{}}
+	for w := range o.Writers {
+		l.wg.Go(func() { l.write(ctx, w, o) })
+	}
+	tb.Cleanup(func() { cancel(); l.wg.Wait() })
+	return l
+}
+
+func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
+	const perTx = 3
+	var tick <-chan time.Time
+	if o.Rate > 0 {
+		t := time.NewTicker(time.Duration(perTx*o.Writers) * time.Second / time.Duration(o.Rate))
+		defer t.Stop()
+		tick = t.C
+	}
+	total := 0
+	for i := 0; o.Total == 0 || total < o.Total/o.Writers; i++ {
+		if tick != nil {
+			select {
+			case <-ctx.Done():
+			case <-tick:
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		typ := o.Types[i%len(o.Types)]
+		aggregate := fmt.Sprintf("%s-%d", typ, (i*o.Writers+writer*7)%o.Aggregates)
+		n, err := l.transaction(typ, aggregate, perTx)
+		total += n
+		if err != nil && !o.Tolerant {
+			l.mu.Lock()
+			l.failed = err
+			l.mu.Unlock()
+			return
+		}
+	}
+}
+
+// transaction writes n events of one aggregate under its lock.
+func (l *Load) transaction(typ, aggregate string, n int) (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	ids := make([]uuid.UUID, n)
+	tx, err := l.pool.Begin(ctx)
+	if err != nil {
+		time.Sleep(20 * time.Millisecond)
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	// The lock comes before the INSERT: the order of an aggregate's events is promised only to writers that take it.
+	if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", aggregate); err != nil {
+		return 0, err
+	}
+	l.mu.Lock()
+	first := l.next[aggregate]
+	l.mu.Unlock()
+	for i := range ids {
+		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, "0123456789012345678901234567890123456789")
+		if ids[i], err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: payload}); err != nil {
+			return 0, err
+		}
+	}
+	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which order does not mind.
+	l.mu.Lock()
+	l.next[aggregate] = first + n
+	l.mu.Unlock()
+	err = tx.Commit(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		if err == nil {
+			l.committed[id] = true
+		} else {
+			l.unclear[id] = true
+		}
+	}
+	return n, err
+}
+
+// Stop ends the writing and waits for the last commit.
+func (l *Load) Stop() {
+	l.tb.Helper()
+	l.cancel()
+	l.Wait()
+}
+
+// Wait waits for a load with a Total.
+func (l *Load) Wait() {
+	l.tb.Helper()
+	l.wg.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		l.tb.Errorf("load: %v", l.failed)
+	}
+}
+
+// Committed returns how many events are committed.
+func (l *Load) Committed() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.committed)
+}
+
+// Oracle compares what was committed with what is in the streams.
+type Oracle struct {
+	DB     *Database
+	Redis  *redis.Client
+	Prefix string
+	// Flushed allows events to be missing from the streams that history says were delivered: Redis was emptied.
+	Flushed bool
+	// MayRepeat allows duplicates: the one case in which they are not promised away is the test's subject.
+	MayRepeat bool
+}
+
+// Entry is a stream entry.
+type Entry struct {
+	Stream, EntryID, ID, Subject, Data, Type, Time, Source string
+}
+
+// Entries reads every stream of the oracle's types.
+func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
+	tb.Helper()
+	var out []Entry
+	for _, typ := range types {
+		stream := o.Prefix + typ
+		from := "-"
+		for {
+			page, err := o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
+			if err != nil {
+				tb.Fatalf("read %s: %v", stream, err)
+			}
+			for _, m := range page {
+				get := func(k string) string { s, _ := m.Values[k].(string); return s }
+				out = append(out, Entry{
+					Stream: stream, EntryID: m.ID, ID: get("id"), Subject: get("subject"), Data: get("data"), Type: get("type"),
+					Time: get("time"), Source: get("source"),
+				})
+			}
+			if len(page) < 5000 {
+				break
+			}
+			from = "(" + page[len(page)-1].ID
+		}
+	}
+	return out
+}
+
+// WaitEmpty waits until the outbox is empty.
+func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
+	tb.Helper()
+	Eventually(tb, within, func() error {
+		var n int
+		if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil {
+			return err
+		}
+		if n > 0 {
+			return fmt.Errorf("%d rows in the outbox", n)
+		}
+		return nil
+	})
+}
+
+// Check waits until the outbox is empty and then holds l's committed events against the streams: lost 0, duplicates 0,
+// order per aggregate kept, history complete.
+func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
+	tb.Helper()
+	o.WaitEmpty(tb, within)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := map[string]int{}
+	last := map[string]int{}
+	reordered, unknown := 0, 0
+	for _, e := range o.Entries(tb, l.types...) {
+		seen[e.ID]++
+		id, err := uuid.Parse(e.ID)
+		if err != nil {
+			tb.Errorf("entry %s has id %q", e.EntryID, e.ID)
+			continue
+		}
+		if !l.committed[id] && !l.unclear[id] {
+			unknown++
+		}
+		var body struct{ N int }
+		if err := json.Unmarshal([]byte(e.Data), &body); err != nil {
+			tb.Errorf("entry %s: data: %v", e.EntryID, err)
+		}
+		if body.N <= last[e.Subject] && seen[e.ID] == 1 {
+			reordered++
+		}
+		last[e.Subject] = max(last[e.Subject], body.N)
+	}
+	lost, dup := 0, 0
+	for id := range l.committed {
+		if seen[id.String()] == 0 {
+			lost++
+		}
+	}
+	for _, n := range seen {
+		dup += n - 1
+	}
+	history := o.historyMissing(tb, l)
+	tb.Logf("committed %d, in the streams %d, lost %d, duplicates %d, reordered %d", len(l.committed), len(seen), lost, dup, reordered)
+	if o.Flushed {
+		lost, reordered = 0, 0 // what history says was delivered before the flush is not ours to keep
+	}
+	if o.MayRepeat {
+		dup = 0
+	}
+	if lost > 0 || dup > 0 || reordered > 0 || unknown > 0 || history > 0 {
+		tb.Errorf("lost %d, duplicates %d, reordered %d, never committed %d, not in history %d", lost, dup, reordered, unknown, history)
+	}
+}
+
+// historyMissing counts committed events without their row in history, and rows in history twice.
+func (o Oracle) historyMissing(tb testing.TB, l *Load) int {
+	tb.Helper()
+	rows, err := o.DB.Pool.Query(tb.Context(), "SELECT id FROM outbox_history")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	have := map[uuid.UUID]int{}
+	for _, id := range ids {
+		have[id]++
+	}
+	missing := 0
+	for id := range l.committed {
+		if have[id] != 1 {
+			missing++
+		}
+	}
+	return missing
+}

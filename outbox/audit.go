@@ -1,0 +1,125 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	auditInterval = 5 * time.Second
+	// stallLimit is how long the stream may lag behind a noted position, with the WAL growing, before it counts as stalled.
+	stallLimit = 15 * time.Second
+)
+
+// audit finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream without
+// being delivered, or the stream has stopped moving.
+type audit struct {
+	last  AuditMark
+	since time.Time // when last was taken
+	taken bool
+}
+
+// check compares with the mark taken before. passed is how far the publisher is; inFlight tells whether a row is
+// published or being published; again takes a new mark.
+func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (AuditMark, error), now time.Time) error {
+	if !a.taken {
+		return a.renew(again, now)
+	}
+	if passed < a.last.LSN {
+		if now.Sub(a.since) < stallLimit {
+			return nil // keep the old mark: it is the one that has to be reached
+		}
+		mark, err := again()
+		if err != nil {
+			return nil //nolint:nilerr // no answer is no finding
+		}
+		if mark.LSN <= a.last.LSN {
+			return nil // the WAL does not grow
+		}
+		return &SlotError{
+			Reason: ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
+			Mend: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
+		}
+	}
+	var suspects []int16
+	for part, seq := range a.last.First {
+		if !inFlight(seq) {
+			suspects = append(suspects, part)
+		}
+	}
+	before := a.last
+	if err := a.renew(again, now); err != nil {
+		return nil //nolint:nilerr // no answer is no finding
+	}
+	// Seen not in flight, and still there afterwards: nobody has it.
+	for _, part := range suspects {
+		if seq, ok := a.last.First[part]; ok && seq == before.First[part] {
+			return &SlotError{
+				Reason: ReasonMissed, Err: fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
+				Mend: "check that the publication has the outbox table and that nobody else moves the slot; events are swept meanwhile",
+			}
+		}
+	}
+	return nil
+}
+
+func (a *audit) renew(again func() (AuditMark, error), now time.Time) error {
+	mark, err := again()
+	if err != nil {
+		return err
+	}
+	a.last, a.since, a.taken = mark, now, true
+	return nil
+}
+
+// forget drops the mark, when the stream stood still for a known reason.
+func (a *audit) forget() { a.taken = false }
+
+// monitor watches the stream from outside: the state row, and the audit.
+func (s *stream) monitor(ctx context.Context) {
+	t := time.NewTicker(400 * time.Millisecond)
+	defer t.Stop()
+	a := &audit{}
+	next := time.Now().Add(auditInterval)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		st, err := s.l.check(ctx)
+		switch {
+		case errors.Is(err, ErrSuperseded):
+			s.fail(ErrSuperseded)
+			return
+		case err == nil && st.Desired == ModePoll:
+			s.fail(errToggled)
+			return
+		}
+		if time.Now().Before(next) {
+			continue
+		}
+		next = time.Now().Add(auditInterval)
+		if err := s.auditOnce(ctx, a); err != nil {
+			s.l.metrics.auditFailures.WithLabelValues(slotReason(err)).Inc()
+			s.fail(err)
+			return
+		}
+	}
+}
+
+func (s *stream) auditOnce(ctx context.Context, a *audit) error {
+	if s.sinkFailing.Load() || !s.running.Load() {
+		a.forget()
+		return nil
+	}
+	passed := LSN(s.passed.Load())
+	return a.check(passed, func(seq int64) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, ok := s.seqs[seq]
+		return ok
+	}, func() (AuditMark, error) { return s.l.o.Store.Audit(ctx) }, time.Now())
+}

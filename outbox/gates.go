@@ -1,0 +1,66 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
+type gates struct {
+	owner Owner
+	sink  Sink
+	store Store
+
+	mu      sync.RWMutex
+	adopted map[string]bool
+	// fresh is called, before the first publish, for a stream that the adoption did not know.
+	fresh func(ctx context.Context, stream string) error
+}
+
+func newGates(o Owner, sink Sink, store Store) *gates {
+	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
+}
+
+// adopt raises the gate of one stream.
+func (g *gates) adopt(ctx context.Context, stream string) error {
+	if err := g.sink.Adopt(ctx, stream, g.owner); err != nil {
+		return fmt.Errorf("adopt stream %q: %w", stream, err)
+	}
+	g.mu.Lock()
+	g.adopted[stream] = true
+	g.mu.Unlock()
+	return nil
+}
+
+// ensure makes the stream ready for its first publish under this owner: its row is committed before its gate is raised,
+// so that a later adoption cannot overlook it.
+func (g *gates) ensure(ctx context.Context, stream string) error {
+	g.mu.RLock()
+	ok := g.adopted[stream]
+	g.mu.RUnlock()
+	if ok {
+		return nil
+	}
+	if err := g.store.NoteStream(ctx, stream, g.owner.Epoch); err != nil {
+		return err
+	}
+	if err := g.adopt(ctx, stream); err != nil {
+		return err
+	}
+	if g.fresh != nil {
+		return g.fresh(ctx, stream)
+	}
+	return nil
+}
+
+// streams lists the streams whose gates were raised.
+func (g *gates) streams() []string {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	out := make([]string, 0, len(g.adopted))
+	for s := range g.adopted {
+		out = append(out, s)
+	}
+	return out
+}

@@ -1,0 +1,67 @@
+package outbox
+
+import (
+	"maps"
+	"slices"
+	"sync"
+)
+
+// Health is what readiness is answered from.
+type Health struct {
+	// Role is "leader" or "standby".
+	Role string `json:"role"`
+	// Ready is false when events do not flow, or may not.
+	Ready bool `json:"-"`
+	// Reasons says why not; each begins with a name from a closed set.
+	Reasons []string `json:"reasons,omitempty"`
+	// Degraded says what is wrong although events flow.
+	Degraded []string `json:"degraded,omitempty"`
+}
+
+// health collects conditions by name. Setting one again replaces its detail.
+type health struct {
+	mu       sync.Mutex
+	bad      map[string]string // not ready
+	degraded map[string]string
+}
+
+func newHealth() *health {
+	return &health{bad: map[string]string{}, degraded: map[string]string{}}
+}
+
+func (h *health) fail(name, detail string)    { h.put(h.bad, name, detail) }
+func (h *health) degrade(name, detail string) { h.put(h.degraded, name, detail) }
+
+func (h *health) put(m map[string]string, name, detail string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m[name] = detail
+}
+
+// clear forgets a condition of either kind and reports whether there was one.
+func (h *health) clear(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, a := h.bad[name]
+	_, b := h.degraded[name]
+	delete(h.bad, name)
+	delete(h.degraded, name)
+	return a || b
+}
+
+func (h *health) lists() (bad, degraded []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return render(h.bad), render(h.degraded)
+}
+
+func render(m map[string]string) []string {
+	out := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if m[k] != "" {
+			k += ": " + m[k]
+		}
+		out = append(out, k)
+	}
+	return out
+}

@@ -1,0 +1,83 @@
+package outbox
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	backlogInterval = 2 * time.Second
+	trimInterval    = time.Second
+	historyInterval = 10 * time.Minute
+)
+
+// keep does the leader's housekeeping until ctx ends: gauges, trimming, dead events, history partitions.
+func (l *leadership) keep(ctx context.Context) {
+	var history, backlog time.Time
+	for ctx.Err() == nil {
+		if time.Since(history) > historyInterval {
+			history = time.Now()
+			if err := l.o.Store.KeepHistory(ctx, time.Now()); err != nil && ctx.Err() == nil {
+				l.log.Warn("keep history", "err", err)
+			}
+		}
+		if time.Since(backlog) > backlogInterval {
+			backlog = time.Now()
+			l.countBacklog(ctx)
+		}
+		l.countDead(ctx)
+		l.keepStreams(ctx)
+		sleep(ctx, jitter(trimInterval))
+	}
+}
+
+func (l *leadership) countBacklog(ctx context.Context) {
+	rows, oldest, err := l.o.Store.Backlog(ctx)
+	if err != nil {
+		l.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
+		return
+	}
+	l.backlog.Store(&backlogSeen{rows, oldest})
+	l.metrics.backlogRows.Set(float64(rows))
+	l.metrics.backlogOldest.Set(oldest.Seconds())
+}
+
+func (l *leadership) countDead(ctx context.Context) {
+	dead, err := l.o.Store.Housekeep(ctx)
+	if err != nil {
+		l.metrics.scrapeErrors.WithLabelValues("dead").Inc()
+		return
+	}
+	l.dead.Store(dead)
+	l.metrics.dead.Set(float64(dead))
+	if l.blocks == nil {
+		return
+	}
+	if err := l.blocks.refresh(func() ([]Dead, error) { return l.o.Store.Parked(ctx) }); err != nil {
+		l.metrics.scrapeErrors.WithLabelValues("dead").Inc()
+	}
+}
+
+// keepStreams trims every known stream and refreshes the sink's gauges.
+func (l *leadership) keepStreams(ctx context.Context) {
+	streams, err := l.o.Store.Streams(ctx)
+	if err == nil {
+		for _, s := range streams {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			if terr := l.o.Sink.Trim(actx, s); terr != nil {
+				err = terr
+			}
+			cancel()
+		}
+		if l.o.Observe != nil {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			if oerr := l.o.Observe(actx, streams); oerr != nil {
+				err = oerr
+			}
+			cancel()
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		l.metrics.scrapeErrors.WithLabelValues("streams").Inc()
+	}
+}

@@ -1,0 +1,177 @@
+package outbox
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// keepInterval is how often the leader looks at the slot.
+	keepInterval = 250 * time.Millisecond
+	// softBytes is the retained WAL beyond which the leader helps the slot along.
+	softBytes = 16 << 20
+	// softInterval is how long a slot that nobody streams may stand still.
+	softInterval = 10 * time.Second
+	// nudgeInterval bounds how often a streamed slot is helped along.
+	nudgeInterval = 2 * time.Second
+)
+
+// slotKeeper bounds the WAL that the slot holds back, in every phase: the database's disk always wins. That loses
+// nothing, because whatever a slot was moved past or dropped with is still in the table.
+type slotKeeper struct {
+	relay *Relay
+
+	// mu is held while the slot is being moved, so that a hand-over and the budget do not meet.
+	mu sync.Mutex
+	// need is a transaction id: the slot's position was set without waiting for what is older, so that a hand-over has to.
+	need uint64
+	last time.Time // of the last advance or nudge
+
+	// hit tells a running stream that the budget is exhausted.
+	hitMu sync.Mutex
+	hit   func()
+}
+
+// soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget. The
+// distance to the budget itself is for what is written while it acts.
+func (k *slotKeeper) soft() int64 { return min(softBytes, k.relay.o.WALBudget/4) }
+func (k *slotKeeper) hard() int64 { return k.relay.o.WALBudget / 4 * 3 }
+
+// run looks at the slot until ctx ends.
+func (k *slotKeeper) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
+			k.relay.log.Debug("slot upkeep", "err", err)
+		}
+		sleep(ctx, keepInterval)
+	}
+}
+
+func (k *slotKeeper) tick(ctx context.Context) error {
+	st, err := k.look(ctx)
+	if err != nil {
+		return err
+	}
+	if !st.Exists || st.Lost {
+		return nil
+	}
+	phase := k.relay.current()
+	over := st.RetainedBytes > k.hard()
+	switch {
+	case phase == phaseStream && over:
+		k.exhausted()
+		return nil
+	case phase == phaseStream:
+		if st.RetainedBytes > k.soft() && time.Since(k.last) > nudgeInterval {
+			k.last = time.Now()
+			return k.relay.o.Slots.Nudge(ctx)
+		}
+		return nil
+	case over:
+		return k.enforce(ctx)
+	case phase == phaseHandover:
+		return nil // it moves the slot itself
+	case st.RetainedBytes > k.soft() && time.Since(k.last) > time.Second,
+		st.ConfirmedLagBytes > 0 && time.Since(k.last) > softInterval:
+		return k.advance(ctx)
+	}
+	return nil
+}
+
+// look reads the slot's state into the gauges.
+func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
+	m := k.relay.metrics
+	st, err := k.relay.o.Slots.Status(ctx)
+	if err != nil {
+		m.scrapeErrors.WithLabelValues("slot").Inc()
+		return st, err
+	}
+	k.relay.slot.Store(&st)
+	boolGauge(m.slotActive, st.Active)
+	boolGauge(m.slotLost, st.Lost)
+	m.slotRetained.Set(float64(st.RetainedBytes))
+	m.slotConfirmed.Set(float64(st.ConfirmedLagBytes))
+	m.slotMaxKeep.Set(float64(st.MaxKeepBytes))
+	return st, nil
+}
+
+// advance moves the idle slot to the present end of the WAL. The rows it passes are in the table.
+func (k *slotKeeper) advance(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.relay.current() == phaseStream {
+		return nil
+	}
+	k.last = time.Now()
+	lsn, xid, err := k.relay.o.Store.Mark(ctx)
+	if err != nil {
+		return err
+	}
+	// Noted before the slot moves: a failure in between only makes a hand-over wait for nothing.
+	k.need = xid
+	return k.relay.o.Slots.Advance(ctx, lsn)
+}
+
+// enforce brings the slot under the budget: by advancing it, and if an older transaction holds its WAL all the same, by
+// dropping it. A new one is made when the oldest transaction has moved on.
+func (k *slotKeeper) enforce(ctx context.Context) error {
+	err := k.advance(ctx)
+	st, serr := k.look(ctx)
+	if serr != nil {
+		return serr
+	}
+	if !st.Exists || st.RetainedBytes <= k.hard() || k.relay.current() == phaseStream {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.relay.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes", st.RetainedBytes,
+		"budget_bytes", k.relay.o.WALBudget, "advance_err", err)
+	return k.relay.o.Slots.Drop(ctx)
+}
+
+// exhausted ends a running stream.
+func (k *slotKeeper) exhausted() {
+	k.hitMu.Lock()
+	defer k.hitMu.Unlock()
+	if k.hit != nil {
+		k.hit()
+	}
+}
+
+// onExhausted names what ends the running stream; nil when none runs.
+func (k *slotKeeper) onExhausted(end func()) {
+	k.hitMu.Lock()
+	k.hit = end
+	k.hitMu.Unlock()
+}
+
+// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed.
+func (k *slotKeeper) ensured(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, xid, err := k.relay.o.Store.Mark(ctx)
+	if err != nil {
+		return err
+	}
+	k.need = xid
+	return nil
+}
+
+// shortcut moves the slot to lsn, everything below which has been swept and was visible.
+func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
+		return err
+	}
+	k.need, k.last = 0, time.Now()
+	return nil
+}
+
+func (k *slotKeeper) needed() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.need
+}

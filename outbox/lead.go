@@ -1,0 +1,569 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
+const visibleWait = 5 * time.Second
+
+// leadership is one holding of the leader lock.
+type leadership struct {
+	*Relay
+	locks LockSession
+
+	exclusive, shared bool // holds of the pipe lock
+	gates             *gates
+	mode              Mode // the mode last recorded
+	degraded          string
+	handover          LSN
+	reason            string // why the next phase is entered
+	// shortcut is the position to advance the slot to before streaming, 0 to stream from where it stands; noted is the
+	// highest confirmed position that is no surprise.
+	noted LSN
+	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
+	failures int
+}
+
+// run goes through the phases of the machine until leadership is lost or ctx ends.
+func (l *leadership) run(ctx context.Context) error {
+	l.leading.Store(true)
+	l.metrics.leader.Set(1)
+	l.mode, l.reason = ModeStandby, ReasonLeadership
+	l.log.Info("leading")
+	var wg sync.WaitGroup
+	kctx, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		wg.Wait()
+		l.leading.Store(false)
+		l.metrics.leader.Set(0)
+		l.health.clear("slot")
+		l.health.clear("publish")
+		l.log.Info("not leading any more")
+	}()
+	wg.Go(func() { l.keep(kctx) })
+	wg.Go(func() { l.keeper.run(kctx) })
+
+	p := phaseStandby.next(evLed)
+	for {
+		l.enter(p, l.reason)
+		ev, err := l.do(ctx, p)
+		switch {
+		case ctx.Err() != nil && errors.Is(context.Cause(ctx), errLockLost):
+			ev = evLost
+		case ctx.Err() != nil:
+			ev = evStop
+		case errors.Is(err, ErrSuperseded):
+			ev = evLost
+		case err != nil:
+			l.log.Warn("phase ended", "phase", p, "err", err)
+		}
+		if p = p.next(ev); p == phaseStandby || p == phaseStopped {
+			l.standDown(ctx, ev)
+			if err == nil {
+				err = context.Cause(ctx)
+			}
+			return err
+		}
+	}
+}
+
+func (l *leadership) do(ctx context.Context, p phase) (event, error) {
+	switch p {
+	case phaseAdopt:
+		return l.adopt(ctx)
+	case phasePoll:
+		return l.poll(ctx)
+	case phaseSweep:
+		return l.sweep(ctx)
+	case phaseHandover:
+		return l.handOver(ctx)
+	case phaseStream:
+		return l.stream(ctx)
+	default:
+		panic("outbox: no work in phase " + string(p))
+	}
+}
+
+// standDown records, as far as that is still possible, that nobody is active.
+func (l *leadership) standDown(ctx context.Context, ev event) {
+	reason := ReasonLeadership
+	if ev == evStop {
+		reason = ReasonStop
+	}
+	l.switched(l.mode, ModeStandby, reason)
+	l.enter(phaseStandby, reason)
+	if ev == evStop && l.gates != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, ModeStandby, 0, "")
+	}
+}
+
+// record persists what this leadership does now. A failure is retried by the next check, and harms nobody.
+func (l *leadership) record(ctx context.Context, mode Mode) error {
+	ok, err := l.o.Store.SetActive(ctx, l.gates.owner.Epoch, mode, l.handover, l.degraded)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return ErrSuperseded
+	}
+	l.switched(l.mode, mode, l.reason)
+	l.mode = mode
+	return nil
+}
+
+// check reads the state and says whether this leadership is still the one it names.
+func (l *leadership) check(ctx context.Context) (State, error) {
+	st, err := l.o.Store.State(ctx)
+	if err == nil && st.Owner != l.gates.owner {
+		err = ErrSuperseded
+	}
+	return st, err
+}
+
+// adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
+// table before that is complete.
+func (l *leadership) adopt(ctx context.Context) (event, error) {
+	st, err := l.o.Store.State(ctx)
+	if err != nil {
+		sleep(ctx, jitter(200*time.Millisecond))
+		return evOver, err
+	}
+	if l.gates != nil && st.Owner != l.gates.owner {
+		return evOver, ErrSuperseded
+	}
+	alone, err := l.takePipe(ctx, st.Desired == ModePoll)
+	if err != nil {
+		return evOver, err
+	}
+	// What the lock allowed counts only with a state read after it.
+	if st, err = l.o.Store.State(ctx); err != nil {
+		return evOver, err
+	}
+	if err := l.raise(ctx, st); err != nil {
+		sleep(ctx, jitter(200*time.Millisecond))
+		return evOver, err
+	}
+	if l.blocks != nil {
+		if err := l.blocks.refresh(func() ([]Dead, error) { return l.o.Store.Parked(ctx) }); err != nil {
+			return evOver, err
+		}
+	}
+	if alone {
+		return evWantStream, nil
+	}
+	return evWantPoll, nil
+}
+
+// takePipe gets the pipe lock: shared for polling; exclusive for streaming, or shared for the time being when pollers on
+// other instances still hold it.
+func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err error) {
+	if !poll && !l.exclusive {
+		if l.exclusive, err = l.locks.TryPipe(ctx, true); err != nil {
+			return false, err
+		}
+	}
+	if !poll && l.exclusive {
+		if l.shared {
+			l.shared = false
+			return true, l.locks.DropPipe(ctx, false)
+		}
+		return true, nil
+	}
+	for !l.shared {
+		if l.shared, err = l.locks.TryPipe(ctx, false); err != nil {
+			return false, err
+		}
+		if !l.shared {
+			sleep(ctx, jitter(200*time.Millisecond))
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	if l.exclusive {
+		l.exclusive = false
+		return false, l.locks.DropPipe(ctx, true)
+	}
+	return false, nil
+}
+
+// raise writes the new owner and raises the gates of all streams. A gate that has seen a higher epoch than the table
+// (the database was restored to an earlier time) is overtaken, as long as the table names us.
+func (l *leadership) raise(ctx context.Context, st State) error {
+	epoch := st.Owner.Epoch + 1
+	for {
+		o := Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}
+		ok, err := l.o.Store.Adopt(ctx, st.Owner.Epoch, o, l.o.Holder)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return ErrSuperseded
+		}
+		l.gates = newGates(o, l.o.Sink, l.o.Store)
+		l.own(o)
+		l.metrics.adoptions.Inc()
+		err = l.raiseGates(ctx)
+		var fenced *FencedError
+		if !errors.As(err, &fenced) {
+			return err
+		}
+		if st, err = l.check(ctx); err != nil {
+			return err
+		}
+		l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch", fenced.Epoch, "epoch", epoch)
+		epoch = max(fenced.Epoch, epoch) + 1
+	}
+}
+
+// raiseGates raises the gate of every known stream, repeating what fails for the moment.
+func (l *leadership) raiseGates(ctx context.Context) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		err := l.tryGates(ctx)
+		var fenced *FencedError
+		if err == nil {
+			l.health.clear("adopt")
+			l.health.clear("foreign_stream")
+			return nil
+		}
+		if errors.As(err, &fenced) || ctx.Err() != nil {
+			return err
+		}
+		var foreign *ForeignError
+		if errors.As(err, &foreign) {
+			l.health.fail("foreign_stream", err.Error())
+		} else {
+			l.health.fail("adopt", err.Error())
+		}
+		bo.wait(ctx)
+		if _, err := l.check(ctx); errors.Is(err, ErrSuperseded) {
+			return err
+		}
+	}
+}
+
+func (l *leadership) tryGates(ctx context.Context) error {
+	streams, err := l.o.Store.Streams(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range streams {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := l.gates.adopt(actx, s)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// over turns the error that ended a sweep into the reason for adopting again.
+func (l *leadership) over(err error) (event, error) {
+	var fenced *FencedError
+	switch {
+	case err == nil:
+		l.reason = ReasonToggle
+		return evOver, nil
+	case errors.Is(err, ErrGap):
+		l.reason = ReasonGap
+		l.log.Warn("the sink has lost its place; adopting again")
+		return evOver, nil
+	case errors.As(err, &fenced):
+		l.reason = ReasonFenced
+		return evOver, err // adopt finds out whether the table still names us
+	}
+	return evOver, err
+}
+
+// watchGates asks, about once a second, whether the gates are still ours; an error says they are not. Trouble in asking
+// is no answer.
+func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool, error) {
+	if time.Since(*lastGate) < time.Second {
+		return true, nil
+	}
+	*lastGate = time.Now()
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
+	var fenced *FencedError
+	if errors.Is(err, ErrGap) || errors.As(err, &fenced) {
+		return false, err
+	}
+	return true, nil
+}
+
+// poll sweeps under the shared lock: because polling is wanted, or until the exclusive lock is free.
+func (l *leadership) poll(ctx context.Context) (event, error) {
+	l.degraded = ""
+	if err := l.record(ctx, ModePoll); err != nil {
+		return evOver, err
+	}
+	_, xid, err := l.o.Store.Mark(ctx)
+	if err != nil {
+		return evOver, err
+	}
+	for {
+		settled := false // everything committed before the adoption is visible
+		done := false
+		var gate time.Time
+		err := l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
+			st, err := l.check(ctx)
+			if errors.Is(err, ErrSuperseded) {
+				return false, err
+			}
+			if err == nil && st.Desired != ModePoll {
+				l.exclusive, err = l.locks.TryPipe(ctx, true)
+				if err != nil || l.exclusive {
+					done = true
+					l.reason = ReasonToggle
+					return false, err
+				}
+			}
+			if xid != 0 {
+				if ok, err := l.o.Store.VisibleBelow(ctx, xid); err == nil && ok {
+					settled = true
+					return false, nil
+				}
+			}
+			return l.watchGates(ctx, &gate)
+		})
+		if err != nil || done || !settled {
+			return l.over(err)
+		}
+		xid = 0
+		if err := l.forgetDoubt(ctx); err != nil {
+			return l.over(err)
+		}
+	}
+}
+
+// forgetDoubt makes the pass after which nothing is in doubt any more. It is called when everything that was committed
+// before the adoption is visible.
+func (l *leadership) forgetDoubt(ctx context.Context) error {
+	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
+		return err
+	}
+	for _, s := range l.gates.streams() {
+		if err := l.o.Sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
+			l.log.Debug("forget doubt", "stream", s, "err", err) // it costs memory until the next time
+		}
+	}
+	return nil
+}
+
+var errToggled = errors.New("another mode is wanted")
+
+// during runs fn, and cancels it when the leadership is superseded or another mode is wanted than when it began.
+func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) error) error {
+	st, err := l.check(ctx)
+	if err != nil {
+		return err
+	}
+	poll := st.Desired == ModePoll
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() { done <- fn(ctx) }()
+	t := time.NewTicker(300 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-done:
+			if cause := context.Cause(ctx); cause != nil && err != nil {
+				err = cause
+			}
+			return err
+		case <-t.C:
+			st, err := l.check(ctx)
+			switch {
+			case errors.Is(err, ErrSuperseded):
+				cancel(ErrSuperseded)
+			case err == nil && (st.Desired == ModePoll) != poll:
+				cancel(errToggled)
+			}
+		}
+	}
+}
+
+// sweep sweeps alone until slot and publication are usable.
+func (l *leadership) sweep(ctx context.Context) (event, error) {
+	if err := l.record(ctx, ModePoll); err != nil {
+		return evOver, err
+	}
+	var gate time.Time
+	answers := make(chan error, 1)
+	asking := false
+	defer func() {
+		if asking {
+			<-answers // Ensure is bounded; it must not run beside the next one
+		}
+	}()
+	bo := backoff{first: time.Second, most: 5 * time.Second}
+	due := time.Now().Add(l.delay())
+	usable := false
+	err := l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
+		select {
+		case err := <-answers:
+			asking = false
+			if err == nil {
+				usable = true
+				return false, nil
+			}
+			l.unusable(ctx, err)
+			bo.next = min(max(bo.next*2, bo.first), bo.most)
+			due = time.Now().Add(jitter(bo.next))
+		default:
+		}
+		if !asking && time.Now().After(due) {
+			asking = true
+			go func() { answers <- l.ensureSlot(ctx) }()
+		}
+		st, err := l.check(ctx)
+		if errors.Is(err, ErrSuperseded) {
+			return false, err
+		}
+		if err == nil && st.Desired == ModePoll {
+			l.reason = ReasonToggle
+			return false, nil
+		}
+		return l.watchGates(ctx, &gate)
+	})
+	if err == nil && usable {
+		return evUsable, nil
+	}
+	return l.over(err)
+}
+
+func (l *leadership) ensureSlot(ctx context.Context) error {
+	created, err := l.o.Slots.Ensure(ctx)
+	if err == nil && created {
+		err = l.keeper.ensured(ctx)
+	}
+	return err
+}
+
+// delay slows down hand-overs that keep failing.
+func (l *leadership) delay() time.Duration {
+	if l.failures == 0 {
+		return 0
+	}
+	return jitter(min(100*time.Millisecond<<min(l.failures, 7), 10*time.Second))
+}
+
+// unusable notes why the slot cannot be streamed. Events go on by the sweep; whether that is good enough is the desired
+// mode's to say.
+func (l *leadership) unusable(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	text := err.Error()
+	if l.degraded != text {
+		l.log.Warn("the slot is not usable; sweeping meanwhile", "reason", slotReason(err), "err", err)
+	}
+	l.degraded = text
+	l.reason = slotReason(err)
+	st, serr := l.check(ctx)
+	if serr == nil && st.Desired == ModeCDC {
+		l.health.fail("slot", text)
+	} else {
+		l.health.clear("slot")
+		l.health.degrade("slot", text)
+	}
+	_ = l.record(ctx, l.mode)
+}
+
+// handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
+func (l *leadership) handOver(ctx context.Context) (event, error) {
+	drain := func() error {
+		return l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) })
+	}
+	refuse := func(err error) (event, error) {
+		var fenced *FencedError
+		if errors.Is(err, errToggled) || errors.Is(err, ErrGap) || errors.As(err, &fenced) {
+			if errors.Is(err, errToggled) {
+				err = nil
+			}
+			return l.over(err)
+		}
+		l.failures++
+		l.unusable(ctx, err)
+		return evNotReady, err
+	}
+	// The bulk first, so that the exact part is short.
+	if err := drain(); err != nil {
+		return refuse(err)
+	}
+	status, err := l.o.Slots.Status(ctx)
+	if err != nil {
+		return refuse(err)
+	}
+	if status.Active {
+		l.log.Warn("the slot is held by another walsender; ending it", "pid", status.ActivePID)
+		if err := l.o.Slots.Evict(ctx); err != nil {
+			return refuse(err)
+		}
+	}
+	lsn, xid, err := l.o.Store.Mark(ctx)
+	if err != nil {
+		return refuse(err)
+	}
+	visible, err := l.waitVisible(ctx, xid)
+	if err != nil {
+		return refuse(err)
+	}
+	if err := drain(); err != nil {
+		return refuse(err)
+	}
+	l.noted = status.Confirmed
+	if visible {
+		if err := l.keeper.shortcut(ctx, lsn); err != nil {
+			return refuse(err)
+		}
+		l.noted = max(l.noted, lsn)
+	}
+	return evReady, nil
+}
+
+// waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or
+// made without such a wait, going on without it could pass rows by: then it is an error.
+func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) {
+	deadline := time.Now().Add(visibleWait)
+	bo := backoff{first: 2 * time.Millisecond, most: 100 * time.Millisecond}
+	for {
+		ok, err := l.o.Store.VisibleBelow(ctx, xid)
+		if err != nil || ok {
+			return ok, err
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	if need := l.keeper.needed(); need != 0 {
+		ok, err := l.o.Store.VisibleBelow(ctx, need)
+		if err != nil {
+			return false, err
+		}
+		if !ok {
+			return false, &SlotError{
+				Reason: ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
+				Mend: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
+			}
+		}
+	}
+	l.log.Info("older transactions are open; streaming without the short cut")
+	return false, nil
+}

@@ -1,0 +1,176 @@
+package outbox
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// latencyBuckets are hand-picked and not whole numbers, so that text and OpenMetrics name them alike.
+var latencyBuckets = []float64{0.0005, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.5, 2.5, 5.5, 15.5, 60.5, 300.5}
+
+// switchReasons are the values of the reason label of outbox_mode_switches_total.
+var switchReasons = []string{
+	ReasonWALLevel, ReasonNoRight, ReasonSlotsFull, ReasonSendersFull, ReasonPublication, ReasonSlotMissing, ReasonSlotLost,
+	ReasonSlotActive, ReasonSlotForeign, ReasonDecode, ReasonSilent, ReasonConnection, ReasonTransactionHeld, ReasonMissed,
+	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonStop, ReasonLeadership, ReasonStart, reasonOther,
+}
+
+// reasonOther stands for every reason outside the closed set.
+const reasonOther = "other"
+
+// maxStreamLabels bounds the streams that get a series of their own; the rest share one.
+const maxStreamLabels = 200
+
+type metrics struct {
+	published       *prometheus.CounterVec
+	parked          prometheus.Counter
+	commitToPublish *prometheus.HistogramVec
+	backlogRows     prometheus.Gauge
+	backlogOldest   prometheus.Gauge
+	inflight        prometheus.GaugeFunc
+	mode            *prometheus.GaugeVec
+	leader          prometheus.Gauge
+	epoch           prometheus.Gauge
+	switches        *prometheus.CounterVec
+	slotActive      prometheus.Gauge
+	slotRetained    prometheus.Gauge
+	slotConfirmed   prometheus.Gauge
+	slotLost        prometheus.Gauge
+	slotMaxKeep     prometheus.Gauge
+	scrapeErrors    *prometheus.CounterVec
+	settled         prometheus.Counter
+	letGo           prometheus.Counter
+	adoptions       prometheus.Counter
+	auditFailures   *prometheus.CounterVec
+	dead            prometheus.Gauge
+
+	streams map[string]bool // label values given out; owned by streamLabel's callers under relay.mu
+}
+
+func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	m := &metrics{
+		published: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_published_total", Help: "Events published and known to be in their stream, by the mode they travelled in.",
+		}, []string{"mode", "stream"}),
+		parked: counter("outbox_parked_total", "Events moved to outbox_dead. Any rise needs a look: posthaste dead list."),
+		commitToPublish: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
+			Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when swept.",
+		}, []string{"mode"}),
+		backlogRows:   gauge("outbox_backlog_rows", "Rows in the outbox: events not yet known to be delivered. Rises when events come faster than they leave."),
+		backlogOldest: gauge("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox."),
+		mode: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
+		}, []string{"mode"}),
+		leader: gauge("outbox_relay_leader", "1 if this instance leads."),
+		epoch:  gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption."),
+		switches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_mode_switches_total", Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
+		}, []string{"from", "to", "reason"}),
+		slotActive:    gauge("outbox_slot_active", "1 if a walsender streams the slot."),
+		slotRetained:  gauge("outbox_slot_retained_bytes", "WAL that the slot holds back from removal. Bounded by the WAL budget."),
+		slotConfirmed: gauge("outbox_slot_confirmed_lag_bytes", "WAL between the slot's confirmed position and the server's."),
+		slotLost:      gauge("outbox_slot_lost", "1 if the slot was invalidated by the server."),
+		slotMaxKeep:   gauge("outbox_slot_max_keep_bytes", "max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs."),
+		scrapeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_scrape_errors_total", Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
+		}, []string{"collector"}),
+		settled:   counter("outbox_settled_total", "Rows deleted after their event was published by the stream."),
+		letGo:     counter("outbox_settle_missing_total", "Published events whose row was not found when settling; settled before, as a rule."),
+		adoptions: counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate."),
+		auditFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_audit_failures_total", Help: "Times the audit found the stream silent about rows: missed or stalled.",
+		}, []string{"reason"}),
+		dead:    gauge("outbox_dead_rows", "Events parked in outbox_dead."),
+		streams: map[string]bool{},
+	}
+	m.inflight = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "outbox_inflight_events", Help: "Events published and not yet settled, bounded by the window.",
+	}, inflight)
+	m.zero()
+	if reg != nil {
+		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.leader, m.epoch,
+			m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.scrapeErrors, m.settled, m.letGo,
+			m.adoptions, m.auditFailures, m.dead)
+	}
+	return m
+}
+
+// zero makes every series of a closed label set exist from the start.
+func (m *metrics) zero() {
+	modes := []Mode{ModeCDC, ModePoll, ModeStandby}
+	for _, a := range modes {
+		m.mode.WithLabelValues(string(a)).Set(0)
+		if a != ModeStandby {
+			m.commitToPublish.WithLabelValues(string(a))
+		}
+		for _, b := range modes {
+			if a == b {
+				continue
+			}
+			for _, r := range switchReasons {
+				m.switches.WithLabelValues(string(a), string(b), r)
+			}
+		}
+	}
+	m.mode.WithLabelValues(string(ModeStandby)).Set(1)
+	for _, c := range []string{"backlog", "slot", "dead", "streams"} {
+		m.scrapeErrors.WithLabelValues(c)
+	}
+	m.auditFailures.WithLabelValues(ReasonMissed)
+	m.auditFailures.WithLabelValues(ReasonStalled)
+}
+
+func (m *metrics) setMode(mode Mode) {
+	for _, o := range []Mode{ModeCDC, ModePoll, ModeStandby} {
+		v := 0.0
+		if o == mode {
+			v = 1
+		}
+		m.mode.WithLabelValues(string(o)).Set(v)
+	}
+}
+
+// streamLabel bounds the label: aggregate types are the writers' choice.
+func (m *metrics) streamLabel(stream string) string {
+	if m.streams[stream] {
+		return stream
+	}
+	if len(m.streams) >= maxStreamLabels {
+		return reasonOther
+	}
+	m.streams[stream] = true
+	return stream
+}
+
+func (m *metrics) observe(mode Mode, events []*Event, now time.Time) {
+	h := m.commitToPublish.WithLabelValues(string(mode))
+	for _, e := range events {
+		h.Observe(max(now.Sub(e.Time).Seconds(), 0))
+	}
+}
+
+func boolGauge(g prometheus.Gauge, on bool) {
+	if on {
+		g.Set(1)
+	} else {
+		g.Set(0)
+	}
+}
+
+// knownReason keeps the label set closed.
+func knownReason(reason string) string {
+	for _, r := range switchReasons {
+		if r == reason {
+			return r
+		}
+	}
+	return reasonOther
+}

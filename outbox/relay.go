@@ -1,0 +1,466 @@
+package outbox
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	mrand "math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Options are what a Relay needs. Every field without a default in its comment is required.
+type Options struct {
+	// Name is the relay's name, for logs; the store knows it too.
+	Name string
+	// Holder names this process in relay_state, for people: host:pid.
+	Holder string
+	// Prefix is put before the aggregate type to name the stream.
+	Prefix string
+	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
+	Window, WindowBytes int
+	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
+	WALBudget int64
+	// Poison is what happens behind a parked event. Default PoisonSkip.
+	Poison Poison
+	// DrainTimeout bounds an orderly stop. Default 10 s.
+	DrainTimeout time.Duration
+
+	Store   Store
+	Locks   Locker
+	Sink    Sink
+	Source  Source
+	Slots   Slots
+	Sweeper Sweeper
+	// SinkReady reports whether the sink can be written to and has the durability asked for.
+	SinkReady func(ctx context.Context) error
+	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
+	Observe func(ctx context.Context, streams []string) error
+
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+func (o *Options) defaults() {
+	if o.Window <= 0 {
+		o.Window = 10_000
+	}
+	if o.WindowBytes <= 0 {
+		o.WindowBytes = 64 << 20
+	}
+	if o.WALBudget <= 0 {
+		o.WALBudget = 1 << 30
+	}
+	if o.Poison == "" {
+		o.Poison = PoisonSkip
+	}
+	if o.DrainTimeout <= 0 {
+		o.DrainTimeout = 10 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Relay moves events from the table to the streams. It never gives up: whatever is missing or breaks, it names in its
+// health, waits, and goes on when it is mended.
+type Relay struct {
+	o       Options
+	log     *slog.Logger
+	metrics *metrics
+	health  *health
+	window  *window
+	blocks  *blocks // nil unless block-key
+
+	mu     sync.Mutex
+	phase  phase
+	owner  Owner
+	since  time.Time
+	reason string // why the present phase was entered
+
+	leading atomic.Bool
+	slot    atomic.Pointer[SlotStatus] // as of the last look; nil before the first
+	backlog atomic.Pointer[backlogSeen]
+	dead    atomic.Int64
+
+	keeper *slotKeeper
+}
+
+type backlogSeen struct {
+	rows   int64
+	oldest time.Duration
+}
+
+// New returns a relay; Run starts it.
+func New(o Options) *Relay {
+	o.defaults()
+	r := &Relay{
+		o: o, log: o.Logger.With("component", "relay"), health: newHealth(), window: newWindow(o.Window, o.WindowBytes),
+		phase: phaseStandby, since: time.Now(), reason: ReasonStart,
+	}
+	if o.Poison == PoisonBlockKey {
+		r.blocks = &blocks{}
+	}
+	r.metrics = newMetrics(o.Registerer, func() float64 { n, _ := r.window.held(); return float64(n) })
+	r.keeper = &slotKeeper{relay: r}
+	return r
+}
+
+// permanent is what waiting cannot mend.
+type permanent interface{ Permanent() bool }
+
+// Run relays until ctx ends, then stops in order and returns nil. It returns an error only at the start and only for
+// what waiting cannot mend: a second relay name on the table, a schema newer than the binary.
+func (r *Relay) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wctx, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { r.watchSink(wctx) })
+	first := true
+	for ctx.Err() == nil {
+		err := r.session(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		var p permanent
+		if first && errors.As(err, &p) && p.Permanent() {
+			return err
+		}
+		if err != nil {
+			r.log.Warn("relay session ended", "err", err)
+		}
+		sleep(ctx, jitter(500*time.Millisecond))
+	}
+	r.enter(phaseStopped, ReasonStop)
+	return nil
+}
+
+// session lives as long as one lock session: it waits for leadership, sweeping along in poll mode, and leads.
+func (r *Relay) session(ctx context.Context) error {
+	if err := r.o.Store.Register(ctx); err != nil {
+		r.health.fail("postgres", err.Error())
+		return err
+	}
+	locks, err := r.o.Locks.Open(ctx)
+	if err != nil {
+		r.health.fail("postgres", err.Error())
+		return err
+	}
+	defer locks.Close()
+	r.health.clear("postgres")
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-locks.Lost():
+			cancel(errLockLost)
+		case <-ctx.Done():
+		}
+	}()
+	for ctx.Err() == nil {
+		led, err := locks.TryLead(ctx)
+		if err != nil {
+			return err
+		}
+		if led {
+			l := &leadership{Relay: r, locks: locks}
+			return l.run(ctx)
+		}
+		if err := r.assist(ctx, locks); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+var errLockLost = errors.New("the lock session is gone")
+
+// assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits a
+// little. Either way the caller then tries to lead.
+func (r *Relay) assist(ctx context.Context, locks LockSession) error {
+	st, err := r.o.Store.State(ctx)
+	if err != nil {
+		return err
+	}
+	if st.Desired != ModePoll || st.Active != ModePoll {
+		r.enter(phaseStandby, ReasonLeadership)
+		sleep(ctx, jitter(500*time.Millisecond))
+		return nil
+	}
+	ok, err := locks.TryPipe(ctx, false)
+	if err != nil || !ok {
+		sleep(ctx, jitter(200*time.Millisecond))
+		return err
+	}
+	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
+	// Only what is read after the lock was taken counts.
+	if st, err = r.o.Store.State(ctx); err != nil || st.Desired != ModePoll || st.Active != ModePoll {
+		return err
+	}
+	return r.assistSweep(ctx, locks, st)
+}
+
+// assistSweep sweeps under the leader's owner until that changes or the leader is gone.
+func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) error {
+	r.own(st.Owner)
+	r.enter(phasePoll, ReasonToggle)
+	g := newGates(st.Owner, r.o.Sink, r.o.Store)
+	err := r.sweepWhile(ctx, g, func(ctx context.Context) (bool, error) {
+		now, err := r.o.Store.State(ctx)
+		if err != nil {
+			return false, err
+		}
+		if now.Owner != st.Owner || now.Desired != ModePoll || now.Active != ModePoll {
+			return false, nil
+		}
+		// A free leader lock is taken by the caller, after this sweep has ended.
+		led, err := locks.TryLead(ctx)
+		if err != nil {
+			return false, err
+		}
+		return !led, nil // the caller asks again and gets it again: the lock is held by the session
+	})
+	if err != nil && finished(err) {
+		// The leader adopts anew; until then there is nothing to sweep under.
+		r.log.Debug("sweeping along ended", "err", err)
+		sleep(ctx, jitter(200*time.Millisecond))
+		return nil
+	}
+	return err
+}
+
+// sweepWhile runs the sweeper until check says no or fails, or the sweeper ends by itself (ErrGap and its like are
+// returned). check is asked a few times a second.
+func (r *Relay) sweepWhile(ctx context.Context, g *gates, check func(ctx context.Context) (bool, error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- r.o.Sweeper.Run(ctx, r.scope(g)) }()
+	stop := func() error {
+		cancel()
+		return <-done
+	}
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-done:
+			cancel()
+			return err
+		case <-t.C:
+		}
+		ok, err := check(ctx)
+		if err != nil || !ok {
+			if serr := stop(); err == nil {
+				err = serr
+			}
+			return err
+		}
+	}
+}
+
+// scope is what a sweep under g works with.
+func (r *Relay) scope(g *gates) Scope {
+	return Scope{
+		Owner: g.owner, Ensure: g.ensure, Blocked: r.blocks.blocker,
+		Published: func(stream string, events []*Event, suppressed int) { r.published(ModePoll, stream, events) },
+		Parked:    func(e *Event, err error) { r.parked(e, err) },
+		Failed:    r.publishOutcome,
+	}
+}
+
+func (r *Relay) published(mode Mode, stream string, events []*Event) {
+	r.mu.Lock()
+	label := r.metrics.streamLabel(stream)
+	r.mu.Unlock()
+	r.metrics.published.WithLabelValues(string(mode), label).Add(float64(len(events)))
+	r.metrics.observe(mode, events, time.Now())
+}
+
+func (r *Relay) parked(e *Event, err error) {
+	r.metrics.parked.Inc()
+	r.dead.Add(1)
+	if r.blocks != nil {
+		r.blocks.add(e)
+	}
+	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
+}
+
+// publishOutcome turns the run of failed publishes into a readiness reason, and a success into its end.
+func (r *Relay) publishOutcome(err error) {
+	var poison *PoisonError
+	var foreign *ForeignError
+	switch {
+	case err == nil || errors.As(err, &poison):
+		if r.health.clear("publish") {
+			r.log.Info("publishing again")
+		}
+		r.health.clear("foreign_stream")
+	case errors.Is(err, context.Canceled):
+	case errors.As(err, &foreign):
+		r.health.fail("foreign_stream", err.Error())
+	default:
+		if bad, _ := r.health.lists(); len(bad) == 0 {
+			r.log.Warn("publishing fails; it is repeated", "err", err)
+		}
+		r.health.fail("publish", err.Error())
+	}
+}
+
+// own records under which owner this instance acts.
+func (r *Relay) own(o Owner) {
+	r.mu.Lock()
+	r.owner = o
+	r.mu.Unlock()
+	r.metrics.epoch.Set(float64(o.Epoch))
+}
+
+// enter records a phase and logs and counts a change of mode once.
+func (r *Relay) enter(p phase, reason string) {
+	r.mu.Lock()
+	from := r.phase
+	r.phase, r.reason = p, reason
+	if from != p {
+		r.since = time.Now()
+	}
+	r.mu.Unlock()
+	if from == p {
+		return
+	}
+	r.log.Debug("phase", "from", from, "to", p, "reason", reason)
+	// Adopting is a moment between two modes, not a mode.
+	if p == phaseAdopt {
+		return
+	}
+	r.metrics.setMode(p.mode())
+}
+
+// switched logs and counts a change of the mode that events travel in.
+func (r *Relay) switched(from, to Mode, reason string) {
+	if from == to {
+		return
+	}
+	r.metrics.switches.WithLabelValues(string(from), string(to), knownReason(reason)).Inc()
+	r.log.Info("mode", "from", from, "to", to, "reason", reason)
+}
+
+func (r *Relay) current() phase {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.phase
+}
+
+// watchSink keeps the sink's part of the health, on leaders and standbys alike.
+func (r *Relay) watchSink(ctx context.Context) {
+	if r.o.SinkReady == nil {
+		return
+	}
+	for ctx.Err() == nil {
+		actx, cancel := context.WithTimeout(ctx, 3*time.Second)
+		err := r.o.SinkReady(actx)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			r.health.fail("redis", err.Error())
+		} else {
+			r.health.clear("redis")
+		}
+		sleep(ctx, time.Second)
+	}
+}
+
+// Health tells whether events can flow.
+func (r *Relay) Health() Health {
+	bad, degraded := r.health.lists()
+	h := Health{Role: "standby", Ready: len(bad) == 0, Reasons: bad, Degraded: degraded}
+	if r.leading.Load() {
+		h.Role = "leader"
+	} else if h.Ready {
+		h.Degraded = nil
+	}
+	return h
+}
+
+// Status is a view of this instance.
+type Status struct {
+	Mode     Mode
+	Phase    string
+	Leader   bool
+	Epoch    int64
+	Inflight int
+	Since    time.Time
+}
+
+// Status tells what this instance does now.
+func (r *Relay) Status() Status {
+	n, _ := r.window.held()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Status{
+		Mode: r.phase.mode(), Phase: string(r.phase), Leader: r.leading.Load(), Epoch: r.owner.Epoch, Inflight: n, Since: r.since,
+	}
+}
+
+func newNonce() Nonce {
+	var n Nonce
+	_, _ = rand.Read(n[:]) // never fails: crypto/rand ends the program instead
+	return n
+}
+
+// sleep waits, or returns early when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// jitter spreads d by a quarter either way, so that instances do not act in step.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.75 + mrand.Float64()/2))
+}
+
+// backoff doubles from first to most, with jitter. The zero value starts at first.
+type backoff struct {
+	first, most, next time.Duration
+}
+
+func (b *backoff) wait(ctx context.Context) {
+	b.next = min(max(b.next*2, b.first), b.most)
+	sleep(ctx, jitter(b.next))
+}
+
+func (b *backoff) reset() { b.next = 0 }
+
+// slotReason names the condition behind an error that ended or prevented the stream.
+func slotReason(err error) string {
+	var se *SlotError
+	var fenced *FencedError
+	switch {
+	case err == nil:
+		return ReasonStop
+	case errors.As(err, &se):
+		return se.Reason
+	case errors.Is(err, ErrGap):
+		return ReasonGap
+	case errors.As(err, &fenced), errors.Is(err, ErrSuperseded):
+		return ReasonFenced
+	default:
+		return ReasonConnection
+	}
+}
+
+func wrap(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", step, err)
+}

@@ -1,0 +1,155 @@
+package outbox
+
+import (
+	"context"
+	"time"
+)
+
+// settleRows bounds one settling statement.
+const settleRows = 2000
+
+// settleLoop settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
+// what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
+func (s *stream) settleLoop(intake, work context.Context) error {
+	for f := range s.flights {
+		f = s.collect(f)
+		if err := s.settle(intake, work, f); err != nil {
+			for range s.flights { //nolint:revive // let the publisher come to its end
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// collect merges the flights that are waiting into one.
+func (s *stream) collect(f *flight) *flight {
+	for len(f.items) < settleRows {
+		select {
+		case next, ok := <-s.flights:
+			if !ok {
+				return f
+			}
+			f.items = append(f.items, next.items...)
+			f.marks = append(f.marks, next.marks...)
+			f.seqs = append(f.seqs, next.seqs...)
+			f.end = max(f.end, next.end)
+			f.events += next.events
+			f.bytes += next.bytes
+		default:
+			return f
+		}
+	}
+	return f
+}
+
+func (s *stream) settle(intake, work context.Context, f *flight) error {
+	retry := func(step string, call func(ctx context.Context) error) error {
+		bo := backoff{first: 20 * time.Millisecond, most: time.Second}
+		for {
+			actx, cancel := context.WithTimeout(work, 2*publishTimeout)
+			err := call(actx)
+			cancel()
+			if err == nil {
+				return nil
+			}
+			if finished(err) || intake.Err() != nil || work.Err() != nil {
+				return wrap(step, err)
+			}
+			s.l.log.Debug("settling is repeated", "step", step, "err", err)
+			bo.wait(intake)
+		}
+	}
+	marks := lastMarks(f.marks)
+	if len(marks) > 0 {
+		err := retry("confirm", func(ctx context.Context) error { return s.l.o.Sink.Confirm(ctx, s.gates.owner, marks) })
+		if err != nil {
+			return err
+		}
+	}
+	if len(f.items) > 0 {
+		if err := s.remove(work, retry, f.items); err != nil {
+			return err
+		}
+	}
+	s.done(f, marks)
+	return nil
+}
+
+// remove deletes the rows. Rows that are not found are asked for again until their transaction is visible, then looked
+// for in every part once, and then let go: they were settled before.
+func (s *stream) remove(work context.Context, retry func(string, func(context.Context) error) error, items []Settlement) error {
+	bo := backoff{first: 5 * time.Millisecond, most: 200 * time.Millisecond}
+	total := len(items)
+	for {
+		var found Found
+		err := retry("settle", func(ctx context.Context) (err error) {
+			found, err = s.l.o.Store.Settle(ctx, items)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		hidden := false
+		rest := items[:0:0]
+		for _, it := range items {
+			if !found.Seqs[it.Seq] {
+				rest = append(rest, it)
+				hidden = hidden || !found.Snapshot.Visible(it.XID)
+			}
+		}
+		if items = rest; len(items) == 0 {
+			break
+		}
+		if !hidden {
+			err := retry("hunt", func(ctx context.Context) (err error) {
+				found, err = s.l.o.Store.Hunt(ctx, items)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			missing := len(items) - len(found.Seqs)
+			s.l.metrics.letGo.Add(float64(missing))
+			total -= missing
+			break
+		}
+		bo.wait(work)
+		if work.Err() != nil {
+			return context.Cause(work)
+		}
+	}
+	s.l.metrics.settled.Add(float64(total))
+	return nil
+}
+
+// done reports a settled flight to everybody concerned.
+func (s *stream) done(f *flight, marks []Mark) {
+	s.mu.Lock()
+	for _, m := range marks {
+		s.lanes[m.Stream].settled.Store(m.Number)
+	}
+	s.mu.Unlock()
+	s.finished(f.seqs)
+	if f.end != 0 {
+		s.l.o.Source.Settled(f.end)
+	}
+	if f.events > 0 {
+		s.window.release(f.events, f.bytes)
+	}
+}
+
+// lastMarks keeps the highest number of each stream.
+func lastMarks(marks []Mark) []Mark {
+	at := map[string]int{}
+	var out []Mark
+	for _, m := range marks {
+		if i, ok := at[m.Stream]; ok {
+			out[i].Number = max(out[i].Number, m.Number)
+			continue
+		}
+		at[m.Stream] = len(out)
+		out = append(out, m)
+	}
+	return out
+}

@@ -1,0 +1,189 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Mode says how events travel.
+type Mode string
+
+// The desired modes are ModeAuto, ModeCDC and ModePoll; the active ones ModeCDC, ModePoll and ModeStandby.
+const (
+	ModeAuto    Mode = "auto"
+	ModeCDC     Mode = "cdc"
+	ModePoll    Mode = "poll"
+	ModeStandby Mode = "standby"
+)
+
+// ParseMode reads a desired mode.
+func ParseMode(s string) (Mode, error) {
+	switch m := Mode(s); m {
+	case ModeAuto, ModeCDC, ModePoll:
+		return m, nil
+	}
+	return "", fmt.Errorf("mode %q: want auto, cdc or poll", s)
+}
+
+// State is the row of relay_state.
+type State struct {
+	Name     string
+	Desired  Mode
+	Active   Mode
+	Owner    Owner
+	Handover LSN
+	// Holder names the process that leads or led last, for people.
+	Holder string
+	// Degraded says why events are swept although the stream is wanted; "" otherwise.
+	Degraded string
+	// System and Timeline identify the Postgres cluster at the last adoption; zero before the first.
+	System   int64
+	Timeline int32
+	Changed  time.Time
+}
+
+// Snapshot is what one statement saw of other transactions.
+type Snapshot interface {
+	// Visible reports whether the transaction with the 32-bit id xid has ended for everyone who looks from now on.
+	Visible(xid uint32) bool
+}
+
+// Found is the answer to a question about rows: which are (or were) there, as seen by one snapshot.
+type Found struct {
+	Seqs     map[int64]bool
+	Snapshot Snapshot
+}
+
+// Settlement is one published event on its way out of the table.
+type Settlement struct {
+	AggregateID string
+	Seq         int64
+	XID         uint32
+	Stream      string
+	EntryID     string
+}
+
+// Dead is a parked event.
+type Dead struct {
+	ID            uuid.UUID
+	Seq           int64
+	AggregateType string
+	AggregateID   string
+	Type          string
+	Error         string
+	Class         string
+	Attempts      int
+	CreatedAt     time.Time
+	DeadAt        time.Time
+	Retrying      bool
+}
+
+// AuditMark is what the audit compares from one time to the next.
+type AuditMark struct {
+	// LSN is at or behind the commit of every row in First.
+	LSN LSN
+	// First has the lowest seq of each part that has rows.
+	First map[int16]int64
+}
+
+// Store is the relay's side of Postgres, implemented by posthaste/sql. Every call is bounded by its own timeout, and an
+// error leaves nothing half done.
+type Store interface {
+	// Register makes sure this relay's row exists. Errors: *SecondNameError, and the schema errors of the store.
+	Register(ctx context.Context) error
+	State(ctx context.Context) (State, error)
+	// Adopt writes a new owner where the epoch still is from; false if it is not.
+	Adopt(ctx context.Context, from int64, to Owner, holder string) (bool, error)
+	// SetActive records what the owner's epoch does now; false if the epoch is not the state's any more.
+	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
+	// Streams lists every stream ever published to.
+	Streams(ctx context.Context) ([]string, error)
+	// NoteStream records, durably, that stream is about to be published to under epoch.
+	NoteStream(ctx context.Context, stream string, epoch int64) error
+	// InsertLSN is the end of the WAL written so far.
+	InsertLSN(ctx context.Context) (LSN, error)
+	// Mark returns an LSN and a transaction id such that everything that could have committed at or before the LSN is
+	// visible once VisibleBelow(xid) is true.
+	Mark(ctx context.Context) (LSN, uint64, error)
+	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
+	// Lookup tells which of the rows still exist.
+	Lookup(ctx context.Context, rows []*Row) (Found, error)
+	// Settle deletes the rows, writing history, and tells which it found.
+	Settle(ctx context.Context, items []Settlement) (Found, error)
+	// Hunt deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort before
+	// they are let go.
+	Hunt(ctx context.Context, items []Settlement) (Found, error)
+	// Park moves a row to outbox_dead and tells whether it found it.
+	Park(ctx context.Context, row *Row, class, reason string, attempts int) (Found, error)
+	// Audit takes a mark.
+	Audit(ctx context.Context) (AuditMark, error)
+	// Backlog counts the rows and tells the age of the oldest.
+	Backlog(ctx context.Context) (rows int64, oldest time.Duration, err error)
+	// Parked lists the dead events of aggregates, for block-key.
+	Parked(ctx context.Context) ([]Dead, error)
+	// Housekeep forgets dead events whose retry was published; it returns how many events are parked.
+	Housekeep(ctx context.Context) (dead int64, err error)
+	// KeepHistory makes the history partitions of today and the next days and drops those past the retention.
+	KeepHistory(ctx context.Context, now time.Time) error
+}
+
+// Locker opens the connection that holds an instance's locks.
+type Locker interface {
+	Open(ctx context.Context) (LockSession, error)
+}
+
+// LockSession is a connection of its own with the instance's advisory locks. The server turns them into leases: it ends
+// the session when nothing was heard for 10 s. Methods belong to one goroutine.
+type LockSession interface {
+	// TryLead takes the leader lock if it is free.
+	TryLead(ctx context.Context) (bool, error)
+	// TryPipe takes the pipe lock if it is free: exclusively for whoever streams or sweeps alone, shared in poll mode.
+	TryPipe(ctx context.Context, exclusive bool) (bool, error)
+	// DropPipe gives one hold of the pipe lock back.
+	DropPipe(ctx context.Context, exclusive bool) error
+	// Lost is closed when the session is gone, and with it the locks.
+	Lost() <-chan struct{}
+	Close()
+}
+
+// SecondNameError means that another relay name already owns the table.
+type SecondNameError struct{ Name, Existing string }
+
+func (e *SecondNameError) Error() string {
+	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use --relay-name=%s, or a schema of its own",
+		e.Existing, e.Name, e.Existing)
+}
+
+// Permanent reports that waiting cannot mend it.
+func (*SecondNameError) Permanent() bool { return true }
+
+// ErrSuperseded means that somebody else has adopted since: step down.
+var ErrSuperseded = errors.New("another relay has taken over")
+
+// Scope is what a sweep works under.
+type Scope struct {
+	Owner Owner
+	// Ensure makes sure that stream is noted and its gate adopted before the first publish.
+	Ensure func(ctx context.Context, stream string) error
+	// Blocked tells which parked event blocks e, "" for none (block-key only).
+	Blocked func(e *Event) string
+	// Published is told what was published and committed.
+	Published func(stream string, events []*Event, suppressed int)
+	// Parked is told of each event moved to outbox_dead.
+	Parked func(e *Event, err error)
+	// Failed is told the outcome of every publish attempt: nil after a success.
+	Failed func(err error)
+}
+
+// Sweeper drains the table with the SKIP LOCKED poller. It is implemented by posthaste/poll.
+type Sweeper interface {
+	// Run sweeps until ctx ends (then it returns nil) or the scope's ownership does: ErrGap, *FencedError,
+	// *ForeignError. Everything else it retries.
+	Run(ctx context.Context, s Scope) error
+	// Drain makes one pass that reaches, in every part, the highest seq visible when it began.
+	Drain(ctx context.Context, s Scope) error
+}

@@ -1,0 +1,590 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// publishTimeout bounds one attempt to publish a batch, or one other call of the sink.
+	publishTimeout = 5 * time.Second
+	// gulpRows and gulpBytes bound what the publisher takes at once.
+	gulpRows  = 2000
+	gulpBytes = 4 << 20
+	// poisonAttempts is how often an event that is refused for its own sake is tried before it is parked.
+	poisonAttempts = 3
+	// goodStream is how long a stream must have run for the next hand-over to come without delay.
+	goodStream = 10 * time.Second
+)
+
+// stream is one run of the slot reader: reader -> publisher -> settler, each a goroutine.
+type stream struct {
+	l      *leadership
+	gates  *gates
+	window *window
+
+	chunks  chan Chunk
+	flights chan *flight
+
+	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have
+	// an H of their own. Written before the publisher starts, and by the publisher.
+	handover    LSN
+	handoverOf  map[string]LSN
+	maxHandover LSN
+	lanes       map[string]*lane // publisher only
+	// running is set when H is known and the stream is being read.
+	running atomic.Bool
+	// passed is the position up to which the publisher is done with everything.
+	passed atomic.Uint64
+	// sinkFailing is set while a publish is being repeated: the stream then stands still for a known reason.
+	sinkFailing atomic.Bool
+
+	mu sync.Mutex
+	// seqs are the rows that the publisher has taken and the settler has not finished, for the audit.
+	seqs map[int64]struct{}
+
+	fail context.CancelCauseFunc // ends the intake with a cause
+}
+
+// lane is the stream lane of one stream, and how far it is settled.
+type lane struct {
+	pub     LanePublisher
+	settled atomic.Int64 // batch number, written by the settler
+	told    int64        // batch number, publisher only
+}
+
+// flight is what was published and waits to be settled.
+type flight struct {
+	items  []Settlement
+	marks  []Mark
+	end    LSN // every transaction ending at or below it is complete with this flight
+	events int // in the window
+	bytes  int
+	seqs   []int64
+}
+
+var errSourceEnded = errors.New("the source ended")
+
+// stream streams until something ends it, then settles what was published, as far as that is possible.
+func (l *leadership) stream(ctx context.Context) (event, error) {
+	began := time.Now()
+	s := &stream{
+		l: l, gates: l.gates, window: l.window, chunks: make(chan Chunk, 4), flights: make(chan *flight, 4096),
+		handoverOf: map[string]LSN{}, lanes: map[string]*lane{}, seqs: map[int64]struct{}{},
+	}
+	l.gates.fresh = s.meet
+	err := s.run(ctx)
+	l.gates.fresh = nil
+	if n, b := l.window.held(); n > 0 {
+		l.window.release(n, b) // what was not settled is in doubt now, and nobody waits for it
+	}
+	if time.Since(began) < goodStream {
+		l.failures++
+	} else {
+		l.failures = 0
+	}
+	l.reason = slotReason(err)
+	switch {
+	case errors.Is(err, errToggled):
+		l.reason, l.failures = ReasonToggle, 0
+		return evOver, nil
+	case errors.Is(err, ErrSuperseded):
+		return evLost, err
+	case ctx.Err() != nil:
+		return evOver, nil // run knows better
+	}
+	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
+	return evOver, nil
+}
+
+// run returns the cause of the stream's end.
+func (s *stream) run(ctx context.Context) error {
+	intake, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	s.fail = fail
+	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopWork(nil)
+	source, stopSource := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSource()
+	s.l.keeper.onExhausted(func() { fail(&SlotError{Reason: ReasonBudget, Err: errors.New("the WAL budget is exhausted")}) })
+	defer s.l.keeper.onExhausted(nil)
+
+	var reading, working sync.WaitGroup
+	reading.Go(func() {
+		defer close(s.chunks)
+		err := s.l.o.Source.Run(source, s.started, s.chunks)
+		if err == nil {
+			err = errSourceEnded
+		}
+		fail(err)
+	})
+	working.Go(func() {
+		defer close(s.flights)
+		if err := s.publishLoop(intake, work); err != nil {
+			fail(err)
+		}
+	})
+	working.Go(func() {
+		if err := s.settleLoop(intake, work); err != nil {
+			fail(err)
+			stopWork(err) // without settling there is no use in publishing on
+		}
+	})
+	working.Go(func() { s.monitor(intake) })
+
+	<-intake.Done()
+	cause := context.Cause(intake)
+	if s.hopeless(cause) {
+		stopWork(cause)
+	} else {
+		deadline := time.AfterFunc(s.l.o.DrainTimeout, func() { stopWork(errors.New("drain timeout")) })
+		defer deadline.Stop()
+	}
+	working.Wait()
+	stopSource()         // only now, so that the last settled position is confirmed
+	for range s.chunks { //nolint:revive // let the reader finish its hand-over
+	}
+	reading.Wait()
+	return cause
+}
+
+// hopeless reports whether nothing of ours can be published or settled any more.
+func (s *stream) hopeless(cause error) bool {
+	var fenced *FencedError
+	return errors.Is(cause, errLockLost) || errors.Is(cause, ErrSuperseded) || errors.Is(cause, ErrGap) || errors.As(cause, &fenced)
+}
+
+// started runs when nobody else can move the slot any more: one more pass, then H.
+func (s *stream) started(ctx context.Context) error {
+	l := s.l
+	st, err := l.o.Slots.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if st.Confirmed > l.noted {
+		return &SlotError{Reason: ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
+	}
+	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
+		return err
+	}
+	if s.handover, err = l.o.Store.InsertLSN(ctx); err != nil {
+		return err
+	}
+	s.maxHandover = s.handover
+	l.handover, l.degraded = s.handover, ""
+	l.health.clear("slot")
+	if err := l.record(ctx, ModeCDC); err != nil {
+		return err
+	}
+	s.running.Store(true)
+	return nil
+}
+
+// meet gives a stream that the adoption did not know its own H: a zombie may have published to it in between.
+func (s *stream) meet(ctx context.Context, stream string) error {
+	if s.handover == 0 {
+		return nil // still sweeping: H comes later and covers it
+	}
+	lsn, err := s.l.o.Store.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	s.handoverOf[stream] = lsn
+	s.maxHandover = max(s.maxHandover, lsn)
+	return nil
+}
+
+// publishLoop takes what the reader delivers until the intake ends.
+func (s *stream) publishLoop(intake, work context.Context) error {
+	forgotten := LSN(0)
+	flush := time.NewTicker(time.Second)
+	defer flush.Stop()
+	for {
+		var rows []*Row
+		var position LSN
+		select {
+		case <-intake.Done():
+			return nil
+		case <-flush.C:
+			s.tellSettled(work)
+			continue
+		case c, ok := <-s.chunks:
+			if !ok {
+				return nil
+			}
+			rows, position = s.gulp(c)
+		}
+		if err := s.processAll(intake, work, rows); err != nil {
+			return err
+		}
+		if position != 0 {
+			s.passed.Store(uint64(position))
+		}
+		if passed := LSN(s.passed.Load()); passed >= s.maxHandover && forgotten < s.maxHandover {
+			if s.forgetDoubt(work) {
+				forgotten = s.maxHandover
+			}
+		}
+	}
+}
+
+// gulp merges the chunks that are waiting, up to the gulp's bounds.
+func (s *stream) gulp(c Chunk) (rows []*Row, position LSN) {
+	bytes := 0
+	for {
+		for i := range c.Rows {
+			rows = append(rows, &c.Rows[i])
+		}
+		bytes += c.Bytes
+		position = max(position, c.Position)
+		if len(rows) >= gulpRows || bytes >= gulpBytes {
+			return rows, position
+		}
+		select {
+		case next, ok := <-s.chunks:
+			if !ok {
+				return rows, position
+			}
+			c = next
+		default:
+			return rows, position
+		}
+	}
+}
+
+// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed.
+func (s *stream) forgetDoubt(ctx context.Context) bool {
+	for _, name := range s.gates.streams() {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := s.l.o.Sink.ForgetDoubt(actx, s.gates.owner, name)
+		cancel()
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is published.
+func (s *stream) processAll(intake, work context.Context, rows []*Row) error {
+	maxRows, maxBytes := max(s.window.maxEvents/2, 1), max(s.window.maxBytes/2, 1)
+	for len(rows) > 0 {
+		n, bytes := 0, 0
+		for n < len(rows) && n < maxRows && (n == 0 || bytes+rows[n].Size() <= maxBytes) {
+			bytes += rows[n].Size()
+			n++
+		}
+		if err := s.process(intake, work, rows[:n]); err != nil {
+			return err
+		}
+		rows = rows[n:]
+	}
+	return nil
+}
+
+// process publishes one piece and hands it to the settler.
+func (s *stream) process(intake, work context.Context, rows []*Row) error {
+	f := &flight{}
+	events := rows[:0:0]
+	for _, r := range rows {
+		f.end = max(f.end, r.End)
+		if r.Marker() {
+			continue
+		}
+		events = append(events, r)
+		f.bytes += r.Size()
+		f.seqs = append(f.seqs, r.Seq)
+	}
+	f.events = len(events)
+	if len(events) > 0 {
+		if err := s.window.acquire(intake, f.events, f.bytes); err != nil {
+			return context.Cause(intake)
+		}
+		s.taken(f.seqs)
+		owed, err := s.owed(intake, events)
+		if err != nil {
+			return err
+		}
+		if err := s.publish(intake, work, owed, f); err != nil {
+			return err
+		}
+	}
+	if f.end == 0 && f.events == 0 {
+		return nil
+	}
+	select {
+	case s.flights <- f:
+		return nil
+	case <-work.Done():
+		return context.Cause(work)
+	}
+}
+
+func (s *stream) taken(seqs []int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range seqs {
+		s.seqs[n] = struct{}{}
+	}
+}
+
+func (s *stream) finished(seqs []int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range seqs {
+		delete(s.seqs, n)
+	}
+}
+
+// owed drops the rows that were settled before the stream began. Rows committed above H need no question.
+func (s *stream) owed(ctx context.Context, rows []*Row) ([]*Row, error) {
+	var ask []*Row
+	for _, r := range rows {
+		name := StreamName(s.l.o.Prefix, r.AggregateType)
+		if err := s.ensure(ctx, name); err != nil {
+			return nil, err
+		}
+		if r.Commit <= max(s.handover, s.handoverOf[name]) {
+			ask = append(ask, r)
+		}
+	}
+	if len(ask) == 0 {
+		return rows, nil
+	}
+	gone, err := s.gone(ctx, ask)
+	if err != nil || len(gone) == 0 {
+		return rows, err
+	}
+	owed := rows[:0:0]
+	for _, r := range rows {
+		if !gone[r.Seq] {
+			owed = append(owed, r)
+		}
+	}
+	return owed, nil
+}
+
+// ensure makes a stream ready, repeating what fails for the moment.
+func (s *stream) ensure(ctx context.Context, name string) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := s.gates.ensure(actx, name)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if finished(err) {
+			s.l.publishOutcome(err)
+			return err
+		}
+		s.l.publishOutcome(err)
+		s.sinkFailing.Store(true)
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// finished reports whether err ends the lane it came from.
+func finished(err error) bool {
+	var fenced *FencedError
+	var foreign *ForeignError
+	return errors.Is(err, ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
+}
+
+// gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it
+// waits for that, which also keeps the order.
+func (s *stream) gone(ctx context.Context, rows []*Row) (map[int64]bool, error) {
+	gone := map[int64]bool{}
+	bo := backoff{first: 5 * time.Millisecond, most: 100 * time.Millisecond}
+	for len(rows) > 0 {
+		found, err := s.l.o.Store.Lookup(ctx, rows)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			bo.wait(ctx)
+			continue
+		}
+		hidden := rows[:0:0]
+		for _, r := range rows {
+			switch {
+			case found.Seqs[r.Seq]:
+			case found.Snapshot.Visible(r.XID):
+				gone[r.Seq] = true
+			default:
+				hidden = append(hidden, r)
+			}
+		}
+		if rows = hidden; len(rows) > 0 {
+			bo.wait(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	return gone, nil
+}
+
+// publish puts rows into their streams, in order, and notes in f what there is to settle.
+func (s *stream) publish(intake, work context.Context, rows []*Row, f *flight) error {
+	var order []string
+	byStream := map[string][]*Row{}
+	for _, r := range rows {
+		if blocker := s.l.blocks.blocker(&r.Event); blocker != "" {
+			if err := s.park(intake, r, "blocked", "waits for parked event "+blocker, 0, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		name := StreamName(s.l.o.Prefix, r.AggregateType)
+		if byStream[name] == nil {
+			order = append(order, name)
+		}
+		byStream[name] = append(byStream[name], r)
+	}
+	for _, name := range order {
+		if err := s.publishTo(intake, work, name, byStream[name], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishTo publishes the rows of one stream.
+func (s *stream) publishTo(intake, work context.Context, name string, rows []*Row, f *flight) error {
+	ln := s.lane(name)
+	ln.tell()
+	events := make([]*Event, len(rows))
+	for i, r := range rows {
+		events[i] = &r.Event
+	}
+	d := ln.pub.Deliver(events)
+	receipt, parked, err := s.deliver(intake, work, d, rows)
+	if err != nil {
+		return err
+	}
+	sent := events
+	if len(parked) > 0 {
+		sent = events[:0:0]
+	}
+	for i, r := range rows {
+		if parked[i] {
+			continue
+		}
+		if len(parked) > 0 {
+			sent = append(sent, events[i])
+		}
+		f.items = append(f.items, Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i]})
+	}
+	f.marks = append(f.marks, Mark{Stream: name, Lane: s.laneID(), Number: receipt.Number})
+	s.l.published(ModeCDC, name, sent)
+	return nil
+}
+
+func (s *stream) laneID() Lane { return Lane{Part: StreamLane, Nonce: s.gates.owner.Nonce} }
+
+func (s *stream) lane(name string) *lane {
+	ln := s.lanes[name]
+	if ln == nil {
+		ln = &lane{pub: s.l.o.Sink.Lane(name, s.gates.owner, s.laneID())}
+		s.mu.Lock()
+		s.lanes[name] = ln
+		s.mu.Unlock()
+	}
+	return ln
+}
+
+// tell passes on what the settler finished, for the next publish to carry along.
+func (ln *lane) tell() {
+	if n := ln.settled.Load(); n > ln.told {
+		ln.pub.Settled(n)
+		ln.told = n
+	}
+}
+
+// tellSettled reports what was settled while nothing was published.
+func (s *stream) tellSettled(ctx context.Context) {
+	var marks []Mark
+	for name, ln := range s.lanes {
+		if n := ln.settled.Load(); n > ln.told {
+			marks = append(marks, Mark{Stream: name, Lane: s.laneID(), Number: n})
+		}
+	}
+	if len(marks) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if s.l.o.Sink.Settled(ctx, s.gates.owner, marks) != nil {
+		return // the next publish carries it
+	}
+	for _, m := range marks {
+		s.lanes[m.Stream].told = m.Number
+		s.lanes[m.Stream].pub.Settled(m.Number)
+	}
+}
+
+// deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
+// attempts; everything else is repeated for as long as the intake lasts.
+func (s *stream) deliver(intake, work context.Context, d Delivery, rows []*Row) (Receipt, map[int]bool, error) {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	attempts := map[int]int{}
+	var parked map[int]bool
+	for {
+		actx, cancel := context.WithTimeout(work, publishTimeout)
+		receipt, err := d.Publish(actx)
+		cancel()
+		s.l.publishOutcome(err)
+		s.sinkFailing.Store(err != nil)
+		var poison *PoisonError
+		switch {
+		case err == nil:
+			return receipt, parked, nil
+		case finished(err):
+			return Receipt{}, nil, err
+		case errors.As(err, &poison):
+			if attempts[poison.Index]++; attempts[poison.Index] >= poisonAttempts {
+				if err := s.park(intake, rows[poison.Index], poison.Class, poison.Err.Error(), attempts[poison.Index], err); err != nil {
+					return Receipt{}, nil, err
+				}
+				if parked == nil {
+					parked = map[int]bool{}
+				}
+				parked[poison.Index] = true
+				d.Skip()
+				bo.reset()
+				continue
+			}
+		}
+		bo.wait(intake)
+		// A mode change cancels the repetition: what may have been published becomes doubt.
+		if intake.Err() != nil || work.Err() != nil {
+			return Receipt{}, nil, context.Cause(intake)
+		}
+	}
+}
+
+// park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
+func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempts int, cause error) error {
+	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
+	for {
+		found, err := s.l.o.Store.Park(ctx, r, class, reason, attempts)
+		if err == nil && (found.Seqs[r.Seq] || found.Snapshot.Visible(r.XID)) {
+			if cause == nil {
+				cause = errors.New(reason)
+			}
+			s.l.parked(&r.Event, cause)
+			return nil
+		}
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}

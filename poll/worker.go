@@ -1,0 +1,392 @@
+package poll
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	mrand "math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// worker is one connection that sweeps. It belongs to one goroutine.
+type worker struct {
+	s     *Sweeper
+	scope outbox.Scope
+	conn  *sql.Sweep
+	idle  time.Duration
+	fails time.Duration
+	// limit is how many rows the next batch takes: fewer after a batch that could not be read.
+	limit int
+}
+
+func (w *worker) close() {
+	if w.conn != nil {
+		w.conn.Close()
+		w.conn = nil
+	}
+}
+
+// connect opens the connection, or opens it again.
+func (w *worker) connect(ctx context.Context) error {
+	if w.conn != nil && !w.conn.Closed() {
+		return nil
+	}
+	w.close()
+	conn, err := sql.OpenSweep(ctx, w.s.o.URL, w.s.o.Schema, w.s.o.History)
+	if err != nil {
+		return err
+	}
+	w.conn = conn
+	return nil
+}
+
+// failed waits after a failure; a final one is returned. What the session holds is unclear, so it ends.
+func (w *worker) failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // stopping
+	}
+	if final(err, w.scope.Owner) {
+		return err
+	}
+	w.s.metrics.errors.Inc()
+	w.s.log.Debug("sweep is repeated", "err", err)
+	w.close()
+	w.fails = min(max(w.fails*2, failFirst), failMost)
+	wait(ctx, w.fails)
+	return nil
+}
+
+// round finds a part with rows, claims it and sweeps it; without any it waits.
+func (w *worker) round(ctx context.Context) error {
+	err := w.connect(ctx)
+	var parts []int
+	if err == nil {
+		parts, err = w.conn.Parts(ctx)
+	}
+	if err != nil {
+		return w.failed(ctx, err)
+	}
+	mrand.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+	for _, part := range parts {
+		claimed, _, err := w.sweep(ctx, part, 0)
+		if err != nil {
+			return w.failed(ctx, err)
+		}
+		if claimed {
+			w.idle, w.fails = 0, 0
+			return nil
+		}
+	}
+	w.idle = min(max(w.idle*2, idleFirst), idleMost)
+	wait(ctx, w.idle)
+	return nil
+}
+
+// drain works off the queue of one pass.
+func (w *worker) drain(ctx context.Context, q *queue) error {
+	for ctx.Err() == nil {
+		err := w.connect(ctx)
+		if err == nil {
+			err = q.fill(func() (map[int]int64, error) { return w.conn.Targets(ctx) })
+		}
+		if err != nil {
+			if err := w.failed(ctx, err); err != nil {
+				return err
+			}
+			continue
+		}
+		part, target, ok, over := q.take()
+		if over {
+			return nil
+		}
+		if !ok {
+			wait(ctx, idleFirst)
+			continue
+		}
+		claimed, done, err := w.sweep(ctx, part, target)
+		q.give(part, done)
+		if err != nil {
+			err = w.failed(ctx, err)
+		} else if !claimed {
+			wait(ctx, idleFirst) // somebody else has it
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// claim is one holding of a part.
+type claim struct {
+	w     *worker
+	part  int
+	lane  outbox.Lane
+	lanes map[string]outbox.LanePublisher
+	marks map[string]int64 // settled batch numbers by stream
+}
+
+// sweep claims the part and sweeps it: until it is empty or a turn is over, or, with a target, until no row up to it is
+// left (done).
+func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, done bool, err error) {
+	number, ok, err := w.conn.Claim(ctx, part)
+	if err != nil || !ok {
+		return false, false, err
+	}
+	w.s.metrics.claims.Inc()
+	c := &claim{
+		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number}, lanes: map[string]outbox.LanePublisher{}, marks: map[string]int64{},
+	}
+	_, _ = rand.Read(c.lane.Nonce[:]) // never fails
+	done, err = c.run(ctx, target)
+	c.tell(ctx)
+	if err != nil {
+		return true, done, err
+	}
+	w.fails = 0
+	return true, done, w.conn.Release(ctx, part)
+}
+
+func (c *claim) run(ctx context.Context, target int64) (done bool, err error) {
+	after := int64(0)
+	for n := 0; (target > 0 || n < turn) && ctx.Err() == nil; n++ {
+		first, last, err := c.batch(ctx, after)
+		switch {
+		case errors.Is(err, errSmaller):
+			continue
+		case err != nil:
+			return false, err
+		case last == 0 && after == 0:
+			return true, nil // empty
+		case last == 0:
+			// Rows with lower numbers may have become visible meanwhile: look from the start once more. Beginning
+			// behind the last batch spares the next one all the dead rows before it.
+			after = 0
+			continue
+		case target > 0 && after == 0 && first > target:
+			return true, nil
+		}
+		after = last
+		if target > 0 && last >= target {
+			after = 0
+		}
+	}
+	return false, nil
+}
+
+// batch sweeps one batch behind seq after and returns the first and last seq it met; zeros mean that there was no row.
+func (c *claim) batch(ctx context.Context, after int64) (first, last int64, err error) {
+	w := c.w
+	tx, err := w.conn.Begin(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	// Whatever goes wrong: the rows are still there, and what was published is remembered by the gate.
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	events, err := w.conn.Take(ctx, tx, c.part, after, w.limit, batchBytes)
+	if err != nil {
+		if sql.Unreadable(err) {
+			_ = tx.Rollback(ctx)
+			return 0, 0, c.unreadable(ctx, after, err)
+		}
+		return 0, 0, err
+	}
+	w.limit = min(w.limit*2, w.s.o.BatchRows)
+	if len(events) == 0 {
+		return 0, 0, nil
+	}
+	out := &outcome{}
+	if err := c.publish(ctx, tx, events, out); err != nil {
+		return 0, 0, err
+	}
+	if err := c.commit(ctx, tx, out); err != nil {
+		return 0, 0, err
+	}
+	return events[0].Seq, events[len(events)-1].Seq, nil
+}
+
+// errSmaller asks for the same batch again, in smaller pieces or without its first row.
+var errSmaller = errors.New("the batch is read again")
+
+// unreadable goes around a row whose data cannot be read: by smaller batches, and at last by parking it unread.
+func (c *claim) unreadable(ctx context.Context, after int64, cause error) error {
+	w := c.w
+	if w.limit > 1 {
+		w.limit /= 2
+		return errSmaller
+	}
+	id, seq, err := w.conn.ParkUnread(ctx, c.part, after, cause.Error())
+	if err != nil {
+		return err
+	}
+	w.scope.Parked(&outbox.Event{ID: id, Seq: seq}, cause)
+	return errSmaller
+}
+
+// outcome is what became of a batch.
+type outcome struct {
+	done   []sql.Published
+	marks  []outbox.Mark
+	groups []group
+	parked []parked
+}
+
+type group struct {
+	stream     string
+	events     []*outbox.Event
+	suppressed int
+}
+
+type parked struct {
+	event    *outbox.Event
+	err      error
+	class    string
+	attempts int
+}
+
+// publish puts the events into their streams, in order, one bounded attempt per stream.
+func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, out *outcome) error {
+	var order []string
+	byStream := map[string][]*outbox.Event{}
+	for _, e := range events {
+		if blocker := c.blocked(e, out); blocker != "" {
+			out.parked = append(out.parked, parked{e, errors.New("waits for parked event " + blocker), "blocked", 0})
+			continue
+		}
+		name := outbox.StreamName(c.w.s.o.Prefix, e.AggregateType)
+		if byStream[name] == nil {
+			order = append(order, name)
+		}
+		byStream[name] = append(byStream[name], e)
+	}
+	for _, name := range order {
+		if err := c.publishTo(ctx, name, byStream[name], out); err != nil {
+			return err
+		}
+	}
+	for _, p := range out.parked {
+		if err := c.w.conn.Park(ctx, tx, p.event, p.err.Error(), p.class, p.attempts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blocked tells which parked event e has to wait for: one known before, or one of this batch.
+func (c *claim) blocked(e *outbox.Event, out *outcome) string {
+	if c.w.scope.Blocked == nil {
+		return ""
+	}
+	return c.w.scope.Blocked(e)
+}
+
+func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.Event, out *outcome) error {
+	w := c.w
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if err := w.scope.Ensure(actx, stream); err != nil {
+		w.scope.Failed(err)
+		return err
+	}
+	lane := c.lanes[stream]
+	if lane == nil {
+		lane = w.s.o.Sink.Lane(stream, w.scope.Owner, c.lane)
+		c.lanes[stream] = lane
+	}
+	if n := c.marks[stream]; n > 0 {
+		lane.Settled(n)
+	}
+	d := lane.Deliver(events)
+	skipped := map[int]bool{}
+	var receipt outbox.Receipt
+	for {
+		var err error
+		receipt, err = d.Publish(actx)
+		w.scope.Failed(err)
+		if err == nil {
+			break
+		}
+		var poison *outbox.PoisonError
+		if !errors.As(err, &poison) {
+			return err
+		}
+		tries, park := w.s.refused.park(stream, poison)
+		if !park {
+			return err
+		}
+		out.parked = append(out.parked, parked{events[poison.Index], poison.Err, poison.Class, tries})
+		skipped[poison.Index] = true
+		d.Skip()
+	}
+	g := group{stream: stream, suppressed: receipt.Suppressed}
+	for i, e := range events {
+		if skipped[i] {
+			continue
+		}
+		g.events = append(g.events, e)
+		out.done = append(out.done, sql.Published{Event: e, Stream: stream, EntryID: receipt.EntryIDs[i]})
+	}
+	if len(skipped) == 0 {
+		w.s.refused.fine(stream)
+	}
+	out.groups = append(out.groups, g)
+	out.marks = append(out.marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: receipt.Number})
+	return nil
+}
+
+// commit waits for the durability asked for and ends the transaction. A commit whose outcome is unknown is an error like
+// any other: the next claim of the part finds the rows or does not.
+func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
+	w := c.w
+	if len(out.marks) > 0 {
+		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
+		cancel()
+		if err != nil {
+			w.scope.Failed(err)
+			return err
+		}
+	}
+	// What is published should be settled, even if we were asked to stop meanwhile.
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := w.conn.Keep(cctx, tx, out.done); err != nil {
+		return err
+	}
+	if err := tx.Commit(cctx); err != nil {
+		return err
+	}
+	for _, m := range out.marks {
+		c.marks[m.Stream] = m.Number
+	}
+	rows := len(out.parked)
+	for _, g := range out.groups {
+		rows += len(g.events)
+		w.scope.Published(g.stream, g.events, g.suppressed)
+	}
+	for _, p := range out.parked {
+		w.scope.Parked(p.event, p.err)
+	}
+	w.s.metrics.batches.Inc()
+	w.s.metrics.rows.Add(float64(rows))
+	return nil
+}
+
+// tell reports what is settled to the gates, so that the next claim finds nothing in doubt. Losing it costs a little memory.
+func (c *claim) tell(ctx context.Context) {
+	if len(c.marks) == 0 {
+		return
+	}
+	marks := make([]outbox.Mark, 0, len(c.marks))
+	for stream, n := range c.marks {
+		marks = append(marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: n})
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
+	defer cancel()
+	_ = c.w.s.o.Sink.Settled(ctx, c.w.scope.Owner, marks)
+}

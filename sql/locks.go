@@ -1,0 +1,156 @@
+package sql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+const (
+	// leaseTimeout is how long the server waits for a sign of life before it ends a session that holds locks.
+	leaseTimeout = 10 * time.Second
+	// leasePing is how often a session gives one.
+	leasePing = 2 * time.Second
+)
+
+// Locks opens lock sessions: connections that hold an instance's advisory locks and nothing else.
+type Locks struct {
+	url, schema string
+	log         *slog.Logger
+}
+
+var _ outbox.Locker = (*Locks)(nil)
+
+// NewLocks returns a Locks for the database at url. log may be nil.
+func NewLocks(url, schema string, log *slog.Logger) *Locks {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Locks{url: url, schema: schema, log: log}
+}
+
+// Open connects. The server ends the session when it hears nothing for 10 s, so that the locks of a stopped process are
+// free again then; the session pings every 2 s.
+func (l *Locks) Open(ctx context.Context) (outbox.LockSession, error) {
+	cfg, err := ConnConfig(l.url, l.schema, "locks")
+	if err != nil {
+		return nil, err
+	}
+	cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock session: %w", err)
+	}
+	s := &lockSession{conn: conn, log: l.log, lost: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
+	if s.leader, err = s.key(ctx, "leader"); err == nil {
+		s.pipe, err = s.key(ctx, "pipe")
+	}
+	if err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("open the lock session: %w", err)
+	}
+	go s.ping()
+	return s, nil
+}
+
+type lockSession struct {
+	// mu serializes the connection's use between its owner and the pinger.
+	mu           sync.Mutex
+	conn         *pgx.Conn
+	leader, pipe int64
+	log          *slog.Logger
+	once         sync.Once
+	lost         chan struct{} // closed once, when the session is known to be gone
+	stop, done   chan struct{} // stop the pinger; it has stopped
+}
+
+func (s *lockSession) key(ctx context.Context, name string) (int64, error) {
+	var k int64
+	err := s.conn.QueryRow(ctx, query("lock_key"), name).Scan(&k)
+	return k, err
+}
+
+// ping keeps the lease. A ping that takes as long as the lease means that the lease may be over.
+func (s *lockSession) ping() {
+	defer close(s.done)
+	t := time.NewTicker(leasePing)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-t.C:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), leaseTimeout/2)
+		_, err := s.call(ctx, "SELECT true")
+		cancel()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// call runs a query for one boolean. Any error ends the session: what is left of it on the server is unknown.
+func (s *lockSession) call(ctx context.Context, text string, args ...any) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var ok bool
+	if err := s.conn.QueryRow(ctx, text, args...).Scan(&ok); err != nil {
+		s.lose(err)
+		return false, fmt.Errorf("lock session: %w", err)
+	}
+	return ok, nil
+}
+
+func (s *lockSession) lose(err error) {
+	s.once.Do(func() {
+		if !errors.Is(err, context.Canceled) {
+			s.log.Warn("lock session lost", "err", err)
+		}
+		close(s.lost)
+	})
+}
+
+func (s *lockSession) TryLead(ctx context.Context) (bool, error) {
+	return s.call(ctx, query("lock_try"), s.leader)
+}
+
+func (s *lockSession) TryPipe(ctx context.Context, exclusive bool) (bool, error) {
+	if exclusive {
+		return s.call(ctx, query("lock_try"), s.pipe)
+	}
+	return s.call(ctx, query("lock_try_shared"), s.pipe)
+}
+
+func (s *lockSession) DropPipe(ctx context.Context, exclusive bool) error {
+	text := query("lock_drop_shared")
+	if exclusive {
+		text = query("lock_drop")
+	}
+	_, err := s.call(ctx, text, s.pipe)
+	return err
+}
+
+func (s *lockSession) Lost() <-chan struct{} { return s.lost }
+
+// Close ends the session and thereby gives back its locks.
+func (s *lockSession) Close() {
+	close(s.stop)
+	<-s.done
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = s.conn.Close(ctx)
+}

@@ -1,0 +1,1 @@
+DELETE FROM outbox_dead WHERE id = $1

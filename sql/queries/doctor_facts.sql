@@ -1,0 +1,11 @@
+SELECT current_setting('server_version_num')::integer,
+       current_setting('wal_level'),
+       current_setting('max_replication_slots')::integer,
+       (SELECT count(*) FROM pg_replication_slots)::integer,
+       current_setting('max_wal_senders')::integer,
+       (SELECT count(*) FROM pg_stat_replication)::integer,
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+       pg_is_in_recovery(),
+       current_setting('synchronized_standby_slots', true),
+       (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout')

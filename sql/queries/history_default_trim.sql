@@ -1,0 +1,1 @@
+DELETE FROM outbox_history_default WHERE published_at < $1

@@ -1,0 +1,5 @@
+UPDATE relay_state r
+SET epoch = $3, nonce = $4, owner = $5, changed_at = clock_timestamp(), degraded = NULL,
+    system_identifier = s.system_identifier, timeline = c.timeline_id
+FROM pg_control_system() s, pg_control_checkpoint() c
+WHERE r.name = $1 AND r.epoch = $2

@@ -1,0 +1,1 @@
+INSERT INTO relay_state (name) VALUES ($1) ON CONFLICT DO NOTHING

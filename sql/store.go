@@ -1,0 +1,426 @@
+package sql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
+)
+
+// callTimeout bounds every call of the Store that is not a batch of rows.
+const callTimeout = 5 * time.Second
+
+// batchTimeout bounds settling and looking up a batch.
+const batchTimeout = 15 * time.Second
+
+// Store is the relay's side of Postgres.
+type Store struct {
+	pool *pgxpool.Pool
+	name string
+	// history is how long delivered events are kept; 0 keeps none.
+	history time.Duration
+}
+
+var _ outbox.Store = (*Store)(nil)
+
+// NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the pool.
+func NewStore(pool *pgxpool.Pool, name string, history time.Duration) *Store {
+	return &Store{pool: pool, name: name, history: history}
+}
+
+// RelayPoolConfig is PoolConfig for the relay's own statements. They touch a queue: a table whose statistics are never
+// right, always through its one index. So the planner is told to use it, and never to compile.
+func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
+	cfg, err := PoolConfig(url, schema, "relay")
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range queueSettings {
+		cfg.ConnConfig.RuntimeParams[name] = value
+	}
+	cfg.MaxConns = 8
+	return cfg, nil
+}
+
+var queueSettings = map[string]string{
+	"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
+	"plan_cache_mode": "force_generic_plan", "idle_in_transaction_session_timeout": "10s",
+}
+
+// Register makes sure that the relay's row exists and is the only one.
+func (s *Store) Register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := CheckSchema(ctx, s.pool); err != nil {
+		return err
+	}
+	return Register(ctx, s.pool, s.name)
+}
+
+// Register makes sure that the only row of relay_state has the given name; a row that no relay ever used is renamed.
+// Errors: *outbox.SecondNameError.
+func Register(ctx context.Context, db DB, name string) error {
+	if _, err := db.Exec(ctx, query("state_register"), name); err != nil {
+		return fmt.Errorf("register relay %q: %w", name, err)
+	}
+	var existing string
+	var epoch int64
+	if err := db.QueryRow(ctx, query("state_names")).Scan(&existing, &epoch); err != nil {
+		return fmt.Errorf("read the relay's name: %w", err)
+	}
+	if existing == name {
+		return nil
+	}
+	tag, err := db.Exec(ctx, query("state_rename"), name)
+	if err != nil {
+		return fmt.Errorf("rename relay %q: %w", existing, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return &outbox.SecondNameError{Name: name, Existing: existing}
+	}
+	return nil
+}
+
+// State reads the relay's row.
+func (s *Store) State(ctx context.Context) (outbox.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return ReadState(ctx, s.pool, s.name)
+}
+
+// ReadState reads the row of the relay called name. pgx.ErrNoRows: there is none.
+func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
+	st := outbox.State{Name: name}
+	var desired, active, lsn string
+	var nonce []byte
+	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
+		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed)
+	if err != nil {
+		return st, fmt.Errorf("read the state of relay %q: %w", name, err)
+	}
+	st.Desired, st.Active = outbox.Mode(desired), outbox.Mode(active)
+	copy(st.Owner.Nonce[:], nonce)
+	st.Handover, err = outbox.ParseLSN(lsn)
+	return st, err
+}
+
+// SetDesired records the desired mode of the relay called name.
+func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error {
+	tag, err := db.Exec(ctx, query("state_desired"), name, string(mode))
+	if err != nil {
+		return fmt.Errorf("set the mode of relay %q: %w", name, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("set the mode of relay %q: there is no such relay", name)
+	}
+	return nil
+}
+
+// Adopt writes the new owner if the epoch is still from.
+func (s *Store) Adopt(ctx context.Context, from int64, to outbox.Owner, holder string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, query("state_adopt"), s.name, from, to.Epoch, to.Nonce[:], holder)
+	if err != nil {
+		return false, fmt.Errorf("adopt epoch %d: %w", to.Epoch, err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// SetActive records what the epoch does now.
+func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN, degraded string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(), degraded)
+	if err != nil {
+		return false, fmt.Errorf("record mode %s: %w", active, err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// Streams lists every stream ever published to.
+func (s *Store) Streams(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return Streams(ctx, s.pool)
+}
+
+// Streams lists every stream ever published to.
+func Streams(ctx context.Context, db DB) ([]string, error) {
+	rows, err := db.Query(ctx, query("stream_list"))
+	if err != nil {
+		return nil, fmt.Errorf("list streams: %w", err)
+	}
+	streams, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list streams: %w", err)
+	}
+	return streams, nil
+}
+
+// NoteStream records a stream before its first publish.
+func (s *Store) NoteStream(ctx context.Context, stream string, epoch int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, query("stream_note"), stream, epoch); err != nil {
+		return fmt.Errorf("note stream %q: %w", stream, err)
+	}
+	return nil
+}
+
+// InsertLSN is the end of the WAL written so far.
+func (s *Store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var lsn string
+	if err := s.pool.QueryRow(ctx, query("insert_lsn")).Scan(&lsn); err != nil {
+		return 0, fmt.Errorf("read the WAL position: %w", err)
+	}
+	return outbox.ParseLSN(lsn)
+}
+
+// Mark reads an LSN and then takes a transaction id.
+func (s *Store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	lsn, err := s.InsertLSN(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	var text string
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		// It must commit at once: with synchronous replication and a dead standby it would wait for ever.
+		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = local"); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, query("mark_xid")).Scan(&text)
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("take a transaction id: %w", err)
+	}
+	xid, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, 0, fmt.Errorf("take a transaction id: %w", err)
+	}
+	return lsn, xid, nil
+}
+
+// VisibleBelow reports whether every transaction older than xid has ended.
+func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var ok bool
+	if err := s.pool.QueryRow(ctx, query("visible_below"), int64(xid)).Scan(&ok); err != nil {
+		return false, fmt.Errorf("wait for older transactions: %w", err)
+	}
+	return ok, nil
+}
+
+// found runs a query that returns a snapshot and the numbers of the rows it met.
+func (s *Store) found(ctx context.Context, what, text string, args ...any) (outbox.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	var snap string
+	var seqs []int64
+	if err := s.pool.QueryRow(ctx, text, args...).Scan(&snap, &seqs); err != nil {
+		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
+	}
+	parsed, err := ParseSnapshot(snap)
+	if err != nil {
+		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
+	}
+	f := outbox.Found{Seqs: make(map[int64]bool, len(seqs)), Snapshot: parsed}
+	for _, n := range seqs {
+		f.Seqs[n] = true
+	}
+	return f, nil
+}
+
+// Lookup tells which rows still exist.
+func (s *Store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
+	ids, seqs := make([]string, len(rows)), make([]int64, len(rows))
+	for i, r := range rows {
+		ids[i], seqs[i] = r.AggregateID, r.Seq
+	}
+	return s.found(ctx, "look up rows", query("lookup"), ids, seqs)
+}
+
+// Settle deletes published rows and writes their history.
+func (s *Store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+	ids := make([]string, len(items))
+	for i := range items {
+		ids[i] = items[i].AggregateID
+	}
+	seqs, streams, entries := columns(items)
+	return s.found(ctx, "settle", query("settle"), ids, seqs, streams, entries, s.history > 0)
+}
+
+// Hunt is Settle in every part.
+func (s *Store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+	seqs, streams, entries := columns(items)
+	return s.found(ctx, "hunt", query("hunt"), seqs, streams, entries, s.history > 0)
+}
+
+func columns(items []outbox.Settlement) (seqs []int64, streams, entries []string) {
+	seqs, streams, entries = make([]int64, len(items)), make([]string, len(items)), make([]string, len(items))
+	for i := range items {
+		seqs[i], streams[i], entries[i] = items[i].Seq, items[i].Stream, items[i].EntryID
+	}
+	return seqs, streams, entries
+}
+
+// Park moves a row to outbox_dead.
+func (s *Store) Park(ctx context.Context, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
+	return s.found(ctx, "park", query("park"), row.AggregateID, row.Seq, reason, class, attempts)
+}
+
+// Audit takes a mark of the table's first rows.
+func (s *Store) Audit(ctx context.Context) (outbox.AuditMark, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var lsn string
+	var parts []int16
+	var seqs []int64
+	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&lsn, &parts, &seqs); err != nil {
+		return outbox.AuditMark{}, fmt.Errorf("audit: %w", err)
+	}
+	m := outbox.AuditMark{First: make(map[int16]int64, len(parts))}
+	for i, p := range parts {
+		m.First[p] = seqs[i]
+	}
+	var err error
+	m.LSN, err = outbox.ParseLSN(lsn)
+	return m, err
+}
+
+// Backlog counts the rows.
+func (s *Store) Backlog(ctx context.Context) (int64, time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	return Backlog(ctx, s.pool)
+}
+
+// Backlog returns the number of undelivered events and the age of the oldest.
+func Backlog(ctx context.Context, db DB) (int64, time.Duration, error) {
+	var rows int64
+	var seconds float64
+	if err := db.QueryRow(ctx, query("backlog")).Scan(&rows, &seconds); err != nil {
+		return 0, 0, fmt.Errorf("count the backlog: %w", err)
+	}
+	return rows, time.Duration(max(seconds, 0) * float64(time.Second)), nil
+}
+
+// Parked lists the dead events with what block-key needs of them.
+func (s *Store) Parked(ctx context.Context) ([]outbox.Dead, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	rows, err := s.pool.Query(ctx, query("dead_blocking"))
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	dead, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID)
+		return d, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	return dead, nil
+}
+
+// ListDead lists parked events, oldest first, at most limit.
+func ListDead(ctx context.Context, db DB, limit int) ([]outbox.Dead, error) {
+	rows, err := db.Query(ctx, query("dead_list"), limit)
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	dead, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.Type, &d.Error, &d.Class, &d.Attempts,
+			&d.CreatedAt, &d.DeadAt, &d.Retrying)
+		return d, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	return dead, nil
+}
+
+// DeadIDs returns the ids of all parked events that are not being retried, in their order.
+func DeadIDs(ctx context.Context, db DB) ([]uuid.UUID, error) {
+	rows, err := db.Query(ctx, query("dead_ids"))
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("list parked events: %w", err)
+	}
+	return ids, nil
+}
+
+// ErrNotParked means that no parked event has the id.
+var ErrNotParked = errors.New("no parked event has this id")
+
+// ErrUnreadable means that a parked event has no payload to publish: its row could not be read.
+var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")
+
+// RetryDead puts a parked event back into the outbox, behind everything that is in it. The parked row goes when the
+// event is published. Retrying an event that is being retried changes nothing. Errors: ErrNotParked, ErrUnreadable.
+func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var unreadable, retrying bool
+		err := tx.QueryRow(ctx, query("dead_lock"), id).Scan(&unreadable, &retrying)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return ErrNotParked
+		case err != nil || retrying:
+			return err
+		case unreadable:
+			return ErrUnreadable
+		}
+		_, err = tx.Exec(ctx, query("dead_retry"), id)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("retry event %s: %w", id, err)
+	}
+	return nil
+}
+
+// DropDead removes a parked event for good. Errors: ErrNotParked.
+func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
+	tag, err := db.Exec(ctx, query("dead_drop"), id)
+	if err != nil {
+		return fmt.Errorf("drop event %s: %w", id, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("drop event %s: %w", id, ErrNotParked)
+	}
+	return nil
+}
+
+// CountDead counts parked events.
+func CountDead(ctx context.Context, db DB) (int64, error) {
+	var n int64
+	if err := db.QueryRow(ctx, query("dead_count")).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count parked events: %w", err)
+	}
+	return n, nil
+}
+
+// SQLState returns the SQLSTATE in err's chain, or "".
+func SQLState(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}
