@@ -20,7 +20,7 @@ LABEL org.opencontainers.image.title="posthaste" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /out/posthaste /posthaste
 USER 65532:65532
-# 8080 the public API; 9090 the API's and 9091 the relay's admin listener.
-EXPOSE 8080 9090 9091
+# 8080 the public API; 9090, 9091 and 9093 the admin listeners of API, relay and consumer in docker-compose.yml.
+EXPOSE 8080 9090 9091 9093
 ENTRYPOINT ["/posthaste"]
 CMD ["--help"]

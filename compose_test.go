@@ -130,14 +130,14 @@ func TestComposeIsHardened(t *testing.T) {
 	}
 }
 
-// TestComposeHealth: every service that stays has a health check, except the consumer, which has no listener; and
-// who waits for a service waits for its health, or for its end.
+// TestComposeHealth: every service that stays has a health check, and who waits for a service waits for its health, or
+// for its end.
 func TestComposeHealth(t *testing.T) {
 	t.Parallel()
 	p := load(t)
 	for name, s := range p.Services {
 		oneShot := s.Restart == "no"
-		if s.HealthCheck == nil && !oneShot && name != "consumer" {
+		if s.HealthCheck == nil && !oneShot {
 			t.Errorf("%s has no health check", name)
 		}
 		for dep, d := range s.DependsOn {
@@ -178,6 +178,22 @@ func TestComposeVariables(t *testing.T) {
 	for k := range documented {
 		if _, ok := used[k]; !ok {
 			t.Errorf(".env.example has %s, which docker-compose.yml does not read", k)
+		}
+	}
+}
+
+// TestComposeSettings: every setting given to a container is one that the binary knows; any other would be ignored in silence.
+func TestComposeSettings(t *testing.T) {
+	t.Parallel()
+	settings := read(t, "cmd/posthaste/settings.go")
+	for name, s := range load(t, "tools").Services {
+		if s.Build == nil {
+			continue
+		}
+		for key := range s.Environment {
+			if strings.HasPrefix(key, "POSTHASTE_") && !strings.Contains(settings, `env:"`+key+`"`) {
+				t.Errorf("%s is given %s, which is no setting", name, key)
+			}
 		}
 	}
 }
