@@ -152,75 +152,65 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 	return true, done, w.conn.Release(ctx, part)
 }
 
+// run sweeps batch after batch, each from the part's first row. Beginning behind the last batch would be cheaper (it would
+// spare the dead rows before it) and wrong: a row with a lower number may have become visible meanwhile, and the next row
+// of its aggregate must not overtake it.
 func (c *claim) run(ctx context.Context, target int64) (done bool, err error) {
-	after := int64(0)
 	for n := 0; (target > 0 || n < turn) && ctx.Err() == nil; n++ {
-		first, last, err := c.batch(ctx, after)
+		first, err := c.batch(ctx)
 		switch {
 		case errors.Is(err, errSmaller):
-			continue
 		case err != nil:
 			return false, err
-		case last == 0 && after == 0:
-			return true, nil // empty
-		case last == 0:
-			// Rows with lower numbers may have become visible meanwhile: look from the start once more. Beginning
-			// behind the last batch spares the next one all the dead rows before it.
-			after = 0
-			continue
-		case target > 0 && after == 0 && first > target:
+		case first == 0, target > 0 && first > target:
 			return true, nil
-		}
-		after = last
-		if target > 0 && last >= target {
-			after = 0
 		}
 	}
 	return false, nil
 }
 
-// batch sweeps one batch behind seq after and returns the first and last seq it met; zeros mean that there was no row.
-func (c *claim) batch(ctx context.Context, after int64) (first, last int64, err error) {
+// batch sweeps one batch and returns the first seq it met; zero means that there was no row.
+func (c *claim) batch(ctx context.Context) (first int64, err error) {
 	w := c.w
 	tx, err := w.conn.Begin(ctx)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	// Whatever goes wrong: the rows are still there, and what was published is remembered by the gate.
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	events, err := w.conn.Take(ctx, tx, c.part, after, w.limit, batchBytes)
+	events, err := w.conn.Take(ctx, tx, c.part, w.limit, batchBytes)
 	if err != nil {
 		if sql.Unreadable(err) {
 			_ = tx.Rollback(ctx)
-			return 0, 0, c.unreadable(ctx, after, err)
+			return 0, c.unreadable(ctx, err)
 		}
-		return 0, 0, err
+		return 0, err
 	}
 	w.limit = min(w.limit*2, w.s.o.BatchRows)
 	if len(events) == 0 {
-		return 0, 0, nil
+		return 0, nil
 	}
 	out := &outcome{}
 	if err := c.publish(ctx, tx, events, out); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	if err := c.commit(ctx, tx, out); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	return events[0].Seq, events[len(events)-1].Seq, nil
+	return events[0].Seq, nil
 }
 
 // errSmaller asks for the same batch again, in smaller pieces or without its first row.
 var errSmaller = errors.New("the batch is read again")
 
 // unreadable goes around a row whose data cannot be read: by smaller batches, and at last by parking it unread.
-func (c *claim) unreadable(ctx context.Context, after int64, cause error) error {
+func (c *claim) unreadable(ctx context.Context, cause error) error {
 	w := c.w
 	if w.limit > 1 {
 		w.limit /= 2
 		return errSmaller
 	}
-	id, seq, err := w.conn.ParkUnread(ctx, c.part, after, cause.Error())
+	id, seq, err := w.conn.ParkUnread(ctx, c.part, cause.Error())
 	if err != nil {
 		return err
 	}

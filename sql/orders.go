@@ -172,6 +172,15 @@ func (t *OrderTx) Commit(ctx context.Context) error {
 		return nil
 	}
 	defer t.conn.Release()
+	// Whether COMMIT was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to a sent COMMIT is lost,
+	// pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
+	if err := ctx.Err(); err != nil {
+		t.hangUp()
+		return fmt.Errorf("commit the order: %w", err)
+	}
+	if t.conn.Conn().IsClosed() {
+		return fmt.Errorf("commit the order: %w", pgconn.ErrConnClosed)
+	}
 	tag, err := t.conn.Exec(ctx, "COMMIT")
 	switch {
 	case err == nil && tag.String() == "COMMIT":
@@ -179,7 +188,6 @@ func (t *OrderTx) Commit(ctx context.Context) error {
 	case err == nil:
 		return fmt.Errorf("commit the order: %w", pgx.ErrTxCommitRollback)
 	case definite(err):
-		println("DEFINITE", err.Error())
 		return fmt.Errorf("commit the order: %w", err)
 	default:
 		return fmt.Errorf("commit the order: %w: %w", ErrCommitUnknown, err)
@@ -199,12 +207,16 @@ func (t *OrderTx) Rollback(ctx context.Context) {
 	_, _ = t.conn.Exec(ctx, "ROLLBACK")
 }
 
-// definite reports whether a failed COMMIT certainly did not happen: it was never sent, or the server refused it for a
-// reason other than its own end.
+// hangUp closes the connection, which the server takes for a rollback.
+func (t *OrderTx) hangUp() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = t.conn.Conn().Close(ctx)
+}
+
+// definite reports whether a COMMIT that was sent certainly did not happen: the server refused it for a reason other
+// than its own end.
 func definite(err error) bool {
-	if pgconn.SafeToRetry(err) {
-		return true
-	}
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		return false
@@ -216,29 +228,34 @@ func definite(err error) bool {
 	return true
 }
 
-// RetryOrder reports whether a definite failure is worth another attempt at once: the connection had died in the pool,
-// or Postgres asks for it (deadlock, serialization).
+// RetryOrder reports whether a definite failure is worth another attempt at once: Postgres asks for it (deadlock,
+// serialization), or BrokenConnection.
 func RetryOrder(err error) bool {
-	for _, final := range []error{nil, ErrCommitUnknown, ErrOrderLocked, context.DeadlineExceeded, context.Canceled} {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) && (pe.Code == "40001" || pe.Code == "40P01") {
+		return true
+	}
+	return BrokenConnection(err)
+}
+
+// BrokenConnection reports whether a definite failure was that of a connection that had died in the pool. Another one
+// may do better; one that was just refused by the server will not.
+func BrokenConnection(err error) bool {
+	for _, final := range []error{nil, ErrCommitUnknown, ErrOrderLocked, ErrOrderNotFound, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, final) {
 			return false
 		}
 	}
 	var ce *pgconn.ConnectError
 	if errors.As(err, &ce) {
-		return false // a new connection was just refused
+		return false
 	}
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		return true
 	}
-	switch pe.Code {
-	case "40001", "40P01": // serialization, deadlock
-		return true
-	case "57P01", "25P03": // the server closed the connection: shutdown, idle in transaction
-		return true
-	}
-	return pe.Code[:2] == "08"
+	// 57P01: the server shuts down, or somebody ended the backend; 25P03: it was idle in its transaction for too long.
+	return pe.Code == "57P01" || pe.Code == "25P03" || pe.Code[:2] == "08"
 }
 
 // OrderByKey returns the user's order under a hashed idempotency key, rejected ones included. Errors: ErrOrderNotFound.

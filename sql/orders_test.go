@@ -176,7 +176,7 @@ func TestRetryOrder(t *testing.T) {
 		{context.Canceled, false},
 		{fmt.Errorf("x: %w", sql.ErrCommitUnknown), false},
 		{sql.ErrOrderLocked, false},
-		{sql.ErrOrderNotFound, true},
+		{sql.ErrOrderNotFound, false},
 	} {
 		if got := sql.RetryOrder(c.err); got != c.want {
 			t.Errorf("%v: %v", c.err, got)

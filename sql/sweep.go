@@ -130,10 +130,10 @@ func (s *Sweep) Begin(ctx context.Context) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// Take deletes, within tx, the first rows of the part behind seq after, at most limit of them and about bytes of
-// payload, and returns them in order.
-func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part int, after int64, limit, bytes int) ([]*outbox.Event, error) {
-	rows, err := tx.Query(ctx, query("sweep_delete"), part, after, limit, bytes)
+// Take deletes, within tx, the first rows of the part, at most limit of them and about bytes of payload, and returns them
+// in order.
+func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]*outbox.Event, error) {
+	rows, err := tx.Query(ctx, query("sweep_delete"), part, limit, bytes)
 	if err != nil {
 		return nil, wrapPart("sweep", part, err)
 	}
@@ -191,10 +191,10 @@ func (s *Sweep) Park(ctx context.Context, tx pgx.Tx, e *outbox.Event, reason, cl
 	return nil
 }
 
-// ParkUnread parks the part's first row behind seq after without reading it, and returns its id and seq. pgx.ErrNoRows:
+// ParkUnread parks the part's first row without reading it, and returns its id and seq. pgx.ErrNoRows:
 // there is no row.
-func (s *Sweep) ParkUnread(ctx context.Context, part int, after int64, reason string) (id uuid.UUID, seq int64, err error) {
-	err = s.conn.QueryRow(ctx, query("sweep_park_unread"), part, after, reason).Scan(&id, &seq)
+func (s *Sweep) ParkUnread(ctx context.Context, part int, reason string) (id uuid.UUID, seq int64, err error) {
+	err = s.conn.QueryRow(ctx, query("sweep_park_unread"), part, reason).Scan(&id, &seq)
 	return id, seq, wrapPart("park the first row of", part, err)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,7 +91,15 @@ func (w *world) spawn(command string, extra ...string) *child {
 		w.t.Fatal(err)
 	}
 	c.cmd.Stderr, c.cmd.Stdout = pw, pw
-	if err := c.cmd.Start(); err != nil {
+	started := make(chan error)
+	go func() {
+		// The parent-death signal is sent when the thread that forked dies, so it is kept as long as the child.
+		runtime.LockOSThread()
+		started <- c.cmd.Start()
+		_ = c.cmd.Wait()
+		close(c.done)
+	}()
+	if err := <-started; err != nil {
 		w.t.Fatal(err)
 	}
 	_ = pw.Close()
@@ -108,28 +118,22 @@ func (w *world) spawn(command string, extra ...string) *child {
 
 // read keeps the child's log and finds its addresses in it.
 func (c *child) read(r *os.File, ready chan struct{}) {
-	defer close(c.done)
 	defer r.Close()
-	d := json.NewDecoder(r)
 	announced := false
-	for {
-		var line map[string]any
-		if err := d.Decode(&line); err != nil {
-			break
-		}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
 		c.mu.Lock()
-		_ = json.NewEncoder(&c.log).Encode(line)
+		c.log.Write(append(lines.Bytes(), '\n'))
 		c.mu.Unlock()
-		if admin, ok := line["admin"].(string); ok && !announced {
-			announced = true
-			c.admin = "http://" + admin
-			if public, ok := line["http"].(string); ok {
-				c.http = "http://" + public
-			}
-			close(ready)
+		var line struct{ Admin, HTTP string }
+		if announced || json.Unmarshal(lines.Bytes(), &line) != nil || line.Admin == "" {
+			continue
 		}
+		announced = true
+		c.admin, c.http = "http://"+line.Admin, "http://"+line.HTTP
+		close(ready)
 	}
-	_ = c.cmd.Wait()
 }
 
 func (c *child) output() string {

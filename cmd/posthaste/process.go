@@ -246,9 +246,6 @@ func (p *serveProcess) build(ctx context.Context) error {
 // run serves until ctx ends.
 func (p *serveProcess) run(ctx context.Context) error {
 	defer p.close()
-	if !p.config.AuthKeys {
-		p.log.Warn("authentication is off: anybody who reaches the API may order for any user", "mend", "set POSTHASTE_AUTH=keys")
-	}
 	if err := p.checkSchema(ctx); err != nil {
 		return err
 	}

@@ -1,10 +1,10 @@
 -- The first row of the part cannot be read: park it without sending any of it to the client.
 WITH gone AS (
-    DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1))
+    DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1))
     RETURNING seq, id, aggregate_type, aggregate_id, event_type, headers, created_at
 )
 INSERT INTO outbox_dead AS d (id, seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
-SELECT id, seq, aggregate_type, aggregate_id, event_type, NULL, headers, created_at, $3, 'unreadable', 1 FROM gone
+SELECT id, seq, aggregate_type, aggregate_id, event_type, NULL, headers, created_at, $2, 'unreadable', 1 FROM gone
 ON CONFLICT (id) DO UPDATE SET error = excluded.error, class = excluded.class,
     attempts = d.attempts + 1, dead_at = excluded.dead_at, retry_seq = NULL
 RETURNING id, seq

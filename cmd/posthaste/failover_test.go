@@ -1,0 +1,284 @@
+package main
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+func TestRelayKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	kills := 3
+	if full() {
+		kills = 8
+	}
+	for i := range kills {
+		r := w.spawn("relay")
+		want := load.Committed() + 300
+		testenv.Eventually(t, 20*time.Second, func() error {
+			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
+			if err != nil || int(n) < want {
+				return fmt.Errorf("%d of %d events, %w", n, want, err)
+			}
+			return nil
+		})
+		if i%2 == 0 {
+			w.waitMode("cdc", 20*time.Second)
+		}
+		r.kill()
+	}
+	w.spawn("relay")
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+func TestLeaderKilledStandbyTakesOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	second := w.spawn("relay")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	first.kill()
+	at := time.Now()
+	testenv.Eventually(t, 5*time.Second, func() error { return ready(second, "leader") })
+	t.Logf("takeover after %v", time.Since(at).Round(time.Millisecond))
+	w.waitMode("cdc", 20*time.Second)
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// ready asks /readyz for 200 and a role.
+func ready(c *child, role string) error {
+	var h struct {
+		Role    string
+		Reasons []string
+	}
+	status, err := c.get("/readyz", &h)
+	if err != nil || status != 200 || h.Role != role {
+		return fmt.Errorf("readyz: %d %+v %w", status, h, err)
+	}
+	return nil
+}
+
+func TestTwoRelaysSweepTogether(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first := w.spawn("relay")
+	second := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	first.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		for _, c := range []*child{first, second} {
+			if !c.logged(`"to":"poll"`) {
+				return fmt.Errorf("one instance does not sweep")
+			}
+		}
+		return nil
+	})
+	leader := first
+	if ready(first, "leader") != nil {
+		leader = second
+	}
+	leader.kill()
+	w.waitMode("poll", 20*time.Second)
+	other := first
+	if leader == first {
+		other = second
+	}
+	other.setMode("auto")
+	w.waitMode("cdc", 20*time.Second)
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	second := w.spawn("relay")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
+	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	first.signal(syscall.SIGSTOP)
+	at := time.Now()
+	testenv.Eventually(t, 15*time.Second, func() error { return ready(second, "leader") })
+	t.Logf("replaced after %v", time.Since(at).Round(time.Millisecond))
+	w.waitMode("cdc", 20*time.Second)
+	first.signal(syscall.SIGCONT)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+func TestRedisDownForAWhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if load.Committed() < 500 {
+			return fmt.Errorf("%d committed", load.Committed())
+		}
+		return nil
+	})
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	down := 3 * time.Second
+	if full() {
+		down = 10 * time.Second
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if status, err := r.get("/readyz", nil); err != nil || status != 503 {
+			return fmt.Errorf("readyz is %d without Redis, %w", status, err)
+		}
+		return nil
+	})
+	until := time.Now().Add(down)
+	testenv.Eventually(t, down+time.Second, func() error {
+		if time.Now().Before(until) {
+			return fmt.Errorf("still waiting")
+		}
+		return nil
+	})
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+}
+
+func TestRedisKilledAndRestarted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.spawn("relay")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	w.waitMode("cdc", 20*time.Second)
+	for range 2 {
+		want := load.Committed() + 500
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := load.Committed(); n < want {
+				return fmt.Errorf("%d of %d committed", n, want)
+			}
+			return nil
+		})
+		if err := w.redis.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.redis.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+}
+
+func TestPostgresStoppedImmediate(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000, Tolerant: true})
+	for range 2 {
+		want := load.Committed() + 500
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := load.Committed(); n < want {
+				return fmt.Errorf("%d of %d committed", n, want)
+			}
+			return nil
+		})
+		if err := server.Stop("immediate"); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
+				return fmt.Errorf("readyz is %d without Postgres, %w", status, err)
+			}
+			return nil
+		})
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+}
+
+func TestSlotDropped(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+	// While it runs.
+	w.dropSlot()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if !r.logged("the stream ended") {
+			return fmt.Errorf("the loss of the slot was not noticed")
+		}
+		return nil
+	})
+	w.waitMode("cdc", 20*time.Second)
+	// While it is down.
+	if code := r.stop(); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+	w.dropSlot()
+	w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// dropSlot drops the relay's slot under it.
+func (w *world) dropSlot() {
+	w.t.Helper()
+	slot := "posthaste_" + w.db.Relay
+	testenv.Eventually(w.t, 10*time.Second, func() error {
+		_, err := w.db.Pool.Exec(w.t.Context(), `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slot)
+		if err == nil {
+			_, err = w.db.Pool.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slot)
+		}
+		return err
+	})
+}
+
+func TestFlushallInMidStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.oracle.Flushed = true
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	for _, mode := range []string{"cdc", "poll"} {
+		if mode == "poll" {
+			r.setMode("poll")
+			w.waitMode("poll", 20*time.Second)
+		}
+		if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		want := load.Committed() + 300
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 || load.Committed() < want {
+				return fmt.Errorf("%d entries, %w", n, err)
+			}
+			return nil
+		})
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
