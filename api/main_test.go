@@ -16,13 +16,17 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9/logging"
 
 	"posthaste/idem"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 
-func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+func TestMain(m *testing.M) {
+	logging.Disable() // go-redis writes every failed dial to standard error
+	os.Exit(testenv.Main(m))
+}
 
 // world is one API process with its servers.
 type world struct {

@@ -54,4 +54,5 @@ var documented = []struct {
 	{routeOrder, http.MethodGet, []int{200, 304, 401, 404, 429, 500, 503}},
 	{routeByKey, http.MethodGet, []int{200, 304, 400, 401, 403, 404, 429, 500, 503}},
 	{routeWellKnown, http.MethodGet, []int{200}},
+	{routeOpenAPI, http.MethodGet, []int{200}},
 }

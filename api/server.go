@@ -40,11 +40,13 @@ type Options struct {
 
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
-	pool   *pgxpool.Pool
-	redis  redis.UniversalClient
-	guard  *idem.Guard
-	accept AcceptFunc
-	keys   *Keys
+	pool *pgxpool.Pool
+	// poolSize is how many connections the pool may hold.
+	poolSize int
+	redis    redis.UniversalClient
+	guard    *idem.Guard
+	accept   AcceptFunc
+	keys     *Keys
 	// limits has a bucket per key, or one; nil for no limit.
 	limits    []*bucket
 	keyMaxAge time.Duration
@@ -63,7 +65,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("api: Options.Pool is missing")
 	}
 	s := &Server{
-		pool: o.Pool, redis: o.Redis, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		metrics: newMetrics(o.Registerer),
 	}
 	if s.log == nil {
@@ -105,6 +107,8 @@ const (
 	routeOrder     = "/orders/:id"
 	routeByKey     = "/orders/by-key"
 	routeWellKnown = "/.well-known/idempotency"
+	routeOpenAPI   = "/openapi.yaml"
+	routeDocs      = "/docs"
 )
 
 func (s *Server) routes() *gin.Engine {
@@ -117,6 +121,7 @@ func (s *Server) routes() *gin.Engine {
 	e.NoRoute(func(c *gin.Context) { writeProblem(c, &problem{kind: kindNotFound}) })
 	e.NoMethod(func(c *gin.Context) { writeProblem(c, &problem{kind: kindMethod}) })
 	e.GET(routeWellKnown, s.wellKnown)
+	addDocs(e)
 	orders := e.Group("/", s.authenticate)
 	orders.POST(routeOrders, s.postOrder)
 	orders.GET(routeOrders, s.listOrders)

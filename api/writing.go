@@ -9,7 +9,7 @@ import (
 	"posthaste/sql"
 )
 
-// writeAttempts bounds how often a transaction is tried whose failure was definite.
+// writeAttempts bounds how often a transaction is tried that Postgres asks to try again.
 const writeAttempts = 3
 
 // writing is the work of one attempt in Postgres.
@@ -25,6 +25,8 @@ type writing struct {
 // write inserts o, with e beside it, or finds the order that has the key. created says that the row is o. Errors are
 // definite, except sql.ErrCommitUnknown.
 func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
+	// A restart of Postgres leaves as many dead connections as the pool holds; no client need hear of it.
+	broken := w.s.poolSize
 	for try := 1; ; try++ {
 		won, err = w.once(ctx, o, e)
 		if errors.Is(err, sql.ErrCommitUnknown) {
@@ -33,7 +35,13 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 		if err == nil {
 			return won, won.ID == o.ID, nil
 		}
-		if try == writeAttempts || !sql.RetryOrder(err) {
+		if broken > 0 && sql.BrokenConnection(err) {
+			broken--
+			try--
+			continue
+		}
+		// A row that was there and is not any more (purged in this very moment) leaves room for ours.
+		if try == writeAttempts || !(sql.RetryOrder(err) || errors.Is(err, sql.ErrOrderNotFound)) {
 			return nil, false, err
 		}
 		if err := pause(ctx, time.Duration(try)*20*time.Millisecond); err != nil {

@@ -1,0 +1,225 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/gorillamux"
+	"github.com/google/uuid"
+	"pgregory.net/rapid"
+
+	"posthaste/idem"
+)
+
+// document is the OpenAPI document as a validator.
+type document struct {
+	doc    *openapi3.T
+	router routers.Router
+}
+
+func loadDocument(tb testing.TB) *document {
+	tb.Helper()
+	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := doc.Validate(context.Background()); err != nil {
+		tb.Fatal(err)
+	}
+	r, err := gorillamux.NewRouter(doc)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &document{doc, r}
+}
+
+// exchange sends a request to the handler, and checks the answer against the document. valid is what the document says
+// of the request.
+func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body string, header http.Header) (rec *httptest.ResponseRecorder, valid error) {
+	tb.Helper()
+	req := httptest.NewRequest(method, target, strings.NewReader(body))
+	req.Header = header.Clone()
+	rec = httptest.NewRecorder()
+	h.ServeHTTP(rec, req)
+	req = httptest.NewRequest(method, target, strings.NewReader(body))
+	req.Header = header.Clone()
+	route, params, err := d.router.FindRoute(req)
+	if err != nil {
+		return rec, err
+	}
+	in := &openapi3filter.RequestValidationInput{
+		Request: req, PathParams: params, Route: route,
+		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true},
+	}
+	valid = openapi3filter.ValidateRequest(context.Background(), in)
+	out := &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: in, Status: rec.Code, Header: rec.Header(), Options: in.Options,
+		Body: io.NopCloser(bytes.NewReader(rec.Body.Bytes())),
+	}
+	if err := openapi3filter.ValidateResponse(context.Background(), out); err != nil {
+		tb.Fatalf("%s %s %q: the answer %d %s is not in the document: %v", method, target, body, rec.Code, rec.Body, err)
+	}
+	return rec, valid
+}
+
+var statusCode = regexp.MustCompile("^`?[a-z_]+`?$")
+
+// The document and the handlers know the same routes, statuses and problem codes.
+func TestTheDocumentIsComplete(t *testing.T) {
+	t.Parallel()
+	d := loadDocument(t)
+	for _, r := range documented {
+		if r.route == routeOpenAPI {
+			continue
+		}
+		item := d.doc.Paths.Value(strings.ReplaceAll(r.route, ":id", "{id}"))
+		if item == nil || item.GetOperation(r.method) == nil {
+			t.Errorf("%s %s is not documented", r.method, r.route)
+			continue
+		}
+		have := item.GetOperation(r.method).Responses.Map()
+		for _, s := range r.statuses {
+			if have[strconv.Itoa(s)] == nil {
+				t.Errorf("%s %s: status %d is not documented", r.method, r.route, s)
+			}
+		}
+		if len(have) != len(r.statuses) {
+			t.Errorf("%s %s: %d statuses documented, %d in the code", r.method, r.route, len(have), len(r.statuses))
+		}
+	}
+	text := string(openAPI)
+	for _, k := range kinds {
+		if !statusCode.MatchString(k.code) || (k.code != "method_not_allowed" && !strings.Contains(text, "`"+k.code+"`")) {
+			t.Errorf("code %s is not documented", k.code)
+		}
+	}
+}
+
+// Any valid request gets a documented answer, and any invalid one a 4xx problem.
+func TestAnyRequestGetsADocumentedAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	d := loadDocument(t)
+	h := w.s.Public()
+	placed := json.RawMessage(w.post("a-key-that-was-used", orderJSON(1)).body)
+	var known orderBody
+	if err := json.Unmarshal(placed, &known); err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		g := generator{t, known.ID.String()}
+		method, target, body, header := g.request()
+		rec, invalid := d.exchange(t, h, method, target, body, header)
+		switch {
+		case rec.Code >= 500:
+			t.Fatalf("%s %s %q: %d %s", method, target, body, rec.Code, rec.Body)
+		case invalid != nil && (rec.Code < 400 || rec.Header().Get("Content-Type") != problemType):
+			t.Fatalf("%s %s %q %v: %d %s although the request is invalid: %v", method, target, body, header, rec.Code, rec.Body, invalid)
+		}
+	})
+}
+
+// generator makes requests, most of them nearly right.
+type generator struct {
+	t     *rapid.T
+	known string
+}
+
+func (g generator) pick(label string, of ...string) string {
+	return rapid.SampledFrom(of).Draw(g.t, label)
+}
+
+func (g generator) request() (method, target, body string, header http.Header) {
+	header = http.Header{}
+	if g.pick("with key", "yes", "yes", "no") == "yes" {
+		header.Set(idem.KeyHeader, g.pick("key", uuid.NewString(), "a-key-that-was-used", `"a-key-that-was-used"`, "short", strings.Repeat("k", 255), strings.Repeat("k", 600)))
+	}
+	switch g.pick("route", "post", "post", "post", "get", "list", "by-key", "well-known") {
+	case "post":
+		header.Set("Content-Type", g.pick("type", "application/json", "application/json", "application/json", "text/plain"))
+		header.Set("Prefer", g.pick("prefer", "wait=0", "wait=x", "respond-async"))
+		return http.MethodPost, "/orders", g.body(), header
+	case "get":
+		header.Set("If-None-Match", g.pick("tag", "*", `"x"`))
+		return http.MethodGet, "/orders/" + g.pick("id", g.known, uuid.NewString(), "x", "%00"), "", header
+	case "list":
+		return http.MethodGet, "/orders?" + g.query(), "", header
+	case "by-key":
+		return http.MethodGet, "/orders/by-key?user_id=" + g.pick("user", testUser, uuid.NewString(), "x"), "", header
+	default:
+		return http.MethodGet, "/.well-known/idempotency", "", header
+	}
+}
+
+func (g generator) query() string {
+	q := url.Values{"user_id": {g.pick("user", testUser, uuid.NewString())}}
+	if g.pick("paged", "yes", "no") == "yes" {
+		q.Set("limit", g.pick("limit", "1", "200", "0", "201", "x", "-1", "1.5", "+1", "1_0"))
+	}
+	if g.pick("after", "yes", "no") == "yes" {
+		q.Set("after", g.pick("cursor", "AAAAAAAAAAAAAAAAAAAAAA", "_____________________w", "x", "AAAAAAAAAAAAAAAAAAAA=="))
+	}
+	return q.Encode()
+}
+
+func (g generator) body() string {
+	fields := map[string]string{
+		"user_id":  g.pick("user", `"`+testUser+`"`, `"`+uuid.NewString()+`"`, `"x"`, `""`, "null", "1"),
+		"amount":   g.pick("amount", "1", "999999999999999", "1000000000000000", "0", "-1", "1.5", `"1"`, "null", "[]", strconv.FormatInt(rapid.Int64().Draw(g.t, "any"), 10)),
+		"currency": g.pick("currency", `"USD"`, `"EUR"`, `"usd"`, `"US"`, `"USDT"`, "null", "{}", fmt.Sprintf("%q", rapid.StringMatching(`[A-Z]{3}`).Draw(g.t, "cur"))),
+	}
+	if g.pick("extra", "no", "no", "no", "yes") == "yes" {
+		fields["note"] = `"x"`
+	}
+	for name := range fields {
+		if g.pick("drop "+name, "no", "no", "no", "no", "no", "no", "yes") == "yes" {
+			delete(fields, name)
+		}
+	}
+	var parts []string
+	for name, value := range fields {
+		parts = append(parts, fmt.Sprintf("%q:%s", name, value))
+	}
+	return g.pick("wrap", "", "", "", "", "[") + "{" + strings.Join(parts, ",") + "}" + g.pick("tail", "", "", "", "", "x")
+}
+
+func TestDocsWorkOffline(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if r := w.do("GET", "/openapi.yaml", ""); r.status != 200 || r.body != string(openAPI) {
+		t.Errorf("document: %d", r.status)
+	}
+	page := w.do("GET", "/docs", "")
+	if page.status != 200 || !strings.Contains(page.body, "/openapi.yaml") {
+		t.Fatalf("page: %v", page)
+	}
+	assets := regexp.MustCompile(`(?:src|href)="([^"]+)"`).FindAllStringSubmatch(page.body, -1)
+	if len(assets) < 3 {
+		t.Errorf("assets %v", assets)
+	}
+	for _, a := range assets {
+		if !strings.HasPrefix(a[1], "/docs/") {
+			t.Errorf("%s is not ours", a[1])
+			continue
+		}
+		if r := w.do("GET", a[1], ""); r.status != 200 || len(r.body) == 0 {
+			t.Errorf("%s: %d", a[1], r.status)
+		}
+	}
+	if r := w.do("GET", "/docs/nothing.js", ""); r.status != 404 {
+		t.Errorf("a file that is not there: %d", r.status)
+	}
+}
