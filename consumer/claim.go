@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -86,7 +87,7 @@ func (c *Consumer) claimAll(ctx context.Context) {
 		}
 		var err error
 		if c.mayRun(stream) {
-			err = c.claim(ctx, stream)
+			err = c.claim(ctx, stream, c.opt.ClaimIdle)
 		}
 		if err == nil {
 			err = c.bury(ctx, stream)
@@ -97,11 +98,16 @@ func (c *Consumer) claimAll(ctx context.Context) {
 	}
 }
 
-func (c *Consumer) claim(ctx context.Context, stream string) error {
+// claim takes over what has been idle for at least the given time.
+func (c *Consumer) claim(ctx context.Context, stream string, idle time.Duration) error {
+	return c.takeAll(ctx, stream, strconv.FormatInt(idle.Milliseconds(), 10), "0-0")
+}
+
+// takeAll takes every page from cursor on.
+func (c *Consumer) takeAll(ctx context.Context, stream, mode, cursor string) (err error) {
 	count := newBatchSize(c.opt.Window)
-	cursor, err := "0-0", error(nil)
 	for cursor != "" {
-		if cursor, err = c.take(ctx, stream, fmt.Sprint(c.opt.ClaimIdle.Milliseconds()), cursor, &count); err != nil {
+		if cursor, err = c.take(ctx, stream, mode, cursor, &count); err != nil {
 			return err
 		}
 	}

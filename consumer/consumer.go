@@ -88,9 +88,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 // shutdown ends Run in order, within the drain timeout and a little more.
 func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct{}, cancelHandlers, stopUpkeep func()) error {
-	c.log.Info("consumer stopping", "held", c.lanes.counts().held)
 	deadline := time.Now().Add(c.opt.DrainTimeout)
 	c.lanes.stop()
+	c.log.Info("consumer stopping", "held", c.lanes.counts().held)
 	var err error
 	if !waitUntil(&c.workers, deadline) {
 		// Their contexts end now; a handler that heeds its context may still return, and one that does not is left behind.

@@ -20,15 +20,20 @@ type State struct {
 	OldestPending time.Duration
 	// Lag is the number of entries not yet delivered, -1 while it cannot be known.
 	Lag int64
-	// Lost is the number of entries trimmed or deleted before they were delivered, since anybody asked last: the call
-	// that returns them also settles them, so that they are counted once.
+	// Lost is the number of entries trimmed or deleted before they were delivered that no running consumer has counted
+	// in outbox_trim_lost_total yet.
 	Lost int64
 }
 
-// Inspect measures a group on a stream. It does not trust the lag that Redis reports, which leaves out entries trimmed
-// unread. The caller counts State.Lost; nobody else is told of it again.
+// Inspect measures a group on a stream; it changes nothing. It does not trust the lag that Redis reports, which counts
+// entries trimmed unread and is unknown after a deletion.
 func Inspect(ctx context.Context, client redis.UniversalClient, stream, group string) (State, error) {
-	v, err := inspectScript.Run(ctx, client, []string{stream}, group).Int64Slice()
+	return inspect(ctx, client, stream, group, "")
+}
+
+// inspect with "settle" makes State.Lost the caller's to count: nobody is told of it again.
+func inspect(ctx context.Context, client redis.UniversalClient, stream, group, settle string) (State, error) {
+	v, err := inspectScript.Run(ctx, client, []string{stream}, group, settle).Int64Slice()
 	if err != nil {
 		return State{}, fmt.Errorf("inspect group %q on stream %q: %w", group, stream, err)
 	}

@@ -123,7 +123,7 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s, err := Inspect(ctx, c.client, stream, c.opt.Group)
+		s, err := inspect(ctx, c.client, stream, c.opt.Group, "settle")
 		if ctx.Err() != nil || noGroup(err) || isMissing(err) {
 			continue
 		}

@@ -142,16 +142,13 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 		r.c.log.Info("group created", "stream", stream)
 	}
 	r.c.metrics.stream(stream)
-	mode, cursor := "own", "-"
 	if r.c.opt.Ordered {
-		mode, cursor = "0", "0-0"
+		err = r.c.claim(ctx, stream, 0)
+	} else if err = r.c.takeAll(ctx, stream, "own", "-"); err == nil {
+		// What is idle already is older than anything new, and begins before it.
+		err = r.c.claim(ctx, stream, r.c.opt.ClaimIdle)
 	}
-	for cursor != "" {
-		if cursor, err = r.c.take(ctx, stream, mode, cursor, &r.count); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	return errors.Join(err, ctx.Err())
 }
 
 // read waits for new entries of the streams and puts them into the lanes.

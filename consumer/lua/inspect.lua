@@ -2,9 +2,9 @@
 --
 -- Redis counts the entries a group has read (entries-read); its own lag ignores entries trimmed unread and is unknown
 -- after a deletion. The true position is computed here wherever it can be known exactly: at the end of the stream, before
--- its first entry, or when few entries are left. The difference to entries-read is what was lost; it is reported once,
--- to whoever asks first, because setting the counter right happens in the same call.
--- KEYS[1] stream; ARGV group.
+-- its first entry, or when few entries are left. The difference to entries-read is what was lost. With 'settle' the
+-- counter is set right in the same call, so that a loss is counted once over all the group's consumers.
+-- KEYS[1] stream; ARGV group, 'settle' or ''.
 -- Returns {length, pending, ms since the oldest pending entry was added or -1, lag or -1, lost}.
 local k, g = KEYS[1], ARGV[1]
 local function map(a)
@@ -41,7 +41,9 @@ end
 local lost = 0
 if unread >= 0 and read ~= added - unread then
   if read and added - unread > read then lost = added - unread - read end
-  redis.call('XGROUP', 'SETID', k, g, last, 'ENTRIESREAD', added - unread)
+  if ARGV[2] == 'settle' then
+    redis.call('XGROUP', 'SETID', k, g, last, 'ENTRIESREAD', added - unread)
+  end
 end
 local lag = unread
 if lag < 0 and read then lag = math.max(0, math.min(s['length'], added - read)) end

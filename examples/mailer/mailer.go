@@ -1,0 +1,145 @@
+// Package mailer is an example consumer: a confirmation mail for every order, exactly once.
+//
+// Its effect is a row in the table confirmation_mail, the outbox of a mail server, so to speak. The row and the note
+// that the event was seen (package consumer/inbox) are written in one transaction; however often the event is delivered,
+// one row results. The table has no unique key on the order on purpose: the inbox alone prevents a second mail.
+package mailer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/consumer/inbox"
+)
+
+// Group is the mailer's consumer group, and its name in the inbox.
+const Group = "mailer"
+
+// retention is how long the inbox remembers: longer than anything stays in the history to be replayed (72 h).
+const retention = 7 * 24 * time.Hour
+
+// Config is what the mailer works with.
+type Config struct {
+	// Pool is the database with posthaste's tables; the mailer makes its own table there.
+	Pool *pgxpool.Pool
+	// Redis has the streams. The caller closes both.
+	Redis redis.UniversalClient
+	// Stream is the stream of orders, outbox.order by default.
+	Stream string
+	// Log and Metrics may be nil.
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+const createTable = `
+CREATE TABLE IF NOT EXISTS confirmation_mail (
+    order_id   uuid        NOT NULL,
+    user_id    uuid        NOT NULL,
+    subject    text        NOT NULL,
+    body       text        NOT NULL,
+    written_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)`
+
+// Run writes mails until ctx ends. It waits for a database that is not there yet.
+func Run(ctx context.Context, cfg Config) error {
+	if cfg.Stream == "" {
+		cfg.Stream = "outbox.order"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	c, err := consumer.New(consumer.Options{
+		Client: cfg.Redis, Group: Group, Streams: []string{cfg.Stream}, Handler: Handler(cfg.Pool), Log: cfg.Log, Metrics: cfg.Metrics,
+	})
+	if err != nil {
+		return err
+	}
+	if !prepare(ctx, cfg) {
+		return nil
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { inbox.Keep(ctx, cfg.Pool, retention, cfg.Log) })
+	return c.Run(ctx)
+}
+
+// prepare makes the table, trying until it succeeds. False: ctx ended first.
+func prepare(ctx context.Context, cfg Config) bool {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for failed := false; ctx.Err() == nil; {
+		_, err := cfg.Pool.Exec(ctx, createTable)
+		if err == nil {
+			return true
+		}
+		if !failed {
+			cfg.Log.Warn("waiting for the database", "err", err)
+			failed = true
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// order is what the mailer needs of the payload of order.created.
+type order struct {
+	ID       string `json:"id"`
+	UserID   string `json:"user_id"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+}
+
+// Handler writes one mail per order.created, and lets every other event pass.
+func Handler(pool *pgxpool.Pool) consumer.Handler {
+	write := consumer.JSON(func(ctx context.Context, ev consumer.Event, o order) error {
+		return classify(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			first, err := inbox.Once(ctx, tx, Group, ev.ID)
+			if err != nil || !first {
+				return err
+			}
+			_, err = tx.Exec(ctx, "INSERT INTO confirmation_mail (order_id, user_id, subject, body) VALUES ($1, $2, $3, $4)",
+				o.ID, o.UserID, "Your order "+o.ID,
+				fmt.Sprintf("Thank you. We have your order over %d %s (smallest units).", o.Amount, o.Currency))
+			if err != nil {
+				return fmt.Errorf("write the mail for order %s: %w", o.ID, err)
+			}
+			return nil
+		}))
+	})
+	return func(ctx context.Context, ev consumer.Event) error {
+		if ev.Type != "order.created" {
+			return nil
+		}
+		return write(ctx, ev)
+	}
+}
+
+// classify tells a database that is in trouble, which is not the event's fault, from a statement that failed.
+func classify(err error) error {
+	var pe *pgconn.PgError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &pe):
+		return consumer.Unavailable(err) // no answer at all
+	case len(pe.Code) == 5 && pe.Code[:2] == "22":
+		return consumer.Permanent(err) // data that no column takes
+	case len(pe.Code) == 5 && (pe.Code[:2] == "57" || pe.Code[:2] == "53" || pe.Code[:2] == "08" || pe.Code[:2] == "40"):
+		return consumer.Unavailable(err) // shutting down, out of resources, connection, serialization
+	}
+	return err
+}
