@@ -94,8 +94,10 @@ func (w *world) adopt(t *rapid.T) {
 	}
 	w.owner = outbox.Owner{Source: w.owner.Source, Epoch: w.owner.Epoch + 1, Nonce: nonce()}
 	w.lose(t)
-	for w.f.sink.Adopt(w.ctx(), stream, w.owner) != nil {
-		w.h.before.Store(0) // asked again until it is heard
+	for err := w.f.sink.Adopt(w.ctx(), stream, w.owner); err != nil; err = w.f.sink.Adopt(w.ctx(), stream, w.owner) {
+		if sink.Class(err) != "connection" { // asked again until it is heard
+			t.Fatalf("adopt: %v", err)
+		}
 	}
 	w.polling = rapid.Bool().Draw(t, "polling")
 	l := streamLane(w.owner)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -350,6 +351,73 @@ func TestAHalvedRepeatIsAnsweredWithTheWhole(t *testing.T) {
 		t.Errorf("number %d, want 2", r.Number)
 	}
 	f.wantStored(append(events, next)...)
+}
+
+// holdBack keeps the first calls instead of sending them, and reports each as a lost connection.
+type holdBack struct {
+	faults
+	n    int
+	held [][]any
+	sent []int
+}
+
+func (h *holdBack) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "evalsha" {
+			return next(ctx, cmd)
+		}
+		h.sent = append(h.sent, len(cmd.Args()))
+		if len(h.held) >= h.n {
+			return next(ctx, cmd)
+		}
+		var args []any
+		for _, a := range cmd.Args() {
+			if b, ok := a.([]byte); ok {
+				a = bytes.Clone(b) // the lane uses its buffer again
+			}
+			args = append(args, a)
+		}
+		h.held = append(h.held, args)
+		return io.EOF
+	}
+}
+
+// A call given up as lost may still arrive: bytes of a closed connection wait in the server's socket. Arriving after its
+// half, the whole must not publish the other half too, because that goes under the next number.
+func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	before := makeEvent() // also makes the server learn the script
+	f.publish(l, before)
+	h := &holdBack{n: 2}
+	f.client.AddHook(h)
+	events := makeEvents(20)
+	d := l.Deliver(events)
+	for range 2 {
+		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+		}
+	}
+	h.n = 3
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+	}
+	whole, first := h.held[0], h.held[2]
+	if len(h.held[1]) != len(whole) || len(first) >= len(whole) {
+		t.Fatalf("calls of %v arguments, want two wholes and a half", h.sent)
+	}
+	for _, args := range [][]any{first, whole, whole} {
+		f.do(args...)
+		f.wantStored(append([]*outbox.Event{before}, events[:10]...)...)
+	}
+	r, err := d.Publish(t.Context())
+	f.must(err)
+	f.wantStored(append([]*outbox.Event{before}, events...)...)
+	f.wantEntries(r, events...)
+	f.do(whole...) // no longer the last number
+	f.do(first...)
+	f.wantStored(append([]*outbox.Event{before}, events...)...)
 }
 
 func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
