@@ -29,6 +29,7 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 
 test: ## install what tests need, run every test against real servers
 	./scripts/install-test-tools.sh
+	@./scripts/ensure.sh cc # for the race detector
 	$(GO) test -race -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 
