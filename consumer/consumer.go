@@ -45,7 +45,7 @@ func New(opt Options) (*Consumer, error) {
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
 		opt: opt, client: opt.Client, log: opt.Log, metrics: m, handler: h, cluster: cluster,
-		lanes: newLanes(opt.Window), acks: newAcks(), streams: newStreams(opt.Streams),
+		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams),
 	}
 	c.outages = outages{log: c.log, metrics: m}
 	return c, nil

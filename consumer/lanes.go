@@ -37,6 +37,8 @@ type entry struct {
 	// seen is when the entry's idle time in Redis was last known to be near zero.
 	seen time.Time
 	lane *lane
+	// stale is set when so much time has passed since then that another consumer may have taken the entry over.
+	stale bool
 	// moved is set when another consumer has taken the entry over.
 	moved bool
 }
@@ -68,6 +70,8 @@ type lane struct {
 // each other. It does no I/O.
 type lanes struct {
 	window int
+	// fresh is how long an entry is certainly ours after a sign of life.
+	fresh time.Duration
 
 	mu    sync.Mutex
 	work  *sync.Cond
@@ -90,9 +94,9 @@ type lanes struct {
 	forgotten map[entryRef]struct{}
 }
 
-func newLanes(window int) *lanes {
+func newLanes(window int, fresh time.Duration) *lanes {
 	l := &lanes{
-		window: window, space: make(chan struct{}, 1), held: make(map[entryRef]*entry, window),
+		window: window, fresh: fresh, space: make(chan struct{}, 1), held: make(map[entryRef]*entry, window),
 		lanes: make(map[laneKey]*lane, window), forgotten: map[entryRef]struct{}{},
 	}
 	l.work = sync.NewCond(&l.mu)
@@ -211,6 +215,7 @@ func (l *lanes) next() (*entry, bool) {
 				ln.queue = ln.first[:0]
 			}
 			ln.running = e
+			e.stale = time.Since(e.seen) > l.fresh
 			return e, true
 		}
 		l.idle++

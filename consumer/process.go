@@ -47,7 +47,9 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 			}
 		}()
 	}
-	if e.attempt > 1 && !c.begin(ctx, e) {
+	// A fresh entry's first attempt needs no note, and certainly is ours; of one that this process has had for long without
+	// a sign of life (it was paused) that must be asked.
+	if (e.attempt > 1 || e.stale) && !c.begin(ctx, e) {
 		return
 	}
 	if g, _ := e.values["for_group"].(string); g != "" && g != c.opt.Group {

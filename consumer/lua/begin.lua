@@ -1,9 +1,11 @@
 -- Notes that an attempt begins, so that a crash in it counts.
--- KEYS[1] stream; ARGV group, consumer, id, number of the attempt. Returns 0 if another consumer owns the entry now.
+-- KEYS[1] stream; ARGV group, consumer, id, number of the attempt. Returns 0 if another consumer has the entry now, or
+-- has finished it.
 local p = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
-if not p then return 1 end
-if p[2] ~= ARGV[2] then return 0 end
-if redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1] then
+local exists = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
+if p and p[2] ~= ARGV[2] then return 0 end
+if exists and not p then return 0 end
+if exists then
   redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
 end
 return 1

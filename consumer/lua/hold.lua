@@ -1,14 +1,15 @@
 -- A sign of life for entries in work: resets their idle time, unless another consumer has taken them over.
--- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, ids. Returns the ids that another consumer owns now.
+-- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, ids. Returns the ids that another consumer has
+-- now, or has finished.
 local k, g, c = KEYS[1], ARGV[1], ARGV[2]
 local lost, mine = {}, {}
 for i = 4, #ARGV do
   local p = redis.call('XPENDING', k, g, ARGV[i], ARGV[i], 1)[1]
-  if p and p[2] == c then
-    -- XCLAIM would forget a trimmed entry, which this consumer still has in memory and will acknowledge.
-    if redis.call('XRANGE', k, ARGV[i], ARGV[i])[1] then mine[#mine + 1] = ARGV[i] end
-  elseif p then
+  if p and p[2] ~= c then
     lost[#lost + 1] = ARGV[i]
+  elseif redis.call('XRANGE', k, ARGV[i], ARGV[i])[1] then
+    -- (XCLAIM would forget a trimmed entry, which this consumer still has in memory and will acknowledge.)
+    if p then mine[#mine + 1] = ARGV[i] else lost[#lost + 1] = ARGV[i] end
   end
 end
 if #mine > 0 then
