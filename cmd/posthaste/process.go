@@ -224,7 +224,16 @@ func (p *serveProcess) build(ctx context.Context) error {
 		return &usageError{err.Error()}
 	}
 	p.client = client
-	if p.api, err = api.New(api.Options{Pool: p.pool, Redis: client, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg}); err != nil {
+	var keys *api.Keys
+	if c.AuthKeys {
+		if keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
+			return &usageError{err.Error()}
+		}
+	}
+	p.api, err = api.New(api.Options{
+		Pool: p.pool, Redis: client, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
+	})
+	if err != nil {
 		return err
 	}
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication, Logger: p.log})

@@ -1,0 +1,104 @@
+package outbox
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// outcomes are the events a phase can end with, beside those that end every phase.
+func outcomes(p phase) []event {
+	out := []event{evLost, evStop}
+	for _, t := range machine {
+		if t.from == p {
+			out = append(out, t.on)
+		}
+	}
+	return out
+}
+
+// Whatever happens, in whatever order: nothing is published before an adoption by this leadership, nothing is streamed
+// without a hand-over, and after a phase that published the next one that publishes is behind another adoption, unless it
+// continues the same sweep.
+func TestMachineNeverPublishesWithoutAdoption(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p := phaseStandby.next(evLed)
+		adopted, streamed := false, false
+		for range 60 {
+			switch p {
+			case phaseAdopt:
+				adopted, streamed = true, false
+			case phasePoll, phaseSweep, phaseHandover:
+				if !adopted || streamed {
+					t.Fatalf("%s without adoption (adopted %v, streamed since %v)", p, adopted, streamed)
+				}
+			case phaseStream:
+				if !adopted || streamed {
+					t.Fatalf("stream without adoption")
+				}
+				streamed = true
+			case phaseStandby:
+				adopted, streamed = false, false
+				p = p.next(evLed)
+				continue
+			case phaseStopped:
+				return
+			}
+			before := p
+			p = p.next(rapid.SampledFrom(outcomes(p)).Draw(t, "event"))
+			if p == phaseStream && before != phaseHandover {
+				t.Fatalf("stream entered from %s", before)
+			}
+		}
+	})
+}
+
+func TestMachineTableIsComplete(t *testing.T) {
+	t.Parallel()
+	seen := map[phase]bool{phaseStandby: true}
+	for range machine {
+		for _, tr := range machine {
+			if seen[tr.from] {
+				seen[tr.to] = true
+			}
+		}
+	}
+	for _, p := range []phase{phaseStandby, phaseAdopt, phasePoll, phaseSweep, phaseHandover, phaseStream} {
+		if !seen[p] {
+			t.Errorf("phase %s cannot be reached", p)
+		}
+		if p != phaseStandby && len(outcomes(p)) < 3 {
+			t.Errorf("phase %s has no way on", p)
+		}
+	}
+	type edge struct {
+		from phase
+		on   event
+	}
+	edges := map[edge]bool{}
+	for _, tr := range machine {
+		if e := (edge{tr.from, tr.on}); edges[e] {
+			t.Errorf("two transitions from %s on %s", tr.from, tr.on)
+		} else {
+			edges[e] = true
+		}
+	}
+	for p, want := range map[phase]Mode{
+		phaseStandby: ModeStandby, phaseAdopt: ModeStandby, phasePoll: ModePoll, phaseSweep: ModePoll, phaseHandover: ModePoll, phaseStream: ModeCDC,
+	} {
+		if got := p.mode(); got != want {
+			t.Errorf("phase %s is mode %s, want %s", p, got, want)
+		}
+	}
+}
+
+func TestMachinePanicsOnWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if recover() == nil {
+			t.Error("a transition that is not in the table was taken")
+		}
+	}()
+	phaseStream.next(evReady)
+}

@@ -1,0 +1,278 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
+	t.Parallel()
+	var none *blocks
+	if none.blocker(&Event{AggregateID: "a"}) != "" {
+		t.Error("without block-key something is blocked")
+	}
+	b := &blocks{}
+	ev := func(seq int64, aggregate string) *Event {
+		return &Event{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
+	}
+	first, second, other := ev(1, "a"), ev(2, "a"), ev(3, "b")
+	b.add(first)
+	if got := b.blocker(second); got != first.ID.String() {
+		t.Errorf("the event behind a parked one: blocked by %q, want %s", got, first.ID)
+	}
+	if got := b.blocker(other); got != "" {
+		t.Errorf("another aggregate is blocked by %q", got)
+	}
+	b.add(second)
+	// A retry gives the first event a new number; its place stays the first.
+	retried := *first
+	retried.Seq = 10
+	if got := b.blocker(&retried); got != "" {
+		t.Errorf("the retried first event is blocked by %q", got)
+	}
+	retried = *second
+	retried.Seq = 11
+	if got := b.blocker(&retried); got != first.ID.String() {
+		t.Errorf("the retried second event: blocked by %q, want the first", got)
+	}
+	// The first is published: only the second is parked.
+	err := b.refresh(func() ([]Dead, error) {
+		return []Dead{{ID: second.ID, Seq: 2, AggregateType: "order", AggregateID: "a"}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := b.blocker(&retried); got != "" {
+		t.Errorf("the retried second event is blocked by %q, though the first is gone", got)
+	}
+}
+
+// An event parked while the list of parked events is being read must not be forgotten.
+func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := &blocks{}
+	parked := &Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	err := b.refresh(func() ([]Dead, error) {
+		b.add(parked) // committed after the list's snapshot
+		return nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}); got != parked.ID.String() {
+		t.Errorf("blocked by %q, want %s", got, parked.ID)
+	}
+	failure := errors.New("postgres is gone")
+	if err := b.refresh(func() ([]Dead, error) { return nil, failure }); !errors.Is(err, failure) {
+		t.Errorf("got %v", err)
+	}
+	if b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+		t.Error("a failed refresh forgot what was known")
+	}
+}
+
+func TestAudit(t *testing.T) {
+	t.Parallel()
+	t0 := time.Unix(1000, 0)
+	mark := func(lsn LSN, first ...int64) AuditMark {
+		m := AuditMark{LSN: lsn, First: map[int16]int64{}}
+		for i, seq := range first {
+			if seq != 0 {
+				m.First[int16(i)] = seq
+			}
+		}
+		return m
+	}
+	type step struct {
+		at     time.Duration
+		passed LSN
+		flying []int64
+		mark   AuditMark
+		want   string // reason, or ""
+	}
+	for name, steps := range map[string][]step{
+		"all is well": {
+			{0, 100, nil, mark(100, 7), ""},
+			{5 * time.Second, 200, []int64{7}, mark(200, 7), ""},
+			{10 * time.Second, 300, nil, mark(300), ""},
+		},
+		"settled between the looks": {
+			{0, 100, nil, mark(100, 7), ""},
+			{5 * time.Second, 200, nil, mark(200, 9), ""},
+		},
+		"passed without being delivered": {
+			{0, 100, nil, mark(100, 0, 7), ""},
+			{5 * time.Second, 200, []int64{9}, mark(200, 9, 7), ReasonMissed},
+		},
+		"behind, but moving": {
+			{0, 50, nil, mark(100, 7), ""},
+			{5 * time.Second, 90, nil, mark(200, 7), ""},
+			{10 * time.Second, 100, []int64{7}, mark(300, 7), ""},
+		},
+		"standing still while the WAL grows": {
+			{0, 50, nil, mark(100, 7), ""},
+			{5 * time.Second, 50, nil, mark(110, 7), ""},
+			{16 * time.Second, 50, nil, mark(120, 7), ReasonStalled},
+		},
+		"standing still with the WAL": {
+			{0, 50, nil, mark(100, 7), ""},
+			{16 * time.Second, 50, nil, mark(100, 7), ""},
+		},
+		"reached at the last moment": {
+			{0, 50, nil, mark(100), ""},
+			{16 * time.Second, 100, nil, mark(120), ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := &audit{}
+			for i, s := range steps {
+				err := a.check(s.passed, func(seq int64) bool { return slices.Contains(s.flying, seq) },
+					func() (AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
+				got := ""
+				if err != nil {
+					got = slotReason(err)
+				}
+				if got != s.want {
+					t.Fatalf("step %d: got %q (%v), want %q", i, got, err, s.want)
+				}
+			}
+		})
+	}
+}
+
+func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
+	t.Parallel()
+	a := &audit{last: AuditMark{LSN: 10, First: map[int16]int64{0: 7}}, taken: true, since: time.Unix(0, 0)}
+	fail := func() (AuditMark, error) { return AuditMark{}, errors.New("postgres is gone") }
+	for _, passed := range []LSN{5, 20} {
+		if err := a.check(passed, func(int64) bool { return false }, fail, time.Unix(100, 0)); err != nil {
+			t.Errorf("passed %v: %v", passed, err)
+		}
+	}
+}
+
+func TestLSNText(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]LSN{"0/0": 0, "0/16B3748": 0x16B3748, "A/FF": 0xA000000FF, "FFFFFFFF/FFFFFFFF": 0xFFFFFFFFFFFFFFFF} {
+		got, err := ParseLSN(text)
+		if err != nil || got != want || got.String() != text {
+			t.Errorf("%s: got %v (%d), %v", text, got, got, err)
+		}
+	}
+	for _, bad := range []string{"", "1", "x/y", "/"} {
+		if _, err := ParseLSN(bad); err == nil {
+			t.Errorf("ParseLSN(%q) gave no error", bad)
+		}
+	}
+}
+
+func TestTraceParent(t *testing.T) {
+	t.Parallel()
+	for headers, want := range map[string]string{
+		"": "", "{}": "", "[]": "", "{": "", `{"traceparent":1}`: "", `{"traceparent":"00-a-b-01","x":"y"}`: "00-a-b-01",
+	} {
+		e := &Event{Headers: []byte(headers)}
+		if got := e.TraceParent(); got != want {
+			t.Errorf("%s: got %q, want %q", headers, got, want)
+		}
+	}
+}
+
+func TestReasonsOfErrors(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		ReasonStop: nil, ReasonGap: fmt.Errorf("publish: %w", ErrGap), ReasonFenced: fmt.Errorf("x: %w", &FencedError{}),
+		ReasonBudget: fmt.Errorf("x: %w", &SlotError{Reason: ReasonBudget}), ReasonConnection: errors.New("anything"),
+	} {
+		if got := slotReason(err); got != want {
+			t.Errorf("%v: got %s, want %s", err, got, want)
+		}
+	}
+	if got := knownReason("made up"); got != reasonOther {
+		t.Errorf("an unknown reason became label %q", got)
+	}
+	if got := slotReason(fmt.Errorf("x: %w", ErrSuperseded)); got != ReasonFenced {
+		t.Errorf("superseded: %s", got)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	h := newHealth()
+	h.fail("redis", "gone")
+	h.fail("publish", "")
+	h.degrade("slot", "wal_level")
+	bad, degraded := h.lists()
+	if !slices.Equal(bad, []string{"publish", "redis: gone"}) || !slices.Equal(degraded, []string{"slot: wal_level"}) {
+		t.Errorf("got %q, %q", bad, degraded)
+	}
+	if !h.clear("redis") || h.clear("redis") {
+		t.Error("clear does not tell whether there was something")
+	}
+}
+
+// memorySink is a Sink of ours, for what does no I/O.
+type memorySink struct {
+	Sink
+	adopted []string
+	err     error
+}
+
+func (m *memorySink) Adopt(_ context.Context, stream string, _ Owner) error {
+	m.adopted = append(m.adopted, stream)
+	return m.err
+}
+
+type memoryStore struct {
+	Store
+	noted []string
+}
+
+func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) error {
+	m.noted = append(m.noted, stream)
+	return nil
+}
+
+func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
+	t.Parallel()
+	sink, store := &memorySink{}, &memoryStore{}
+	g := newGates(Owner{Epoch: 3}, sink, store)
+	fresh := 0
+	g.fresh = func(context.Context, string) error {
+		if len(store.noted) != 1 || len(sink.adopted) != 1 {
+			t.Errorf("noted %v, adopted %v", store.noted, sink.adopted)
+		}
+		fresh++
+		return nil
+	}
+	for range 3 {
+		if err := g.ensure(t.Context(), "outbox.order"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if fresh != 1 || len(store.noted) != 1 || len(sink.adopted) != 1 {
+		t.Errorf("fresh %d, noted %v, adopted %v: want once each", fresh, store.noted, sink.adopted)
+	}
+	sink.err = ErrGap
+	if err := g.ensure(t.Context(), "outbox.other"); !errors.Is(err, ErrGap) {
+		t.Errorf("got %v", err)
+	}
+	if len(store.noted) != 2 || slices.Contains(g.streams(), "outbox.other") {
+		t.Errorf("noted %v, streams %v: a stream is noted before, and known only after, its gate is raised", store.noted, g.streams())
+	}
+}
+
+func TestLastMarks(t *testing.T) {
+	t.Parallel()
+	got := lastMarks([]Mark{{Stream: "a", Number: 1}, {Stream: "b", Number: 4}, {Stream: "a", Number: 3}})
+	if len(got) != 2 || got[0].Number != 3 || got[1].Number != 4 {
+		t.Errorf("got %v", got)
+	}
+}

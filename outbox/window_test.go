@@ -1,0 +1,81 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// The window against a model: a list of what was let in.
+func TestWindowModel(t *testing.T) {
+	t.Parallel()
+	type held struct{ events, bytes int }
+	rapid.Check(t, func(t *rapid.T) {
+		maxEvents, maxBytes := rapid.IntRange(1, 50).Draw(t, "events"), rapid.IntRange(1, 500).Draw(t, "bytes")
+		w := newWindow(maxEvents, maxBytes)
+		var in []held
+		sum := func() (e, b int) {
+			for _, h := range in {
+				e, b = e+h.events, b+h.bytes
+			}
+			return e, b
+		}
+		for range 100 {
+			if len(in) > 0 && rapid.Bool().Draw(t, "release") {
+				i := rapid.IntRange(0, len(in)-1).Draw(t, "which")
+				w.release(in[i].events, in[i].bytes)
+				in = append(in[:i], in[i+1:]...)
+			} else {
+				h := held{rapid.IntRange(1, 60).Draw(t, "n"), rapid.IntRange(1, 600).Draw(t, "size")}
+				e, b := sum()
+				want := e == 0 || e+h.events <= maxEvents && b+h.bytes <= maxBytes
+				if got := w.try(h.events, h.bytes); got != want {
+					t.Fatalf("try(%v) with %d/%d held of %d/%d = %v", h, e, b, maxEvents, maxBytes, got)
+				}
+				if want {
+					in = append(in, h)
+				}
+			}
+			e, b := sum()
+			if ge, gb := w.held(); ge != e || gb != b {
+				t.Fatalf("held %d/%d, want %d/%d", ge, gb, e, b)
+			}
+			if len(in) > 1 && (e > maxEvents || b > maxBytes) {
+				t.Fatalf("window holds %d/%d of %d/%d", e, b, maxEvents, maxBytes)
+			}
+		}
+	})
+}
+
+func TestWindowWaitsAndGivesUp(t *testing.T) {
+	t.Parallel()
+	w := newWindow(10, 1000)
+	if err := w.acquire(t.Context(), 10, 10); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := w.acquire(ctx, 1, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("full window: got %v, want a deadline", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- w.acquire(context.Background(), 10, 10) }()
+	w.release(10, 10)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWindowPanicsWhenReleasedTwice(t *testing.T) {
+	t.Parallel()
+	w := newWindow(10, 1000)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	w.release(1, 1)
+}
