@@ -10,44 +10,90 @@ import (
 	"posthaste/outbox"
 )
 
-// Advance implements outbox.Slots. A target at or below the confirmed position moves nothing.
-func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
-	err := s.bounded(ctx, advanceTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		st, err := readState(ctx, tx, s.opt.Slot)
-		if err != nil {
-			return err
-		}
-		if reason := st.fault(); reason != "" {
-			return slotError(reason, fmt.Errorf("slot %q cannot be advanced", s.opt.Slot))
-		}
-		if target <= outbox.LSN(st.confirmed) { //nolint:gosec // never negative
-			return nil
-		}
-		_, err = tx.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::pg_lsn)", s.opt.Slot, target.String())
-		return err
-	})
-	if err != nil {
-		return s.named(fmt.Errorf("advance slot %q to %s: %w", s.opt.Slot, target, err))
-	}
-	return s.Nudge(ctx)
-}
+// advanceRounds is how often an advance is repeated while it still frees WAL: one round lets restart_lsn jump to the
+// first running-transactions record it meets, the next one to the last.
+const advanceRounds = 3
 
-// Nudge implements outbox.Slots.
-func (s *Slots) Nudge(ctx context.Context) error {
-	name := fmt.Sprintf("%.40s_nudge_%08x", s.opt.Slot, rand.Uint32()) //nolint:gosec // a name, not a secret
-	err := s.bounded(ctx, nudgeTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", name)
-		if err != nil {
+// Advance implements outbox.Slots. A target at or below the confirmed position confirms nothing new.
+//
+// WAL is freed up to the last running-transactions record at or below target, and not beyond the first record of the
+// oldest open transaction. The server writes such a record every 15 s, Nudge writes one now. So who wants WAL freed at
+// once calls Nudge, then reads the current position, and advances to that; Advance itself leaves a record behind for the
+// next one.
+func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
+	var before, after state
+	for round := range advanceRounds {
+		err := s.bounded(ctx, advanceTimeout, func(ctx context.Context, tx pgx.Tx) (err error) {
+			if before, err = readState(ctx, tx, s.opt.Slot); err != nil {
+				return err
+			}
+			if reason := before.fault(); reason != "" {
+				return slotError(reason, fmt.Errorf("slot %q cannot be advanced", s.opt.Slot))
+			}
+			confirmed := outbox.LSN(before.confirmed) //nolint:gosec // never negative
+			if target < confirmed || round == 0 && target == confirmed {
+				after = before
+				return nil
+			}
+			if _, err = tx.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::pg_lsn)", s.opt.Slot, target.String()); err != nil {
+				return err
+			}
+			after, err = readState(ctx, tx, s.opt.Slot)
 			return err
+		})
+		if err != nil {
+			return s.named(fmt.Errorf("advance slot %q to %s: %w", s.opt.Slot, target, err))
 		}
-		_, err = tx.Exec(ctx, "SELECT pg_drop_replication_slot($1)", name)
-		return err
-	})
-	if sqlState(err) == stateQueryCanceled {
-		return nil
+		if after.restart == before.restart {
+			break
+		}
 	}
-	if err != nil {
-		return s.named(fmt.Errorf("nudge slot %q: %w", s.opt.Slot, err))
+	// The advance has happened; without the record restart_lsn merely follows some seconds later.
+	if err := s.Nudge(ctx); err != nil {
+		s.log.DebugContext(ctx, "no running-transactions record", "err", err)
 	}
 	return nil
+}
+
+// Nudge implements outbox.Slots. The record is written and flushed when it returns.
+func (s *Slots) Nudge(ctx context.Context) error {
+	done, err := s.logSnapshot(ctx)
+	if err != nil || done {
+		return err
+	}
+	// Creating a logical slot writes the record first and then waits for older transactions; when that wait is cut off
+	// the purpose is fulfilled. The name must be short enough, and nobody else's.
+	name := fmt.Sprintf("%.40s_nudge_%08x", s.opt.Slot, rand.Uint32()) //nolint:gosec // a name, not a secret
+	err = s.bounded(ctx, nudgeTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		// Temporary: an error or the end of the session removes it.
+		if _, err := tx.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", name); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot($1)", name)
+		return err
+	})
+	if err == nil || sqlState(err) == stateQueryCanceled {
+		return nil
+	}
+	return s.named(fmt.Errorf("provoke a running-transactions record: %w", err))
+}
+
+// logSnapshot writes the record with pg_log_standby_snapshot, where the server has it (16) and the role may call it.
+func (s *Slots) logSnapshot(ctx context.Context) (done bool, err error) {
+	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
+		const allowed = "SELECT coalesce(has_function_privilege(to_regprocedure('pg_log_standby_snapshot()'), 'EXECUTE'), false)"
+		if err := tx.QueryRow(ctx, allowed).Scan(&done); err != nil || !done {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "SELECT pg_log_standby_snapshot()"); err != nil {
+			return err
+		}
+		// The record is not flushed by itself, and decoding ends at what is flushed. A commit with a transaction id is.
+		_, err := tx.Exec(ctx, "SELECT pg_current_xact_id(), set_config('synchronous_commit', 'local', true)")
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("log a standby snapshot: %w", err)
+	}
+	return done, nil
 }

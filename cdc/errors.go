@@ -94,8 +94,15 @@ func (r *Reader) reason(ctx context.Context, err error) string {
 	case stateNoPrivilege, stateNotAuthorized:
 		return outbox.ReasonNoRight
 	}
-	if found, lookErr := r.look(ctx); lookErr == nil && found != "" {
+	found, lookErr := r.look(ctx)
+	switch {
+	case lookErr != nil:
+		r.log.WarnContext(ctx, "the state of the slot cannot be read", "err", lookErr)
+	case found != "":
 		return found
+	case state == stateUndefinedObject:
+		// Slot and publication are there: the slot is older than the publication.
+		return outbox.ReasonPublication
 	}
 	if state == stateUndefinedObject {
 		return outbox.ReasonSlotMissing

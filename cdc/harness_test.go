@@ -89,10 +89,10 @@ func start(t testing.TB, r *Reader, settle bool) *run {
 	ready := make(chan struct{})
 	go func() {
 		err := r.Run(ctx, func(context.Context) error { close(ready); return nil }, out)
-		close(out)
 		c.mu.Lock()
 		c.err = err
 		c.mu.Unlock()
+		close(out)
 	}()
 	go func() {
 		defer close(c.done)

@@ -131,7 +131,11 @@ func (s *session) runStarted(ctx context.Context, started func(context.Context) 
 	sctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- started(sctx) }()
+	go func() {
+		err := errors.New("started ended without returning") // runtime.Goexit
+		defer func() { done <- err }()
+		err = started(sctx)
+	}()
 	t := time.NewTicker(s.tick)
 	defer t.Stop()
 	for {

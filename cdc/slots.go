@@ -166,8 +166,9 @@ func (s *Slots) Evict(ctx context.Context) error {
 // terminate signals whoever holds the slot and returns its process id, 0 if nobody does.
 func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, `SELECT active_pid FROM pg_replication_slots
-			WHERE slot_name = $1 AND active_pid IS NOT NULL AND pg_terminate_backend(active_pid) IS NOT NULL`, s.opt.Slot).Scan(&pid)
+		// Not in the WHERE clause, whose conditions are evaluated in any order: that terminates everybody's walsenders.
+		err := tx.QueryRow(ctx, `SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_replication_slots
+			WHERE slot_name = $1 AND active_pid IS NOT NULL`, s.opt.Slot).Scan(&pid, nil)
 		if errors.Is(err, pgx.ErrNoRows) {
 			pid, err = 0, nil
 		}

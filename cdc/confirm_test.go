@@ -1,0 +1,306 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+func quick(o *ReaderOptions) { o.SenderTimeout = 600 * time.Millisecond }
+
+func counterValue(t testing.TB, c prometheus.Counter) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
+}
+
+// goRun runs r with out left to the test.
+func goRun(t testing.TB, r *Reader, out chan<- outbox.Chunk) (done chan error, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done = make(chan error, 1)
+	started, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		done <- r.Run(ctx, func(context.Context) error { close(started); return nil }, out)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	select {
+	case <-started:
+	case <-ended:
+		t.Fatalf("run ended: %v", <-done)
+	}
+	return done, cancel
+}
+
+// sender is the walsender's view of the connection.
+type sender struct {
+	pid          int
+	write, flush int64
+	replies      time.Time
+	age          time.Duration
+}
+
+func (e *env) sender(t testing.TB) sender {
+	t.Helper()
+	var s sender
+	err := e.db.Pool.QueryRow(t.Context(), `SELECT r.pid, coalesce(pg_wal_lsn_diff(r.write_lsn, '0/0'), 0)::bigint,
+		coalesce(pg_wal_lsn_diff(r.flush_lsn, '0/0'), 0)::bigint, coalesce(r.reply_time, 'epoch'), clock_timestamp() - r.backend_start
+		FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = $1`, e.slot).
+		Scan(&s.pid, &s.write, &s.flush, &s.replies, &s.age)
+	if err != nil {
+		t.Fatalf("walsender of %s: %v", e.slot, err)
+	}
+	return s
+}
+
+// The trap: a status that reports a received position and nothing flushed must not confirm what was received.
+func TestNothingIsConfirmedBeforeItIsSettled(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	was := e.status(t).Confirmed
+	c := e.run(t, false, quick)
+	e.insert(t, "a")
+	rows := c.wait(t, 1)
+	var first time.Time
+	replies := 0
+	testenv.Eventually(t, 10*time.Second, func() error {
+		s := e.sender(t)
+		if s.write < int64(rows[0].End) {
+			return fmt.Errorf("write position %d", s.write)
+		}
+		if s.replies.After(first) {
+			first = s.replies
+			replies++
+		}
+		if replies < 4 {
+			return fmt.Errorf("%d statuses", replies)
+		}
+		return nil
+	})
+	if got := e.status(t).Confirmed; got > rows[0].Commit {
+		t.Errorf("confirmed went from %s to %s, beyond the unsettled commit at %s", was, got, rows[0].Commit)
+	}
+	if err := c.stop(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if got := subjects(start(t, c.r, true).wait(t, 1)); got[0] != "a" {
+		t.Errorf("got %v again", got)
+	}
+}
+
+func TestSettlingOutOfOrderConfirmsOnlyWhatIsContiguous(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, false)
+	e.insertMany(t, "x", 5)
+	rows := c.wait(t, 5)
+	c.r.Settled(rows[2].End - 1) // not the end of the third: two are settled
+	c.r.Settled(rows[0].End)     // late
+	e.confirmed(t, time.Second, rows[1].End)
+	if got := e.status(t).Confirmed; got != rows[1].End {
+		t.Errorf("confirmed %s, want %s", got, rows[1].End)
+	}
+	// Told just before the end of Run, the server still learns it, and the slot is free when Run returns.
+	c.r.Settled(rows[3].End)
+	if err := c.stop(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if st := e.status(t); st.Confirmed != rows[3].End || st.Active {
+		t.Errorf("after the end: %+v, want confirmed %s", st, rows[3].End)
+	}
+	if got := subjects(start(t, c.r, true).wait(t, 1)); got[0] != "x5" {
+		t.Errorf("got %v", got)
+	}
+}
+
+// A confirmed position lives in the server's memory until a checkpoint: after a crash confirmed events come again, and
+// none is missing.
+func TestConfirmedIsNotDurable(t *testing.T) {
+	t.Parallel()
+	srv := testenv.NewServer(t)
+	e := prepare(t, srv.Database(t))
+	e.ensure(t)
+	c := e.run(t, true)
+	e.insertMany(t, "a", 5)
+	rows := c.wait(t, 5)
+	e.confirmed(t, time.Second, rows[4].End)
+	if err := srv.Stop("immediate"); err != nil {
+		t.Fatal(err)
+	}
+	wantReason(t, c.ended(t, 10*time.Second), outbox.ReasonConnection)
+	if err := srv.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { return e.db.Pool.Ping(t.Context()) })
+	if got := e.status(t).Confirmed; got >= rows[4].End {
+		t.Errorf("confirmed is %s after the crash; was it made durable?", got)
+	}
+	e.insert(t, "b")
+	again := start(t, c.r, true)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if got := subjects(again.events()); !slices.Contains(got, "b") {
+			return fmt.Errorf("got %v", got)
+		}
+		return nil
+	})
+	got := subjects(again.events())
+	if want := []string{"a1", "a2", "a3", "a4", "a5", "b"}; !slices.Equal(got, want[len(want)-len(got):]) || len(got) == 1 {
+		t.Errorf("got %v, want the end of %v, repeated ones included", got, want)
+	}
+	if counterValue(t, c.r.met.reconnects) != 1 {
+		t.Error("the second run is not counted as a reconnect")
+	}
+}
+
+// A receiver that takes nothing for longer than wal_sender_timeout does not lose the connection, and what was settled
+// meanwhile is reported.
+func TestBlockedReceiverKeepsTheConnection(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	r := e.reader(t, quick)
+	out := make(chan outbox.Chunk)
+	done, stop := goRun(t, r, out)
+	e.insertMany(t, "x", 3)
+	var rows []outbox.Row
+	for len(rows) < 3 {
+		rows = append(rows, (<-out).Rows...)
+	}
+	e.insert(t, "y") // nobody takes it
+	before := e.sender(t)
+	r.Settled(rows[2].End)
+	e.confirmed(t, time.Second, rows[2].End)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if s := e.sender(t); s.age < before.age+3*600*time.Millisecond {
+			return fmt.Errorf("age %v", s.age)
+		}
+		return nil
+	})
+	if s := e.sender(t); s.pid != before.pid {
+		t.Errorf("walsender %d was replaced by %d", before.pid, s.pid)
+	}
+	for rows = nil; len(rows) == 0; {
+		rows = append(rows, (<-out).Rows...)
+	}
+	if rows[0].AggregateID != "y" {
+		t.Errorf("got %v", subjects(rows))
+	}
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// An idle outbox beside a busy database holds back nothing, and the receiver learns the position.
+func TestIdleOutboxConfirmsOtherWAL(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	other := testenv.Empty(t)
+	c := e.run(t, true, quick)
+	other.Exec(t, "CREATE TABLE noise AS SELECT repeat('x', 1000) FROM generate_series(1, 5000)")
+	target := e.walEnd(t)
+	other.Exec(t, "INSERT INTO noise VALUES ('y')")
+	e.confirmed(t, 10*time.Second, target)
+	testenv.Eventually(t, 5*time.Second, func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if n := len(c.chunks); n == 0 || c.chunks[n-1].Position < target || c.r.Position() < target {
+			return fmt.Errorf("%d chunks, position %s, want %s", n, c.r.Position(), target)
+		}
+		return nil
+	})
+	if n := len(c.events()); n != 0 {
+		t.Errorf("%d events out of nowhere", n)
+	}
+	// Not while something is in flight.
+	c.mu.Lock()
+	c.settle = false
+	c.mu.Unlock()
+	e.insert(t, "unsettled")
+	rows := c.wait(t, 1)
+	other.Exec(t, "INSERT INTO noise SELECT repeat('x', 1000) FROM generate_series(1, 1000)")
+	target = e.walEnd(t)
+	other.Exec(t, "INSERT INTO noise VALUES ('y')")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if s := e.sender(t); s.write < int64(target) {
+			return fmt.Errorf("write %d", s.write)
+		}
+		return nil
+	})
+	if got := e.status(t).Confirmed; got > rows[0].Commit {
+		t.Errorf("confirmed %s beyond the unsettled commit at %s", got, rows[0].Commit)
+	}
+	c.r.Settled(rows[0].End)
+	e.confirmed(t, time.Second, target) // together with the WAL behind it
+}
+
+// Chunk.Position is honest: whatever is committed below it was handed out before or is in that chunk.
+func TestPositionIsHonest(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	e.insertMany(t, "x", 300)
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', 'big', 't', '{}' FROM generate_series(1, 3000)`)
+	e.insertMany(t, "y", 300)
+	c.wait(t, 3600)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var position outbox.LSN
+	for i, chunk := range c.chunks {
+		for _, row := range chunk.Rows {
+			if row.Commit < position {
+				t.Fatalf("chunk %d: commit at %s below the position %s handed out before", i, row.Commit, position)
+			}
+		}
+		if chunk.Position < position {
+			t.Fatalf("chunk %d: position went back from %s to %s", i, position, chunk.Position)
+		}
+		position = chunk.Position
+		if n := len(chunk.Rows); n > 0 && chunk.Rows[n-1].End > position {
+			t.Fatalf("chunk %d: position %s below its own end", i, position)
+		}
+	}
+	checkEnds(t, c.rows)
+}
+
+// Every setting that changes what the server sends is the connection's own.
+func TestConnectionBringsItsOwnSettings(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.db.Exec(t, "ALTER DATABASE "+e.db.Name+" SET datestyle = 'German'")
+	e.db.Exec(t, "ALTER DATABASE "+e.db.Name+" SET timezone = 'Asia/Kolkata'")
+	r := e.reader(t)
+	conn, err := pgconn.ConnectConfig(t.Context(), &r.cfg.Copy().Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	for name, want := range map[string]string{"wal_sender_timeout": "3s", "DateStyle": "ISO, MDY", "TimeZone": "UTC", "client_encoding": "UTF8"} {
+		res, err := conn.Exec(t.Context(), "SHOW "+name).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(res[0].Rows[0][0]); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	c := start(t, r, true)
+	e.insert(t, "a")
+	if row := c.wait(t, 1)[0]; time.Since(row.CreatedAt).Abs() > time.Minute {
+		t.Errorf("created_at %v", row.CreatedAt)
+	}
+}

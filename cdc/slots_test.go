@@ -1,0 +1,216 @@
+package cdc
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+// fillWAL writes about 30 MB of WAL into the outbox.
+func (e *env) fillWAL(t testing.TB) {
+	t.Helper()
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat(md5(i::text), 20)) FROM generate_series(1, 30000) i`)
+}
+
+func TestAdvanceFreesTheWAL(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.fillWAL(t)
+	if st := e.status(t); st.RetainedBytes < 20<<20 || st.ConfirmedLagBytes < 20<<20 {
+		t.Fatalf("before: %+v", st)
+	}
+	if err := e.slots.Nudge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	target := e.walEnd(t)
+	if err := e.slots.Advance(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	st := e.status(t)
+	// Other tests write into the same WAL, so the bound is on the slot's own positions.
+	if st.Confirmed != target || target-st.Restart > 4<<20 {
+		t.Errorf("after: %+v, target %s", st, target)
+	}
+	// Going back is nothing.
+	if err := e.slots.Advance(t.Context(), target-1000); err != nil {
+		t.Error(err)
+	}
+	if got := e.status(t).Confirmed; got != target {
+		t.Errorf("confirmed went to %s", got)
+	}
+	if n := testenv.Value[int](t, e.db, "SELECT count(*)::int FROM pg_replication_slots WHERE slot_name LIKE $1 || '_nudge%'", e.slot); n != 0 {
+		t.Errorf("%d slots left behind", n)
+	}
+	c := e.run(t, true)
+	e.insert(t, "behind the target")
+	c.wait(t, 1)
+}
+
+// Without a nudge before, the record that Advance leaves behind serves the next one.
+func TestRepeatedAdvanceFreesTheWAL(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.fillWAL(t)
+	first := e.walEnd(t)
+	if err := e.slots.Advance(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	e.insert(t, "x")
+	if err := e.slots.Advance(t.Context(), e.walEnd(t)); err != nil {
+		t.Fatal(err)
+	}
+	if st := e.status(t); st.Restart < first {
+		t.Errorf("restart %s is still below the first target %s", st.Restart, first)
+	}
+}
+
+// The oldest open transaction, even in another database, holds the WAL; nothing hangs on it for long.
+func TestOpenTransactionHoldsTheWAL(t *testing.T) {
+	t.Parallel()
+	// A server of its own: an open transaction would hold up every slot that other tests create.
+	srv := testenv.NewServer(t)
+	e := prepare(t, srv.Database(t))
+	e.ensure(t)
+	tx, err := e.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), insertOne, "held"); err != nil {
+		t.Fatal(err)
+	}
+	held := e.walEnd(t)
+	e.fillWAL(t)
+	begin := time.Now()
+	if err := e.slots.Nudge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	target := e.walEnd(t)
+	if err := e.slots.Advance(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(begin); d > 10*time.Second {
+		t.Errorf("took %v", d)
+	}
+	if st := e.status(t); st.Confirmed != target || st.Restart > held {
+		t.Errorf("after: %+v, the transaction began below %s", st, held)
+	}
+	// Neither can a new slot be made meanwhile, and that is said in time.
+	if err := e.slots.Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begin = time.Now()
+	_, err = e.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonTransactionHeld)
+	if d := time.Since(begin); d > createTimeout+5*time.Second {
+		t.Errorf("took %v", d)
+	}
+	if st := e.status(t); st.Exists {
+		t.Error("half a slot is left behind")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e.ensure(t)
+}
+
+// restart_lsn of a slot that is being streamed follows after a nudge, once what lies before is settled.
+func TestNudgeFreesTheWALOfAStream(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	e.fillWAL(t)
+	c.wait(t, 30000)
+	target := e.walEnd(t)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if err := e.slots.Nudge(t.Context()); err != nil {
+			return err
+		}
+		if st := e.status(t); st.Restart < target {
+			return fmt.Errorf("restart %s, want %s", st.Restart, target)
+		}
+		return nil
+	})
+}
+
+func TestDropAndEvict(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	if err := e.slots.Evict(t.Context()); err != nil {
+		t.Errorf("nobody to evict: %v", err)
+	}
+	bystander := setup(t)
+	other := bystander.run(t, true)
+	c := e.run(t, true)
+	if st := e.status(t); !st.Active || st.ActivePID == 0 {
+		t.Errorf("status %+v", st)
+	}
+	if err := e.slots.Evict(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := e.status(t); st.Active || !st.Exists {
+		t.Errorf("after the eviction: %+v", st)
+	}
+	wantReason(t, c.ended(t, 5*time.Second), outbox.ReasonConnection)
+	c = e.run(t, true)
+	if err := e.slots.Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Whether the slot is still there when the reader looks is a matter of microseconds.
+	err := c.ended(t, 5*time.Second)
+	var slot *outbox.SlotError
+	if !errors.As(err, &slot) || slot.Reason != outbox.ReasonSlotMissing && slot.Reason != outbox.ReasonConnection {
+		t.Errorf("got %v", err)
+	}
+	wantReason(t, runOnce(t, c.r), outbox.ReasonSlotMissing)
+	if st := e.status(t); st.Exists || st.Confirmed != 0 || st.RetainedBytes != 0 {
+		t.Errorf("after the drop: %+v", st)
+	}
+	if err := e.slots.Drop(t.Context()); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+	wantReason(t, e.slots.Advance(t.Context(), 1), outbox.ReasonSlotMissing)
+	bystander.insert(t, "undisturbed")
+	other.wait(t, 1)
+}
+
+func TestSlotSurvivesAFailoverWhereTheServerCan(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	got := testenv.Value[string](t, e.db, "SELECT coalesce(to_jsonb(s) ->> 'failover', 'unknown') FROM pg_replication_slots s WHERE slot_name = $1", e.slot)
+	want := "true"
+	if testenv.Value[int](t, e.db, "SELECT current_setting('server_version_num')::int") < 170000 {
+		want = "unknown"
+	}
+	if got != want {
+		t.Errorf("failover is %s, want %s", got, want)
+	}
+}
+
+func TestEveryQueryPrepares(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	conn, err := pgx.Connect(t.Context(), d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	files, err := filepath.Glob("queries/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no query files: %v", err)
+	}
+	for _, f := range files {
+		name := strings.TrimSuffix(filepath.Base(f), ".sql")
+		if _, err := conn.Prepare(t.Context(), name, query(name)); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+}

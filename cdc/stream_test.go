@@ -1,0 +1,249 @@
+package cdc
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.db.Exec(t, "CREATE TABLE other (id int); ALTER PUBLICATION posthaste ADD TABLE other")
+	e.db.Exec(t, "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.outbox (LIKE outbox INCLUDING ALL); ALTER PUBLICATION posthaste ADD TABLE elsewhere.outbox")
+	c := e.run(t, true)
+	const ins = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) "
+	const row = " gen_random_uuid(), 'order', %s, 'order.created', '{}' "
+	rows := func(n int, subject string) string {
+		return fmt.Sprintf(ins+"SELECT"+row+"FROM generate_series(1, %d) i;", subject, n)
+	}
+	one := func(subject string) string { return fmt.Sprintf(ins+"VALUES ("+row+");", "'"+subject+"'") }
+
+	// Rolled back to a savepoint; the rest counts.
+	e.db.Exec(t, "BEGIN;"+rows(500, "'kept-' || i")+"SAVEPOINT s;"+rows(500, "'undone-' || i")+"ROLLBACK TO s;"+rows(5, "'after-' || i")+"COMMIT")
+	got := subjects(c.wait(t, 505))
+	if got[0] != "kept-1" || got[499] != "kept-500" || got[504] != "after-5" {
+		t.Errorf("savepoint: %v … %v", got[0], got[504])
+	}
+	// Subtransactions of PL/pgSQL: one committed, one not.
+	e.db.Exec(t, "DO $$ BEGIN "+one("sub-1")+" BEGIN "+one("sub-x")+" RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END; BEGIN "+
+		one("sub-2")+" EXCEPTION WHEN division_by_zero THEN NULL; END; END $$")
+	e.db.Exec(t, "BEGIN;"+one("rolled-back")+"ROLLBACK")
+	// Deleted in the same transaction: the insert still counts, the delete never does.
+	e.db.Exec(t, "BEGIN;"+one("gone")+"DELETE FROM outbox WHERE aggregate_id = 'gone'; COMMIT")
+	e.db.Exec(t, "BEGIN; INSERT INTO other VALUES (1); INSERT INTO elsewhere.outbox "+
+		"(seq, id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (1, gen_random_uuid(), 'a', 'wrong', 't', '{}');"+
+		one("mixed")+"INSERT INTO other VALUES (2); COMMIT")
+	// Nothing of ours at all, but published.
+	e.db.Exec(t, "INSERT INTO other SELECT generate_series(1, 10)")
+	e.db.Exec(t, "DELETE FROM outbox; TRUNCATE other")
+	copyRows(t, e, "copied-1", "copied-2")
+	want := []string{"sub-1", "sub-2", "gone", "mixed", "copied-1", "copied-2"}
+	all := c.wait(t, 511)
+	if got := subjects(all)[505:]; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	checkEnds(t, c.all())
+	// The transaction without rows of ours is confirmed too.
+	e.confirmed(t, 5*time.Second, all[510].End)
+}
+
+func copyRows(t *testing.T, e *env, names ...string) {
+	t.Helper()
+	conn, err := e.db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	n, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
+		pgx.CopyFromSlice(len(names), func(i int) ([]any, error) {
+			return []any{fmt.Sprintf("01890a5d-ac96-774b-bcce-b30209900%03d", i), "order", names[i], "t", []byte("{}")}, nil
+		}))
+	if err != nil || int(n) != len(names) {
+		t.Fatalf("copied %d: %v", n, err)
+	}
+}
+
+// checkEnds: every transaction has exactly one End, on its last row, and commits ascend.
+func checkEnds(t *testing.T, rows []outbox.Row) {
+	t.Helper()
+	var last outbox.LSN
+	for i, r := range rows {
+		if r.Commit < last {
+			t.Fatalf("row %d: commit %s after %s", i, r.Commit, last)
+		}
+		closes := i == len(rows)-1 || rows[i+1].Commit != r.Commit
+		if (r.End != 0) != closes || (r.End != 0 && r.End <= r.Commit) {
+			t.Fatalf("row %d of the transaction at %s: end %s, last %v", i, r.Commit, r.End, closes)
+		}
+		last = r.Commit
+	}
+}
+
+func TestPreparedTransactionArrivesWhenItIsCommitted(t *testing.T) {
+	t.Parallel()
+	srv := limited(t)
+	e := prepare(t, srv.Database(t))
+	e.ensure(t)
+	c := e.run(t, true)
+	e.db.Exec(t, "BEGIN;"+strings.ReplaceAll(insertOne, "$1", "'prepared'")+"; PREPARE TRANSACTION 'p'")
+	e.insert(t, "between")
+	if got := subjects(c.wait(t, 1)); got[0] != "between" {
+		t.Errorf("got %v", got)
+	}
+	e.db.Exec(t, "COMMIT PREPARED 'p'")
+	rows := c.wait(t, 2)
+	if rows[1].AggregateID != "prepared" || rows[1].End == 0 {
+		t.Errorf("got %+v", rows[1])
+	}
+	e.confirmed(t, time.Second, rows[1].End)
+}
+
+func TestLargePayload(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	e.insert(t, "before")
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (gen_random_uuid(), 'order', 'large', 't', to_jsonb(repeat('0123456789', 500000)))`)
+	e.insert(t, "after")
+	rows := c.wait(t, 3)
+	if p := string(rows[1].Payload); p != `"`+strings.Repeat("0123456789", 500000)+`"` {
+		t.Errorf("payload of %d bytes is not what was written", len(p))
+	}
+	if string(rows[2].Payload) != `{"n": 1}` || rows[2].AggregateID != "after" {
+		t.Errorf("the row behind it: %+v", rows[2])
+	}
+}
+
+func TestTableMayChangeWhileItIsStreamed(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	e.insert(t, "1")
+	e.db.Exec(t, "ALTER TABLE outbox ADD COLUMN tenant text DEFAULT 'x'")
+	e.insert(t, "2")
+	// headers and created_at move behind tenant.
+	e.db.Exec(t, `ALTER TABLE outbox DROP COLUMN headers CASCADE; ALTER TABLE outbox DROP COLUMN created_at;
+		ALTER TABLE outbox ADD COLUMN headers jsonb`)
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, tenant)
+		VALUES (gen_random_uuid(), 'order', '3', 'order.created', '{"n": 3}', '{"traceparent": "x"}', 'not the headers')`)
+	e.db.Exec(t, "ALTER TABLE outbox DROP COLUMN tenant")
+	e.insert(t, "4")
+	rows := c.wait(t, 4)
+	if !slices.Equal(subjects(rows), []string{"1", "2", "3", "4"}) {
+		t.Fatalf("got %v", subjects(rows))
+	}
+	if rows[2].TraceParent() != "x" || string(rows[2].Payload) != `{"n": 3}` || !rows[2].CreatedAt.IsZero() || rows[1].CreatedAt.IsZero() {
+		t.Errorf("third row: %+v", rows[2])
+	}
+	e.db.Exec(t, "ALTER TABLE outbox RENAME COLUMN payload TO body")
+	e.db.Exec(t, strings.NewReplacer("payload", "body", "$1", "'5'").Replace(insertOne))
+	err := c.ended(t, 10*time.Second)
+	wantReason(t, err, outbox.ReasonDecode)
+	if !strings.Contains(err.Error(), `"payload"`) {
+		t.Errorf("the error does not name the column: %v", err)
+	}
+	if st := e.status(t); !st.Exists || st.Active {
+		t.Errorf("the slot is not kept free: %+v", st)
+	}
+}
+
+// A transaction of 100,000 rows is handed over while it is received, in bounded pieces, and is not read on while nobody
+// takes them.
+func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	const n = 100_000
+	r := e.reader(t, func(o *ReaderOptions) { o.ChunkBytes = 256 << 10 })
+	out := make(chan outbox.Chunk)
+	done, stop := goRun(t, r, out)
+	e.db.Exec(t, fmt.Sprintf(`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', i::text, 'order.created', '{"n": 1}' FROM generate_series(1, %d) i`, n))
+	var first outbox.Chunk
+	for len(first.Rows) == 0 {
+		first = <-out
+	}
+	if first.Rows[len(first.Rows)-1].End != 0 || first.Position != first.Rows[0].Commit {
+		t.Errorf("the first piece claims the end of the transaction: %+v, position %s", first.Rows[len(first.Rows)-1], first.Position)
+	}
+	// Nobody takes the second piece: the reader stops reading at a few hundred kilobytes of some 40 MB.
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if got := counterValue(t, r.met.bytes); got < gulpSize/2 || got > 8*gulpSize {
+			return fmt.Errorf("%v bytes received", got)
+		}
+		return nil
+	})
+	seq, ends, largest := len(first.Rows), 0, 0
+	for seq < n || ends == 0 {
+		chunk := <-out
+		largest = max(largest, chunk.Bytes)
+		sum := 0
+		for i := range chunk.Rows {
+			row := &chunk.Rows[i]
+			sum += row.Size()
+			if row.End != 0 {
+				ends++
+			}
+			if row.Marker() {
+				continue
+			}
+			if seq++; row.AggregateID != fmt.Sprint(seq) {
+				t.Fatalf("row %d is %s", seq, row.AggregateID)
+			}
+		}
+		if sum != chunk.Bytes || len(chunk.Rows) > chunkRows {
+			t.Fatalf("chunk of %d rows says %d bytes, has %d", len(chunk.Rows), chunk.Bytes, sum)
+		}
+	}
+	if ends != 1 || largest > 256<<10+1024 {
+		t.Errorf("%d ends, largest piece %d bytes", ends, largest)
+	}
+	stop()
+	<-done
+}
+
+// With synchronous replication a commit waits for the standby before others see it, but it is streamed at once.
+func TestCommitIsStreamedBeforeItIsVisible(t *testing.T) {
+	t.Parallel()
+	// Only who asks for it waits for a standby that does not exist.
+	srv := testenv.NewServer(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
+	e := prepare(t, srv.Database(t))
+	e.ensure(t)
+	c := e.run(t, true)
+	writer, err := e.db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Release()
+	if _, err := writer.Exec(t.Context(), "SET synchronous_commit = on"); err != nil {
+		t.Fatal(err)
+	}
+	committed := make(chan error, 1)
+	go func() {
+		_, err := writer.Exec(t.Context(), insertOne, "held")
+		committed <- err
+	}()
+	rows := c.wait(t, 1)
+	if n := testenv.Value[int](t, e.db, "SELECT count(*)::int FROM outbox"); n != 0 {
+		t.Errorf("%d rows are visible, want none yet", n)
+	}
+	var xmin int64
+	if err := e.db.Pool.QueryRow(t.Context(), "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295").Scan(&xmin); err != nil || xmin > int64(rows[0].XID) {
+		t.Errorf("xmin %d is beyond transaction %d: %v", xmin, rows[0].XID, err)
+	}
+	e.db.Exec(t, "SELECT pg_cancel_backend($1)", writer.Conn().PgConn().PID()) // ends the wait, not the commit
+	if err := <-committed; err != nil {
+		t.Error(err)
+	}
+	if n := testenv.Value[int](t, e.db, "SELECT count(*)::int FROM outbox"); n != 1 {
+		t.Errorf("%d rows are visible at the end", n)
+	}
+}

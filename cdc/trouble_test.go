@@ -1,0 +1,339 @@
+package cdc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+// limited is a server with one slot, one walsender and prepared transactions.
+func limited(t testing.TB) *testenv.Server {
+	t.Helper()
+	return testenv.NewServer(t, "max_replication_slots=1", "max_wal_senders=1", "max_prepared_transactions=2")
+}
+
+// runOnce runs a reader that is expected to fail by itself.
+func runOnce(t testing.TB, r *Reader) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	err := r.Run(ctx, func(context.Context) error { return nil }, make(chan outbox.Chunk, 1000))
+	if ctx.Err() != nil {
+		t.Fatal("the run did not end by itself")
+	}
+	if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "://") {
+		t.Fatalf("error %v: absent, or with what must not be in it", err)
+	}
+	return err
+}
+
+func TestRunNamesWhatIsWrongWithTheSlot(t *testing.T) {
+	t.Parallel()
+	e := prepare(t, testenv.Postgres(t))
+	r := e.reader(t)
+	wantReason(t, runOnce(t, r), outbox.ReasonSlotMissing)
+
+	e.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", e.slot)
+	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
+	_, err := e.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonSlotForeign)
+	wantReason(t, e.slots.Advance(t.Context(), e.walEnd(t)), outbox.ReasonSlotForeign)
+	e.db.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
+
+	e.db.Exec(t, "SELECT pg_create_physical_replication_slot($1)", e.slot)
+	_, err = e.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonSlotForeign)
+	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
+	e.db.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
+
+	other := testenv.Postgres(t)
+	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", e.slot)
+	_, err = e.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonSlotForeign)
+	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
+	other.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
+
+	e.ensure(t)
+	c := e.run(t, true)
+	e.insert(t, "undisturbed")
+	wantReason(t, runOnce(t, r), outbox.ReasonSlotActive)
+	wantReason(t, e.slots.Advance(t.Context(), e.walEnd(t)+1<<20), outbox.ReasonSlotActive)
+	if err := c.r.Run(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "running already") {
+		t.Errorf("a second Run of one reader: %v", err)
+	}
+	c.wait(t, 1)
+}
+
+// A slot that is older than its publication cannot be decoded. Before Postgres 18 the server says so, later ones skip
+// the older rows. Ensure therefore replaces the slot whenever it had to mend the publication.
+func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.db.Exec(t, "DROP PUBLICATION posthaste")
+	e.insert(t, "while missing")
+	r := e.reader(t)
+	version := testenv.Value[int](t, e.db, "SELECT current_setting('server_version_num')::int")
+	if version < 180000 {
+		wantReason(t, runOnce(t, r), outbox.ReasonPublication)
+		e.db.Exec(t, "CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert')")
+		wantReason(t, runOnce(t, r), outbox.ReasonPublication)
+		e.db.Exec(t, "DROP PUBLICATION posthaste")
+	}
+	for i, spoil := range []string{
+		"DROP PUBLICATION IF EXISTS posthaste",
+		"ALTER PUBLICATION posthaste DROP TABLE outbox",
+		"ALTER PUBLICATION posthaste SET (publish = 'update, delete')",
+		"ALTER PUBLICATION posthaste SET TABLE outbox WHERE (seq > 1000000)",
+		"ALTER PUBLICATION posthaste SET TABLE outbox (id, seq)",
+	} {
+		e.db.Exec(t, spoil)
+		e.insert(t, "unseen")
+		created, err := e.slots.Ensure(t.Context())
+		if err != nil || !created {
+			t.Fatalf("%s: created %v, %v", spoil, created, err)
+		}
+		if created, err := e.slots.Ensure(t.Context()); err != nil || created {
+			t.Fatalf("once more: created %v, %v", created, err)
+		}
+		c := start(t, r, true)
+		e.insert(t, fmt.Sprint(i))
+		if got := subjects(c.wait(t, 1)); got[0] != fmt.Sprint(i) {
+			t.Errorf("%s: got %v", spoil, got)
+		}
+		_ = c.stop()
+	}
+	// Too much is no loss: the slot stays.
+	e.db.Exec(t, "ALTER PUBLICATION posthaste SET (publish = 'insert, delete')")
+	if created, err := e.slots.Ensure(t.Context()); err != nil || created {
+		t.Errorf("created %v, %v", created, err)
+	}
+	if testenv.Value[bool](t, e.db, "SELECT pubdelete FROM pg_publication") {
+		t.Error("deletes are still published")
+	}
+}
+
+func TestRoleWithoutRights(t *testing.T) {
+	t.Parallel()
+	e := prepare(t, testenv.Postgres(t))
+	role := "r" + e.db.Relay
+	e.db.Exec(t, "CREATE ROLE "+role+" LOGIN PASSWORD 'secret'")
+	t.Cleanup(func() { _, _ = e.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	u, err := url.Parse(e.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "secret")
+	pool, err := pgxpool.New(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	slots, err := NewSlots(SlotsOptions{Pool: pool, Slot: e.slot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonNoRight)
+	wantReason(t, runOnce(t, e.reader(t, func(o *ReaderOptions) { o.URL = u.String() })), outbox.ReasonNoRight)
+	e.db.Exec(t, "DROP PUBLICATION posthaste")
+	_, err = slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonPublication)
+}
+
+func TestServerWithoutRoom(t *testing.T) {
+	t.Parallel()
+	srv := limited(t)
+	one := prepare(t, srv.Database(t))
+	one.ensure(t)
+	two := prepare(t, srv.Database(t))
+	_, err := two.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonSlotsFull)
+	c := one.run(t, true)
+	wantReason(t, runOnce(t, one.reader(t)), outbox.ReasonSendersFull)
+	_ = c.stop()
+}
+
+func TestServerWithoutLogicalWAL(t *testing.T) {
+	t.Parallel()
+	srv := testenv.NewServer(t, "wal_level=replica")
+	e := prepare(t, srv.Database(t))
+	if st, err := e.slots.Status(t.Context()); err != nil || st.Exists {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	_, err := e.slots.Ensure(t.Context())
+	wantReason(t, err, outbox.ReasonWALLevel)
+	wantReason(t, runOnce(t, e.reader(t)), outbox.ReasonWALLevel)
+}
+
+// A slot that is invalidated while it is streamed announces itself as a mere end of the connection.
+func TestLostSlotIsNamedAndReplaced(t *testing.T) {
+	t.Parallel()
+	srv := testenv.NewServer(t, "max_slot_wal_keep_size=16MB", "min_wal_size=32MB", "max_wal_size=64MB")
+	e := prepare(t, srv.Database(t))
+	e.ensure(t)
+	if st := e.status(t); st.MaxKeepBytes != 16<<20 || st.Lost || !st.Exists {
+		t.Errorf("status %+v", st)
+	}
+	c := e.run(t, false)
+	e.insert(t, "unsettled")
+	c.wait(t, 1)
+	e.loseSlot(t)
+	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonSlotLost)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if st := e.status(t); !st.Lost || st.Reason == "" {
+			return fmt.Errorf("status %+v", st)
+		}
+		return nil
+	})
+	wantReason(t, runOnce(t, c.r), outbox.ReasonSlotLost)
+	wantReason(t, e.slots.Advance(t.Context(), e.walEnd(t)), outbox.ReasonSlotLost)
+	e.ensure(t)
+	c = start(t, c.r, true)
+	e.insert(t, "new")
+	if got := subjects(c.wait(t, 1)); got[0] != "new" {
+		t.Errorf("got %v", got)
+	}
+}
+
+// loseSlot writes WAL until a checkpoint gives the slot up.
+func (e *env) loseSlot(t testing.TB) {
+	t.Helper()
+	for range 6 {
+		e.db.Exec(t, "CREATE TABLE IF NOT EXISTS noise (t text)")
+		e.db.Exec(t, "INSERT INTO noise VALUES ('x')")
+		e.db.Exec(t, "SELECT pg_switch_wal()")
+	}
+	e.db.Exec(t, "CHECKPOINT")
+}
+
+func (e *env) through(t testing.TB) (*testenv.Proxy, func(*ReaderOptions)) {
+	t.Helper()
+	u, err := url.Parse(e.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := testenv.NewProxy(t, u.Host)
+	u.Host = p.Addr()
+	return p, func(o *ReaderOptions) { o.URL, o.SenderTimeout = u.String(), 900*time.Millisecond }
+}
+
+func TestSilentServerIsNoticed(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	p, via := e.through(t)
+	c := e.run(t, true, via)
+	e.insert(t, "a")
+	c.wait(t, 1)
+	p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	e.insert(t, "b")
+	wantReason(t, c.ended(t, 5*time.Second), outbox.ReasonSilent)
+	if got := c.r.wireIdle(); got != 0 {
+		t.Errorf("wire idle %v without a connection", got)
+	}
+	p.Remove("lost")
+	testenv.Eventually(t, 5*time.Second, func() error { return e.slots.Evict(t.Context()) })
+	again := start(t, c.r, true)
+	if got := subjects(again.wait(t, 1)); got[0] != "b" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	p, via := e.through(t)
+	c := e.run(t, true, via)
+	e.insert(t, "a")
+	a := c.wait(t, 1)[0]
+	e.confirmed(t, time.Second, a.End)
+	p.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":150000}}`)
+	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat('x', 100000)) FROM generate_series(1, 3) i`)
+	wantReason(t, c.ended(t, 10*time.Second), outbox.ReasonConnection)
+	for _, row := range c.events()[1:] {
+		if row.End != 0 || len(row.Payload) != 100002 {
+			t.Errorf("a torn row came through: %d bytes, end %s", len(row.Payload), row.End)
+		}
+	}
+	p.Remove("cut")
+	testenv.Eventually(t, 5*time.Second, func() error { return e.slots.Evict(t.Context()) })
+	rows := start(t, c.r, true).wait(t, 3)
+	if got := fmt.Sprint(subjects(rows)); got != "[1 2 3]" || rows[2].End == 0 {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestServerThatCannotBeReached(t *testing.T) {
+	t.Parallel()
+	e := prepare(t, testenv.Postgres(t))
+	p, via := e.through(t)
+	p.Down()
+	wantReason(t, runOnce(t, e.reader(t, via, func(o *ReaderOptions) {
+		o.URL = strings.Replace(o.URL, "postgres@", "postgres:secret@", 1)
+	})), outbox.ReasonConnection)
+}
+
+// While started runs nobody else can move the slot, nothing is read, and the server does not hang up.
+func TestStartedHoldsTheSlotBeforeAnythingIsRead(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	e.insert(t, "a")
+	out := make(chan outbox.Chunk, 10)
+	r := e.reader(t, quick)
+	stop := errors.New("the sweep has failed")
+	calls := 0
+	err := r.Run(t.Context(), func(ctx context.Context) error {
+		calls++
+		wantReason(t, e.slots.Advance(ctx, e.walEnd(t)+1<<20), outbox.ReasonSlotActive)
+		first := e.sender(t)
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if s := e.sender(t); s.pid != first.pid || s.age < 4*600*time.Millisecond {
+				return fmt.Errorf("walsender %+v", s)
+			}
+			return nil
+		})
+		return stop
+	}, out)
+	if !errors.Is(err, stop) || calls != 1 || len(out) != 0 || r.Position() != 0 {
+		t.Errorf("got %v after %d calls, %d chunks, position %s", err, calls, len(out), r.Position())
+	}
+	if st := e.status(t); st.Active {
+		t.Error("the slot is still held")
+	}
+	// An end of ctx meanwhile ends both.
+	ctx, cancel := context.WithCancel(t.Context())
+	err = r.Run(ctx, func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}, out)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	const dsn = "postgres://u:secret@127.0.0.1:1/d"
+	for name, o := range map[string]ReaderOptions{
+		"slot":    {URL: dsn, Slot: "no;such"},
+		"timeout": {URL: dsn, Slot: "s", SenderTimeout: time.Millisecond},
+		"url":     {URL: "postgres://u:secret@127.0.0.1:port/d", Slot: "s"},
+	} {
+		if _, err := NewReader(o); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := NewSlots(SlotsOptions{Slot: "s"}); err == nil {
+		t.Error("no pool: no error")
+	}
+}
