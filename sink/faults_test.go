@@ -1,0 +1,277 @@
+package sink_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// roomFor leaves the stream room for exactly n more entries.
+func (f *fixture) roomFor(n int64) {
+	f.Helper()
+	f.do("XADD", stream, "1-1", "id", "filler")
+	f.do("XSETID", stream, "18446744073709551615-"+itoa(18446744073709551615-uint64(n)))
+}
+
+func TestAHalfFailedScriptGoesOnWhereItStopped(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.roomFor(3)
+	events := makeEvents(7)
+	d := l.Deliver(events)
+	_, err := d.Publish(t.Context())
+	if sink.Class(err) != "exhausted" {
+		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
+	}
+	f.do("XDEL", stream, "1-1")
+	f.wantStored(events[:3]...)
+	// The gate knows how far it came, so asking again adds nothing.
+	if _, err = d.Publish(t.Context()); sink.Class(err) != "exhausted" {
+		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
+	}
+	f.wantStored(events[:3]...)
+	// The stream's ids can only go back if it is empty; what is in it moves on to its consumer.
+	entries, err := f.server.Client.XRange(t.Context(), stream, "-", "+").Result()
+	f.must(err)
+	f.do("DEL", stream)
+	r, err := d.Publish(t.Context())
+	f.must(err)
+	f.wantStored(events[3:]...)
+	if r.Number != 1 {
+		t.Errorf("number %d, want 1: it is still the same batch", r.Number)
+	}
+	for i, e := range entries {
+		if r.EntryIDs[i] != e.ID {
+			t.Errorf("entry id %d is %s, want %s", i, r.EntryIDs[i], e.ID)
+		}
+	}
+	f.wantEntries(outbox.Receipt{EntryIDs: r.EntryIDs[3:]}, events[3:]...)
+}
+
+func TestAnAdoptionKnowsHowFarAHalfFailedScriptCame(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.roomFor(2)
+	events := makeEvents(5)
+	if _, err := l.Deliver(events).Publish(t.Context()); err == nil {
+		t.Fatal("a full stream took five events")
+	}
+	o := f.adopted(2)
+	f.wantDoubt(2)
+	f.do("DEL", stream)
+	r := f.publish(f.lane(o), events...)
+	f.wantStored(events[2:]...)
+	if r.Suppressed != 2 {
+		t.Errorf("%d suppressed, want 2", r.Suppressed)
+	}
+}
+
+func TestALostReplyPublishesOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	s := f.through(p)
+	l := s.Lane(stream, o, streamLane(o))
+	first, events := makeEvents(2), makeEvents(50)
+	f.publish(l, first...)
+	p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	d := l.Deliver(events)
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
+		t.Fatalf("class %q of %v, want timeout", sink.Class(err), err)
+	}
+	f.wantStored(append(first, events...)...)
+	p.Remove("lost")
+	r := retry(t, d, "timeout", "connection")
+	f.wantStored(append(first, events...)...)
+	f.wantEntries(r, events...)
+	if r.Number != 2 {
+		t.Errorf("number %d, want 2", r.Number)
+	}
+}
+
+func TestAConnectionLostBeforeTheCallPublishesOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	l := f.through(p).Lane(stream, o, streamLane(o))
+	events := makeEvents(10)
+	f.publish(l, events[:5]...)
+	p.Down()
+	d := l.Deliver(events[5:])
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+	}
+	p.Up()
+	retry(t, d, "connection")
+	f.wantStored(events...)
+}
+
+func TestAConnectionCutInMidCommandPublishesOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	l := f.through(p).Lane(stream, o, streamLane(o))
+	events := makeEvents(1000)
+	p.Toxic(`{"name":"cut","type":"limit_data","stream":"upstream","attributes":{"bytes":40000}}`)
+	d := l.Deliver(events)
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+	}
+	p.Remove("cut")
+	r := retry(t, d, "connection")
+	f.wantStored(events...)
+	f.wantEntries(outbox.Receipt{EntryIDs: r.EntryIDs[:3]}, events[:3]...)
+}
+
+func TestScriptFlushInMidRun(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	l := f.lane(o)
+	events := makeEvents(4)
+	f.publish(l, events[:2]...)
+	f.do("SCRIPT", "FLUSH")
+	f.publish(l, events[2:]...)
+	f.do("SCRIPT", "FLUSH")
+	f.must(f.sink.Confirm(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 2}}))
+	f.do("SCRIPT", "FLUSH")
+	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 2}}))
+	f.wantStored(events...)
+}
+
+func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "client-query-buffer-limit 1mb")
+	l := f.lane(f.adopted(1))
+	events := make([]*outbox.Event, 150)
+	for i := range events {
+		events[i] = big(20 << 10)
+	}
+	r := retry(t, l.Deliver(events), "connection")
+	f.wantStored(events...)
+	f.wantEntries(r, events...)
+	calls := f.metric("outbox_publish_seconds")
+	more := make([]*outbox.Event, 150)
+	for i := range more {
+		more[i] = big(20 << 10)
+	}
+	// The limit is known now: no connection is lost any more.
+	f.publish(l, more...)
+	if n := f.metric("outbox_publish_seconds") - calls; n > 10 {
+		t.Errorf("%v calls for 3 MiB, want about 6", n)
+	}
+	f.wantStored(append(events, more...)...)
+}
+
+// A whole batch was executed but its reply got lost twice; its first half is then answered with the whole.
+func TestAHalvedRepeatIsAnsweredWithTheWhole(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	l := f.through(p).Lane(stream, o, streamLane(o))
+	events := makeEvents(100)
+	// The reply is longer than this, so each connection ends in the middle of it.
+	p.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":500}}`)
+	d := l.Deliver(events)
+	for range 2 {
+		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+		}
+	}
+	f.wantStored(events...)
+	p.Remove("cut")
+	r := retry(t, d, "connection")
+	f.wantStored(events...)
+	f.wantEntries(r, events...)
+	if r.Number != 1 {
+		t.Errorf("number %d, want 1", r.Number)
+	}
+	next := makeEvent()
+	if r := f.publish(l, next); r.Number != 2 {
+		t.Errorf("number %d, want 2", r.Number)
+	}
+	f.wantStored(append(events, next)...)
+}
+
+// holdBack keeps the first calls instead of sending them, and reports each as a lost connection.
+type holdBack struct {
+	faults
+	n    int
+	held [][]any
+	sent []int
+}
+
+func (h *holdBack) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "evalsha" {
+			return next(ctx, cmd)
+		}
+		h.sent = append(h.sent, len(cmd.Args()))
+		if len(h.held) >= h.n {
+			return next(ctx, cmd)
+		}
+		var args []any
+		for _, a := range cmd.Args() {
+			if b, ok := a.([]byte); ok {
+				a = bytes.Clone(b) // the lane uses its buffer again
+			}
+			args = append(args, a)
+		}
+		h.held = append(h.held, args)
+		return io.EOF
+	}
+}
+
+// A call given up as lost may still arrive: bytes of a closed connection wait in the server's socket. Arriving after its
+// half, the whole must not publish the other half too, because that goes under the next number.
+func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	before := makeEvent() // also makes the server learn the script
+	f.publish(l, before)
+	h := &holdBack{n: 2}
+	f.client.AddHook(h)
+	events := makeEvents(20)
+	d := l.Deliver(events)
+	for range 2 {
+		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+		}
+	}
+	h.n = 3
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+	}
+	whole, first := h.held[0], h.held[2]
+	if len(h.held[1]) != len(whole) || len(first) >= len(whole) {
+		t.Fatalf("calls of %v arguments, want two wholes and a half", h.sent)
+	}
+	for _, args := range [][]any{first, whole, whole} {
+		f.do(args...)
+		f.wantStored(append([]*outbox.Event{before}, events[:10]...)...)
+	}
+	r, err := d.Publish(t.Context())
+	f.must(err)
+	f.wantStored(append([]*outbox.Event{before}, events...)...)
+	f.wantEntries(r, events...)
+	f.do(whole...) // no longer the last number
+	f.do(first...)
+	f.wantStored(append([]*outbox.Event{before}, events...)...)
+}

@@ -1,0 +1,155 @@
+package sink_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.do("SET", stream, "not a stream")
+	events := makeEvents(3)
+	d := l.Deliver(events)
+	for i := range 2 {
+		_, err := d.Publish(t.Context())
+		var poison *outbox.PoisonError
+		if !errors.As(err, &poison) || poison.Class != "wrongtype" || poison.Index != i || poison.ID != events[i].ID {
+			t.Fatalf("got %#v, want event %d refused for wrongtype", err, i)
+		}
+		d.Skip()
+	}
+	_, err := d.Publish(t.Context())
+	if sink.Class(err) != "wrongtype" {
+		t.Fatalf("got %v, want wrongtype", err)
+	}
+	f.do("DEL", stream)
+	r, err := d.Publish(t.Context()) // no Skip: a retry
+	f.must(err)
+	f.wantStored(events[2])
+	if r.EntryIDs[0] != "" || r.EntryIDs[1] != "" || r.EntryIDs[2] == "" {
+		t.Errorf("entry ids %q", r.EntryIDs)
+	}
+	if n := f.metric("outbox_publish_errors_total", "class", "wrongtype"); n != 3 {
+		t.Errorf("%v errors, want 3", n)
+	}
+	next := makeEvent()
+	f.publish(l, next)
+	f.wantStored(events[2], next)
+}
+
+// A batch stops half-way, and then its stream becomes something else: the poison is the event behind those published.
+func TestPoisonInAHalfFailedBatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.roomFor(2)
+	events := makeEvents(5)
+	d := l.Deliver(events)
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "exhausted" {
+		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
+	}
+	f.do("SET", stream, "not a stream")
+	_, err := d.Publish(t.Context())
+	var poison *outbox.PoisonError
+	if !errors.As(err, &poison) || poison.Index != 2 || poison.ID != events[2].ID {
+		t.Fatalf("got %#v, want event 2 refused", err)
+	}
+	d.Skip()
+	if _, err = d.Publish(t.Context()); !errors.As(err, &poison) || poison.Index != 3 {
+		t.Fatalf("got %#v, want event 3 refused", err)
+	}
+	f.do("DEL", stream)
+	d.Skip()
+	d.Skip()
+	r, err := d.Publish(t.Context())
+	f.must(err)
+	f.wantStored(events[4])
+	for i, published := range []bool{true, true, false, false, true} {
+		if (r.EntryIDs[i] != "") != published {
+			t.Errorf("entry ids %q, want 2 and 3 to be empty", r.EntryIDs)
+		}
+	}
+	last := makeEvent()
+	f.publish(l, last)
+	f.wantStored(events[4], last)
+}
+
+func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, config := range map[string]string{
+		"query buffer": "client-query-buffer-limit 1mb",
+		"bulk length":  "proto-max-bulk-len 1mb",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, config)
+			l := f.lane(f.adopted(1))
+			events := []*outbox.Event{makeEvent(), makeEvent(), big(3 << 20), makeEvent(), makeEvent()}
+			d := l.Deliver(events)
+			var poison *outbox.PoisonError
+			testenv.Eventually(t, 10*time.Second, func() error {
+				_, err := d.Publish(t.Context())
+				if errors.As(err, &poison) {
+					return nil
+				}
+				if sink.Class(err) != "connection" {
+					t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+				}
+				return err
+			})
+			if poison.Index != 2 || poison.Class != "too_large" || poison.ID != events[2].ID {
+				t.Fatalf("got %#v, want event 2 refused as too large", poison)
+			}
+			d.Skip()
+			r, err := d.Publish(t.Context())
+			f.must(err)
+			rest := []*outbox.Event{events[0], events[1], events[3], events[4]}
+			f.wantStored(rest...)
+			if r.EntryIDs[2] != "" {
+				t.Errorf("the skipped event has entry %q", r.EntryIDs[2])
+			}
+			f.wantEntries(outbox.Receipt{EntryIDs: append(append([]string{}, r.EntryIDs[:2]...), r.EntryIDs[3:]...)}, rest...)
+			last := makeEvent()
+			f.publish(l, last)
+			f.wantStored(append(rest, last)...)
+		})
+	}
+}
+
+func TestAnOversizedEventStaysTransientIfTheLimitsAreUnknown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "client-query-buffer-limit 1mb", "user default on nopass ~* &* +@all -config")
+	d := f.lane(f.adopted(1)).Deliver([]*outbox.Event{big(3 << 20)})
+	for range 6 {
+		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+		}
+	}
+}
+
+// The size alone is not enough: the event has to be larger than what the server says it takes.
+func TestAFittingEventIsNeverPoison(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	p := testenv.NewProxy(t, f.server.Addr())
+	l := f.through(p).Lane(stream, o, streamLane(o))
+	p.Toxic(`{"name":"cut","type":"limit_data","stream":"upstream","attributes":{"bytes":100000}}`)
+	e := big(1 << 20)
+	d := l.Deliver([]*outbox.Event{e})
+	for range 6 {
+		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
+			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
+		}
+	}
+	p.Remove("cut")
+	retry(t, d, "connection")
+	f.wantStored(e)
+}
