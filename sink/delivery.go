@@ -62,21 +62,36 @@ type delivery struct {
 	// poison is the place of the event that the last *outbox.PoisonError named, plus one.
 	poison int
 	// closing ends the present batch where the gate stands, because the event behind it was skipped.
-	closing    bool
+	closing bool
+	// skipped are the places given up together with a poison event; nil for none.
+	skipped    map[int]bool
 	suppressed int
 	final      error
 }
 
 // Skip implements outbox.Delivery.
-func (d *delivery) Skip() {
-	if d.poison > 0 {
-		d.closing = true
+func (d *delivery) Skip(also func(e *outbox.Event) bool) []int {
+	if d.poison == 0 || d.closing {
+		return nil
 	}
+	d.closing = true
+	if d.skipped == nil {
+		d.skipped = make(map[int]bool)
+	}
+	d.skipped[d.poison-1] = true
+	var places []int
+	for i := d.poison; also != nil && i < len(d.events); i++ {
+		if !d.skipped[i] && also(d.events[i]) {
+			d.skipped[i] = true
+			places = append(places, i)
+		}
+	}
+	return places
 }
 
 // Publish implements outbox.Delivery.
 func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
-	for d.final == nil && d.pos < len(d.events) {
+	for d.final == nil && d.more() {
 		if err := d.step(ctx); err != nil {
 			return outbox.Receipt{}, err
 		}
@@ -84,13 +99,24 @@ func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
 	if d.final != nil {
 		return outbox.Receipt{}, d.final
 	}
+	d.lane.call.release()
 	return outbox.Receipt{Number: d.lane.last, EntryIDs: d.ids, Suppressed: d.suppressed}, nil
+}
+
+// more reports that there is something to publish, or a batch to close. Between batches it passes over skipped events;
+// their entry ids stay empty.
+func (d *delivery) more() bool {
+	for !d.closing && d.end == d.pos && d.skipped[d.pos] {
+		d.pos++
+		d.end = d.pos
+	}
+	return d.closing || d.pos < len(d.events)
 }
 
 // step makes one call.
 func (d *delivery) step(ctx context.Context) error {
 	s := d.lane.sink
-	if d.end == d.pos {
+	if !d.closing && d.end == d.pos {
 		d.end = d.cut()
 	}
 	end := d.end
@@ -111,7 +137,7 @@ func (d *delivery) step(ctx context.Context) error {
 func (d *delivery) cut() int {
 	limit, size := int(d.lane.sink.batchBytes.Load()), 0
 	end := d.pos
-	for end < len(d.events) && end-d.pos < d.most {
+	for end < len(d.events) && end-d.pos < d.most && !d.skipped[end] {
 		if size += d.events[end].Size() + headLen; size > limit && end > d.pos {
 			break
 		}
@@ -142,23 +168,14 @@ func (d *delivery) answer(reply []any, end int) error {
 	}
 	// A repeat that was halved may be answered with the whole batch, which then counts.
 	d.pos += done
-	if d.closing {
-		d.closing = false
-		if d.poison == d.pos+1 {
-			d.pos++ // skipped: its entry id stays empty
-		}
-	}
-	if d.poison <= d.pos {
-		d.poison = 0
+	if d.closing || d.poison <= d.pos {
+		d.closing, d.poison = false, 0
 	}
 	d.end = d.pos
 	d.most = min(d.most*2, maxBatchEvents)
 	d.lane.last++
 	d.suppressed += suppressed
 	s.m.suppressed.WithLabelValues("doubt").Add(float64(suppressed))
-	if d.pos == len(d.events) {
-		d.lane.call.release()
-	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package sink_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 		if !errors.As(err, &poison) || poison.Class != "wrongtype" || poison.Index != i || poison.ID != events[i].ID {
 			t.Fatalf("got %#v, want event %d refused for wrongtype", err, i)
 		}
-		d.Skip()
+		d.Skip(nil)
 	}
 	_, err := d.Publish(t.Context())
 	if sink.Class(err) != "wrongtype" {
@@ -61,13 +62,13 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	if !errors.As(err, &poison) || poison.Index != 2 || poison.ID != events[2].ID {
 		t.Fatalf("got %#v, want event 2 refused", err)
 	}
-	d.Skip()
+	d.Skip(nil)
 	if _, err = d.Publish(t.Context()); !errors.As(err, &poison) || poison.Index != 3 {
 		t.Fatalf("got %#v, want event 3 refused", err)
 	}
 	f.do("DEL", stream)
-	d.Skip()
-	d.Skip()
+	d.Skip(nil)
+	d.Skip(nil)
 	r, err := d.Publish(t.Context())
 	f.must(err)
 	f.wantStored(events[4])
@@ -79,6 +80,41 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	last := makeEvent()
 	f.publish(l, last)
 	f.wantStored(events[4], last)
+}
+
+// With block-key, what comes after a parked event of its aggregate is parked too.
+func TestSkipTakesOthersAlong(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.do("SET", stream, "not a stream")
+	events := makeEvents(22) // aggregates repeat every seven events
+	d := l.Deliver(events)
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "wrongtype" {
+		t.Fatalf("got %v, want wrongtype", err)
+	}
+	places := d.Skip(func(e *outbox.Event) bool { return e.AggregateID == events[0].AggregateID })
+	if !slices.Equal(places, []int{7, 14, 21}) {
+		t.Fatalf("places %v, want 7, 14, 21", places)
+	}
+	f.do("DEL", stream)
+	r, err := d.Publish(t.Context())
+	f.must(err)
+	var rest []*outbox.Event
+	var ids []string
+	for i, e := range events {
+		if i%7 != 0 {
+			rest, ids = append(rest, e), append(ids, r.EntryIDs[i])
+		} else if r.EntryIDs[i] != "" {
+			t.Errorf("skipped event %d has entry %s", i, r.EntryIDs[i])
+		}
+	}
+	f.wantStored(rest...)
+	f.wantEntries(outbox.Receipt{EntryIDs: ids}, rest...)
+	f.publish(l, events[0])
+	if places := d.Skip(nil); places != nil {
+		t.Errorf("a finished delivery skips %v", places)
+	}
 }
 
 func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
@@ -107,7 +143,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			if poison.Index != 2 || poison.Class != "too_large" || poison.ID != events[2].ID {
 				t.Fatalf("got %#v, want event 2 refused as too large", poison)
 			}
-			d.Skip()
+			d.Skip(nil)
 			r, err := d.Publish(t.Context())
 			f.must(err)
 			rest := []*outbox.Event{events[0], events[1], events[3], events[4]}

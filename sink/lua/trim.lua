@@ -6,8 +6,8 @@ local stream, maxlen = KEYS[1], tonumber(ARGV[1])
 local surplus = redis.call('XLEN', stream) - maxlen
 if surplus <= 0 then return 0 end
 -- Without a LIMIT a call stops after 100 nodes. With one it removes whole nodes while they fit into it, so at most the
--- surplus goes.
-local limit = string.format('%.0f', surplus)
+-- surplus goes. 100,000 entries take about 6 ms, in which Redis does nothing else; the rest goes with the next calls.
+local limit = string.format('%.0f', math.min(surplus, 100000))
 
 -- Ids are compared as text: their halves may be larger than a double holds exactly.
 local function less(a, b)
