@@ -50,10 +50,7 @@ func (l *leadership) countDead(ctx context.Context) {
 	}
 	l.dead.Store(dead)
 	l.metrics.dead.Set(float64(dead))
-	if l.blocks == nil {
-		return
-	}
-	if err := l.blocks.refresh(func() ([]Dead, error) { return l.o.Store.Parked(ctx) }); err != nil {
+	if err := l.refreshBlocks(ctx); err != nil {
 		l.metrics.scrapeErrors.WithLabelValues("dead").Inc()
 	}
 }

@@ -159,14 +159,18 @@ func (k *slotKeeper) ensured(ctx context.Context) error {
 	return nil
 }
 
-// shortcut moves the slot to lsn, everything below which has been swept and was visible.
-func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN) error {
+// shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
+// than xid.
+func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN, xid uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
-	k.need, k.last = 0, time.Now()
+	if k.need <= xid {
+		k.need = 0 // else the budget moved the slot in between: that still has to be waited for
+	}
+	k.last = time.Now()
 	return nil
 }
 

@@ -151,10 +151,8 @@ func (l *leadership) adopt(ctx context.Context) (event, error) {
 		sleep(ctx, jitter(200*time.Millisecond))
 		return evOver, err
 	}
-	if l.blocks != nil {
-		if err := l.blocks.refresh(func() ([]Dead, error) { return l.o.Store.Parked(ctx) }); err != nil {
-			return evOver, err
-		}
+	if err := l.refreshBlocks(ctx); err != nil {
+		return evOver, err
 	}
 	if alone {
 		return evWantStream, nil
@@ -379,8 +377,8 @@ func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) er
 	for {
 		select {
 		case err := <-done:
-			if cause := context.Cause(ctx); cause != nil && err != nil {
-				err = cause
+			if cause := context.Cause(ctx); cause != nil {
+				return cause // cut short, whatever fn made of it
 			}
 			return err
 		case <-t.C:
@@ -405,7 +403,7 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 	asking := false
 	defer func() {
 		if asking {
-			<-answers // Ensure is bounded; it must not run beside the next one
+			_ = <-answers // Ensure is bounded; it must not run beside the next one
 		}
 	}()
 	bo := backoff{first: time.Second, most: 5 * time.Second}
@@ -508,8 +506,7 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 		return refuse(err)
 	}
 	if status.Active {
-		l.log.Warn("the slot is held by another walsender; ending it", "pid", status.ActivePID)
-		if err := l.o.Slots.Evict(ctx); err != nil {
+		if err := l.evict(ctx); err != nil {
 			return refuse(err)
 		}
 	}
@@ -526,12 +523,26 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 	}
 	l.noted = status.Confirmed
 	if visible {
-		if err := l.keeper.shortcut(ctx, lsn); err != nil {
+		if err := l.keeper.shortcut(ctx, lsn, xid); err != nil {
 			return refuse(err)
 		}
 		l.noted = max(l.noted, lsn)
 	}
 	return evReady, nil
+}
+
+// evict frees the slot from another walsender: an earlier stream of ours that the server is still ending, or a dead
+// leader's, which is terminated.
+func (l *leadership) evict(ctx context.Context) error {
+	for range 10 {
+		st, err := l.o.Slots.Status(ctx)
+		if err != nil || !st.Active {
+			return err
+		}
+		sleep(ctx, 50*time.Millisecond)
+	}
+	l.log.Warn("the slot is held by another walsender; ending it")
+	return l.o.Slots.Evict(ctx)
 }
 
 // waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or

@@ -85,6 +85,8 @@ type Relay struct {
 	since  time.Time
 	reason string // why the present phase was entered
 
+	// started is set when the relay has been registered once; from then on Run ends only with its context.
+	started bool
 	leading atomic.Bool
 	slot    atomic.Pointer[SlotStatus] // as of the last look; nil before the first
 	backlog atomic.Pointer[backlogSeen]
@@ -124,14 +126,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { r.watchSink(wctx) })
-	first := true
 	for ctx.Err() == nil {
 		err := r.session(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		var p permanent
-		if first && errors.As(err, &p) && p.Permanent() {
+		if !r.started && errors.As(err, &p) && p.Permanent() {
 			return err
 		}
 		if err != nil {
@@ -146,16 +147,16 @@ func (r *Relay) Run(ctx context.Context) error {
 // session lives as long as one lock session: it waits for leadership, sweeping along in poll mode, and leads.
 func (r *Relay) session(ctx context.Context) error {
 	if err := r.o.Store.Register(ctx); err != nil {
-		r.health.fail("postgres", err.Error())
-		return err
+		return r.unavailable(err)
 	}
+	r.started = true
 	locks, err := r.o.Locks.Open(ctx)
 	if err != nil {
-		r.health.fail("postgres", err.Error())
-		return err
+		return r.unavailable(err)
 	}
 	defer locks.Close()
-	r.health.clear("postgres")
+	r.health.clear(conditionPostgres)
+	r.health.clear(conditionSchema)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -179,6 +180,23 @@ func (r *Relay) session(ctx context.Context) error {
 		}
 	}
 	return context.Cause(ctx)
+}
+
+const (
+	conditionPostgres = "postgres"
+	conditionSchema   = "schema"
+)
+
+// unavailable notes why there is no session.
+func (r *Relay) unavailable(err error) error {
+	name, other := conditionPostgres, conditionSchema
+	var named interface{ Condition() string }
+	if errors.As(err, &named) {
+		name, other = named.Condition(), conditionPostgres
+	}
+	r.health.clear(other)
+	r.health.fail(name, err.Error())
+	return err
 }
 
 var errLockLost = errors.New("the lock session is gone")
@@ -269,11 +287,19 @@ func (r *Relay) sweepWhile(ctx context.Context, g *gates, check func(ctx context
 // scope is what a sweep under g works with.
 func (r *Relay) scope(g *gates) Scope {
 	return Scope{
-		Owner: g.owner, Ensure: g.ensure, Blocked: r.blocks.blocker,
+		Owner: g.owner, Ensure: g.ensure, Claimed: r.refreshBlocks, BlockKey: r.blocks != nil, Blocked: r.blocks.blocker,
 		Published: func(stream string, events []*Event, suppressed int) { r.published(ModePoll, stream, events) },
 		Parked:    func(e *Event, err error) { r.parked(e, err) },
 		Failed:    r.publishOutcome,
 	}
+}
+
+// refreshBlocks reads which events are parked, for block-key.
+func (r *Relay) refreshBlocks(ctx context.Context) error {
+	if r.blocks == nil {
+		return nil
+	}
+	return r.blocks.refresh(func() ([]Dead, error) { return r.o.Store.Parked(ctx) })
 }
 
 func (r *Relay) published(mode Mode, stream string, events []*Event) {

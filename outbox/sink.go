@@ -95,8 +95,9 @@ type Delivery interface {
 	// final. *PoisonError: the sink refuses one event for its own sake; retry, or call Skip and publish again. ErrGap,
 	// *FencedError, *ForeignError: the lane is finished. Anything else is transient: call Publish again.
 	Publish(ctx context.Context) (Receipt, error)
-	// Skip gives up the event that the last *PoisonError named.
-	Skip()
+	// Skip gives up the event that the last *PoisonError named and, of those behind it, every one for which also (unless
+	// it is nil) returns true. It returns the places of the latter.
+	Skip(also func(e *Event) bool) []int
 }
 
 // ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.

@@ -169,7 +169,11 @@ type Scope struct {
 	Owner Owner
 	// Ensure makes sure that stream is noted and its gate adopted before the first publish.
 	Ensure func(ctx context.Context, stream string) error
-	// Blocked tells which parked event blocks e, "" for none (block-key only).
+	// Claimed is called after a part was claimed and before its rows are read: what others parked in it is known then.
+	Claimed func(ctx context.Context) error
+	// BlockKey asks that events behind a parked one of their aggregate are parked too.
+	BlockKey bool
+	// Blocked tells which event parked before blocks e, "" for none.
 	Blocked func(e *Event) string
 	// Published is told what was published and committed.
 	Published func(stream string, events []*Event, suppressed int)

@@ -35,6 +35,8 @@ type stream struct {
 	handoverOf  map[string]LSN
 	maxHandover LSN
 	lanes       map[string]*lane // publisher only
+	// refusing are the streams that refused an event and have taken none since. Publisher only.
+	refusing map[string]bool
 	// running is set when H is known and the stream is being read.
 	running atomic.Bool
 	// passed is the position up to which the publisher is done with everything.
@@ -73,7 +75,7 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 	began := time.Now()
 	s := &stream{
 		l: l, gates: l.gates, window: l.window, chunks: make(chan Chunk, 4), flights: make(chan *flight, 4096),
-		handoverOf: map[string]LSN{}, lanes: map[string]*lane{}, seqs: map[int64]struct{}{},
+		handoverOf: map[string]LSN{}, lanes: map[string]*lane{}, refusing: map[string]bool{}, seqs: map[int64]struct{}{},
 	}
 	l.gates.fresh = s.meet
 	err := s.run(ctx)
@@ -437,7 +439,7 @@ func (s *stream) publish(intake, work context.Context, rows []*Row, f *flight) e
 	byStream := map[string][]*Row{}
 	for _, r := range rows {
 		if blocker := s.l.blocks.blocker(&r.Event); blocker != "" {
-			if err := s.park(intake, r, "blocked", "waits for parked event "+blocker, 0, nil); err != nil {
+			if err := s.park(intake, r, classBlocked, waitsFor(blocker), 0, nil); err != nil {
 				return err
 			}
 			continue
@@ -465,7 +467,7 @@ func (s *stream) publishTo(intake, work context.Context, name string, rows []*Ro
 		events[i] = &r.Event
 	}
 	d := ln.pub.Deliver(events)
-	receipt, parked, err := s.deliver(intake, work, d, rows)
+	receipt, parked, err := s.deliver(intake, work, name, d, rows)
 	if err != nil {
 		return err
 	}
@@ -532,10 +534,10 @@ func (s *stream) tellSettled(ctx context.Context) {
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
 // attempts; everything else is repeated for as long as the intake lasts.
-func (s *stream) deliver(intake, work context.Context, d Delivery, rows []*Row) (Receipt, map[int]bool, error) {
+func (s *stream) deliver(intake, work context.Context, name string, d Delivery, rows []*Row) (Receipt, map[int]bool, error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	attempts := map[int]int{}
-	var parked map[int]bool
+	parked := map[int]bool{}
 	for {
 		actx, cancel := context.WithTimeout(work, publishTimeout)
 		receipt, err := d.Publish(actx)
@@ -545,19 +547,20 @@ func (s *stream) deliver(intake, work context.Context, d Delivery, rows []*Row) 
 		var poison *PoisonError
 		switch {
 		case err == nil:
+			if len(parked) == 0 {
+				delete(s.refusing, name)
+			}
 			return receipt, parked, nil
 		case finished(err):
 			return Receipt{}, nil, err
 		case errors.As(err, &poison):
-			if attempts[poison.Index]++; attempts[poison.Index] >= poisonAttempts {
-				if err := s.park(intake, rows[poison.Index], poison.Class, poison.Err.Error(), attempts[poison.Index], err); err != nil {
+			attempts[poison.Index]++
+			// A stream that has refused an event refuses the next one too, as a rule: nobody waits for it twice.
+			if attempts[poison.Index] >= poisonAttempts || s.refusing[name] {
+				s.refusing[name] = true
+				if err := s.giveUp(intake, d, rows, poison, attempts[poison.Index], parked); err != nil {
 					return Receipt{}, nil, err
 				}
-				if parked == nil {
-					parked = map[int]bool{}
-				}
-				parked[poison.Index] = true
-				d.Skip()
 				bo.reset()
 				continue
 			}
@@ -569,6 +572,31 @@ func (s *stream) deliver(intake, work context.Context, d Delivery, rows []*Row) 
 		}
 	}
 }
+
+// giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
+func (s *stream) giveUp(ctx context.Context, d Delivery, rows []*Row, p *PoisonError, attempts int, parked map[int]bool) error {
+	r := rows[p.Index]
+	if err := s.park(ctx, r, p.Class, p.Err.Error(), attempts, p); err != nil {
+		return err
+	}
+	parked[p.Index] = true
+	var also func(e *Event) bool
+	if s.l.blocks != nil {
+		also = func(e *Event) bool { return e.AggregateType == r.AggregateType && e.AggregateID == r.AggregateID }
+	}
+	for _, i := range d.Skip(also) {
+		if err := s.park(ctx, rows[i], classBlocked, waitsFor(r.ID.String()), 0, nil); err != nil {
+			return err
+		}
+		parked[i] = true
+	}
+	return nil
+}
+
+// classBlocked is the class of an event that was parked because of another one.
+const classBlocked = "blocked"
+
+func waitsFor(id string) string { return "waits for parked event " + id }
 
 // park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
 func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempts int, cause error) error {

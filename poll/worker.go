@@ -143,6 +143,9 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number}, lanes: map[string]outbox.LanePublisher{}, marks: map[string]int64{},
 	}
 	_, _ = rand.Read(c.lane.Nonce[:]) // never fails
+	if err := w.scope.Claimed(ctx); err != nil {
+		return true, false, err
+	}
 	done, err = c.run(ctx, target)
 	c.tell(ctx)
 	if err != nil {
@@ -244,7 +247,7 @@ func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, 
 	var order []string
 	byStream := map[string][]*outbox.Event{}
 	for _, e := range events {
-		if blocker := c.blocked(e, out); blocker != "" {
+		if blocker := c.w.scope.Blocked(e); blocker != "" {
 			out.parked = append(out.parked, parked{e, errors.New("waits for parked event " + blocker), "blocked", 0})
 			continue
 		}
@@ -267,12 +270,14 @@ func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, 
 	return nil
 }
 
-// blocked tells which parked event e has to wait for: one known before, or one of this batch.
-func (c *claim) blocked(e *outbox.Event, out *outcome) string {
-	if c.w.scope.Blocked == nil {
-		return ""
+// behind tells, with block-key, which events have to wait for e when it is parked.
+func (c *claim) behind(e *outbox.Event) func(*outbox.Event) bool {
+	if !c.w.scope.BlockKey {
+		return nil
 	}
-	return c.w.scope.Blocked(e)
+	return func(o *outbox.Event) bool {
+		return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
+	}
 }
 
 func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.Event, out *outcome) error {
@@ -311,7 +316,10 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 		}
 		out.parked = append(out.parked, parked{events[poison.Index], poison.Err, poison.Class, tries})
 		skipped[poison.Index] = true
-		d.Skip()
+		for _, i := range d.Skip(c.behind(events[poison.Index])) {
+			out.parked = append(out.parked, parked{events[i], errors.New("waits for parked event " + events[poison.Index].ID.String()), "blocked", 0})
+			skipped[i] = true
+		}
 	}
 	g := group{stream: stream, suppressed: receipt.Suppressed}
 	for i, e := range events {

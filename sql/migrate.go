@@ -3,7 +3,6 @@ package sql
 import (
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -22,16 +21,25 @@ var migrationFiles embed.FS
 const versionTable = "posthaste_migrations"
 
 // ErrSchemaMissing means that the database has not been migrated.
-var ErrSchemaMissing = errors.New("the schema is missing or incomplete: run posthaste migrate")
+var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
 // ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot mend it: its Permanent
 // method says so.
-var ErrSchemaNewer error = newerSchema{}
+var ErrSchemaNewer error = schemaError{text: "the schema is newer than this binary: run the newer posthaste", permanent: true}
 
-type newerSchema struct{}
+// schemaError names a condition of the schema.
+type schemaError struct {
+	text      string
+	permanent bool
+}
 
-func (newerSchema) Error() string   { return "the schema is newer than this binary: run the newer posthaste" }
-func (newerSchema) Permanent() bool { return true }
+func (e schemaError) Error() string { return e.text }
+
+// Permanent reports that waiting cannot mend it.
+func (e schemaError) Permanent() bool { return e.permanent }
+
+// Condition is the name under which a relay's readiness shows it.
+func (schemaError) Condition() string { return "schema" }
 
 // Migrate applies the embedded migrations to schema in the database at url, and returns the versions it applied. It
 // may run in many places at once: a session lock lets one work and the others wait.

@@ -45,13 +45,26 @@ func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	w.waitCommitted(load, 500)
 	first.kill()
 	at := time.Now()
 	testenv.Eventually(t, 5*time.Second, func() error { return ready(second, "leader") })
 	t.Logf("takeover after %v", time.Since(at).Round(time.Millisecond))
 	w.waitMode("cdc", 20*time.Second)
+	w.waitCommitted(load, load.Committed()+500)
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// waitCommitted waits until the load has committed so many events.
+func (w *world) waitCommitted(load *testenv.Load, want int) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 30*time.Second, func() error {
+		if n := load.Committed(); n < want {
+			return fmt.Errorf("%d of %d committed", n, want)
+		}
+		return nil
+	})
 }
 
 // ready asks /readyz for 200 and a role.
@@ -125,12 +138,7 @@ func TestRedisDownForAWhile(t *testing.T) {
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if load.Committed() < 500 {
-			return fmt.Errorf("%d committed", load.Committed())
-		}
-		return nil
-	})
+	w.waitCommitted(load, 500)
 	if err := w.redis.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -166,13 +174,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	w.waitMode("cdc", 20*time.Second)
 	for range 2 {
-		want := load.Committed() + 500
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := load.Committed(); n < want {
-				return fmt.Errorf("%d of %d committed", n, want)
-			}
-			return nil
-		})
+		w.waitCommitted(load, load.Committed()+500)
 		if err := w.redis.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -192,13 +194,7 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000, Tolerant: true})
 	for range 2 {
-		want := load.Committed() + 500
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := load.Committed(); n < want {
-				return fmt.Errorf("%d of %d committed", n, want)
-			}
-			return nil
-		})
+		w.waitCommitted(load, load.Committed()+500)
 		if err := server.Stop("immediate"); err != nil {
 			t.Fatal(err)
 		}

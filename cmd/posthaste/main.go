@@ -123,7 +123,7 @@ func (e *usageError) Error() string { return e.text }
 
 // faults takes a joined error apart.
 func faults(err error) []error {
-	if j, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the joined error itself is meant
+	if j, ok := err.(interface{ Unwrap() []error }); ok {
 		return j.Unwrap()
 	}
 	return []error{err}

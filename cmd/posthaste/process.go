@@ -64,7 +64,7 @@ func httpServer(ctx context.Context, srv *http.Server, l net.Listener, drain tim
 	if err := srv.Shutdown(sctx); err != nil {
 		_ = srv.Close()
 	}
-	<-done
+	_ = <-done // http.ErrServerClosed
 	return nil
 }
 
