@@ -28,10 +28,11 @@ const (
 	// positionEvery is how often, at most, a position without rows is handed over.
 	positionEvery = 20 * time.Millisecond
 	// After busyAfter reads in a row that found data within busyGap, the reader pauses before each further one.
-	// The walsender makes one send per message; waking up for each costs more than all the decoding.
+	// The walsender makes one send per message; waking up for each costs more than all the decoding. A longer pause is
+	// worse: a Unix socket's buffer is full after some 90 small transactions, and then the server waits for us.
 	busyAfter = 16
 	busyGap   = 200 * time.Microsecond
-	busyPause = time.Millisecond
+	busyPause = 200 * time.Microsecond
 	// writeTimeout bounds a status message: 39 bytes that do not get out mean that the peer is gone.
 	writeTimeout = 5 * time.Second
 	// closeTimeout bounds the orderly end of a stream.

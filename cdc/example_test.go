@@ -1,0 +1,54 @@
+package cdc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/cdc"
+	"posthaste/outbox"
+)
+
+// A program that prints every event once it is committed, and forgets it.
+func Example() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	const url, slot = "postgres://localhost:5432/app", "app_events"
+
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: slot})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var trouble *outbox.SlotError
+	if _, err := slots.Ensure(ctx); errors.As(err, &trouble) {
+		log.Fatalf("%s: %s", trouble.Reason, trouble.Mend)
+	} else if err != nil {
+		log.Fatal(err)
+	}
+	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Slot: slot})
+	if err != nil {
+		log.Fatal(err)
+	}
+	out := make(chan outbox.Chunk, 4)
+	go func() {
+		defer close(out)
+		log.Print(reader.Run(ctx, func(context.Context) error { return nil }, out))
+	}()
+	for chunk := range out {
+		for _, row := range chunk.Rows {
+			if !row.Marker() {
+				fmt.Println(row.Type, row.AggregateID)
+			}
+			if row.End != 0 {
+				reader.Settled(row.End) // printed: the server may forget the transaction
+			}
+		}
+	}
+}
