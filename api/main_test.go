@@ -25,6 +25,10 @@ import (
 
 func TestMain(m *testing.M) {
 	logging.Disable() // go-redis writes every failed dial to standard error
+	if c := os.Getenv(childEnv); c != "" {
+		fmt.Fprintln(os.Stderr, child(c))
+		os.Exit(1)
+	}
 	os.Exit(testenv.Main(m))
 }
 

@@ -140,7 +140,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 			s.guard.Count(routeOrders, idem.OutcomeUnknown)
 		}
 		if errors.Is(context.Cause(kept), idem.ErrLost) && !errors.Is(err, sql.ErrCommitUnknown) {
-			return placed{}, errInProgress // whoever took over will finish it
+			return s.overtaken(work, p)
 		}
 		return placed{}, err
 	}
@@ -157,6 +157,16 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		s.guard.Count(routeOrders, idem.OutcomeRejected)
 	}
 	return placed{order: won, degraded: t.Degraded(), after: s.publish(ctx, t, won)}, nil
+}
+
+// overtaken answers for an attempt that lost its lease and did nothing: with the order of whoever took over, if it is
+// there already.
+func (s *Server) overtaken(ctx context.Context, p *placing) (placed, error) {
+	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	if err != nil {
+		return placed{}, errInProgress
+	}
+	return s.settle(p, o, nil)
 }
 
 // publish returns what tells Redis about a committed order.

@@ -23,6 +23,9 @@ const (
 	DefaultTTL   = 24 * time.Hour
 )
 
+// patience is how long another attempt is waited for before the database is asked about it.
+const patience = 250 * time.Millisecond
+
 // Options of a Guard.
 type Options struct {
 	// Redis is the guard's server; see NewClient for the options it needs. nil: every request is degraded.
@@ -159,8 +162,9 @@ func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
 			return d.Decision, nil
 		}
 		left := time.Until(deadline)
-		// A pending record of another command is suspicious: ask at once. Otherwise ask before giving up.
-		if r.Lookup != nil && (left <= 0 || (d.contested && !asked)) {
+		// A pending record of another command is suspicious: ask at once. So is an attempt that takes long: it may have
+		// committed and died. Otherwise ask before giving up.
+		if r.Lookup != nil && (left <= 0 || (!asked && (d.contested || waited))) {
 			asked = true
 			if found, ok, err := g.lookup(ctx, &r); err != nil || ok {
 				found.Waited = waited
@@ -173,6 +177,9 @@ func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
 		if left <= 0 {
 			g.count(&r, &d)
 			return d.Decision, nil
+		}
+		if r.Lookup != nil && !asked {
+			left = min(left, patience)
 		}
 		if err := g.await(ctx, r.Key, min(left, d.leaseLeft)); err != nil {
 			return Decision{}, err

@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"posthaste/internal/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+func TestMain(m *testing.M) {
+	logging.Disable() // go-redis writes every failed dial to standard error
+	os.Exit(testenv.Main(m))
+}
 
 // guardOn returns a guard on a server, through its own client.
 func guardOn(tb testing.TB, url string, edit ...func(*Options)) *Guard {

@@ -1,0 +1,342 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+// childEnv carries the configuration of an API process that the test binary becomes.
+const childEnv = "POSTHASTE_TEST_API_CHILD"
+
+// childConfig says what the process serves, and at which failpoint it sends itself which signal, once.
+type childConfig struct {
+	Postgres, Redis string
+	Lease           time.Duration
+	Point           string
+	Signal          syscall.Signal
+}
+
+// child runs the API until it is killed. It prints its address first.
+func child(text string) error {
+	var c childConfig
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return err
+	}
+	cfg, err := sql.PoolConfig(c.Postgres, "public", "api")
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		return err
+	}
+	rdb, err := idem.NewClient(c.Redis)
+	if err != nil {
+		return err
+	}
+	s, err := New(Options{Pool: pool, Redis: rdb, Lease: c.Lease})
+	if err != nil {
+		return err
+	}
+	if c.Point != "" {
+		s.failpoint = once(c.Point, func(context.Context) { _ = syscall.Kill(os.Getpid(), c.Signal) })
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println("http://" + l.Addr().String())
+	return NewHTTPServer(s.Public()).Serve(l)
+}
+
+// process is an API in a process of its own.
+type process struct {
+	*world
+	cmd *exec.Cmd
+}
+
+// spawn starts one on the world's servers.
+func (w *world) spawn(c childConfig) *process {
+	w.tb.Helper()
+	c.Postgres, c.Redis = w.db.URL, w.redis.URL()
+	text, err := json.Marshal(c)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	cmd := exec.CommandContext(context.Background(), exe, "-test.run=^$")
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.tb.Fatal(err)
+	}
+	w.tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	url, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		w.tb.Fatalf("the API process did not start: %v", err)
+	}
+	return &process{&world{tb: w.tb, db: w.db, redis: w.redis, url: strings.TrimSpace(url)}, cmd}
+}
+
+// servers are a world without an API.
+func servers(tb testing.TB) *world {
+	tb.Helper()
+	return &world{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb)}
+}
+
+// until repeats a request until it is answered with 201, and returns that.
+func (w *world) until(within time.Duration, key, body string) reply {
+	w.tb.Helper()
+	var r reply
+	testenv.Eventually(w.tb, within, func() error {
+		if r = w.post(key, body, "Prefer", "wait=1"); r.status != 201 {
+			return errors.New(r.String())
+		}
+		return nil
+	})
+	return r
+}
+
+func TestKilledAtAnyPointTheRetryGetsTheOneOrder(t *testing.T) {
+	t.Parallel()
+	const lease = 1500 * time.Millisecond
+	for _, point := range []string{"before_acquire", "after_acquire", "after_insert", "after_commit", "before_publish", "after_publish"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			w := servers(t)
+			victim := w.spawn(childConfig{Lease: lease, Point: point, Signal: syscall.SIGKILL})
+			other := w.spawn(childConfig{Lease: lease})
+			key := newKey()
+			r, err := send(t.Context(), "POST", victim.url+"/orders", orderJSON(1), idem.KeyHeader, key)
+			if err == nil && point != "before_publish" && point != "after_publish" {
+				t.Fatalf("the victim answered %v", r)
+			}
+			_ = victim.cmd.Wait()
+			start := time.Now()
+			again := other.until(lease+time.Second, key, orderJSON(1))
+			t.Logf("answered after %v", time.Since(start))
+			if r.body != "" && r.body != again.body {
+				t.Errorf("%v, then %v", r, again)
+			}
+			w.checkInvariants(1)
+		})
+	}
+}
+
+// A stopped process wakes up after another one did its work. Without the unique index (the mutation) it does it again.
+func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, point     string
+		forget, mutated bool // forget: Redis loses everything before the zombie wakes up, so that nothing tells it
+	}{
+		{"before its insert", "after_acquire", false, false},
+		{"in its transaction", "after_insert", false, false},
+		{"with Redis forgetting", "after_acquire", true, false},
+		{"without the index", "after_acquire", true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := servers(t)
+			if c.mutated {
+				w.db.Exec(t, "ALTER TABLE orders DROP CONSTRAINT orders_user_id_idem_key_key")
+			}
+			const lease = 500 * time.Millisecond
+			zombie := w.spawn(childConfig{Lease: lease, Point: c.point, Signal: syscall.SIGSTOP})
+			other := w.spawn(childConfig{Lease: lease})
+			key := newKey()
+			late := make(chan reply, 1)
+			go func() {
+				r, err := send(context.Background(), "POST", zombie.url+"/orders", orderJSON(1), idem.KeyHeader, key)
+				if err != nil {
+					t.Error(err)
+				}
+				late <- r
+			}()
+			testenv.Eventually(t, 10*time.Second, func() error {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", zombie.cmd.Process.Pid))
+				if err != nil || !strings.Contains(string(stat), ") T ") {
+					return fmt.Errorf("not stopped: %w", err)
+				}
+				return nil
+			})
+			// In its transaction it holds the key until Postgres ends it for being idle.
+			winner := other.until(15*time.Second, key, orderJSON(1))
+			if c.forget {
+				w.published()
+				w.redis.Client.FlushAll(t.Context())
+			}
+			if err := zombie.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			r := <-late
+			if c.mutated {
+				if n := w.rows(); n != 2 {
+					t.Errorf("%d rows without the unique index: this test would not notice a double order", n)
+				}
+				return
+			}
+			if r.status != 201 || r.body != winner.body {
+				t.Errorf("the zombie got %v, the winner %v", r, winner)
+			}
+			if r := other.post(key, orderJSON(1)); r.body != winner.body {
+				t.Errorf("afterwards: %v", r)
+			}
+			w.checkInvariants(1)
+		})
+	}
+}
+
+func TestAThousandRequestsOverThreeProcesses(t *testing.T) {
+	t.Parallel()
+	w := servers(t)
+	procs := []*process{w.spawn(childConfig{}), w.spawn(childConfig{}), w.spawn(childConfig{})}
+	key := newKey()
+	replies := make([]reply, 1000)
+	var wg sync.WaitGroup
+	for i := range replies {
+		wg.Go(func() { replies[i] = procs[i%3].post(key, orderJSON(7), "Prefer", "wait=10") })
+	}
+	wg.Wait()
+	originals := 0
+	for i, r := range replies {
+		if r.status != 201 || r.body != replies[0].body {
+			t.Fatalf("reply %d: %v, others got %v", i, r, replies[0])
+		}
+		if r.header.Get("Idempotent-Replayed") == "false" {
+			originals++
+		}
+	}
+	if originals != 1 {
+		t.Errorf("%d replies say they are the first", originals)
+	}
+	w.checkInvariants(1)
+}
+
+func TestManyKeysWithDuplicatesShuffled(t *testing.T) {
+	t.Parallel()
+	w := servers(t)
+	procs := []*process{w.spawn(childConfig{}), w.spawn(childConfig{})}
+	const keys, copies = 150, 8
+	names := make([]string, keys)
+	for i := range names {
+		names[i] = newKey()
+	}
+	var mu sync.Mutex
+	bodies := map[string]string{}
+	work := make(chan int)
+	var wg sync.WaitGroup
+	for worker := range 24 {
+		wg.Go(func() {
+			for i := range work {
+				key := names[i%keys]
+				r := procs[(worker+i)%2].post(key, orderJSON(i%keys+1), "Prefer", "wait=10")
+				mu.Lock()
+				if first, ok := bodies[key]; r.status != 201 || (ok && first != r.body) {
+					t.Errorf("%v, before it %s", r, first)
+				}
+				bodies[key] = r.body
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range keys * copies {
+		work <- i * 7919 % (keys * copies) // a shuffle that is the same every time
+	}
+	close(work)
+	wg.Wait()
+	w.checkInvariants(keys)
+}
+
+// Whatever happens to Redis in the middle of the load, no request fails, and nothing is ordered twice.
+func TestRedisTroubleUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	other := w.sibling()
+	stop := make(chan struct{})
+	var mu sync.Mutex
+	n := 0
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				key := newKey()
+				a := w.post(key, orderJSON(1), "Prefer", "wait=10")
+				b := other.post(key, orderJSON(1), "Prefer", "wait=10")
+				mu.Lock()
+				n++
+				if a.status != 201 || b.status != 201 || a.body != b.body {
+					t.Errorf("%v, then %v", a, b)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	grow := func() {
+		mu.Lock()
+		from := n
+		mu.Unlock()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if n < from+50 {
+				return errors.New("no progress")
+			}
+			return nil
+		})
+	}
+	ctx := context.Background()
+	for _, trouble := range []func() error{
+		func() error { return w.redis.Client.FlushAll(ctx).Err() },
+		func() error { return w.redis.Client.ScriptFlush(ctx).Err() },
+		func() error { return w.redis.Client.ConfigSet(ctx, "maxmemory", "1").Err() },
+		func() error { return w.redis.Client.ConfigSet(ctx, "maxmemory", "0").Err() },
+		func() error { return w.redis.Client.SlaveOf(ctx, "127.0.0.1", "1").Err() },
+		func() error { return w.redis.Client.SlaveOf(ctx, "NO", "ONE").Err() },
+		func() error { return w.redis.Client.ConfigSet(ctx, "min-replicas-to-write", "1").Err() },
+		func() error { return w.redis.Client.ConfigSet(ctx, "min-replicas-to-write", "0").Err() },
+		func() error { return w.redis.Signal(syscall.SIGSTOP) },
+		func() error { return w.redis.Signal(syscall.SIGCONT) },
+		func() error { return w.redis.Kill() },
+		func() error { return w.redis.Start(ctx) },
+	} {
+		grow()
+		if err := trouble(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grow()
+	close(stop)
+	wg.Wait()
+	w.checkInvariants(n)
+}
