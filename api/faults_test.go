@@ -335,7 +335,7 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 	cmd := Command{UserID: user, Amount: 1, Currency: "USD"}
 	fp := cmd.fingerprint()
 	tx, err := sql.BeginOrder(t.Context(), w.db.Pool, &sql.Order{
-		ID: uuid.Must(uuid.NewV7()), UserID: user, Key: orderKey(testUser, key), Fingerprint: fp[:], Amount: 1, Currency: "USD",
+		ID: uuid.Must(uuid.NewV7()), UserID: user, Key: OrderKey(user, key), Fingerprint: fp[:], Amount: 1, Currency: "USD",
 		Status: sql.OrderPending, CreatedAt: time.Now(),
 	}, nil)
 	if err != nil {

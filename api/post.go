@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/google/uuid"
 
 	"posthaste/idem"
 	"posthaste/sql"
@@ -60,14 +61,15 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 		c.Header("Preference-Applied", "wait="+strconv.Itoa(int(wait/time.Second)))
 	}
 	return &placing{
-		cmd: cmd, key: orderKey(cmd.UserID.String(), key), fp: cmd.fingerprint(), wait: wait, expired: s.expired(key),
+		cmd: cmd, key: OrderKey(cmd.UserID, key), fp: cmd.fingerprint(), wait: wait, expired: s.expired(key),
 		headers: traceHeaders(h),
 	}, nil
 }
 
-// orderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's.
-func orderKey(user, key string) idem.Key {
-	return idem.NewKey("", user, http.MethodPost, routeOrders, key)
+// OrderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's. Orders are stored
+// under it.
+func OrderKey(user uuid.UUID, key string) idem.Key {
+	return idem.NewKey("", user.String(), http.MethodPost, routeOrders, key)
 }
 
 func (s *Server) expired(key string) bool {

@@ -62,7 +62,7 @@ func (s *Server) orderByKey(c *gin.Context) {
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
-	o, err := sql.OrderByKey(ctx, s.pool, user, orderKey(user.String(), key))
+	o, err := sql.OrderByKey(ctx, s.pool, user, OrderKey(user, key))
 	switch {
 	case errors.Is(err, sql.ErrOrderNotFound):
 		writeProblem(c, &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"})

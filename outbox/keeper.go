@@ -104,13 +104,18 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 		return nil
 	}
 	k.last = time.Now()
+	// A running-transactions record below the target is what lets restart_lsn follow in this advance and not the next.
+	nudgeErr := k.relay.o.Slots.Nudge(ctx)
 	lsn, xid, err := k.relay.o.Store.Mark(ctx)
 	if err != nil {
 		return err
 	}
 	// Noted before the slot moves: a failure in between only makes a hand-over wait for nothing.
 	k.need = xid
-	return k.relay.o.Slots.Advance(ctx, lsn)
+	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
+		return err
+	}
+	return nudgeErr
 }
 
 // enforce brings the slot under the budget: by advancing it, and if an older transaction holds its WAL all the same, by

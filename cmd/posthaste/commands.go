@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/term"
@@ -387,101 +386,3 @@ func consumerClient(url string) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-type deadCmd struct {
-	List  deadListCmd  `cmd:"" help:"List parked events."`
-	Retry deadRetryCmd `cmd:"" help:"Publish parked events again."`
-	Drop  deadDropCmd  `cmd:"" help:"Remove parked events for good."`
-}
-
-type deadListCmd struct {
-	JSON bool `name:"json" help:"Print JSON."`
-}
-
-// Run lists parked events.
-func (c deadListCmd) Run(ctx context.Context, e *env) error {
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		dead, err := admin.ListDead(ctx, pool)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return e.json(dead)
-		}
-		t := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
-		fmt.Fprintln(t, "ID\tSOURCE\tTYPE\tAGGREGATE\tATTEMPTS\tDEAD\tSTATE\tERROR")
-		for _, d := range dead {
-			state := "parked"
-			if d.Retrying {
-				state = "retrying"
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s/%s\t%d\t%s\t%s\t%s\n", d.ID, d.Source, d.Type, d.AggregateType, d.AggregateID, d.Attempts,
-				humanize.Time(d.DeadAt), state, d.Error)
-		}
-		return t.Flush()
-	})
-}
-
-type deadRetryCmd struct {
-	ID  []string `arg:"" optional:"" help:"Event ids."`
-	All bool     `help:"Every parked event."`
-}
-
-// Run retries parked events.
-func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
-	return e.onDead(ctx, c.ID, c.All, "will be published again", func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
-		return sql.RetryDead(ctx, pool, id)
-	})
-}
-
-type deadDropCmd struct {
-	ID  []string `arg:"" optional:"" help:"Event ids."`
-	All bool     `help:"Every parked event."`
-	Yes bool     `help:"Do not ask."`
-}
-
-// Run drops parked events.
-func (c deadDropCmd) Run(ctx context.Context, e *env) error {
-	if c.All {
-		if err := e.confirm(c.Yes, "Drop every parked event for good?"); err != nil {
-			return err
-		}
-	}
-	return e.onDead(ctx, c.ID, c.All, "is dropped", func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
-		return sql.DropDead(ctx, pool, id)
-	})
-}
-
-// onDead does something to the named parked events, or to all, and says what became of each.
-func (e *env) onDead(ctx context.Context, names []string, all bool, done string, act func(context.Context, *pgxpool.Pool, uuid.UUID) error) error {
-	if all == (len(names) > 0) {
-		return &usageError{"name event ids, or all of them with --all"}
-	}
-	ids := make([]uuid.UUID, len(names))
-	for i, n := range names {
-		var err error
-		if ids[i], err = uuid.Parse(n); err != nil {
-			return &usageError{fmt.Sprintf("event id %q is not a UUID", n)}
-		}
-	}
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		if all {
-			var err error
-			if ids, err = sql.DeadIDs(ctx, pool); err != nil {
-				return err
-			}
-		}
-		failed := false
-		for _, id := range ids {
-			if err := act(ctx, pool, id); err != nil {
-				fmt.Fprintln(e.stderr, "posthaste:", err)
-				failed = true
-				continue
-			}
-			fmt.Fprintf(e.stdout, "%s %s\n", id, done)
-		}
-		if failed {
-			return errSaid
-		}
-		return nil
-	})
-}

@@ -51,7 +51,9 @@ CREATE TABLE outbox_history (
     entry_id       text,
     mode           text         NOT NULL CHECK (mode IN ('cdc', 'poll'))
 ) PARTITION BY RANGE (published_at);
+-- What trace looks for: an event, or what became of an order.
 CREATE INDEX outbox_history_id ON outbox_history (id);
+CREATE INDEX outbox_history_aggregate ON outbox_history (aggregate_id);
 -- Catches what falls outside the partitions the leader makes ahead, so that a clock or a missing right loses nothing.
 CREATE TABLE outbox_history_default PARTITION OF outbox_history DEFAULT;
 
