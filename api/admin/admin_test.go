@@ -1,0 +1,196 @@
+package admin_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/api/admin"
+	"posthaste/cdc"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+type world struct {
+	db  *testenv.Database
+	url string
+}
+
+func newWorld(t *testing.T, token string) *world {
+	t.Helper()
+	d := testenv.Postgres(t)
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	relay := outbox.New(outbox.Options{Registerer: reg})
+	srv := httptest.NewServer(admin.Handler(admin.Options{
+		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay, Ready: admin.RelayReady(relay), Token: token, Gatherer: reg,
+		Logger: testenv.Logger(t),
+	}))
+	t.Cleanup(srv.Close)
+	return &world{db: d, url: srv.URL}
+}
+
+func (w *world) call(t *testing.T, method, path, body string, header ...string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, w.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`); status != 200 || !strings.Contains(body, `"desired":"poll"`) {
+		t.Fatalf("set: %d %s", status, body)
+	}
+	status, body := w.call(t, "GET", "/relay", "")
+	var st admin.Status
+	if err := json.Unmarshal([]byte(body), &st); err != nil || status != 200 {
+		t.Fatalf("status: %d %s %v", status, body, err)
+	}
+	if st.Desired != outbox.ModePoll || st.Mode != outbox.ModeStandby || st.Leader == nil || *st.Leader || st.Inflight == nil || st.Slot.Exists {
+		t.Errorf("status: %s", body)
+	}
+	for body, want := range map[string]int{`{"mode":"fast"}`: 422, `{}`: 422, `nonsense`: 400, `{"mode":"poll","more":1}`: 400, strings.Repeat(" ", 5000): 400} {
+		if status, answer := w.call(t, "PUT", "/relay/mode", body); status != want {
+			t.Errorf("%.30s: %d %s, want %d", body, status, answer, want)
+		}
+	}
+}
+
+func TestTheTokenGuardsWhatChangesSomething(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "secret")
+	for _, c := range []struct{ method, path string }{
+		{"PUT", "/relay/mode"}, {"POST", "/relay/dead/" + uuid.NewString() + "/retry"}, {"DELETE", "/relay/dead/" + uuid.NewString()},
+	} {
+		for _, auth := range []string{"", "Bearer wrong", "secret", "Bearer "} {
+			if status, _ := w.call(t, c.method, c.path, `{"mode":"poll"}`, "Authorization", auth); status != 401 {
+				t.Errorf("%s %s with %q: %d, want 401", c.method, c.path, auth, status)
+			}
+		}
+	}
+	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, "Authorization", "Bearer secret"); status != 200 {
+		t.Errorf("with the token: %d %s", status, body)
+	}
+	if status, _ := w.call(t, "GET", "/relay", ""); status != 200 {
+		t.Errorf("reading needs the token: %d", status)
+	}
+}
+
+// A page of another origin, open in the operator's browser, must not switch modes.
+func TestOtherOriginsAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	for _, h := range [][]string{{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}} {
+		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
+			t.Errorf("%v: %d, want 403", h, status)
+		}
+	}
+}
+
+func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	first, second, unread := uuid.New(), uuid.New(), uuid.New()
+	for i, id := range []uuid.UUID{first, second, unread} {
+		var payload any = `{"a":1}`
+		if id == unread {
+			payload = nil
+		}
+		w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
+			VALUES ($1, $2, 'order', 'a', 'x', $3::text::jsonb, now(), 'refused', 'wrongtype', 3)`, id, i+1, payload)
+	}
+	status, body := w.call(t, "GET", "/relay/dead", "")
+	var list struct{ Dead []admin.Dead }
+	if err := json.Unmarshal([]byte(body), &list); err != nil || status != 200 || len(list.Dead) != 3 || list.Dead[0].ID != first || list.Dead[0].Source != "relay" {
+		t.Fatalf("list: %d %s %v", status, body, err)
+	}
+	if strings.Contains(body, `"a":1`) {
+		t.Error("the list shows payloads")
+	}
+	for _, c := range []struct {
+		method, path string
+		want         int
+	}{
+		{"POST", "/relay/dead/" + first.String() + "/retry", 202},
+		{"POST", "/relay/dead/" + first.String() + "/retry", 202},
+		{"DELETE", "/relay/dead/" + second.String(), 202},
+		{"DELETE", "/relay/dead/" + second.String(), 404},
+		{"POST", "/relay/dead/" + second.String() + "/retry", 404},
+		{"POST", "/relay/dead/" + unread.String() + "/retry", 409},
+		{"POST", "/relay/dead/nonsense/retry", 400},
+	} {
+		if status, body := w.call(t, c.method, c.path, ""); status != c.want {
+			t.Errorf("%s %s: %d %s, want %d", c.method, c.path, status, body, c.want)
+		}
+	}
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", first); n != 1 {
+		t.Errorf("retried twice: %d rows in the outbox, want 1", n)
+	}
+	// Published: the relay's housekeeping removes the parked row, and only then.
+	store := sql.NewStore(w.db.Pool, w.db.Relay, 0)
+	if n, err := store.Housekeep(t.Context()); err != nil || n != 2 {
+		t.Errorf("before it is published: %d parked, %v, want 2", n, err)
+	}
+	w.db.Exec(t, "DELETE FROM outbox WHERE id = $1", first)
+	if n, err := store.Housekeep(t.Context()); err != nil || n != 1 {
+		t.Errorf("after it is published: %d parked, %v, want 1", n, err)
+	}
+}
+
+func TestHealthMetricsAndProfiles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	for path, want := range map[string]string{
+		"/healthz": "ok", "/readyz": `"role":"standby"`, "/metrics": `outbox_relay_mode{mode="standby"} 1`, "/debug/pprof/": "goroutine",
+	} {
+		if status, body := w.call(t, "GET", path, ""); status != 200 || !strings.Contains(body, want) {
+			t.Errorf("%s: %d, without %q", path, status, want)
+		}
+	}
+	if status, _ := w.call(t, "GET", "/nowhere", ""); status != 404 {
+		t.Errorf("an unknown path: %d", status)
+	}
+}
+
+func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.db.Pool.Close()
+	status, body := w.call(t, "GET", "/relay", "")
+	if status != 503 || !strings.Contains(body, "detail") {
+		t.Errorf("%d %s", status, body)
+	}
+	if err := admin.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
+		t.Error("no error without Postgres")
+	}
+}
