@@ -9,6 +9,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,4 +88,34 @@ func TestFullGuardCost(t *testing.T) {
 	if over > 500*time.Microsecond {
 		t.Errorf("the guard costs %v at low load, want 0.5 ms at most", over)
 	}
+}
+
+// What orders reach while Redis is gone, and while it hangs: Postgres alone guards.
+func TestFullDegradedThroughput(t *testing.T) {
+	w := newWorld(t, func(o *Options) { o.Logger = nil })
+	measure := func(name string) {
+		c := &cost{world: w}
+		c.round(t, 32, 4*time.Second)
+		slowest := c.each[0]
+		for _, d := range c.each {
+			slowest = max(slowest, d)
+		}
+		fmt.Printf("POST /orders, 32 clients, Redis %s: %.0f/s, p50 %v, slowest %v\n", name, c.rate(), c.p50(), slowest)
+		if slowest > 3*time.Second {
+			t.Errorf("Redis %s: a request took %v", name, slowest)
+		}
+	}
+	measure("up")
+	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	measure("hanging")
+	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	measure("gone")
+	w.checkInvariants(w.rows())
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -179,7 +180,11 @@ func TestReads(t *testing.T) {
 		want(t, w.do("GET", "/orders"+q, ""), 400, "invalid_parameter")
 	}
 	want(t, w.do("GET", "/nowhere", ""), 404, "not_found")
-	want(t, w.do("DELETE", "/orders", ""), 405, "method_not_allowed")
+	r := w.do("DELETE", "/orders", "")
+	want(t, r, 405, "method_not_allowed")
+	if allow := r.header.Get("Allow"); !strings.Contains(allow, "GET") || !strings.Contains(allow, "POST") {
+		t.Errorf("Allow: %q", allow)
+	}
 }
 
 // checkPages reads the list in pages of two.

@@ -1,0 +1,152 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// A reply is lost after the script ran; the client sends it again, and nothing is different.
+func TestLostRepliesOfEveryScript(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	p := testenv.NewProxy(t, r.Addr())
+	g := guardOn(t, "redis://"+p.Addr()+"/0")
+	// loses runs f while the reply of its first command is lost, and nothing after it.
+	loses := func(name string, f func()) {
+		t.Helper()
+		ran := calls(t, r, "evalsha")
+		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		done := make(chan struct{})
+		go func() { defer close(done); f() }()
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if calls(t, r, "evalsha") == ran {
+				return errors.New("the script did not run")
+			}
+			return nil
+		})
+		p.Remove("lost") // which cuts the connection
+		<-done
+		if n := calls(t, r, "evalsha") - ran; n != 2 {
+			t.Errorf("%s: sent %d times, want 2", name, n)
+		}
+	}
+	for _, end := range []string{"commit", "abort"} {
+		warm := begin(t, g, request("warm "+end, "a")).Ticket // so that no script has to be loaded
+		warm.Abort(t.Context())
+		warm.Commit(t.Context(), result)
+		_ = warm.Heartbeat(t.Context())
+		req := request(end, "a")
+		var d Decision
+		loses("acquire", func() { d = begin(t, g, req) })
+		wantOutcome(t, d, Proceed)
+		if d.Ticket.Degraded() {
+			t.Fatal("the guard gave up after one lost reply")
+		}
+		loses("heartbeat", func() {
+			if err := d.Ticket.Heartbeat(t.Context()); err != nil {
+				t.Errorf("heartbeat: %v", err)
+			}
+		})
+		if end == "commit" {
+			loses("publish", func() { d.Ticket.Commit(t.Context(), result) })
+			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|")
+			continue
+		}
+		loses("release", func() { d.Ticket.Abort(t.Context()) })
+		if v := rawRecord(t, r.Client, req.Key); v != "" {
+			t.Errorf("left behind: %q", v)
+		}
+	}
+}
+
+func TestSlowRedisCostsABoundedTime(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	p := testenv.NewProxy(t, r.Addr())
+	g := guardOn(t, "redis://"+p.Addr()+"/0")
+	wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
+	p.Toxic(`{"name":"slow","type":"latency","attributes":{"latency":5000}}`)
+	start := time.Now()
+	for i := range 30 {
+		d := begin(t, g, request(fmt.Sprint(i), "a"))
+		wantOutcome(t, d, Proceed)
+		d.Ticket.Commit(t.Context(), result)
+	}
+	if took := time.Since(start); took > 6*callTimeout {
+		t.Errorf("30 requests took %v", took)
+	}
+}
+
+// Redis Cluster refuses a script that touches another slot than that of its declared key.
+func TestScriptsInACluster(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "cluster-enabled yes")
+	if err := r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { return r.Client.Set(context.Background(), "ready", 1, 0).Err() })
+	g := guardOn(t, r.URL())
+	for i := range 20 { // twenty slots
+		d := begin(t, g, request(fmt.Sprint(i), "a"))
+		wantOutcome(t, d, Proceed)
+		if err := d.Ticket.Heartbeat(t.Context()); err != nil || d.Ticket.Degraded() {
+			t.Fatalf("degraded %v, heartbeat %v", d.Ticket.Degraded(), err)
+		}
+		if i%2 == 0 {
+			d.Ticket.Abort(t.Context())
+			wantOutcome(t, begin(t, g, request(fmt.Sprint(i), "a")), Proceed)
+		} else {
+			d.Ticket.Commit(t.Context(), result)
+			wantOutcome(t, begin(t, g, request(fmt.Sprint(i), "a")), Replay)
+		}
+	}
+}
+
+// A newer version wrote the record, with a fingerprint that this one cannot compare: the database can.
+func TestARecordOfALaterVersionIsLeftToTheDatabase(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	later := request("k", "a")
+	later.Fingerprint = NewFingerprint(9, "a")
+	begin(t, guardOn(t, r.URL()), later).Ticket.Commit(t.Context(), result)
+	req := request("k", "a")
+	for matches, want := range map[bool]Outcome{true: Replay, false: Mismatch} {
+		req.Lookup = func(context.Context) (Found, error) {
+			return Found{Exists: true, Matches: matches, Record: result}, nil
+		}
+		wantOutcome(t, begin(t, g, req), want)
+	}
+}
+
+func TestTheCacheForgets(t *testing.T) {
+	t.Parallel()
+	c := newCache(2, 50*time.Millisecond)
+	a, b, d := NewKey("a"), NewKey("b"), NewKey("d")
+	c.put(a, "f", result)
+	c.put(b, "f", result)
+	if _, _, ok := c.get(a); !ok {
+		t.Error("a is forgotten at once")
+	}
+	c.put(d, "f", result)
+	if _, _, ok := c.get(b); ok {
+		t.Error("the one used longest ago is still there")
+	}
+	if _, _, ok := c.get(a); !ok {
+		t.Error("the one just used is gone")
+	}
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if _, _, ok := c.get(a); ok {
+			return errors.New("still there")
+		}
+		return nil
+	})
+	if c.order.Len() != len(c.byKey) {
+		t.Errorf("%d in order, %d by key", c.order.Len(), len(c.byKey))
+	}
+}
