@@ -8,7 +8,7 @@
 //	s, err := api.New(api.Options{Pool: pool, Redis: rdb, Logger: log, Registerer: reg})
 //	public := api.NewHTTPServer(s.Public())              // sets the time and size limits of the contract
 //	admin.Handle("GET /readyz", s.Readyz())              // on the caller's admin mux, beside /metrics and /healthz
-//	go s.Run(ctx)                                        // watches Redis' eviction policy until ctx ends
+//	go s.Run(ctx)                                        // housekeeping until ctx ends
 //
 // New does no I/O and starts nothing: the process runs whether Postgres and Redis are there or not, and recovers with
 // them. Close the pool and the client after http.Server.Shutdown has returned.

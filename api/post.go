@@ -145,8 +145,7 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	h := c.Writer.Header()
 	o := res.order
 	h.Set("Idempotent-Replayed", strconv.FormatBool(res.replayed))
-	expires := o.CreatedAt.Add(s.guard.TTL())
-	h.Set("Idempotency-Expires", expires.UTC().Format(http.TimeFormat))
+	h.Set("Idempotency-Expires", s.expires(o).UTC().Format(http.TimeFormat))
 	if res.replayed {
 		h.Set("Original-Date", o.CreatedAt.UTC().Format(http.TimeFormat))
 	}
@@ -163,6 +162,16 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	h.Set("Location", "/orders/"+o.ID.String())
 	h.Set("ETag", etag(body))
 	write(c, http.StatusCreated, jsonType, body)
+}
+
+// expires is until when a key is remembered, at least. Orders are remembered for ever; a date in the past would tell a
+// client that its key may be executed again.
+func (s *Server) expires(o *sql.Order) time.Time {
+	t := o.CreatedAt.Add(s.guard.TTL())
+	if now := time.Now(); t.Before(now) {
+		return now.Add(s.guard.TTL())
+	}
+	return t
 }
 
 const jsonType = "application/json"

@@ -65,6 +65,9 @@ const evictionSafe = "noeviction"
 
 // checkEviction notes Redis' policy, and says it once when it is unsafe. It returns "" when Redis does not tell.
 func (s *Server) checkEviction(ctx context.Context) string {
+	if s.redis == nil {
+		return ""
+	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	policy, err := idem.EvictionPolicy(ctx, s.redis)

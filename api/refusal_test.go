@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -128,4 +129,47 @@ func TestAnUndecidedAcceptanceStoresNothing(t *testing.T) {
 	broken.Store(false)
 	want(t, w.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
+}
+
+func TestRunForgetsOldRefusalsAndWatchesRedis(t *testing.T) {
+	t.Parallel()
+	var p purse
+	p.empty.Store(true)
+	w := newWorld(t, func(o *Options) { o.Accept = p.accept })
+	key := newKey()
+	want(t, w.post(key, orderJSON(1)), 402, "insufficient_credits")
+	w.db.Exec(t, "UPDATE orders SET created_at = created_at - interval '31 days'")
+	r := w.post(key, orderJSON(1))
+	want(t, r, 402, "insufficient_credits")
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.s.Run(ctx) }()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if policy := w.s.eviction.Load(); w.rows() != 0 || policy == nil || *policy != "allkeys-lru" {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// An order older than the guard's memory is still remembered, and its answer does not say otherwise.
+func TestAnOldOrderDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	w.post(key, orderJSON(1))
+	w.published()
+	w.redis.Client.FlushAll(t.Context())
+	w.db.Exec(t, "UPDATE orders SET created_at = created_at - interval '400 days'")
+	r := w.post(key, orderJSON(1))
+	want(t, r, 201, "")
+	expires, err := time.Parse(http.TimeFormat, r.header.Get("Idempotency-Expires"))
+	if err != nil || time.Until(expires) < 23*time.Hour || r.header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("expires %v, %v", expires, err)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/idem"
+	"posthaste/sql"
 )
 
 // Options of a Server.
@@ -130,19 +131,47 @@ func (s *Server) routes() *gin.Engine {
 	return e
 }
 
-// Run watches what only a look at Redis can tell, until ctx ends; its error is nil then.
+// Housekeeping of Run.
+const (
+	evictionEvery = 15 * time.Second
+	purgeEvery    = time.Hour
+	purgeBatch    = 1000
+	// refusalAge is how long a refusal is remembered.
+	refusalAge = 30 * 24 * time.Hour
+)
+
+// Run does the housekeeping until ctx ends: it watches Redis' eviction policy, and forgets refusals after 30 days. Its
+// error is nil then; what fails is tried again at the next turn.
 func (s *Server) Run(ctx context.Context) error {
-	if s.redis == nil {
-		return nil
-	}
-	tick := time.NewTicker(15 * time.Second)
-	defer tick.Stop()
+	look, purge := time.NewTicker(evictionEvery), time.NewTicker(purgeEvery)
+	defer look.Stop()
+	defer purge.Stop()
+	s.checkEviction(ctx)
+	s.purge(ctx)
 	for {
-		s.checkEviction(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-look.C:
+			s.checkEviction(ctx)
+		case <-purge.C:
+			s.purge(ctx)
+		}
+	}
+}
+
+// purge forgets old refusals in small transactions, and stops at the first error.
+func (s *Server) purge(ctx context.Context) {
+	for {
+		work, cancel := context.WithTimeout(ctx, 30*time.Second)
+		n, err := sql.PurgeRejected(work, s.pool, time.Now().Add(-refusalAge), purgeBatch)
+		cancel()
+		if err != nil {
+			s.log.Debug("refusals were not purged", "err", err)
+			return
+		}
+		if n < purgeBatch {
+			return
 		}
 	}
 }

@@ -39,6 +39,7 @@ var (
 	orderByKeySQL    = query("order_by_key")
 	orderByIDSQL     = query("order_by_id")
 	orderListSQL     = query("order_list")
+	orderPurgeSQL    = query("order_purge")
 	insertEventSQL   = query("insert_event")
 )
 
@@ -288,6 +289,16 @@ func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) (
 		return nil, fmt.Errorf("list orders: %w", err)
 	}
 	return orders, nil
+}
+
+// PurgeRejected deletes up to limit refusals made before the given time, oldest first, and returns how many it deleted.
+// Their keys are free again; orders and their keys are kept for ever.
+func PurgeRejected(ctx context.Context, db DB, before time.Time, limit int) (int64, error) {
+	tag, err := db.Exec(ctx, orderPurgeSQL, before, limit)
+	if err != nil {
+		return 0, fmt.Errorf("purge refused orders: %w", err)
+	}
+	return tag.RowsAffected(), nil
 }
 
 func scanOrder(r pgx.Row) (*Order, error) {

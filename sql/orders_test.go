@@ -214,3 +214,29 @@ func TestOrdersAreListedByKeyset(t *testing.T) {
 		t.Errorf("got %v, want %v", got, ids)
 	}
 }
+
+func TestOnlyOldRefusalsArePurged(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	user := uuid.New()
+	for i, c := range []struct {
+		rejected bool
+		age      time.Duration
+	}{{true, 48 * time.Hour}, {true, 47 * time.Hour}, {true, time.Hour}, {false, 48 * time.Hour}} {
+		o, e := newOrder(user, byte(i))
+		o.CreatedAt = time.Now().Add(-c.age)
+		if c.rejected {
+			o.Status, o.RespStatus, o.RespBody, e = sql.OrderRejected, 402, []byte("no"), nil
+		}
+		place(t, d, o, e)
+	}
+	before := time.Now().Add(-24 * time.Hour)
+	for i, want := range []int64{1, 1, 0} {
+		if n, err := sql.PurgeRejected(t.Context(), d.Pool, before, 1); err != nil || n != want {
+			t.Errorf("purge %d: %d, %v, want %d", i, n, err, want)
+		}
+	}
+	if got := testenv.Value[string](t, d, "SELECT string_agg(status, ',' ORDER BY created_at) FROM orders"); got != "PENDING,REJECTED" {
+		t.Errorf("left: %s", got)
+	}
+}

@@ -23,6 +23,8 @@ CREATE TABLE orders (
 );
 -- Listing a user's orders, newest first; ids are UUIDv7.
 CREATE INDEX orders_user ON orders (user_id, id DESC) WHERE status <> 'REJECTED';
+-- Purging refusals by age.
+CREATE INDEX orders_rejected ON orders (created_at) WHERE status = 'REJECTED';
 
 -- +goose Down
 DROP TABLE orders;
