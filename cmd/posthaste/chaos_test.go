@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// TestChaos does to two relays, Redis and Postgres whatever the other tests do one at a time, in random order, under load
+// with several streams. POSTHASTE_TEST_SEED repeats a run's choices (not its timing).
+func TestChaos(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	if s, err := strconv.ParseUint(os.Getenv("POSTHASTE_TEST_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("POSTHASTE_TEST_SEED=%d", seed)
+	c := &chaos{t: t, rand: rand.New(rand.NewPCG(seed, 1)), server: testenv.NewServer(t)} //nolint:gosec // repeatable on purpose
+	c.w = worldOf(t, c.server.Database(t), testenv.Redis(t))
+	for i := range c.relays {
+		c.relays[i] = c.w.spawn("relay", "--drain-timeout=2s")
+	}
+	c.w.waitMode("cdc", 30*time.Second)
+	load := testenv.StartLoad(t, c.w.db, testenv.LoadOptions{Rate: 800, Tolerant: true, Types: []string{"order", "invoice", "parcel"}})
+	rounds := 12
+	if full() {
+		rounds = 60
+	}
+	for i := range rounds {
+		name := c.fault()
+		t.Logf("%d: %s", i, name)
+		want := load.Committed() + c.rand.IntN(400)
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if n := load.Committed(); n < want {
+				return fmt.Errorf("%d of %d committed", n, want)
+			}
+			return nil
+		})
+	}
+	load.Stop()
+	c.mode("auto")
+	c.w.oracle.Check(t, load, 60*time.Second)
+	c.w.waitMode("cdc", 60*time.Second)
+}
+
+type chaos struct {
+	t      *testing.T
+	rand   *rand.Rand
+	server *testenv.Server
+	w      *world
+	relays [2]*child
+}
+
+// fault does one thing and says what.
+func (c *chaos) fault() string {
+	i := c.rand.IntN(len(c.relays))
+	switch c.rand.IntN(9) {
+	case 0:
+		c.relays[i].kill()
+		c.relays[i] = c.w.spawn("relay", "--drain-timeout=2s")
+		return fmt.Sprintf("relay %d killed and restarted", i)
+	case 1:
+		code := c.relays[i].stop()
+		if code != 0 {
+			c.t.Errorf("relay %d stopped with exit code %d", i, code)
+		}
+		c.relays[i] = c.w.spawn("relay", "--drain-timeout=2s")
+		return fmt.Sprintf("relay %d stopped in order and restarted", i)
+	case 2:
+		c.relays[i].signal(syscall.SIGSTOP)
+		pause := time.Duration(c.rand.IntN(1500)) * time.Millisecond
+		c.pause(pause)
+		c.relays[i].signal(syscall.SIGCONT)
+		return fmt.Sprintf("relay %d frozen for %v", i, pause)
+	case 3:
+		if err := c.w.redis.Kill(); err != nil {
+			c.t.Fatal(err)
+		}
+		c.pause(time.Duration(c.rand.IntN(500)) * time.Millisecond)
+		if err := c.w.redis.Start(c.t.Context()); err != nil {
+			c.t.Fatal(err)
+		}
+		return "redis killed and restarted"
+	case 4:
+		if err := c.server.Stop("immediate"); err != nil {
+			c.t.Fatal(err)
+		}
+		if err := c.server.Start(c.t.Context()); err != nil {
+			c.t.Fatal(err)
+		}
+		return "postgres stopped immediately and restarted"
+	case 5:
+		c.mode("poll")
+		return "mode poll"
+	case 6:
+		c.mode("auto")
+		return "mode auto"
+	case 7:
+		_, _ = c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'posthaste%' AND pid <> pg_backend_pid() AND random() < 0.5")
+		return "half of the relays' connections ended"
+	default:
+		slot := "posthaste_" + c.w.db.Relay
+		_, _ = c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
+		_, err := c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_drop_replication_slot($1)", slot)
+		return fmt.Sprintf("slot dropped (%v)", err)
+	}
+}
+
+// mode asks for a mode in the database, whoever leads.
+func (c *chaos) mode(mode string) {
+	testenv.Eventually(c.t, 10*time.Second, func() error {
+		_, err := c.w.db.Pool.Exec(c.t.Context(), "UPDATE relay_state SET desired_mode = $1", mode)
+		return err
+	})
+}
+
+func (c *chaos) pause(d time.Duration) {
+	select {
+	case <-c.t.Context().Done():
+	case <-time.After(d):
+	}
+}
