@@ -17,7 +17,7 @@ import (
 // bare reads and acknowledges everything in the stream, in the plainest way.
 func bare(tb testing.TB, client *redis.Client, stream, group string, n int) time.Duration {
 	tb.Helper()
-	ctx := context.Background()
+	ctx := tb.Context()
 	if err := client.XGroupCreateMkStream(ctx, stream, group, "0").Err(); err != nil {
 		tb.Fatal(err)
 	}
@@ -56,12 +56,12 @@ func library(tb testing.TB, client *redis.Client, stream, group string, n int) t
 	if err != nil {
 		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
 	began := time.Now()
 	go func() { done <- c.Run(ctx) }()
 	<-all
-	for client.XPending(context.Background(), stream, group).Val().Count > 0 {
+	for client.XPending(tb.Context(), stream, group).Val().Count > 0 {
 	}
 	took := time.Since(began)
 	cancel()

@@ -1,7 +1,6 @@
 package consumer_test
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -180,7 +179,7 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	}
 	n := scale(20_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
-	owner := func() string { return r.Client.Get(context.Background(), "{outbox.order}:lease:g").Val() }
+	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
 	byPID := map[string]*process{}
 	for range 3 {
 		p := spawn(t, cfg)

@@ -201,10 +201,14 @@ func TestInspectLag(t *testing.T) {
 	fill(t, r.Client, "s", 100, 1)
 	r.Client.XTrimMaxLen(ctx, "s", 60)
 	var rec record
-	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle}) // makes the group
+	reg := prometheus.NewRegistry()
+	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Metrics: reg}) // makes the group
 	settled(t, r.Client, 10*time.Second, "g", "s")
 	_ = c.stop()
 	inspect(consumer.State{Length: 60})
+	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
+		t.Errorf("%v entries counted as lost that were trimmed before the group came into being", n)
+	}
 	fill(t, r.Client, "s", 100, 1)
 	inspect(consumer.State{Length: 160, Lag: 100})
 	read(40)

@@ -109,7 +109,7 @@ func start(tb testing.TB, opt consumer.Options) *running {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	r := &running{Consumer: c, cancel: cancel, done: make(chan error, 1)}
 	go func() { r.done <- c.Run(ctx) }()
 	tb.Cleanup(func() { _ = r.stop() })

@@ -1,7 +1,6 @@
 package inbox_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -109,18 +108,18 @@ func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 				for i := range 6 {
 					wg.Go(func() {
 						for attempt := range 50 {
-							err := pgx.BeginTxFunc(context.Background(), d.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-								if _, err := tx.Exec(context.Background(), "SELECT 1 FROM orders LIMIT 1"); err != nil { // fixes the snapshot
+							err := pgx.BeginTxFunc(t.Context(), d.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+								if _, err := tx.Exec(t.Context(), "SELECT 1 FROM orders LIMIT 1"); err != nil { // fixes the snapshot
 									return err
 								}
-								first, err := inbox.Once(context.Background(), tx, "g", id)
+								first, err := inbox.Once(t.Context(), tx, "g", id)
 								if err != nil || !first {
 									return err
 								}
 								if i%2 == 0 && attempt == 0 {
 									return errors.New("a failing handler")
 								}
-								_, err = tx.Exec(context.Background(), "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')", uuid.New())
+								_, err = tx.Exec(t.Context(), "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')", uuid.New())
 								if err == nil {
 									effects.Add(1)
 								}
@@ -164,7 +163,7 @@ func TestMaintain(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if err := inbox.Maintain(context.Background(), d.Pool, retention); err != nil {
+			if err := inbox.Maintain(t.Context(), d.Pool, retention); err != nil {
 				t.Errorf("Maintain: %v", err)
 			}
 		})
@@ -219,7 +218,7 @@ func TestEveryQueryPrepares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background())
+	defer conn.Close(t.Context())
 	for _, f := range files {
 		text, err := os.ReadFile("queries/" + f.Name())
 		if err != nil {
