@@ -39,7 +39,7 @@ func LoadKeys(path string) (*Keys, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the file of API keys: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return ParseKeys(f)
 }
 

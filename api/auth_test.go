@@ -35,8 +35,14 @@ func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) { o.Keys = testKeys(t) })
 	alice, bob, robot := []string{"Authorization", "Bearer alice-key"}, []string{"Authorization", "bearer bob-key"}, []string{"Authorization", "Bearer robot-key"}
-	for _, h := range [][]string{nil, {"Authorization", "Bearer x"}, {"Authorization", "Bearer"}, {"Authorization", "Basic alice-key"},
-		{"Authorization", "Bearer alice-key", "Authorization", "Bearer alice-key"}, {"Authorization", "Bearer " + hashOf("alice-key")}} {
+	for _, h := range [][]string{
+		nil,
+		{"Authorization", "Bearer x"},
+		{"Authorization", "Bearer"},
+		{"Authorization", "Basic alice-key"},
+		{"Authorization", "Bearer alice-key", "Authorization", "Bearer alice-key"},
+		{"Authorization", "Bearer " + hashOf("alice-key")},
+	} {
 		r := w.post(newKey(), orderJSON(1), h...)
 		want(t, r, 401, "unauthorized")
 		if r.header.Get("Www-Authenticate") == "" {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -110,7 +111,7 @@ func TestReadiness(t *testing.T) {
 
 func readyz(s *Server) (int, string) {
 	rec := httptest.NewRecorder()
-	s.Readyz().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	s.Readyz().ServeHTTP(rec, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/readyz", nil))
 	return rec.Code, rec.Body.String()
 }
 

@@ -50,11 +50,11 @@ func loadDocument(tb testing.TB) *document {
 // of the request.
 func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body string, header http.Header) (rec *httptest.ResponseRecorder, valid error) {
 	tb.Helper()
-	req := httptest.NewRequest(method, target, strings.NewReader(body))
+	req := httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(body))
 	req.Header = header.Clone()
 	rec = httptest.NewRecorder()
 	h.ServeHTTP(rec, req)
-	req = httptest.NewRequest(method, target, strings.NewReader(body))
+	req = httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(body))
 	req.Header = header.Clone()
 	route, params, err := d.router.FindRoute(req)
 	if err != nil {

@@ -175,8 +175,10 @@ func TestReads(t *testing.T) {
 	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, ""), 400, "idempotency_key_missing")
 	want(t, w.do("GET", "/orders/by-key", "", idem.KeyHeader, key), 400, "invalid_parameter")
 	w.checkPages(posted)
-	for _, q := range []string{"", "?user_id=x", "?user_id=" + testUser + "&limit=0", "?user_id=" + testUser + "&limit=201",
-		"?user_id=" + testUser + "&limit=x", "?user_id=" + testUser + "&after=x"} {
+	for _, q := range []string{
+		"", "?user_id=x", "?user_id=" + testUser + "&limit=0", "?user_id=" + testUser + "&limit=201",
+		"?user_id=" + testUser + "&limit=x", "?user_id=" + testUser + "&after=x",
+	} {
 		want(t, w.do("GET", "/orders"+q, ""), 400, "invalid_parameter")
 	}
 	want(t, w.do("GET", "/nowhere", ""), 404, "not_found")

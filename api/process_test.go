@@ -59,7 +59,7 @@ func child(text string) error {
 	if c.Point != "" {
 		s.failpoint = once(c.Point, func(context.Context) { _ = syscall.Kill(os.Getpid(), c.Signal) })
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -321,8 +321,8 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		func() error { return w.redis.Client.ScriptFlush(ctx).Err() },
 		func() error { return w.redis.Client.ConfigSet(ctx, "maxmemory", "1").Err() },
 		func() error { return w.redis.Client.ConfigSet(ctx, "maxmemory", "0").Err() },
-		func() error { return w.redis.Client.SlaveOf(ctx, "127.0.0.1", "1").Err() },
-		func() error { return w.redis.Client.SlaveOf(ctx, "NO", "ONE").Err() },
+		func() error { return w.redis.Client.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err() },
+		func() error { return w.redis.Client.Do(ctx, "REPLICAOF", "NO", "ONE").Err() },
 		func() error { return w.redis.Client.ConfigSet(ctx, "min-replicas-to-write", "1").Err() },
 		func() error { return w.redis.Client.ConfigSet(ctx, "min-replicas-to-write", "0").Err() },
 		func() error { return w.redis.Signal(syscall.SIGSTOP) },

@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/idem"
 	"posthaste/sql"
@@ -20,9 +18,9 @@ import (
 // Options of a Server.
 type Options struct {
 	// Pool reaches Postgres; see sql.PoolConfig. The caller closes it.
-	Pool *pgxpool.Pool
+	Pool *sql.Pool
 	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
-	Redis redis.UniversalClient
+	Redis idem.Redis
 	// Keys are the API keys that may use the API; see LoadKeys. nil: anybody may, for any user. New warns then.
 	Keys *Keys
 	// RateLimit is how many requests a second an API key may make (without Keys: everybody together). Zero: no limit.
@@ -41,10 +39,10 @@ type Options struct {
 
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
-	pool *pgxpool.Pool
+	pool *sql.Pool
 	// poolSize is how many connections the pool may hold.
 	poolSize int
-	redis    redis.UniversalClient
+	redis    idem.Redis
 	guard    *idem.Guard
 	accept   AcceptFunc
 	keys     *Keys

@@ -41,7 +41,8 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 			continue
 		}
 		// A row that was there and is not any more (purged in this very moment) leaves room for ours.
-		if try == writeAttempts || !(sql.RetryOrder(err) || errors.Is(err, sql.ErrOrderNotFound)) {
+		again := sql.RetryOrder(err) || errors.Is(err, sql.ErrOrderNotFound)
+		if try == writeAttempts || !again {
 			return nil, false, err
 		}
 		if err := pause(ctx, time.Duration(try)*20*time.Millisecond); err != nil {

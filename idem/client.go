@@ -9,6 +9,9 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
+// Redis is a client of the guard's server: one server, Sentinel or Cluster.
+type Redis = redis.UniversalClient
+
 // NewClient returns a client for url (redis://, rediss://, unix://) with the guard's options: every call obeys its
 // context, a reply is awaited for 250 ms, and a command is resent once at most. The scripts are safe to resend; others
 // that use this client must be too. The caller closes it.

@@ -188,16 +188,22 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	}{
 		"killed":  {func(r *testenv.RedisServer) error { return r.Kill() }, func(r *testenv.RedisServer) error { return r.Start(context.Background()) }},
 		"hanging": {func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) }, func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) }},
-		"full": {func(r *testenv.RedisServer) error {
-			return r.Client.ConfigSet(context.Background(), "maxmemory", "1").Err()
-		},
+		"full": {
+			func(r *testenv.RedisServer) error {
+				return r.Client.ConfigSet(context.Background(), "maxmemory", "1").Err()
+			},
 			func(r *testenv.RedisServer) error {
 				return r.Client.ConfigSet(context.Background(), "maxmemory", "0").Err()
-			}},
-		"readonly": {func(r *testenv.RedisServer) error {
-			return r.Client.SlaveOf(context.Background(), "127.0.0.1", "1").Err()
+			},
 		},
-			func(r *testenv.RedisServer) error { return r.Client.SlaveOf(context.Background(), "NO", "ONE").Err() }},
+		"readonly": {
+			func(r *testenv.RedisServer) error {
+				return r.Client.Do(context.Background(), "REPLICAOF", "127.0.0.1", "1").Err()
+			},
+			func(r *testenv.RedisServer) error {
+				return r.Client.Do(context.Background(), "REPLICAOF", "NO", "ONE").Err()
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

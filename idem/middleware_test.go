@@ -97,7 +97,7 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 			w.Header().Set("Location", "/receipts/1")
 			w.Header().Set("Set-Cookie", "a=b")
 			w.WriteHeader(http.StatusCreated)
-			fmt.Fprintf(w, "receipt %d\nfor %s", n, body)
+			_, _ = fmt.Fprintf(w, "receipt %d\nfor %s", n, body)
 		})
 		const n = 50
 		texts := make([]string, n)

@@ -76,6 +76,9 @@ type Order struct {
 	CreatedAt time.Time
 }
 
+// Pool is where transactions of their own take a connection from; see PoolConfig.
+type Pool = pgxpool.Pool
+
 // OrderTx is an order's transaction after its inserts and before its end. It holds a connection: end it with Commit or
 // Rollback.
 type OrderTx struct {
@@ -87,7 +90,7 @@ type OrderTx struct {
 // BeginOrder opens a transaction and inserts o, and e beside it, in one round trip. e is nil for an order that announces
 // nothing. A concurrent transaction with the same key is waited for. Errors: ErrOrderLocked; any other is definite too,
 // nothing was written. RetryOrder tells whether a new connection may do better.
-func BeginOrder(ctx context.Context, pool *pgxpool.Pool, o *Order, e *Event) (*OrderTx, error) {
+func BeginOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (*OrderTx, error) {
 	b, err := orderBatch(o, e)
 	if err != nil {
 		return nil, err
@@ -109,7 +112,7 @@ func BeginOrder(ctx context.Context, pool *pgxpool.Pool, o *Order, e *Event) (*O
 }
 
 // acquire waits for a connection no longer than a client should wait to hear that Postgres is gone or overrun.
-func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+func acquire(ctx context.Context, pool *Pool) (*pgxpool.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderAcquireTimeout)
 	defer cancel()
 	return pool.Acquire(ctx)
@@ -145,7 +148,11 @@ func orderBatch(o *Order, e *Event) (*pgx.Batch, error) {
 // round trip ends; OrderTx.Commit then rolls back.
 func sendOrder(ctx context.Context, conn *pgxpool.Conn, b *pgx.Batch, event bool) (inserted bool, err error) {
 	res := conn.SendBatch(ctx, b)
-	defer func() { err = errors.Join(err, res.Close()) }()
+	defer func() {
+		if cerr := res.Close(); err == nil { // it repeats the first error
+			err = cerr
+		}
+	}()
 	for range 2 { // BEGIN, settings
 		if _, err := res.Exec(); err != nil {
 			return false, err
