@@ -1,0 +1,227 @@
+package posthaste_test
+
+import (
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// page is one Markdown file, its name relative to the root.
+type page struct{ name, text string }
+
+// pages are all that a reader may meet.
+func pages(t *testing.T) []page {
+	t.Helper()
+	names, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make([]page, 0, len(names)+3)
+	for _, n := range append([]string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}, names...) {
+		list = append(list, page{n, read(t, n)})
+	}
+	return list
+}
+
+var (
+	fencePattern    = regexp.MustCompile("(?ms)^[ \t]*```(\\w*)[^\n]*\n(.*?)^[ \t]*```")
+	linkPattern     = regexp.MustCompile(`\[([^\]]*)\]\(([^)\s]+)\)`)
+	inlinePattern   = regexp.MustCompile("`([^`\n]+)`")
+	headingPattern  = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	testNamePattern = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+	testFuncPattern = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)[A-Z]\w*)\(`)
+	filePattern     = regexp.MustCompile(`^[\w.-]+(?:/[\w.-]+)+\.(?:go|sql|ya?ml|sh|lua|md|json)$`)
+	makePattern     = regexp.MustCompile(`^make ([a-z-]+)`)
+	variablePattern = regexp.MustCompile(`\bPOSTHASTE_[A-Z_]+\b`)
+)
+
+// testNames are the tests that the page names in full: TestFull… is a family of names.
+func (p page) testNames() []string {
+	return testNamePattern.FindAllString(regexp.MustCompile(`\b\w+…`).ReplaceAllString(p.text, ""), -1)
+}
+
+// prose is a page without its fenced blocks.
+func (p page) prose() string { return fencePattern.ReplaceAllString(p.text, "") }
+
+// commands are the lines of the page's shell blocks and its inline code, without comments, prompts and redirections.
+func (p page) commands() []string {
+	var lines []string
+	for _, m := range fencePattern.FindAllStringSubmatch(p.text, -1) {
+		if m[1] == "sh" || m[1] == "console" || m[1] == "" {
+			lines = append(lines, strings.Split(strings.ReplaceAll(m[2], "\\\n", ""), "\n")...)
+		}
+	}
+	for _, m := range inlinePattern.FindAllStringSubmatch(p.prose(), -1) {
+		lines = append(lines, m[1])
+	}
+	for i, l := range lines {
+		l = strings.TrimPrefix(strings.TrimSpace(l), "$ ")
+		for _, end := range []string{" #", " |", " >", " 2>"} {
+			l, _, _ = strings.Cut(l, end)
+		}
+		lines[i] = strings.TrimSpace(l)
+	}
+	return lines
+}
+
+func TestDocsLinks(t *testing.T) {
+	t.Parallel()
+	for _, p := range pages(t) {
+		for _, m := range linkPattern.FindAllStringSubmatch(p.prose(), -1) {
+			u, err := url.Parse(m[2])
+			if err != nil {
+				t.Errorf("%s: link %q: %v", p.name, m[2], err)
+				continue
+			}
+			if u.IsAbs() {
+				continue
+			}
+			target := p.name
+			if u.Path != "" {
+				target = filepath.Join(filepath.Dir(p.name), u.Path)
+			}
+			info, err := os.Stat(target)
+			switch {
+			case err != nil:
+				t.Errorf("%s: link to %s, which is not there", p.name, m[2])
+			case info.IsDir() && (u.Fragment != "" || testNamePattern.MatchString(m[1])):
+				t.Errorf("%s: link to %s wants a file, not a folder", p.name, m[2])
+			case u.Fragment != "" && !slices.Contains(anchors(read(t, target)), u.Fragment):
+				t.Errorf("%s: link to %s: no such heading", p.name, m[2])
+			case testNamePattern.MatchString(m[1]) && !strings.Contains(read(t, target), "\nfunc "+m[1]+"("):
+				t.Errorf("%s: test %s is not in %s", p.name, m[1], target)
+			}
+		}
+		for _, m := range inlinePattern.FindAllStringSubmatch(p.prose(), -1) {
+			if filePattern.MatchString(m[1]) && missing(m[1]) && missing(filepath.Join(filepath.Dir(p.name), m[1])) {
+				t.Errorf("%s names %s, which is not there", p.name, m[1])
+			}
+		}
+	}
+}
+
+func missing(name string) bool {
+	_, err := os.Stat(name)
+	return err != nil
+}
+
+// anchors are the fragments of a page's headings, as GitHub makes them.
+func anchors(text string) []string {
+	drop := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	var list []string
+	for _, m := range headingPattern.FindAllStringSubmatch(fencePattern.ReplaceAllString(text, ""), -1) {
+		list = append(list, strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+	}
+	return list
+}
+
+// TestDocsNames looks for every test and every variable that a page names.
+func TestDocsNames(t *testing.T) {
+	t.Parallel()
+	tests, variables := map[string]bool{}, map[string]bool{}
+	eachFile(t, func(name, text string) {
+		for _, m := range testFuncPattern.FindAllStringSubmatch(text, -1) {
+			tests[m[1]] = true
+		}
+		for _, v := range variablePattern.FindAllString(text, -1) {
+			variables[v] = true
+		}
+	})
+	for _, p := range pages(t) {
+		for _, n := range p.testNames() {
+			if !tests[n] {
+				t.Errorf("%s names test %s, which does not exist", p.name, n)
+			}
+		}
+		for _, v := range variablePattern.FindAllString(p.text, -1) {
+			if !variables[v] {
+				t.Errorf("%s names variable %s, which nothing reads", p.name, v)
+			}
+		}
+	}
+}
+
+// eachFile visits everything that is not documentation, and not this file.
+func eachFile(t *testing.T, visit func(name, text string)) {
+	t.Helper()
+	kinds := []string{".go", ".sql", ".sh", ".yml", "Makefile"}
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "bin" || d.Name() == ".git"):
+			return filepath.SkipDir
+		case d.IsDir() || name == "docs_test.go":
+			return nil
+		}
+		if slices.ContainsFunc(kinds, func(k string) bool { return strings.HasSuffix(name, k) }) {
+			visit(name, read(t, name))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDocsCommands gives every posthaste command of the pages to the program, with --help behind it: it parses all of
+// the line, and does nothing. What a page only outlines (…, [ID], a|b) is not a command.
+func TestDocsCommands(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "posthaste")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/posthaste").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	makefile := read(t, "Makefile")
+	tried := map[string]bool{}
+	for _, p := range pages(t) {
+		for _, line := range p.commands() {
+			if m := makePattern.FindStringSubmatch(line); m != nil && !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s: %q: the Makefile has no such target", p.name, line)
+			}
+			line = regexp.MustCompile(`^(?:timeout \S+ )?(?:\./bin/)?posthaste `).ReplaceAllString(line, "\x00")
+			if line == "" || line[0] != 0 || tried[line] || strings.ContainsAny(line, "…[<|") {
+				continue
+			}
+			tried[line] = true
+			args := append(strings.Fields(line[1:]), "--help")
+			if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+				t.Errorf("%s: posthaste %s: %v\n%s", p.name, line[1:], err, out)
+			}
+		}
+	}
+	if len(tried) < 10 {
+		t.Errorf("only %d commands found: %q", len(tried), slices.Sorted(maps.Keys(tried)))
+	}
+}
+
+// TestDocsMachine holds the picture in docs/architecture.md against the table in outbox/machine.go.
+func TestDocsMachine(t *testing.T) {
+	t.Parallel()
+	source := read(t, "outbox/machine.go")
+	value := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|ev)[A-Z]\w*) +(?:phase|event) = "(\w+)"`).FindAllStringSubmatch(source, -1) {
+		value[m[1]] = m[2]
+	}
+	var want, have []string
+	for _, m := range regexp.MustCompile(`\{(phase\w+), (ev\w+), (phase\w+)\}`).FindAllStringSubmatch(source, -1) {
+		want = append(want, value[m[1]]+" --> "+value[m[3]]+": "+value[m[2]])
+	}
+	for _, m := range fencePattern.FindAllStringSubmatch(read(t, "docs/architecture.md"), -1) {
+		if m[1] == "mermaid" {
+			have = append(have, regexp.MustCompile(`\w+ --> \w+: \w+`).FindAllString(m[2], -1)...)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	if len(want) == 0 || !slices.Equal(want, have) {
+		t.Errorf("docs/architecture.md shows\n%s\nand outbox/machine.go has\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+	}
+}
