@@ -50,11 +50,15 @@ func child() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
 	client := redis.NewClient(&redis.Options{Addr: cfg.Redis})
 	defer client.Close()
 	h := consumer.LineWriter(os.Stdout)
 	if cfg.Effect != "" {
-		pool, err := pgxpool.New(ctx, cfg.Effect)
+		pool, err := pgxpool.New(ctx, cfg.Effect+"&idle_in_transaction_session_timeout=1000") // a paused process must not block the others
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 2
@@ -127,6 +131,9 @@ func spawn(tb testing.TB, cfg childConfig) *process {
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(env))
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		_, err = p.cmd.StdinPipe() // held open: the child ends with us, whatever ends us
+	}
 	if err == nil {
 		err = p.cmd.Start()
 	}

@@ -95,7 +95,7 @@ func TestEffectExactlyOnce(t *testing.T) {
 	}
 	procs := []*process{spawn(t, cfg), spawn(t, cfg), spawn(t, cfg)}
 	reached := func(share float64) {
-		testenv.Eventually(t, 10*time.Minute, func() error {
+		testenv.Eventually(t, time.Duration(scale(600, 60))*time.Second, func() error {
 			if c := testenv.Value[int](t, d, "SELECT count(*) FROM effect"); float64(c) < share*float64(n) {
 				return fmt.Errorf("%d of %d effects", c, n)
 			}

@@ -22,16 +22,23 @@ func query(name string) string {
 	return string(b)
 }
 
+// idleLimit is how long a transaction with a note may do nothing. A process that is paused in a handler would otherwise
+// block everybody who has its events now, for as long as the pause lasts.
+const idleLimit = "60s"
+
 // Once notes within tx that group has seen the event, and reports whether it is the first time: if not, the effect
 // exists and the handler should do nothing more. While another transaction that has noted the same event is open, Once
 // waits for its end. Under REPEATABLE READ and above it may end with a serialization failure (40001) instead of false;
 // the retry of the event then finds the note.
 //
+// So that a paused process does not block the others for ever, tx may be idle between two statements for a minute at most,
+// unless its session sets idle_in_transaction_session_timeout itself; a value near the consumer's ClaimIdle is good.
+//
 // eventID is an event's ID, usually a UUID; any other text is as good. The table inbox (posthaste migrate makes it) must
 // be in tx's search path.
 func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, err error) {
 	id, day := locate(eventID)
-	tag, err := tx.Exec(ctx, query("once"), day, group, id)
+	tag, err := tx.Exec(ctx, query("once"), day, group, id, idleLimit)
 	if err != nil {
 		return false, fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
 	}

@@ -94,6 +94,33 @@ func TestRollbackForgets(t *testing.T) {
 	}
 }
 
+// A transaction that holds a note and does nothing is bounded, unless its session says otherwise.
+func TestIdleTransactionIsBounded(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	for own, want := range map[string]string{"0": "1min", "7s": "7s"} {
+		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SELECT set_config('idle_in_transaction_session_timeout', $1, true)", own); err != nil {
+				return err
+			}
+			if first, err := inbox.Once(t.Context(), tx, "g", v7(t)); err != nil || !first {
+				return fmt.Errorf("Once = %v, %w", first, err)
+			}
+			var got string
+			if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got); err != nil {
+				return err
+			}
+			if got != want {
+				t.Errorf("own limit %s: got %s, want %s", own, got, want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Many transactions at once, some of which fail: exactly one has the effect, in every isolation level.
 func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 	t.Parallel()
