@@ -3,7 +3,8 @@ WITH gone AS (
     DELETE FROM outbox o
     USING unnest($1::bigint[], $2::text[], $3::text[]) AS k(seq, stream, entry_id), generate_series(0, 15) AS p(part)
     WHERE o.part = p.part::smallint AND o.seq = k.seq
-    RETURNING o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers, o.created_at, k.stream, k.entry_id
+    RETURNING o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
+        CASE WHEN isfinite(o.created_at) THEN o.created_at ELSE clock_timestamp() END AS created_at, k.stream, k.entry_id
 ), receipt AS (
     INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, published_at, stream, entry_id, mode)
     SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, clock_timestamp(), stream, nullif(entry_id, ''), 'cdc'

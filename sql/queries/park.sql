@@ -1,7 +1,8 @@
 WITH gone AS (
     DELETE FROM outbox
     WHERE part = (hashtextextended($1::text, 0) & 15)::smallint AND seq = $2
-    RETURNING seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at
+    RETURNING seq, id, aggregate_type, aggregate_id, event_type, payload, headers,
+        CASE WHEN isfinite(created_at) THEN created_at ELSE clock_timestamp() END AS created_at
 ), parked AS (
     INSERT INTO outbox_dead AS d (id, seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
     SELECT id, seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, $3, $4, $5 FROM gone

@@ -1,0 +1,1 @@
+INSERT INTO credit_epoch (bucket) VALUES ($1) ON CONFLICT DO NOTHING

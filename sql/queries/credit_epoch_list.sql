@@ -1,0 +1,1 @@
+SELECT bucket, epoch, mark, bumped_at FROM credit_epoch ORDER BY bucket
