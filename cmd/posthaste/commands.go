@@ -336,6 +336,7 @@ type consumeCmd struct {
 	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
 	Stream    []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
 	Consumer  string        `help:"Name of this consumer within the group. Default: one that is never used twice."`
+	Ordered   bool          `help:"Keep the order per subject over all consumers of the group: one of them at a time reads a stream."`
 	ClaimIdle time.Duration `help:"After how long without a sign of life another consumer's entries are taken over." default:"15s"`
 }
 
@@ -350,7 +351,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	}
 	defer client.Close()
 	o := consumer.Options{
-		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Handler: consumer.LineWriter(e.stdout),
+		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Ordered: c.Ordered, Handler: consumer.LineWriter(e.stdout),
 		DrainTimeout: e.config.DrainTimeout, Log: e.config.logger(),
 	}
 	if len(c.Stream) == 0 {
@@ -385,4 +386,3 @@ func consumerClient(url string) (*redis.Client, error) {
 	}
 	return redis.NewClient(o), nil
 }
-

@@ -50,6 +50,8 @@ type demo struct {
 	relay  *relayProcess
 	user   uuid.UUID
 
+	neighbours neighbours
+
 	posted atomic.Int64
 	mu     sync.Mutex
 	sent   map[string]time.Time // order id -> when its POST was sent; only orders that were answered 201
@@ -76,7 +78,8 @@ func (c demoCmd) Run(ctx context.Context, e *env) (err error) {
 	gctx, stop := context.WithCancel(gctx)
 	defer func() {
 		stop()
-		if werr := g.Wait(); err == nil && !errors.Is(werr, context.Canceled) {
+		// What a process ended with says more than that the rest was cancelled for it.
+		if werr := g.Wait(); werr != nil && (err == nil || errors.Is(err, context.Canceled)) && !errors.Is(werr, context.Canceled) {
 			err = werr
 		}
 	}()
@@ -91,7 +94,7 @@ func (c demoCmd) Run(ctx context.Context, e *env) (err error) {
 	}
 	fmt.Fprintf(d.out, "\nRunning until Ctrl-C. Try:\n  curl -s %s/relay\n  curl -s -X PUT %s/relay/mode -d '{\"mode\":\"poll\"}'\n  curl -s %s/metrics | grep ^outbox_\n",
 		d.adminURL(), d.adminURL(), d.adminURL())
-	fmt.Fprintf(d.out, "  curl -s -X POST http://%s/orders -H 'Idempotency-Key: %s' -d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
+	fmt.Fprintf(d.out, "  curl -s -X POST http://%s/orders -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' -d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
 		d.serve.public.Addr(), uuid.New(), d.user)
 	<-gctx.Done()
 	return nil
@@ -164,6 +167,9 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	g.Go(func() error { return d.relay.run(ctx) })
 	g.Go(func() error { return cons.Run(ctx) })
 	g.Go(func() error { return d.watchMode(ctx) })
+	if err := d.neighbours.start(ctx, g, d); err != nil {
+		return err
+	}
 	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\n\n", d.serve.public.Addr(), d.adminURL())
 	return nil
 }
@@ -215,6 +221,9 @@ func (d *demo) story(ctx context.Context, c demoCmd) error {
 	}
 	if err := d.until(ctx, 30*time.Second, "every order to arrive", func() bool { return d.missing() == 0 }); err != nil {
 		fmt.Fprintln(d.out, err)
+	}
+	if err := d.neighbours.report(ctx, d, len(d.sent)); err != nil {
+		return err
 	}
 	return d.summary(ctx)
 }
