@@ -57,6 +57,7 @@ type Guard struct {
 	metrics *metrics
 	cache   *cache
 	flights flights
+	lookups lookups
 }
 
 // New returns a guard. It does no I/O: a server that is gone is noticed by the first request.
@@ -151,40 +152,22 @@ type Decision struct {
 // Begin decides about one attempt. Redis trouble is no error: the decision is then Proceed with a degraded ticket, and
 // the database arbitrates. Errors are those of ctx, which ended while waiting, and of Request.Lookup.
 func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
+	w := waiter{g: g, r: &r, deadline: time.Now().Add(r.Wait)}
 	attempt := newAttempt()
-	deadline := time.Now().Add(r.Wait)
-	asked, waited := false, false
 	for {
 		d := g.acquire(ctx, &r, attempt)
-		d.Waited = waited
-		if d.Outcome != Busy {
-			g.count(&r, &d)
-			return d.Decision, nil
-		}
-		left := time.Until(deadline)
-		// A pending record of another command is suspicious: ask at once. So is an attempt that takes long: it may have
-		// committed and died. Otherwise ask before giving up.
-		if r.Lookup != nil && (left <= 0 || (!asked && (d.contested || waited))) {
-			asked = true
-			if found, ok, err := g.lookup(ctx, &r); err != nil || ok {
-				found.Waited = waited
-				if err == nil {
-					g.count(&r, &found)
-				}
-				return found.Decision, err
+		if d.Outcome == Busy {
+			decided, err := w.wait(ctx, &d)
+			if err != nil {
+				return Decision{}, err
+			}
+			if !decided {
+				continue
 			}
 		}
-		if left <= 0 {
-			g.count(&r, &d)
-			return d.Decision, nil
-		}
-		if r.Lookup != nil && !asked {
-			left = min(left, patience)
-		}
-		if err := g.await(ctx, r.Key, min(left, d.leaseLeft)); err != nil {
-			return Decision{}, err
-		}
-		waited = true
+		d.Waited = w.waited
+		g.count(&r, &d)
+		return d.Decision, nil
 	}
 }
 
@@ -273,20 +256,6 @@ func (g *Guard) degraded(r *Request, err error) verdict {
 	}
 	t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint}
 	return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: OutcomeDegraded}
-}
-
-// lookup asks the database. ok says that it decided.
-func (g *Guard) lookup(ctx context.Context, r *Request) (v verdict, ok bool, err error) {
-	f, err := r.Lookup(ctx)
-	if err != nil || !f.Exists {
-		return verdict{}, false, err
-	}
-	if !f.Matches {
-		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}, true, nil
-	}
-	t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint}
-	t.Commit(ctx, f.Record)
-	return verdict{Decision: Decision{Outcome: Replay, Record: f.Record, FromStore: true}, outcome: OutcomeReplayPG}, true, nil
 }
 
 // count notes the outcome of a request.

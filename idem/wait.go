@@ -66,8 +66,8 @@ func (f *flights) finish(k Key, before func()) {
 	}
 }
 
-// await returns when the record of k may have changed or d has passed; its error is that of ctx.
-func (g *Guard) await(ctx context.Context, k Key, d time.Duration) error {
+// await returns when the record of k has changed or d has passed; its error is that of ctx.
+func (g *Guard) await(ctx context.Context, k Key, d time.Duration) (changed bool, err error) {
 	start := time.Now()
 	defer func() { g.metrics.wait.Observe(time.Since(start).Seconds()) }()
 	fl := g.flights.join(k)
@@ -76,35 +76,37 @@ func (g *Guard) await(ctx context.Context, k Key, d time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-fl.done:
-		return nil
+		return true, nil
 	case <-timer.C:
-		return nil
+		return false, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	case fl.lead <- struct{}{}:
 	}
 	defer func() { <-fl.lead }()
 	return g.poll(ctx, k, fl, timer)
 }
 
-func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) error {
+func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) (changed bool, err error) {
 	for {
 		pause := time.NewTimer(fl.pause/2 + rand.N(fl.pause/2))
 		select {
 		case <-fl.done:
+			pause.Stop()
+			return true, nil
 		case <-timer.C:
+			pause.Stop()
+			return false, nil
 		case <-ctx.Done():
 			pause.Stop()
-			return ctx.Err()
+			return false, ctx.Err()
 		case <-pause.C:
-			if g.pending(ctx, k) {
-				fl.pause = min(fl.pause*3/2, pollLast)
-				continue
-			}
-			g.flights.finish(k, nil)
 		}
-		pause.Stop()
-		return nil
+		if !g.pending(ctx, k) {
+			g.flights.finish(k, nil)
+			return true, nil
+		}
+		fl.pause = min(fl.pause*3/2, pollLast)
 	}
 }
 

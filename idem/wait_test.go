@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,11 +21,20 @@ func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
 	const n = 200
 	got := make([]Decision, n)
 	released := make([]time.Time, n)
+	var asked atomic.Int64
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
 			req := request("k", "a")
 			req.Wait = 20 * time.Second
+			req.Lookup = func(ctx context.Context) (Found, error) {
+				asked.Add(1)
+				select { // a database that takes its time
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
+				}
+				return Found{}, ctx.Err()
+			}
 			got[i] = begin(t, g, req)
 			released[i] = time.Now()
 		})
@@ -46,6 +56,9 @@ func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
 	// One poller for all of them: at least every 100 to 200 ms at the end, a few more at the start.
 	if polls := calls(t, r, "get") - before; polls > 30 {
 		t.Errorf("%d polls in 0.7 s for %d waiters", polls, n)
+	}
+	if n := asked.Load(); n == 0 || n > 20 {
+		t.Errorf("the database was asked %d times for all of them", n)
 	}
 	published := time.Now()
 	d.Ticket.Commit(t.Context(), result)
