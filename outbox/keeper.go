@@ -40,6 +40,9 @@ func (k *slotKeeper) hard() int64 { return k.relay.o.WALBudget / 4 * 3 }
 
 // run looks at the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
+	// A slot that stood still while nobody led is left to the first hand-over: moved here, it could not be streamed before
+	// every transaction that is open now has ended.
+	k.helped()
 	for ctx.Err() == nil {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
 			k.relay.log.Debug("slot upkeep", "err", err)
@@ -63,8 +66,8 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		k.exhausted()
 		return nil
 	case phase == phaseStream:
-		if st.RetainedBytes > k.soft() && time.Since(k.last) > nudgeInterval {
-			k.last = time.Now()
+		if st.RetainedBytes > k.soft() && k.idle() > nudgeInterval {
+			k.helped()
 			return k.relay.o.Slots.Nudge(ctx)
 		}
 		return nil
@@ -72,11 +75,24 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		return k.enforce(ctx)
 	case phase == phaseHandover:
 		return nil // it moves the slot itself
-	case st.RetainedBytes > k.soft() && time.Since(k.last) > time.Second,
-		st.ConfirmedLagBytes > 0 && time.Since(k.last) > softInterval:
+	case st.RetainedBytes > k.soft() && k.idle() > time.Second,
+		st.ConfirmedLagBytes > 0 && k.idle() > softInterval:
 		return k.advance(ctx)
 	}
 	return nil
+}
+
+// helped notes that the slot was helped along now, idle tells how long ago that was.
+func (k *slotKeeper) helped() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.last = time.Now()
+}
+
+func (k *slotKeeper) idle() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return time.Since(k.last)
 }
 
 // look reads the slot's state into the gauges.

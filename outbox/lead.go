@@ -303,6 +303,7 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 // poll sweeps under the shared lock: because polling is wanted, or until the exclusive lock is free.
 func (l *leadership) poll(ctx context.Context) (event, error) {
 	l.degraded = ""
+	l.health.clear("slot") // nobody needs it while polling is wanted
 	if err := l.record(ctx, ModePoll); err != nil {
 		return evOver, err
 	}
@@ -471,10 +472,10 @@ func (l *leadership) unusable(ctx context.Context, err error) {
 	l.degraded = text
 	l.reason = slotReason(err)
 	st, serr := l.check(ctx)
+	l.health.clear("slot")
 	if serr == nil && st.Desired == ModeCDC {
 		l.health.fail("slot", text)
 	} else {
-		l.health.clear("slot")
 		l.health.degrade("slot", text)
 	}
 	_ = l.record(ctx, l.mode)
@@ -548,20 +549,20 @@ func (l *leadership) evict(ctx context.Context) error {
 // waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or
 // made without such a wait, going on without it could pass rows by: then it is an error.
 func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) {
+	visible, err := l.o.Store.VisibleBelow(ctx, xid)
+	if err != nil || visible {
+		return visible, err
+	}
+	// Events do not wait for it.
 	deadline := time.Now().Add(visibleWait)
-	bo := backoff{first: 2 * time.Millisecond, most: 100 * time.Millisecond}
-	for {
-		ok, err := l.o.Store.VisibleBelow(ctx, xid)
-		if err != nil || ok {
-			return ok, err
-		}
-		if time.Now().After(deadline) {
-			break
-		}
-		bo.wait(ctx)
-		if ctx.Err() != nil {
-			return false, ctx.Err()
-		}
+	err = l.during(ctx, func(ctx context.Context) error {
+		return l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
+			visible, err = l.o.Store.VisibleBelow(ctx, xid)
+			return !visible && time.Now().Before(deadline), err
+		})
+	})
+	if err != nil || visible {
+		return visible, err
 	}
 	if need := l.keeper.needed(); need != 0 {
 		ok, err := l.o.Store.VisibleBelow(ctx, need)
