@@ -18,7 +18,7 @@ const (
 
 // blocks knows the parked events, for block-key. A nil *blocks blocks nothing.
 type blocks struct {
-	mu   sync.RWMutex
+	mu   sync.Mutex
 	dead map[[2]string][]Dead
 	// orig is the place in its aggregate's order that a parked event had first; a retry gives it a new seq.
 	orig map[uuid.UUID]int64
@@ -47,14 +47,24 @@ func (b *blocks) refresh(list func() ([]Dead, error)) error {
 	return nil
 }
 
-// put adds an event that is not known yet. The caller holds mu.
+// put adds an event. One that was known is parked again after a retry: its first place stays. The caller holds mu.
 func (b *blocks) put(d Dead) {
+	k := [2]string{d.AggregateType, d.AggregateID}
 	if _, known := b.orig[d.ID]; known {
+		b.retried(k, d.ID, 0)
 		return
 	}
-	k := [2]string{d.AggregateType, d.AggregateID}
 	b.dead[k] = append(b.dead[k], d)
 	b.orig[d.ID] = d.Seq
+}
+
+// retried notes the number of the row by which a parked event is back in the outbox, 0 for none. The caller holds mu.
+func (b *blocks) retried(k [2]string, id uuid.UUID, seq int64) {
+	for i := range b.dead[k] {
+		if b.dead[k][i].ID == id {
+			b.dead[k][i].RetrySeq = seq
+		}
+	}
 }
 
 // add notes an event that was just parked.
@@ -69,22 +79,27 @@ func (b *blocks) add(e *Event) {
 	b.recent = append(b.recent, d)
 }
 
-// blocker returns the id of the parked event that e has to wait for, or "".
+// blocker returns the id of the parked event that e has to wait for, or "". An event that is being retried holds up only
+// what is before its new row: what is behind it comes after it anyway, unless it is parked again.
 func (b *blocks) blocker(e *Event) string {
 	if b == nil {
 		return ""
 	}
-	b.mu.RLock()
-	defer b.mu.RUnlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if len(b.dead) == 0 {
 		return ""
 	}
-	place := e.Seq
+	k, place := [2]string{e.AggregateType, e.AggregateID}, e.Seq
 	if seq, parked := b.orig[e.ID]; parked {
 		place = seq
+		if e.Seq != seq {
+			b.retried(k, e.ID, e.Seq) // the table said so, or will
+		}
 	}
-	for _, d := range b.dead[[2]string{e.AggregateType, e.AggregateID}] {
-		if d.ID != e.ID && d.Seq < place {
+	for _, d := range b.dead[k] {
+		passed := d.RetrySeq != 0 && d.RetrySeq < e.Seq
+		if d.ID != e.ID && d.Seq < place && !passed {
 			return d.ID.String()
 		}
 	}

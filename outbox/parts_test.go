@@ -31,15 +31,24 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	}
 	b.add(second)
 	// A retry gives the first event a new number; its place stays the first.
-	retried := *first
-	retried.Seq = 10
-	if got := b.blocker(&retried); got != "" {
-		t.Errorf("the retried first event is blocked by %q", got)
-	}
-	retried = *second
-	retried.Seq = 11
+	again, retried := *first, *second
+	again.Seq, retried.Seq = 10, 11
 	if got := b.blocker(&retried); got != first.ID.String() {
 		t.Errorf("the retried second event: blocked by %q, want the first", got)
+	}
+	if got := b.blocker(&again); got != "" {
+		t.Errorf("the retried first event is blocked by %q", got)
+	}
+	if got := b.blocker(&retried); got != "" {
+		t.Errorf("the second event, retried behind the first, is blocked by %q", got)
+	}
+	early := ev(9, "a")
+	if got := b.blocker(early); got == "" {
+		t.Error("an event before the retried rows overtakes them")
+	}
+	b.add(&again)
+	if got := b.blocker(&retried); got != first.ID.String() {
+		t.Errorf("the retried second event, the first being parked again: blocked by %q, want the first", got)
 	}
 	// The first is published: only the second is parked.
 	err := b.refresh(func() ([]Dead, error) {

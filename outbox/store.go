@@ -80,6 +80,8 @@ type Dead struct {
 	CreatedAt     time.Time
 	DeadAt        time.Time
 	Retrying      bool
+	// RetrySeq is the number of the row a retry has put back into the outbox, 0 for none. Only Store.Parked fills it.
+	RetrySeq int64
 }
 
 // AuditMark is what the audit compares from one time to the next.

@@ -327,7 +327,7 @@ func (s *Store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 		return nil, fmt.Errorf("list parked events: %w", err)
 	}
 	dead, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d outbox.Dead, err error) {
-		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID)
+		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.RetrySeq)
 		return d, err
 	})
 	if err != nil {
