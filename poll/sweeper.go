@@ -2,13 +2,15 @@ package poll
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"posthaste/outbox"
 )
@@ -16,6 +18,8 @@ import (
 const (
 	// publishTimeout bounds the one attempt to publish within a transaction.
 	publishTimeout = 2 * time.Second
+	// commitTimeout bounds writing the history and the commit, rollbackTimeout the rollback.
+	commitTimeout, rollbackTimeout = 10 * time.Second, 2 * time.Second
 	// batchBytes bounds the payload of one batch.
 	batchBytes = 4 << 20
 	// turn is how many batches a worker takes from one part before it lets others have it.
@@ -55,6 +59,8 @@ type Sweeper struct {
 
 	// refused remembers, over transactions, what the sink refuses.
 	refused refusals
+	// rows is how many rows the next batch of each part takes: fewer after one that failed.
+	rows [outbox.Parts]atomic.Int64
 }
 
 var _ outbox.Sweeper = (*Sweeper)(nil)
@@ -70,7 +76,11 @@ func New(o Options) *Sweeper {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Sweeper{o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer)}
+	s := &Sweeper{o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer)}
+	for part := range s.rows {
+		s.rows[part].Store(int64(o.BatchRows))
+	}
+	return s
 }
 
 // Run sweeps with all workers until ctx ends (nil) or the scope's ownership does: outbox.ErrGap, *outbox.FencedError,
@@ -86,43 +96,35 @@ func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
 	})
 }
 
-// Drain makes one pass that reaches, in every part, the highest seq visible when it began. It returns nil only then.
+// Drain makes one pass that reaches, in every part, the highest seq visible when it began. It returns nil only then:
+// otherwise Run's errors, or ctx's.
 func (s *Sweeper) Drain(ctx context.Context, scope outbox.Scope) error {
 	q := &queue{}
 	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q) })
 }
 
-// each runs work on every worker and ends all when one fails. A cancelled context is no failure of Run, but it is one of
-// Drain: the work says which by what it returns.
+// each runs work on every worker. The first error ends all of them, and is returned.
 func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx context.Context, w *worker) error) error {
-	wctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
+	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
-		wg.Go(func() {
-			w := &worker{s: s, scope: scope, limit: s.o.BatchRows}
+		g.Go(func() error {
+			w := &worker{s: s, scope: scope}
 			defer w.close()
-			if err := work(wctx, w); err != nil {
-				cancel(err)
-			}
+			return work(ctx, w)
 		})
 	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the caller ended it and knows
-	}
-	return context.Cause(wctx)
+	return g.Wait()
 }
 
-// final reports whether err ends the scope. A fence of the scope's own epoch is another worker's newer claim: it ends
-// the claim, not the scope.
-func final(err error, o outbox.Owner) bool {
-	var fenced *outbox.FencedError
-	var foreign *outbox.ForeignError
-	if errors.As(err, &fenced) {
-		return fenced.Epoch != o.Epoch
-	}
-	return errors.Is(err, outbox.ErrGap) || errors.As(err, &foreign)
+// shrink makes the part's next batches smaller after one of rows rows failed: what is too much for Redis, for the network
+// or for one row's sake comes through in pieces, and at the size of one it is known which row it is.
+func (s *Sweeper) shrink(part, rows int) {
+	s.rows[part].Store(int64(max(rows/8, 1)))
+}
+
+// grow makes them larger again.
+func (s *Sweeper) grow(part int) {
+	s.rows[part].Store(min(s.rows[part].Load()*2, int64(s.o.BatchRows)))
 }
 
 // queue hands the parts of a Drain to its workers.
@@ -177,25 +179,36 @@ func (q *queue) give(part int, done bool) {
 
 // refusals counts how often events were refused, and knows the streams that refuse every event.
 type refusals struct {
-	mu      sync.Mutex
-	tries   map[[16]byte]int
-	streams map[string]bool
+	mu sync.Mutex
+	// streams has the streams that refused an event since their last batch without one.
+	streams map[string]*refusal
+}
+
+type refusal struct {
+	tries map[uuid.UUID]int
+	// parked is set when an event was parked: the next ones need not be tried as often.
+	parked bool
 }
 
 // park reports whether an event that was refused again is to be parked now, and after how many attempts.
 func (r *refusals) park(stream string, p *outbox.PoisonError) (int, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.tries == nil {
-		r.tries, r.streams = map[[16]byte]int{}, map[string]bool{}
+	if r.streams == nil {
+		r.streams = map[string]*refusal{}
 	}
-	r.tries[p.ID]++
-	n := r.tries[p.ID]
-	if n < poisonAttempts && !r.streams[stream] {
+	s := r.streams[stream]
+	if s == nil {
+		s = &refusal{tries: map[uuid.UUID]int{}}
+		r.streams[stream] = s
+	}
+	s.tries[p.ID]++
+	n := s.tries[p.ID]
+	if n < poisonAttempts && !s.parked {
 		return n, false
 	}
-	delete(r.tries, p.ID)
-	r.streams[stream] = true
+	delete(s.tries, p.ID)
+	s.parked = true
 	return n, true
 }
 

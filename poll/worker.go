@@ -20,8 +20,6 @@ type worker struct {
 	conn  *sql.Sweep
 	idle  time.Duration
 	fails time.Duration
-	// limit is how many rows the next batch takes: fewer after a batch that could not be read.
-	limit int
 }
 
 func (w *worker) close() {
@@ -50,14 +48,37 @@ func (w *worker) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // stopping
 	}
-	if final(err, w.scope.Owner) {
-		return err
+	if end := w.final(ctx, err); end != nil {
+		return end
 	}
 	w.s.metrics.errors.Inc()
 	w.s.log.Debug("sweep is repeated", "err", err)
 	w.close()
 	w.fails = min(max(w.fails*2, failFirst), failMost)
 	wait(ctx, w.fails)
+	return nil
+}
+
+// final returns the error that ends the scope, or nil if err only ends the claim.
+func (w *worker) final(ctx context.Context, err error) error {
+	var fenced *outbox.FencedError
+	var foreign *outbox.ForeignError
+	switch {
+	case errors.Is(err, outbox.ErrGap), errors.As(err, &foreign):
+		return err
+	case !errors.As(err, &fenced):
+		return nil
+	case fenced.Epoch != w.scope.Owner.Epoch:
+		return err
+	}
+	// A fence of our own epoch is a newer claim's, or that of another holder of the same epoch (a restored or copied
+	// database). The gate tells them apart.
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	err = w.s.o.Sink.Check(ctx, w.scope.Owner, []string{fenced.Stream})
+	if errors.Is(err, outbox.ErrGap) || errors.As(err, &foreign) || errors.As(err, &fenced) {
+		return err
+	}
 	return nil
 }
 
@@ -109,11 +130,14 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 			continue
 		}
 		claimed, done, err := w.sweep(ctx, part, target)
+		if err == nil && !claimed {
+			done, err = w.conn.Reached(ctx, part, target) // somebody else has the part, and may have done the work
+		}
 		q.give(part, done)
 		if err != nil {
 			err = w.failed(ctx, err)
-		} else if !claimed {
-			wait(ctx, idleFirst) // somebody else has it
+		} else if !done {
+			wait(ctx, idleFirst)
 		}
 		if err != nil {
 			return err
@@ -180,44 +204,57 @@ func (c *claim) batch(ctx context.Context) (first int64, err error) {
 		return 0, err
 	}
 	// Whatever goes wrong: the rows are still there, and what was published is remembered by the gate.
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	events, err := w.conn.Take(ctx, tx, c.part, w.limit, batchBytes)
+	defer rollback(ctx, tx)
+	rows := int(w.s.rows[c.part].Load())
+	events, err := w.conn.Take(ctx, tx, c.part, rows, batchBytes)
+	if sql.Unreadable(err) {
+		rollback(ctx, tx)
+		return 0, c.unreadable(ctx, rows, err)
+	}
+	if err != nil || len(events) == 0 {
+		return 0, err
+	}
+	out := &outcome{}
+	if err = c.publish(ctx, tx, events, out); err == nil {
+		err = c.commit(ctx, tx, out)
+	}
 	if err != nil {
-		if sql.Unreadable(err) {
-			_ = tx.Rollback(ctx)
-			return 0, c.unreadable(ctx, err)
+		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) {
+			w.s.shrink(c.part, len(events))
 		}
 		return 0, err
 	}
-	w.limit = min(w.limit*2, w.s.o.BatchRows)
-	if len(events) == 0 {
-		return 0, nil
-	}
-	out := &outcome{}
-	if err := c.publish(ctx, tx, events, out); err != nil {
-		return 0, err
-	}
-	if err := c.commit(ctx, tx, out); err != nil {
-		return 0, err
-	}
+	w.s.grow(c.part)
 	return events[0].Seq, nil
+}
+
+// rollback ends tx, also when ctx is over; a dead connection does not hold it up.
+func rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	_ = tx.Rollback(ctx)
 }
 
 // errSmaller asks for the same batch again, in smaller pieces or without its first row.
 var errSmaller = errors.New("the batch is read again")
 
-// unreadable goes around a row whose data cannot be read: by smaller batches, and at last by parking it unread.
-func (c *claim) unreadable(ctx context.Context, cause error) error {
+// unreadable goes around a row whose data cannot be read: by smaller batches, and at last by parking it on the server.
+func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 	w := c.w
-	if w.limit > 1 {
-		w.limit /= 2
+	if rows > 1 {
+		w.s.shrink(c.part, rows)
 		return errSmaller
 	}
-	id, seq, err := w.conn.ParkUnread(ctx, c.part, cause.Error())
+	if sql.OutOfMemory(cause) {
+		return cause // the row is not to blame
+	}
+	e, cause, err := w.conn.ParkFirst(ctx, c.part)
 	if err != nil {
 		return err
 	}
-	w.scope.Parked(&outbox.Event{ID: id, Seq: seq}, cause)
+	if e != nil {
+		w.scope.Parked(e, cause)
+	}
 	return errSmaller
 }
 
@@ -301,7 +338,7 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	var receipt outbox.Receipt
 	for {
 		var err error
-		receipt, err = d.Publish(actx)
+		receipt, err = attempt(actx, d)
 		w.scope.Failed(err)
 		if err == nil {
 			break
@@ -337,6 +374,16 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	return nil
 }
 
+// attempt publishes, and tries once more at once: a connection that stood idle over a restart of Redis fails only the
+// first time, and whether an event is what breaks connections shows at the second.
+func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
+	r, err := d.Publish(ctx)
+	if poison := (*outbox.PoisonError)(nil); err == nil || errors.As(err, &poison) || ctx.Err() != nil {
+		return r, err
+	}
+	return d.Publish(ctx)
+}
+
 // commit waits for the durability asked for and ends the transaction. A commit whose outcome is unknown is an error like
 // any other: the next claim of the part finds the rows or does not.
 func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
@@ -351,7 +398,7 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 		}
 	}
 	// What is published should be settled, even if we were asked to stop meanwhile.
-	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err := w.conn.Keep(cctx, tx, out.done); err != nil {
 		return err

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,11 +24,12 @@ func (s *Store) Housekeep(ctx context.Context) (int64, error) {
 	return dead, errors.Join(err, countErr)
 }
 
-// partitionBound finds the upper bound in a partition's definition.
-var partitionBound = regexp.MustCompile(`TO \('([^']+)'\)`)
+// partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
+const partitionName = "outbox_history_20060102"
 
 // KeepHistory makes the history partitions of today and the next days and drops those past the retention. Without the
-// right to create tables the default partition takes the rows, and the error says so.
+// right to create tables the default partition takes the rows, and the error says so. A failure with one partition does
+// not keep the others from being done.
 func (s *Store) KeepHistory(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
@@ -36,57 +37,62 @@ func (s *Store) KeepHistory(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("list the history's partitions: %w", err)
 	}
-	have := map[string]time.Time{}
-	var name, bound string
-	_, err = pgx.ForEachRow(rows, []any{&name, &bound}, func() error {
-		have[name] = time.Time{}
-		if m := partitionBound.FindStringSubmatch(bound); m != nil {
-			if end, err := time.Parse("2006-01-02 15:04:05Z07", m[1]); err == nil {
-				have[name] = end
-			}
-		}
-		return nil
-	})
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("list the history's partitions: %w", err)
 	}
-	return errors.Join(s.makePartitions(ctx, now, have), s.dropPartitions(ctx, now, have))
+	return errors.Join(s.makePartitions(ctx, now, names), s.dropPartitions(ctx, now, names))
 }
 
-func (s *Store) makePartitions(ctx context.Context, now time.Time, have map[string]time.Time) error {
+func (s *Store) makePartitions(ctx context.Context, now time.Time, have []string) error {
 	if s.history == 0 {
 		return nil
 	}
+	var errs []error
 	day := now.UTC().Truncate(24 * time.Hour)
 	for range partitionsAhead + 1 {
-		next := day.AddDate(0, 0, 1)
-		name := "outbox_history_" + day.Format("20060102")
-		if _, ok := have[name]; !ok {
-			stmt := fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
-				pgx.Identifier{name}.Sanitize(), day.Format(time.RFC3339), next.Format(time.RFC3339))
-			if err := s.ddl(ctx, stmt); err != nil {
-				return fmt.Errorf("make history partition %s (the default partition takes its rows): %w", name, err)
+		if name := day.Format(partitionName); !slices.Contains(have, name) {
+			if err := s.makePartition(ctx, name, day); err != nil {
+				errs = append(errs, fmt.Errorf("make history partition %s (the default partition takes its rows): %w", name, err))
 			}
 		}
-		day = next
+		day = day.AddDate(0, 0, 1)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-func (s *Store) dropPartitions(ctx context.Context, now time.Time, have map[string]time.Time) error {
+// makePartition makes the partition of a day, unless rows of that day are in the default partition: they would have to
+// move, and are in good hands there.
+func (s *Store) makePartition(ctx context.Context, name string, day time.Time) error {
+	next := day.AddDate(0, 0, 1)
+	var begun bool
+	if err := s.pool.QueryRow(ctx, query("history_default_has"), day, next).Scan(&begun); err != nil || begun {
+		return err
+	}
+	err := s.ddl(ctx, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
+		pgx.Identifier{name}.Sanitize(), day.Format(time.RFC3339), next.Format(time.RFC3339)))
+	if SQLState(err) == "23514" {
+		return nil // a row came into the default partition meanwhile
+	}
+	return err
+}
+
+func (s *Store) dropPartitions(ctx context.Context, now time.Time, have []string) error {
+	var errs []error
 	limit := now.Add(-s.history)
-	for name, end := range have {
-		if end.IsZero() || end.After(limit) {
+	for _, name := range have {
+		day, err := time.Parse(partitionName, name)
+		if err != nil || day.AddDate(0, 0, 1).After(limit) {
 			continue
 		}
 		if err := s.ddl(ctx, "DROP TABLE IF EXISTS "+pgx.Identifier{name}.Sanitize()); err != nil {
-			return fmt.Errorf("drop history partition %s: %w", name, err)
+			errs = append(errs, fmt.Errorf("drop history partition %s: %w", name, err))
 		}
 	}
 	if _, err := s.pool.Exec(ctx, query("history_default_trim"), limit); err != nil {
-		return fmt.Errorf("trim the history's default partition: %w", err)
+		errs = append(errs, fmt.Errorf("trim the history's default partition: %w", err))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // ddl runs a statement that needs a short exclusive lock and must not make settling queue behind a long wait for it.

@@ -50,7 +50,7 @@ func (l *Locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock session: %w", err)
 	}
-	s := &lockSession{conn: conn, log: l.log, lost: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
+	s := &lockSession{conn: conn, log: l.log, lost: make(chan struct{}), done: make(chan struct{})}
 	if s.leader, err = s.key(ctx, "leader"); err == nil {
 		s.pipe, err = s.key(ctx, "pipe")
 	}
@@ -58,7 +58,9 @@ func (l *Locks) Open(ctx context.Context) (outbox.LockSession, error) {
 		_ = conn.Close(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("open the lock session: %w", err)
 	}
-	go s.ping()
+	pings, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	go s.ping(pings)
 	return s, nil
 }
 
@@ -70,7 +72,8 @@ type lockSession struct {
 	log          *slog.Logger
 	once         sync.Once
 	lost         chan struct{} // closed once, when the session is known to be gone
-	stop, done   chan struct{} // stop the pinger; it has stopped
+	stop         context.CancelFunc
+	done         chan struct{} // closed when the pinger has stopped
 }
 
 func (s *lockSession) key(ctx context.Context, name string) (int64, error) {
@@ -79,21 +82,19 @@ func (s *lockSession) key(ctx context.Context, name string) (int64, error) {
 	return k, err
 }
 
-// ping keeps the lease. A ping that takes as long as the lease means that the lease may be over.
-func (s *lockSession) ping() {
+// ping keeps the lease. A ping that is not answered within callTimeout is the last: together with leasePing that is less
+// than the lease, so the owner knows before the server gives the locks to somebody else.
+func (s *lockSession) ping(ctx context.Context) {
 	defer close(s.done)
 	t := time.NewTicker(leasePing)
 	defer t.Stop()
 	for {
 		select {
-		case <-s.stop:
+		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), leaseTimeout/2)
-		_, err := s.call(ctx, "SELECT true")
-		cancel()
-		if err != nil {
+		if _, err := s.call(ctx, "SELECT true"); err != nil {
 			return
 		}
 	}
@@ -146,7 +147,7 @@ func (s *lockSession) Lost() <-chan struct{} { return s.lost }
 
 // Close ends the session and thereby gives back its locks.
 func (s *lockSession) Close() {
-	close(s.stop)
+	s.stop()
 	<-s.done
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -279,7 +279,7 @@ func columns(items []outbox.Settlement) (seqs []int64, streams, entries []string
 
 // Park moves a row to outbox_dead.
 func (s *Store) Park(ctx context.Context, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
-	return s.found(ctx, "park", query("park"), row.AggregateID, row.Seq, reason, class, attempts)
+	return s.found(ctx, "park", query("park"), row.AggregateID, row.Seq, storable(reason), class, attempts)
 }
 
 // Audit takes a mark of the table's first rows.
@@ -395,7 +395,7 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead removes a parked event for good. Errors: ErrNotParked.
+// DropDead removes a parked event for good. One that is being retried may be published nevertheless. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	tag, err := db.Exec(ctx, query("dead_drop"), id)
 	if err != nil {

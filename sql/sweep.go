@@ -1,6 +1,7 @@
 package sql
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,10 @@ import (
 
 	"posthaste/outbox"
 )
+
+// sweepTimeout bounds every call of a Sweep. It is longer than the server's own timeouts, which give better errors, and
+// cuts off a server that has vanished.
+const sweepTimeout = 35 * time.Second
 
 // Sweep is one sweep worker's connection. The session holds the advisory locks of the parts the worker has claimed; the
 // server ends it when a transaction stands idle for 10 s, or the session for 15 s, so that a stopped worker does not
@@ -63,6 +68,8 @@ func (s *Sweep) Closed() bool { return s.conn.IsClosed() }
 
 // Parts lists the parts that have rows.
 func (s *Sweep) Parts(ctx context.Context) ([]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	rows, err := s.conn.Query(ctx, query("sweep_parts"))
 	if err != nil {
 		return nil, fmt.Errorf("look for rows: %w", err)
@@ -76,6 +83,8 @@ func (s *Sweep) Parts(ctx context.Context) ([]int, error) {
 
 // Targets returns the highest seq of each part that has rows.
 func (s *Sweep) Targets(ctx context.Context) (map[int]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	rows, err := s.conn.Query(ctx, query("sweep_targets"))
 	if err != nil {
 		return nil, fmt.Errorf("look for the last rows: %w", err)
@@ -95,6 +104,8 @@ func (s *Sweep) Targets(ctx context.Context) (map[int]int64, error) {
 
 // Claim takes the part's lock and raises its counter. ok is false when somebody else has the part.
 func (s *Sweep) Claim(ctx context.Context, part int) (claim int64, ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	if err := s.conn.QueryRow(ctx, query("lock_try"), s.keys[part]).Scan(&ok); err != nil || !ok {
 		return 0, false, wrapPart("lock", part, err)
 	}
@@ -110,6 +121,8 @@ func (s *Sweep) Claim(ctx context.Context, part int) (claim int64, ok bool, err 
 
 // Release gives the part's lock back.
 func (s *Sweep) Release(ctx context.Context, part int) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	var ok bool
 	return wrapPart("unlock", part, s.conn.QueryRow(ctx, query("lock_drop"), s.keys[part]).Scan(&ok))
 }
@@ -123,6 +136,8 @@ func wrapPart(step string, part int, err error) error {
 
 // Begin opens the transaction of one batch.
 func (s *Sweep) Begin(ctx context.Context) (pgx.Tx, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	tx, err := s.conn.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("begin a sweep: %w", err)
@@ -133,6 +148,8 @@ func (s *Sweep) Begin(ctx context.Context) (pgx.Tx, error) {
 // Take deletes, within tx, the first rows of the part, at most limit of them and about bytes of payload, and returns them
 // in order.
 func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]*outbox.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	rows, err := tx.Query(ctx, query("sweep_delete"), part, limit, bytes)
 	if err != nil {
 		return nil, wrapPart("sweep", part, err)
@@ -147,7 +164,7 @@ func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]
 		return nil, wrapPart("sweep", part, err)
 	}
 	// RETURNING comes in any order.
-	slices.SortFunc(events, func(a, b *outbox.Event) int { return int(max(-1, min(1, a.Seq-b.Seq))) })
+	slices.SortFunc(events, func(a, b *outbox.Event) int { return cmp.Compare(a.Seq, b.Seq) })
 	return events, nil
 }
 
@@ -160,6 +177,8 @@ type Published struct {
 
 // Keep writes the history of published events within tx.
 func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	if !s.history || len(done) == 0 {
 		return nil
 	}
@@ -183,19 +202,70 @@ func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
 
 // Park writes e to the parked events within tx, in which its row was deleted.
 func (s *Sweep) Park(ctx context.Context, tx pgx.Tx, e *outbox.Event, reason, class string, attempts int) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	_, err := tx.Exec(ctx, query("sweep_park"), e.ID, e.Seq, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), optional(e.Headers),
-		e.CreatedAt, reason, class, attempts)
+		e.CreatedAt, storable(reason), class, attempts)
 	if err != nil {
 		return fmt.Errorf("park event %s: %w", e.ID, err)
 	}
 	return nil
 }
 
-// ParkUnread parks the part's first row without reading it, and returns its id and seq. pgx.ErrNoRows:
-// there is no row.
-func (s *Sweep) ParkUnread(ctx context.Context, part int, reason string) (id uuid.UUID, seq int64, err error) {
-	err = s.conn.QueryRow(ctx, query("sweep_park_unread"), part, reason).Scan(&id, &seq)
-	return id, seq, wrapPart("park the first row of", part, err)
+// Reached reports whether the part has no visible row up to seq.
+func (s *Sweep) Reached(ctx context.Context, part int, seq int64) (ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	err = s.conn.QueryRow(ctx, query("sweep_reached"), part, seq).Scan(&ok)
+	return ok, wrapPart("look for the first rows of", part, err)
+}
+
+// ParkFirst parks the part's first row on the server if it still cannot be read, and returns what identifies it, and why
+// it cannot be read; nil if it can. The payload stays with the parked row as long as the server can copy it.
+func (s *Sweep) ParkFirst(ctx context.Context, part int) (e *outbox.Event, cause, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	err = pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		// One snapshot for reading and parking: a row with a lower number that became visible between them would be
+		// parked instead.
+		cause = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			if _, err := s.Take(ctx, tx, part, 1, 1); err != nil {
+				return err
+			}
+			return errReadable
+		})
+		if !Unreadable(cause) || OutOfMemory(cause) {
+			if errors.Is(cause, errReadable) {
+				return nil
+			}
+			return cause
+		}
+		if e, err = s.parkFirst(ctx, tx, part, cause, true); Unreadable(err) {
+			e, err = s.parkFirst(ctx, tx, part, cause, false)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, wrapPart("park the first row of", part, err)
+	}
+	return e, cause, nil
+}
+
+// errReadable rolls back the attempt to read.
+var errReadable = errors.New("the row can be read")
+
+func (s *Sweep) parkFirst(ctx context.Context, tx pgx.Tx, part int, cause error, payload bool) (*outbox.Event, error) {
+	e := &outbox.Event{}
+	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, query("sweep_park_first"), part, storable(cause.Error()), payload).
+			Scan(&e.ID, &e.Seq, &e.AggregateType, &e.AggregateID)
+	})
+	return e, err
+}
+
+// storable makes a text that Postgres can store of an error that may quote anything.
+func storable(text string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 func optional(b []byte) *string {
@@ -209,6 +279,9 @@ func optional(b []byte) *string {
 // Unreadable reports whether err is about the data of a row: a smaller read may go around it.
 func Unreadable(err error) bool {
 	code := SQLState(err)
-	// 22: data exception; 54: a limit of the program; 53200: out of memory; XX001: data corrupted.
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == "53200" || code == "XX001"
+	// 22: data exception; 54: a limit of the program; XX001: data corrupted.
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == "XX001" || OutOfMemory(err)
 }
+
+// OutOfMemory reports whether the server had no memory for a statement. A smaller read may need less.
+func OutOfMemory(err error) bool { return SQLState(err) == "53200" }

@@ -1,0 +1,170 @@
+package poll_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// Every test here ends with the oracle: nothing lost, nothing twice, every aggregate in order.
+
+func TestRedisIsGoneForAWhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.run(r.options(2, 50))
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 600, Rate: 1200})
+	for range 2 {
+		n := len(r.entries("order"))
+		r.eventually(10*time.Second, "progress", func() bool { return len(r.entries("order")) > n })
+		r.proxy.Down()
+		n = load.Committed()
+		r.eventually(10*time.Second, "a backlog", func() bool { return load.Committed() >= min(n+100, 600) })
+		r.proxy.Up()
+	}
+	load.Wait()
+	r.oracle().Check(t, load, 20*time.Second)
+}
+
+func TestRepliesOfRedisAreLost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.adoptDirectly("order") // the first call whose reply is lost should be a publish
+	r.insert("credits", "u-1", `{}`)
+	r.run(r.options(1, 50))
+	r.oracle().WaitEmpty(t, 10*time.Second) // and Redis should know its script
+	r.proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Writers: 2})
+	r.eventually(10*time.Second, "a publish without an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
+	r.proxy.Remove("lost")
+	load.Wait()
+	r.oracle().Check(t, load, 30*time.Second)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.suppressed == 0 {
+		t.Error("nothing was published in doubt: the test is not what it says")
+	}
+}
+
+// adoptDirectly raises the gate of a stream without the proxy.
+func (r *rig) adoptDirectly(typ string) {
+	r.tb.Helper()
+	r.must(r.direct().Adopt(r.tb.Context(), prefix+typ, r.owner))
+	r.adopted[prefix+typ] = true
+}
+
+func TestTheCommitFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.db.Exec(t, `CREATE TABLE broken ();
+		CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS
+			$$ BEGIN IF EXISTS (SELECT FROM broken) THEN RAISE 'the commit fails'; END IF; RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER break AFTER DELETE ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION break();
+		INSERT INTO broken DEFAULT VALUES`)
+	r.run(r.options(2, 50))
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
+	load.Wait()
+	r.eventually(10*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != load.Committed() {
+		t.Errorf("%d rows left of %d: the commit does not fail", n, load.Committed())
+	}
+	r.db.Exec(t, "TRUNCATE broken")
+	r.oracle().Check(t, load, 20*time.Second)
+}
+
+func TestBackendsEndBetweenPublishAndCommit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options(2, 50)
+	var mu sync.Mutex
+	left, ended := 5, 0
+	o.Sink = hooked{r.sink, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if left--; left >= 0 {
+			ended += r.terminate()
+		}
+	}}
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 600})
+	r.run(o)
+	load.Wait()
+	r.oracle().Check(t, load, 20*time.Second)
+	mu.Lock()
+	defer mu.Unlock()
+	if ended < 5 {
+		t.Errorf("%d backends ended, want 5 at least", ended)
+	}
+}
+
+// A worker's session is ended while it stands still, before it publishes and behind; another one does its work; then it
+// wakes. Its late publish and its late commit must change nothing, and it must go on working.
+func TestAZombieWakes(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"before publishing", "before the commit"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			load := testenv.Bulk(t, r.db, 400, 10)
+			asleep, wake := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			sleep := func() { once.Do(func() { close(asleep); <-wake }) }
+			o := r.options(1, 30)
+			if when == "before publishing" {
+				r.ensure = func(string) { sleep() }
+			} else {
+				o.Sink = hooked{r.sink, sleep}
+			}
+			r.run(o)
+			r.await(asleep)
+			if n := r.terminate(); n != 1 {
+				t.Errorf("%d backends ended, want 1", n)
+			}
+			r.ensure = nil
+			other := r.run(r.options(2, 30))
+			r.oracle().WaitEmpty(t, 20*time.Second)
+			close(wake)
+			other.stop()
+			r.must(r.end(other))
+			r.oracle().Check(t, load, 10*time.Second)
+			more := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 60})
+			more.Wait()
+			oracle := r.oracle()
+			oracle.Others = []*testenv.Load{load}
+			oracle.Check(t, more, 20*time.Second)
+		})
+	}
+}
+
+// A publish that takes longer than a batch may is repeated in smaller pieces, not for ever.
+func TestASlowLinkGetsSmallerBatches(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.adoptDirectly("order")
+	load := testenv.Bulk(t, r.db, 200, 8000) // 1.6 MB
+	r.proxy.Toxic(`{"name":"slow","type":"bandwidth","stream":"upstream","attributes":{"rate":300}}`)
+	r.run(r.options(1, 500))
+	r.oracle().Check(t, load, 25*time.Second)
+}
+
+func TestRowsHeldByAnotherSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	held := r.insert("order", "held", `{}`)
+	tx := r.begin()
+	_, err := tx.Exec(t.Context(), "SELECT FROM outbox WHERE id = $1 FOR UPDATE", held)
+	r.must(err)
+	r.run(r.options(1, 10))
+	others := 0
+	for i := range 16 {
+		name := string(rune('a' + i))
+		if testenv.Value[bool](t, r.db, "SELECT hashtextextended($1, 0) & 15 <> hashtextextended('held', 0) & 15", name) {
+			r.insert("order", name, `{}`)
+			others++
+		}
+	}
+	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == others })
+	r.must(tx.Rollback(t.Context()))
+	r.oracle().WaitEmpty(t, 15*time.Second)
+	r.eventually(time.Second, "the held one", func() bool { return len(r.entries("order")) == others+1 })
+}

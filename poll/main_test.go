@@ -1,0 +1,280 @@
+package poll_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/poll"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) {
+	code := testenv.Main(m)
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+const prefix = "outbox."
+
+// rig is a table, a Redis, and an adopted owner over both.
+type rig struct {
+	tb    testing.TB
+	db    *testenv.Database
+	redis *testenv.RedisServer
+	proxy *testenv.Proxy
+	store *sql.Store
+	sink  outbox.Sink
+	owner outbox.Owner
+
+	mu         sync.Mutex
+	adopted    map[string]bool
+	parked     []*outbox.Event
+	suppressed int
+	failures   int
+	// batches has the ids of each group that was published and committed.
+	batches [][]uuid.UUID
+	// published, if set, is called beside.
+	published func(events []*outbox.Event)
+	// ensure, if set, is called before a stream is published to.
+	ensure func(stream string)
+}
+
+func newRig(tb testing.TB, redisConfig ...string) *rig {
+	tb.Helper()
+	r := &rig{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb, redisConfig...), adopted: map[string]bool{}}
+	r.proxy = testenv.NewProxy(tb, r.redis.Addr())
+	client, err := sink.NewClient("redis://" + r.proxy.Addr())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = client.Close() })
+	r.sink = sink.New(sink.Options{Client: client, Source: "/posthaste/test", Logger: testenv.Logger(tb)})
+	r.store = sql.NewStore(r.db.Pool, "test", time.Hour)
+	r.must(r.store.Register(tb.Context()))
+	st, err := r.store.State(tb.Context())
+	r.must(err)
+	r.owner = outbox.Owner{Source: st.Owner.Source, Epoch: 1, Nonce: nonce()}
+	ok, err := r.store.Adopt(tb.Context(), 0, r.owner, "test")
+	if err != nil || !ok {
+		tb.Fatalf("adopt: %v, %v", ok, err)
+	}
+	return r
+}
+
+func nonce() (n outbox.Nonce) {
+	_, _ = rand.Read(n[:]) // never fails
+	return n
+}
+
+func (r *rig) must(err error) {
+	r.tb.Helper()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+func (r *rig) scope() outbox.Scope {
+	return outbox.Scope{
+		Owner: r.owner,
+		Ensure: func(ctx context.Context, stream string) error {
+			if r.ensure != nil {
+				r.ensure(stream)
+			}
+			r.mu.Lock()
+			done := r.adopted[stream]
+			r.mu.Unlock()
+			if done {
+				return nil
+			}
+			if err := r.sink.Adopt(ctx, stream, r.owner); err != nil {
+				return err
+			}
+			r.mu.Lock()
+			r.adopted[stream] = true
+			r.mu.Unlock()
+			return nil
+		},
+		Claimed: func(context.Context) error { return nil },
+		Blocked: func(*outbox.Event) string { return "" },
+		Published: func(_ string, events []*outbox.Event, suppressed int) {
+			ids := make([]uuid.UUID, len(events))
+			for i, e := range events {
+				ids[i] = e.ID
+			}
+			r.mu.Lock()
+			r.batches = append(r.batches, ids)
+			r.suppressed += suppressed
+			r.mu.Unlock()
+			if r.published != nil {
+				r.published(events)
+			}
+		},
+		Parked: func(e *outbox.Event, _ error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.parked = append(r.parked, e)
+		},
+		Failed: func(err error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if err != nil {
+				r.failures++
+			}
+		},
+	}
+}
+
+// options are those of a sweeper over the rig.
+func (r *rig) options(workers, rows int) poll.Options {
+	return poll.Options{
+		URL: r.db.URL, Schema: "public", Prefix: prefix, Workers: workers, BatchRows: rows, History: true, Sink: r.sink,
+		Logger: testenv.Logger(r.tb),
+	}
+}
+
+// running is a Run in the background.
+type running struct {
+	stop context.CancelFunc
+	done chan error
+}
+
+func (r *rig) run(o poll.Options) *running {
+	ctx, cancel := context.WithCancel(context.Background())
+	run := &running{stop: cancel, done: make(chan error, 1)}
+	s := poll.New(o)
+	go func() { run.done <- s.Run(ctx, r.scope()) }()
+	r.tb.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-run.done:
+			if err != nil {
+				r.tb.Errorf("Run: %v", err)
+			}
+		case <-time.After(15 * time.Second):
+			r.tb.Error("Run does not end")
+		}
+	})
+	return run
+}
+
+// end waits for Run to end by itself.
+func (r *rig) end(run *running) error {
+	r.tb.Helper()
+	select {
+	case err := <-run.done:
+		run.done <- nil // for the cleanup
+		return err
+	case <-time.After(15 * time.Second):
+		r.tb.Fatal("Run does not end")
+		return nil
+	}
+}
+
+func (r *rig) oracle() testenv.Oracle {
+	return testenv.Oracle{DB: r.db, Redis: r.redis.Client, Prefix: prefix}
+}
+
+// insert writes one committed event.
+func (r *rig) insert(typ, aggregate, payload string) uuid.UUID {
+	r.tb.Helper()
+	var id uuid.UUID
+	r.must(pgx.BeginFunc(r.tb.Context(), r.db.Pool, func(tx pgx.Tx) (err error) {
+		id, err = insertIn(r.tb.Context(), tx, typ, aggregate, payload)
+		return err
+	}))
+	return id
+}
+
+func insertIn(ctx context.Context, tx pgx.Tx, typ, aggregate, payload string) (uuid.UUID, error) {
+	return sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: []byte(payload)})
+}
+
+// entries are the ids in the stream of typ.
+func (r *rig) entries(typ string) []uuid.UUID {
+	r.tb.Helper()
+	msgs, err := r.redis.Client.XRange(context.WithoutCancel(r.tb.Context()), prefix+typ, "-", "+").Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		r.tb.Fatal(err)
+	}
+	ids := make([]uuid.UUID, len(msgs))
+	for i, m := range msgs {
+		ids[i] = uuid.MustParse(m.Values["id"].(string))
+	}
+	return ids
+}
+
+// eventually waits for what, by the condition.
+func (r *rig) eventually(within time.Duration, what string, cond func() bool) {
+	r.tb.Helper()
+	testenv.Eventually(r.tb, within, func() error {
+		if !cond() {
+			return errors.New(what)
+		}
+		return nil
+	})
+}
+
+// terminate ends the backends of sweep workers in the rig's database and returns how many there were.
+func (r *rig) terminate() int {
+	var n int
+	err := r.db.Pool.QueryRow(context.Background(), `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'posthaste sweep'`).Scan(&n)
+	if err != nil {
+		r.tb.Errorf("terminate: %v", err)
+	}
+	return n
+}
+
+// hooked is the real sink with something that happens between publishing and committing.
+type hooked struct {
+	outbox.Sink
+	confirm func()
+}
+
+func (h hooked) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	h.confirm()
+	return h.Sink.Confirm(ctx, o, marks)
+}
+
+// direct is a sink without the proxy.
+func (r *rig) direct() *sink.Sink {
+	return sink.New(sink.Options{Client: r.redis.Client, Source: "/posthaste/test"})
+}
+
+// begin opens a transaction that ends with the test at the latest.
+func (r *rig) begin() pgx.Tx {
+	r.tb.Helper()
+	tx, err := r.db.Pool.Begin(r.tb.Context())
+	r.must(err)
+	r.tb.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// await waits for c to be closed.
+func (r *rig) await(c <-chan struct{}) {
+	r.tb.Helper()
+	select {
+	case <-c:
+	case <-time.After(15 * time.Second):
+		r.tb.Fatal("it does not come to that")
+	}
+}
+
+func portOf(r *rig) string { return fmt.Sprint(r.db.Pool.Config().ConnConfig.Port) }

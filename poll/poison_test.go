@@ -1,0 +1,216 @@
+package poll_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func (r *rig) dead() []uuid.UUID {
+	r.tb.Helper()
+	ids, err := sql.DeadIDs(r.tb.Context(), r.db.Pool)
+	r.must(err)
+	return ids
+}
+
+// A key of another type refuses every event of one aggregate type. They are parked, all of them, although the batch is
+// large, and the other streams flow.
+func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.must(r.redis.Client.Set(t.Context(), prefix+"broken", "not a stream", 0).Err())
+	aggregates := inPart(t, r, 3)
+	pad := strings.Repeat("x", 8000)
+	var broken, fine []uuid.UUID
+	for i := range 150 {
+		broken = append(broken, r.insert("broken", aggregates[i%3], fmt.Sprintf(`{"n":%d,"pad":%q}`, i, pad)))
+		if i%10 == 0 {
+			fine = append(fine, r.insert("order", aggregates[i%3], `{}`))
+		}
+	}
+	r.run(r.options(2, 500))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, fine) {
+		t.Errorf("%d entries, want the %d others in order", len(got), len(fine))
+	}
+	if got := r.dead(); !slices.Equal(got, broken) {
+		t.Fatalf("%d events parked, want %d in their order", len(got), len(broken))
+	}
+	dead, err := sql.ListDead(t.Context(), r.db.Pool, 1)
+	r.must(err)
+	if d := dead[0]; d.Class != "wrongtype" || d.Attempts != 3 || !strings.Contains(d.Error, "WRONGTYPE") || d.AggregateID != aggregates[0] || d.Type != "broken.changed" {
+		t.Errorf("parked as %+v", d)
+	}
+	r.mu.Lock()
+	told := len(r.parked)
+	r.mu.Unlock()
+	if told != len(broken) {
+		t.Errorf("told of %d parked events, want %d", told, len(broken))
+	}
+
+	r.must(r.redis.Client.Del(t.Context(), prefix+"broken").Err())
+	for _, id := range broken[:2] {
+		r.must(sql.RetryDead(t.Context(), r.db.Pool, id))
+	}
+	r.oracle().WaitEmpty(t, 10*time.Second)
+	if got := r.entries("broken"); !slices.Equal(got, broken[:2]) {
+		t.Errorf("after the retry: %d entries, want 2", len(got))
+	}
+	if left, err := r.store.Housekeep(t.Context()); err != nil || left != int64(len(broken)-2) {
+		t.Errorf("%d events parked, %v; want %d", left, err, len(broken)-2)
+	}
+}
+
+// An event larger than what the server takes breaks the connection, and says nothing. It is found and parked within the
+// contract's 20 s, and its neighbours in the batch are published.
+func TestAnEventTooLargeForRedisIsParked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "client-query-buffer-limit 1mb")
+	aggregates := inPart(t, r, 2)
+	var fine []uuid.UUID
+	var large uuid.UUID
+	for i := range 40 {
+		if i == 20 {
+			large = r.insert("order", aggregates[0], fmt.Sprintf(`{"pad":%q}`, strings.Repeat("y", 2<<20)))
+			continue
+		}
+		fine = append(fine, r.insert("order", aggregates[i%2], `{}`))
+	}
+	r.run(r.options(2, 500))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.dead(); !slices.Equal(got, []uuid.UUID{large}) {
+		t.Errorf("parked %v, want %v", got, large)
+	}
+	if got := r.entries("order"); !slices.Equal(got, fine) {
+		t.Errorf("%d entries, want %d in order", len(got), len(fine))
+	}
+}
+
+// unreadable makes deleting the row fail for the sake of its data, unless it is being parked.
+func (r *rig) unreadable(id uuid.UUID) {
+	r.tb.Helper()
+	r.db.Exec(r.tb, fmt.Sprintf(`CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF OLD.id = '%s' AND current_query() NOT LIKE '%%outbox_dead%%' THEN RAISE 'spoilt' USING ERRCODE = '22P05'; END IF;
+			RETURN OLD;
+		END $$;
+		CREATE TRIGGER spoil BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION spoil()`, id))
+}
+
+func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	aggregates := inPart(t, r, 3)
+	var fine []uuid.UUID
+	var spoilt uuid.UUID
+	for i := range 60 {
+		id := r.insert("order", aggregates[i%3], `{}`)
+		if i == 37 {
+			spoilt = id
+			continue
+		}
+		fine = append(fine, id)
+	}
+	r.unreadable(spoilt)
+	r.run(r.options(2, 500))
+	r.oracle().WaitEmpty(t, 15*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, fine) {
+		t.Errorf("%d entries, want %d in order", len(got), len(fine))
+	}
+	dead, err := sql.ListDead(t.Context(), r.db.Pool, 10)
+	r.must(err)
+	if len(dead) != 1 || dead[0].ID != spoilt || dead[0].Class != "unreadable" || !strings.Contains(dead[0].Error, "spoilt") || dead[0].Attempts != 1 {
+		t.Fatalf("parked: %+v", dead)
+	}
+	r.mu.Lock()
+	if len(r.parked) != 1 || r.parked[0].ID != spoilt || r.parked[0].AggregateID != dead[0].AggregateID || r.parked[0].AggregateType != "order" {
+		t.Errorf("told of %+v", r.parked)
+	}
+	r.mu.Unlock()
+	// The server could copy the payload, so nothing is lost.
+	r.db.Exec(t, "DROP TRIGGER spoil ON outbox")
+	r.must(sql.RetryDead(t.Context(), r.db.Pool, spoilt))
+	r.eventually(10*time.Second, "the retried event", func() bool { return slices.Equal(r.entries("order"), append(slices.Clone(fine), spoilt)) })
+}
+
+func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	aggregates := inPart(t, r, 1)
+	spoilt, next := r.insert("order", aggregates[0], `{}`), r.insert("order", aggregates[0], `{}`)
+	r.unreadable(spoilt)
+	r.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	r.run(r.options(1, 10))
+	r.oracle().WaitEmpty(t, 15*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{next}) {
+		t.Errorf("entries %v, want %v", got, next)
+	}
+	if err := sql.RetryDead(t.Context(), r.db.Pool, spoilt); !errors.Is(err, sql.ErrUnreadable) {
+		t.Errorf("retry: %v, want ErrUnreadable", err)
+	}
+}
+
+func TestInfiniteTimes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, at := range []string{"infinity", "-infinity", "294276-12-31", "4713-01-01 BC"} {
+		r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
+			VALUES (gen_random_uuid(), 'order', 'o-1', 'order.changed', '{}', $1::text::timestamptz)`, at)
+	}
+	if n, _, err := r.store.Backlog(t.Context()); err != nil || n != 4 {
+		t.Errorf("backlog %d, %v", n, err)
+	}
+	r.run(r.options(1, 10))
+	r.oracle().WaitEmpty(t, 10*time.Second)
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE isfinite(created_at)"); n != 4 || len(r.entries("order")) != 4 {
+		t.Errorf("%d rows of history, %d entries; want 4", n, len(r.entries("order")))
+	}
+}
+
+func TestBatchesAreBoundedByBytes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	aggregates := inPart(t, r, 1)
+	for i := range 12 {
+		size := 1 << 20
+		if i < 3 {
+			size = 8<<20 - 16 // the largest there may be
+		}
+		r.insert("order", aggregates[0], fmt.Sprintf(`{"p": %q}`, strings.Repeat("z", size-8)))
+	}
+	r.run(r.options(1, 500))
+	r.oracle().WaitEmpty(t, 30*time.Second)
+	r.eventually(time.Second, "all told", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.batches) >= 6 })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, b := range r.batches {
+		if i < 3 && len(b) != 1 || len(b) > 5 {
+			t.Errorf("batch %d has %d events", i, len(b))
+		}
+	}
+}
+
+func TestBatchesAreBoundedByRows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	testenv.Bulk(t, r.db, 500, 10)
+	r.run(r.options(2, 20))
+	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range r.batches {
+		if len(b) > 20 {
+			t.Errorf("a batch of %d events", len(b))
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package poll_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/poll"
+	"posthaste/sql"
+)
+
+func TestRunEndsWhenTheScopeDoes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(r *rig)
+		want   func(err error) bool
+	}{
+		{"gap", func(*rig) {}, func(err error) bool { return errors.Is(err, outbox.ErrGap) }},
+		{"fenced by a later epoch", func(r *rig) { r.adoptAs(outbox.Owner{Source: r.owner.Source, Epoch: 2, Nonce: nonce()}) }, fencedBy(2)},
+		{"fenced by another holder of the epoch", func(r *rig) { r.adoptAs(outbox.Owner{Source: r.owner.Source, Epoch: 1, Nonce: nonce()}) }, fencedBy(1)},
+		{"foreign", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) }, func(err error) bool {
+			var foreign *outbox.ForeignError
+			return errors.As(err, &foreign)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			first := r.insert("order", "o-1", `{}`)
+			run := r.run(r.options(2, 10))
+			r.oracle().WaitEmpty(t, 10*time.Second)
+			_ = first
+			r.must(r.redis.Client.FlushAll(t.Context()).Err())
+			c.change(r)
+			r.insert("order", "o-1", `{}`)
+			if err := r.end(run); !c.want(err) {
+				t.Errorf("Run: %v", err)
+			}
+			err := poll.New(r.options(2, 10)).Drain(t.Context(), r.scope())
+			if !c.want(err) {
+				t.Errorf("Drain: %v", err)
+			}
+			if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != 1 {
+				t.Errorf("%d rows, want 1", n)
+			}
+		})
+	}
+}
+
+func fencedBy(epoch int64) func(err error) bool {
+	return func(err error) bool {
+		var fenced *outbox.FencedError
+		return errors.As(err, &fenced) && fenced.Epoch == epoch
+	}
+}
+
+func (r *rig) adoptAs(o outbox.Owner) {
+	r.tb.Helper()
+	r.must(r.direct().Adopt(r.tb.Context(), prefix+"order", o))
+}
+
+func TestDrainReachesWhatWasThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	load := testenv.Bulk(t, r.db, 2000, 10)
+	o := r.options(3, 50)
+	more := 0
+	r.published = func([]*outbox.Event) {
+		// The table never becomes empty, and the pass ends nevertheless.
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if more < 3000 {
+			more++
+			r.insert("credits", uuid.NewString(), `{}`)
+		}
+	}
+	r.must(poll.New(o).Drain(t.Context(), r.scope()))
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'order'"); n != 0 {
+		t.Errorf("%d rows left", n)
+	}
+	r.published = nil
+	r.must(poll.New(o).Drain(t.Context(), r.scope()))
+	r.oracle().Check(t, load, time.Second)
+	r.must(poll.New(o).Drain(t.Context(), r.scope())) // of nothing
+}
+
+// Somebody else has a part: the pass is complete when its rows are gone, whoever has published them.
+func TestDrainWaitsForPartsOfOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	mine := inPart(t, r, 1)[0]
+	held := r.insert("order", mine, `{}`)
+	r.insert("order", "elsewhere", `{}`)
+	other, err := sql.OpenSweep(t.Context(), r.db.URL, "public", false)
+	r.must(err)
+	defer other.Close()
+	if _, ok, err := other.Claim(t.Context(), 3); err != nil || !ok {
+		t.Fatalf("claim: %v, %v", ok, err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope()) }()
+	r.eventually(10*time.Second, "the other row published", func() bool { return len(r.entries("order")) == 1 })
+	select {
+	case err := <-done:
+		t.Fatalf("Drain ended before the part was free: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	// The other worker settles the row and keeps the part.
+	r.db.Exec(t, "DELETE FROM outbox WHERE id = $1", held)
+	select {
+	case err := <-done:
+		r.must(err)
+	case <-time.After(5 * time.Second):
+		t.Fatal("Drain waits for a part that is done")
+	}
+}
+
+func TestACancelledDrainIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	testenv.Bulk(t, r.db, 200, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	r.ensure = func(string) { cancel() }
+	start := time.Now()
+	if err := poll.New(r.options(2, 10)).Drain(ctx, r.scope()); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if d := time.Since(start); d > 3*time.Second {
+		t.Errorf("it took %v", d)
+	}
+}
+
+// Idle workers ask less and less often, and are there within a second.
+func TestIdleWorkersBackOff(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.run(r.options(1, 10))
+	asked := map[time.Time]bool{}
+	slow := func() bool {
+		var at time.Time
+		err := r.db.Pool.QueryRow(t.Context(), `SELECT query_start FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'posthaste sweep'`).Scan(&at)
+		if err != nil {
+			return false // not connected yet
+		}
+		asked[at] = true
+		return len(asked) > 6 && time.Since(at) > 350*time.Millisecond
+	}
+	r.eventually(10*time.Second, "a pause of 350 ms", slow)
+	start := time.Now()
+	r.insert("order", "o-1", `{}`)
+	r.oracle().WaitEmpty(t, 3*time.Second)
+	t.Logf("%d questions before, found after %v", len(asked), time.Since(start))
+}
+
+// A server that is not there, or does not answer, neither ends Run nor holds up its end.
+func TestPostgresIsGoneForAWhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
+	o := r.options(2, 50)
+	o.URL = "postgres://postgres@" + pg.Addr() + "/" + r.db.Name + "?sslmode=disable"
+	run := r.run(o)
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Rate: 1000})
+	r.eventually(10*time.Second, "progress", func() bool { return len(r.entries("order")) > 20 })
+	pg.Down()
+	load.Wait()
+	pg.Up()
+	r.oracle().Check(t, load, 20*time.Second)
+	pg.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	r.insert("order", "o-1", `{}`)
+	start := time.Now()
+	run.stop()
+	r.must(r.end(run))
+	if d := time.Since(start); d > 8*time.Second {
+		t.Errorf("Run ended after %v", d)
+	}
+}

@@ -1,0 +1,1 @@
+SELECT NOT EXISTS (SELECT 1 FROM outbox WHERE part = $1 AND seq <= $2)
