@@ -47,17 +47,18 @@ type Options struct {
 
 // Guard decides which of the requests with one key does the work. It is safe for concurrent use.
 type Guard struct {
-	client  redis.UniversalClient
-	breaker *gobreaker.CircuitBreaker[any]
-	scripts map[string]*redis.Script
-	lease   time.Duration
-	hold    time.Duration
-	ttl     time.Duration
-	log     *slog.Logger
-	metrics *metrics
-	cache   *cache
-	flights flights
-	lookups lookups
+	client    redis.UniversalClient
+	breaker   *gobreaker.CircuitBreaker[any]
+	scripts   map[string]*redis.Script
+	lease     time.Duration
+	hold      time.Duration
+	ttl       time.Duration
+	log       *slog.Logger
+	metrics   *metrics
+	cache     *cache
+	flights   flights
+	lookups   lookups
+	publisher publisher
 }
 
 // New returns a guard. It does no I/O: a server that is gone is noticed by the first request.

@@ -1,0 +1,104 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// publisher sends the results of finished operations. Nobody waits for one result to be published but its own request,
+// after its reply; so those that come while a batch is on its way go together in the next one, which under load costs
+// client and server a fraction of one exchange each.
+type publisher struct {
+	mu    sync.Mutex
+	busy  bool
+	queue []*publication
+}
+
+// publication is one result on its way.
+type publication struct {
+	key  Key
+	args []any
+	// turn is closed when its request has to send the queue, done when somebody has sent it.
+	turn, done chan struct{}
+	reply      []string
+	err        error
+}
+
+// publish writes a finished record; it returns the script's reply. It is bounded by two call timeouts.
+func (g *Guard) publish(ctx context.Context, key Key, args ...any) ([]string, error) {
+	p := &publication{key: key, args: args, turn: make(chan struct{}), done: make(chan struct{})}
+	g.publisher.mu.Lock()
+	g.publisher.queue = append(g.publisher.queue, p)
+	if !g.publisher.busy {
+		g.publisher.busy = true
+		close(p.turn)
+	}
+	g.publisher.mu.Unlock()
+	select {
+	case <-p.done:
+	case <-p.turn:
+		g.sendQueue(ctx)
+	}
+	return p.reply, p.err
+}
+
+// sendQueue sends what is queued, and gives the next turn to the first that came meanwhile.
+func (g *Guard) sendQueue(ctx context.Context) {
+	pb := &g.publisher
+	pb.mu.Lock()
+	batch := pb.queue
+	pb.queue = nil
+	pb.mu.Unlock()
+	defer func() {
+		pb.mu.Lock()
+		defer pb.mu.Unlock()
+		if pb.busy = len(pb.queue) > 0; pb.busy {
+			close(pb.queue[0].turn)
+		}
+	}()
+	if len(batch) > 1 {
+		g.sendBatch(ctx, batch)
+	} else {
+		p := batch[0]
+		p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...)
+	}
+	for _, p := range batch {
+		close(p.done)
+	}
+}
+
+// sendBatch sends several publications in one exchange.
+func (g *Guard) sendBatch(ctx context.Context, batch []*publication) {
+	start := time.Now()
+	cmds := make([]*redis.Cmd, len(batch))
+	_, err := g.call(ctx, func(ctx context.Context) (any, error) {
+		_, err := g.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for i, p := range batch {
+				cmds[i] = g.scripts[scriptPublish].EvalSha(ctx, pipe, []string{p.key.String()}, p.args...)
+			}
+			return nil
+		})
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			err = nil // healed below
+		}
+		return nil, err
+	})
+	for i, p := range batch {
+		g.metrics.scripts.WithLabelValues(scriptPublish).Observe(time.Since(start).Seconds())
+		switch {
+		case errors.Is(err, errUnusable):
+			p.err = err
+		case redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT"):
+			p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...)
+		case cmds[i].Err() != nil:
+			p.err = fmt.Errorf("run script %s: %w", scriptPublish, cmds[i].Err())
+		default:
+			p.reply, p.err = replyStrings(cmds[i].Val())
+		}
+	}
+}

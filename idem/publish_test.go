@@ -1,0 +1,38 @@
+package idem
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"posthaste/internal/testenv"
+)
+
+// Publications that go together arrive like those that go alone, also when the server has forgotten the script.
+func TestManyPublicationsAtOnce(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	for round := range 5 {
+		const n = 100
+		tickets := make([]*Ticket, n)
+		for i := range tickets {
+			tickets[i] = begin(t, g, request(fmt.Sprint(round, " ", i), "a")).Ticket
+		}
+		r.Client.ScriptFlush(t.Context())
+		var wg sync.WaitGroup
+		for i, ticket := range tickets {
+			wg.Go(func() { ticket.Commit(t.Context(), Record{Status: 201, Ref: fmt.Sprint(i)}) })
+		}
+		wg.Wait()
+		for i, ticket := range tickets {
+			rec, _, err := parseRecord(rawRecord(t, r.Client, ticket.key))
+			if err != nil || rec.Ref != fmt.Sprint(i) {
+				t.Fatalf("record %d: %+v, %v", i, rec, err)
+			}
+		}
+	}
+	if g.publisher.busy || len(g.publisher.queue) != 0 {
+		t.Error("the queue is not at rest")
+	}
+}
