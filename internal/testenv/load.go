@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -47,6 +49,10 @@ type LoadOptions struct {
 	Total int
 	// Tolerant goes on when Postgres refuses or is gone.
 	Tolerant bool
+	// Pad is how many bytes of incompressible text each payload carries. Default 40 that compress.
+	Pad int
+	// Tag is put before the aggregates' names, to tell two databases on one Redis apart.
+	Tag string
 }
 
 // StartLoad begins writing to d.
@@ -90,8 +96,8 @@ func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
 			return
 		}
 		typ := o.Types[i%len(o.Types)]
-		aggregate := fmt.Sprintf("%s-%d", typ, (i*o.Writers+writer*7)%o.Aggregates)
-		n, err := l.transaction(typ, aggregate, perTx)
+		aggregate := fmt.Sprintf("%s%s-%d", o.Tag, typ, (i*o.Writers+writer*7)%o.Aggregates)
+		n, err := l.transaction(typ, aggregate, perTx, padding(o.Pad))
 		total += n
 		if err != nil && !o.Tolerant {
 			l.mu.Lock()
@@ -102,8 +108,18 @@ func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
 	}
 }
 
+// padding returns n bytes of text that neither Postgres' compression nor anybody's shortens much.
+func padding(n int) string {
+	if n == 0 {
+		return "0123456789012345678901234567890123456789"
+	}
+	b := make([]byte, (n+1)/2)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)[:n]
+}
+
 // transaction writes n events of one aggregate under its lock.
-func (l *Load) transaction(typ, aggregate string, n int) (int, error) {
+func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	ids := make([]uuid.UUID, n)
@@ -121,7 +137,7 @@ func (l *Load) transaction(typ, aggregate string, n int) (int, error) {
 	first := l.next[aggregate]
 	l.mu.Unlock()
 	for i := range ids {
-		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, "0123456789012345678901234567890123456789")
+		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, pad)
 		if ids[i], err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: payload}); err != nil {
 			return 0, err
 		}
@@ -141,6 +157,24 @@ func (l *Load) transaction(typ, aggregate string, n int) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// Bulk writes n events in one transaction, over a hundred aggregates, each payload with pad bytes that do not compress.
+// It returns when they are committed.
+func Bulk(tb testing.TB, d *Database, n, pad int) *Load {
+	tb.Helper()
+	l := &Load{tb: tb, pool: d.Pool, types: []string{"order"}, cancel: func() {}, committed: make(map[uuid.UUID]bool, n)}
+	columns := []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"}
+	_, err := d.Pool.CopyFrom(tb.Context(), pgx.Identifier{"outbox"}, columns, pgx.CopyFromSlice(n, func(i int) ([]any, error) {
+		id := uuid.New()
+		l.committed[id] = true
+		payload := fmt.Sprintf(`{"n":%d,"pad":%q}`, i+1, padding(pad))
+		return []any{id, "order", fmt.Sprintf("bulk-%d", i%100), "order.changed", payload}, nil
+	}))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return l
 }
 
 // Stop ends the writing and waits for the last commit.
@@ -177,6 +211,23 @@ type Oracle struct {
 	Flushed bool
 	// MayRepeat allows duplicates: the one case in which they are not promised away is the test's subject.
 	MayRepeat bool
+	// Others are loads whose events are in the same streams and are none of a Check's business.
+	Others []*Load
+}
+
+// others returns the ids of the events of o.Others.
+func (o Oracle) others() map[string]bool {
+	ids := map[string]bool{}
+	for _, l := range o.Others {
+		l.mu.Lock()
+		for _, set := range []map[uuid.UUID]bool{l.committed, l.unclear} {
+			for id := range set {
+				ids[id.String()] = true
+			}
+		}
+		l.mu.Unlock()
+	}
+	return ids
 }
 
 // Entry is a stream entry.
@@ -237,7 +288,11 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	seen := map[string]int{}
 	last := map[string]int{}
 	reordered, unknown := 0, 0
+	foreign := o.others()
 	for _, e := range o.Entries(tb, l.types...) {
+		if foreign[e.ID] {
+			continue
+		}
 		seen[e.ID]++
 		id, err := uuid.Parse(e.ID)
 		if err != nil {

@@ -1,0 +1,346 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+)
+
+// adopt runs posthaste adopt.
+func (w *world) adopt() {
+	w.t.Helper()
+	if r := w.once("adopt", "--yes"); r.code != 0 || !strings.Contains(r.out, "outbox.order belongs to this database now") {
+		w.t.Fatalf("adopt: exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+}
+
+// refused waits until the relay names the foreign stream, and checks that it has kept its events.
+func (w *world) refused(r *child, load *testenv.Load) {
+	w.t.Helper()
+	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream")
+	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt")
+	if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox"); n < load.Committed() {
+		w.t.Errorf("%d rows in the outbox, want %d", n, load.Committed())
+	}
+}
+
+func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
+	t.Parallel()
+	redis := testenv.Redis(t)
+	first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
+	r1 := first.spawn("relay")
+	first.waitMode("cdc", 20*time.Second)
+	load1 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Rate: 300, Tag: "first-"})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n, err := redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n == 0 {
+			return fmt.Errorf("no entries yet, %w", err)
+		}
+		return nil
+	})
+	load2 := testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 300, Tag: "second-"})
+	load2.Wait()
+	r2 := second.spawn("relay")
+	second.refused(r2, load2)
+	seen := load1.Committed()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if load1.Committed() < seen+300 {
+			return fmt.Errorf("%d committed", load1.Committed())
+		}
+		return nil
+	})
+	load1.Stop()
+	first.oracle.Check(t, load1, 20*time.Second)
+	if err := ready(r1, "leader"); err != nil {
+		t.Errorf("the first relay was harmed: %v", err)
+	}
+	r1.stop()
+	second.oracle.Others = []*testenv.Load{load1}
+	second.adopt()
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(r2, "leader") })
+	second.oracle.Check(t, load2, 30*time.Second)
+	second.waitMode("cdc", 30*time.Second)
+	// The first is the foreigner now, and says so.
+	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
+	load3.Wait()
+	first.refused(first.spawn("relay"), load3)
+	if err := ready(r2, "leader"); err != nil {
+		t.Errorf("the second relay was harmed: %v", err)
+	}
+}
+
+func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	via := testenv.Empty(t)
+	r := w.spawn("relay")
+	w.delivers()
+	r.stop()
+	w.db.Pool.Reset()
+	dropDatabase(t, via, w.db.Name, w.db.Relay)
+	via.Exec(t, "CREATE DATABASE "+w.db.Name)
+	if m := w.once("migrate"); m.code != 0 {
+		t.Fatalf("migrate: exit %d: %s", m.code, m.errOut)
+	}
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Tag: "again-"})
+	load.Wait()
+	r = w.spawn("relay")
+	w.refused(r, load)
+	w.adopt()
+	w.oracle.Check(t, load, 30*time.Second)
+	w.oracle.Others = append(w.oracle.Others, load)
+	w.waitMode("cdc", 30*time.Second)
+	w.delivers()
+}
+
+func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		via := testenv.Empty(t)
+		r := w.relayIn(mode)
+		w.delivers()
+		r.stop()
+		backup := w.db.Name + "_backup"
+		w.copyDatabase(via, w.db.Name, backup)
+		// The time that will be forgotten: epochs rise, part claims rise, events are delivered.
+		for range 3 {
+			r = w.relayIn(mode)
+			w.delivers()
+			r.stop()
+		}
+		forgotten := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
+		w.db.Pool.Reset()
+		dropDatabase(t, via, w.db.Name, w.db.Relay)
+		w.copyDatabase(via, backup, w.db.Name)
+		via.Exec(t, "DROP DATABASE "+backup)
+		before := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
+		if before >= forgotten {
+			t.Fatalf("epoch %d after the restore, %d before it: nothing was restored", before, forgotten)
+		}
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Tag: "restored-"})
+		load.Wait()
+		w.relayIn(mode)
+		w.oracle.Check(t, load, 30*time.Second)
+		w.oracle.Others = append(w.oracle.Others, load)
+		w.delivers()
+		if after := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); after <= forgotten {
+			t.Errorf("epoch %d, the gate has seen %d", after, forgotten)
+		}
+	})
+}
+
+// copyDatabase makes a database as a copy of another, which nobody may be connected to.
+func (w *world) copyDatabase(via *testenv.Database, from, to string) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		w.db.Pool.Reset()
+		_, err := via.Pool.Exec(w.t.Context(), "CREATE DATABASE "+to+" TEMPLATE "+from)
+		return err
+	})
+}
+
+func TestTableDroppedFromThePublication(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if load.Committed() < 200 {
+			return fmt.Errorf("%d committed", load.Committed())
+		}
+		return nil
+	})
+	w.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
+	at := time.Now()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !r.logged(`"reason":"missed"`) {
+			return fmt.Errorf("nobody noticed")
+		}
+		return nil
+	})
+	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT FROM pg_publication_tables WHERE pubname = 'posthaste' AND tablename = 'outbox')") {
+			return fmt.Errorf("the publication is not mended")
+		}
+		return nil
+	})
+	w.waitMode("cdc", 30*time.Second)
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+	w.oracle.Others = append(w.oracle.Others, load)
+	w.delivers()
+	if err := ready(r, "leader"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	slot := "posthaste_" + w.db.Relay
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
+	rounds := 3
+	if full() {
+		rounds = 10
+	}
+	for i := range rounds {
+		switches := strings.Count(r.output(), `"to":"cdc"`)
+		// The relay comes back within milliseconds: whoever is quicker has the slot.
+		testenv.Eventually(t, 20*time.Second, func() error {
+			_, err := w.db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
+			if err == nil {
+				_, err = w.db.Pool.Exec(t.Context(), "SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())", slot)
+			}
+			return err
+		})
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if strings.Count(r.output(), `"to":"cdc"`) == switches {
+				return fmt.Errorf("the relay is not back, round %d", i)
+			}
+			return nil
+		})
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+}
+
+// wide gives a database's pool more connections than commits are held back on.
+func wide(t *testing.T, d *testenv.Database) *testenv.Database {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), d.URL+"&pool_max_conns=24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
+}
+
+func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	hold := func(d *testenv.Database, standby string) {
+		d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
+		d.Exec(t, "SELECT pg_reload_conf()")
+	}
+	for _, during := range []string{"streaming", "toggle", "hand-over"} {
+		w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+		if during != "streaming" {
+			// The relay's own commits would be held back as well, and with them every change of mode until the end.
+			w.pgURL += "&synchronous_commit=local"
+		}
+		r := w.relayIn("cdc", "--drain-timeout=1s")
+		w.delivers()
+		if during == "hand-over" {
+			r.stop()
+		}
+		hold(w.db, "nobody")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+				return fmt.Errorf("%d commits are held back", n)
+			}
+			return nil
+		})
+		switch during {
+		case "toggle":
+			// What was streamed and could not be settled must not be swept again once it can be seen.
+			w.entriesAtLeast(len(w.oracle.Others)*120 + 6)
+			r.setMode("poll")
+			w.waitMode("poll", 20*time.Second)
+			r.setMode("auto")
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if strings.Count(r.output(), `"to":"handover"`) < 2 {
+					return fmt.Errorf("no hand-over yet")
+				}
+				return nil
+			})
+		case "hand-over":
+			r = w.spawn("relay")
+			w.waitMode("cdc", 20*time.Second)
+			if !r.logged("streaming without the short cut") {
+				t.Error("the hand-over did not see that commits are held back")
+			}
+		default:
+			w.entriesAtLeast(120 + 6)
+		}
+		hold(w.db, "")
+		load.Wait()
+		w.oracle.Check(t, load, 30*time.Second)
+		w.waitMode("cdc", 30*time.Second)
+		r.kill()
+	}
+}
+
+// entriesAtLeast waits for entries of outbox.order.
+func (w *world) entriesAtLeast(n int) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		if have, err := w.redis.Client.XLen(w.t.Context(), "outbox.order").Result(); err != nil || int(have) < n {
+			return fmt.Errorf("%d entries, want %d, %w", have, n, err)
+		}
+		return nil
+	})
+}
+
+// A walsender that sends nothing although the WAL grows: on Postgres 17 and later because a standby named in
+// synchronized_standby_slots is dead, before that (and for the same effect) because its process stands still.
+func TestStreamThatStandsStillIsNoticed(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	r := w.relayIn("cdc")
+	w.delivers()
+	reasons, release := w.freezeStream()
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
+	at := time.Now()
+	testenv.Eventually(t, 40*time.Second, func() error {
+		for _, reason := range reasons {
+			if r.logged(`"reason":"` + reason + `"`) {
+				return nil
+			}
+		}
+		return fmt.Errorf("nobody noticed")
+	})
+	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
+	w.waitMode("poll", 20*time.Second)
+	w.entriesAtLeast(120 + load.Committed())
+	release()
+	w.waitMode("cdc", 60*time.Second)
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// freezeStream makes the stream stand still and returns the reasons by which that may be noticed, and the way back.
+func (w *world) freezeStream() (reasons []string, release func()) {
+	w.t.Helper()
+	if testenv.Value[int](w.t, w.db, "SELECT current_setting('server_version_num')::int") >= 170000 {
+		w.db.Exec(w.t, "SELECT pg_create_physical_replication_slot('ghost', true)")
+		set := func(to string) {
+			w.db.Exec(w.t, "ALTER SYSTEM SET synchronized_standby_slots = '"+to+"'")
+			w.db.Exec(w.t, "SELECT pg_reload_conf()")
+		}
+		set("ghost")
+		return []string{"stalled"}, func() { set("") }
+	}
+	pid := testenv.Value[int](w.t, w.db, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay)
+	p, err := os.FindProcess(pid)
+	if err == nil {
+		err = p.Signal(syscall.SIGSTOP)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	release = func() { _ = p.Signal(syscall.SIGCONT) }
+	w.t.Cleanup(release)
+	return []string{"stalled", "silent"}, release
+}

@@ -1,0 +1,66 @@
+//go:build full
+
+package main
+
+import (
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// These bound memory and time, so they run one after the other, on an otherwise idle machine, without the race detector:
+// make test-full.
+
+// residentBound is the promise: a relay's resident memory, whatever comes at once.
+const residentBound = 256 << 20
+
+// bulkIn sends n events of one transaction through a relay and measures its memory. A sweeping relay finds them as a
+// backlog, a streaming one is there before them.
+func bulkIn(t *testing.T, mode string, n, pad int) {
+	t.Helper()
+	w := newWorld(t)
+	var r *child
+	var load *testenv.Load
+	began := time.Now()
+	if mode == "poll" {
+		w.desire("poll")
+		load = testenv.Bulk(t, w.db, n, pad)
+		began = time.Now()
+		r = w.spawn("relay", "--log-level=info")
+	} else {
+		r = w.relayIn("cdc", "--log-level=info")
+		load = testenv.Bulk(t, w.db, n, pad)
+		began = time.Now()
+	}
+	w.oracle.WaitEmpty(t, 3*time.Minute)
+	took := time.Since(began)
+	peak := r.memory(t, "VmHWM")
+	t.Logf("%s: %d events with %d bytes in %v (%.0f/s); resident at most %.0f MiB", mode, n, pad, took.Round(time.Millisecond), float64(n)/took.Seconds(), float64(peak)/(1<<20))
+	if peak > residentBound {
+		t.Errorf("resident memory reached %d bytes", peak)
+	}
+	w.oracle.Check(t, load, time.Minute)
+}
+
+func TestFullOneTransactionOf300000Events(t *testing.T) {
+	for _, mode := range []string{"cdc", "poll"} {
+		t.Run(mode, func(t *testing.T) { bulkIn(t, mode, 300_000, 40) })
+	}
+}
+
+func TestFullLargeEvents(t *testing.T) {
+	for _, mode := range []string{"cdc", "poll"} {
+		t.Run(mode, func(t *testing.T) { bulkIn(t, mode, 64, 1<<20) })
+	}
+}
+
+func TestFullWALBudgetWithRedisDown(t *testing.T) {
+	walBudget(t, 32<<20, 150_000_000)
+}
+
+func TestFullIdleOutboxBesideABusyTable(t *testing.T) {
+	for _, mode := range []string{"cdc", "poll"} {
+		t.Run(mode, func(t *testing.T) { idleBeside(t, mode, 2<<20, 45*time.Second) })
+	}
+}
