@@ -1,0 +1,524 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
+
+	"posthaste/sql"
+)
+
+// Errors of Apply and Balance. After each of them but ErrUnknown, nothing was done.
+var (
+	// ErrUnknownUser means that the user has no account: accounts come into being with the first addition.
+	ErrUnknownUser = errors.New("the user has no credit account")
+	// ErrReused means that the operation's id was used for another command.
+	ErrReused = errors.New("the operation's id was used for another command")
+	// ErrFrozen means that the account was stopped, because its operations contradict the ledger.
+	ErrFrozen = errors.New("the account is frozen")
+	// ErrBackpressure means that too many operations of the bucket wait to be taken into the ledger.
+	ErrBackpressure = errors.New("too many operations wait for the ledger")
+	// ErrRecovering means that Redis has lost data and the bucket is not rebuilt from the ledger yet.
+	ErrRecovering = errors.New("the balances are being rebuilt from the ledger")
+	// ErrUnavailable means that Redis or, where it is needed, Postgres cannot be used.
+	ErrUnavailable = errors.New("the store of balances cannot be used")
+	// ErrUnknown means that it cannot be known whether the operation was done, or that it is not durable yet. Asking again
+	// with the same id tells.
+	ErrUnknown = errors.New("the outcome of the operation is unknown")
+	// ErrExpired means that the key is too old to be new, and the ledger does not have it.
+	ErrExpired = errors.New("the key is too old and nothing was done under it")
+)
+
+const (
+	// OutcomeTTL is how long Redis remembers an operation's outcome; the ledger does for ever.
+	OutcomeTTL = 48 * time.Hour
+	// maxStream is how many operations of a bucket may wait for the ledger.
+	maxStream = 10_000
+	// patience bounds the attempts of one operation.
+	patience = 2 * time.Second
+	// checkEvery is how long the server is trusted to be fit for balances after a look at its settings.
+	checkEvery = 5 * time.Second
+	// clockSlack is how far a key's time may be ahead of ours, and how much younger than OutcomeTTL it must be to be new.
+	clockSlack = 5 * time.Minute
+	youngLimit = OutcomeTTL - time.Hour
+)
+
+// Options of a Bank. Redis and Pool are required.
+type Options struct {
+	// Redis holds the balances; see NewClient. The caller closes it.
+	Redis redis.UniversalClient
+	// Pool reaches Postgres. The caller closes it.
+	Pool *pgxpool.Pool
+	// Durability is what every operation waits for.
+	Durability Durability
+	// KeyMaxAge refuses keys that are older than it and that nothing was done under. Zero: off.
+	KeyMaxAge time.Duration
+	// Logger may be nil.
+	Logger *slog.Logger
+	// Registerer may be nil.
+	Registerer prometheus.Registerer
+}
+
+// Bank changes and reads balances. It is safe for concurrent use.
+type Bank struct {
+	redis     redis.UniversalClient
+	pool      *pgxpool.Pool
+	durable   Durability
+	keyMaxAge time.Duration
+	log       *slog.Logger
+	metrics   *bankMetrics
+	maxStream int
+
+	buckets [Buckets]bucket
+	used    atomic.Bool
+	loads   singleflight.Group
+	checks  singleflight.Group
+	fit     atomic.Pointer[fitness]
+}
+
+// fitness is what the last look at the server's settings said.
+type fitness struct {
+	at     time.Time
+	reason string
+}
+
+// bucket is what this process knows of a bucket.
+type bucket struct {
+	mu sync.Mutex
+	// epoch is 0 until Postgres was asked.
+	epoch int64
+	// bumped is when the epoch was raised; zero for never.
+	bumped time.Time
+	// floor is the highest operation number this process was told of, by Redis or by the ledger.
+	floor int64
+}
+
+// New returns a Bank; it does no I/O.
+func New(o Options) *Bank {
+	b := &Bank{
+		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
+		maxStream: maxStream,
+	}
+	if b.log == nil {
+		b.log = slog.New(slog.DiscardHandler)
+	}
+	b.log = b.log.With("component", "credits")
+	return b
+}
+
+// Run keeps what this process knows of the ledger fresh, so that it notices a loss of operations that other processes made.
+// It returns nil when ctx ends.
+func (b *Bank) Run(ctx context.Context) error {
+	// The functions survive restarts; loading them at the start spares the first request the round trip.
+	if err := loadLibrary(ctx, b.redis); err != nil {
+		b.log.Debug("functions not loaded yet", "err", err)
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if b.used.Load() {
+			b.refresh(ctx)
+		}
+	}
+}
+
+// refresh takes over the marks and epochs of the ledger.
+func (b *Bank) refresh(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	rows, err := sql.CreditBuckets(ctx, b.pool)
+	if err != nil {
+		b.log.Debug("marks not refreshed", "err", err)
+		return
+	}
+	for _, r := range rows {
+		b.learn(r)
+	}
+}
+
+// learn takes over a row of the ledger. Floors of an older epoch are forgotten: what it lost is counted and given up.
+func (b *Bank) learn(r sql.CreditEpoch) {
+	k := &b.buckets[r.Bucket]
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case r.Epoch > k.epoch:
+		k.epoch, k.floor = r.Epoch, r.Mark
+	case r.Epoch == k.epoch:
+		k.floor = max(k.floor, r.Mark)
+	}
+	if r.BumpedAt != nil && r.Epoch == k.epoch {
+		k.bumped = *r.BumpedAt
+	}
+}
+
+// told raises the floor of a bucket to a number that Redis replied with under epoch.
+func (b *Bank) told(bkt int16, epoch int64, n string) {
+	v, err := strconv.ParseInt(n, 10, 64)
+	if err != nil {
+		return
+	}
+	k := &b.buckets[bkt]
+	k.mu.Lock()
+	if k.epoch == epoch {
+		k.floor = max(k.floor, v)
+	}
+	k.mu.Unlock()
+}
+
+// view is a moment of a bucket.
+type view struct {
+	epoch, floor int64
+	bumped       time.Time
+}
+
+// view returns what is known of a bucket, asking Postgres the first time.
+func (b *Bank) view(ctx context.Context, bkt int16) (view, error) {
+	if v := b.known(bkt); v.epoch > 0 {
+		return v, nil
+	}
+	if err := b.ask(ctx, bkt); err != nil {
+		return view{}, err
+	}
+	return b.known(bkt), nil
+}
+
+func (b *Bank) known(bkt int16) view {
+	k := &b.buckets[bkt]
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return view{k.epoch, k.floor, k.bumped}
+}
+
+// ask reads a bucket's row from Postgres, and makes it if there is none.
+func (b *Bank) ask(ctx context.Context, bkt int16) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	r, err := sql.CreditBucket(ctx, b.pool, bkt)
+	if errors.Is(err, sql.ErrCreditBucketUnused) {
+		if err = sql.AddCreditBucket(ctx, b.pool, bkt); err == nil {
+			r, err = sql.CreditBucket(ctx, b.pool, bkt)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	b.learn(r)
+	b.used.Store(true)
+	return nil
+}
+
+// check refuses a server that may throw balances away, or that cannot do what durability asks for.
+func (b *Bank) check(ctx context.Context) error {
+	f := b.fit.Load()
+	if f == nil || time.Since(f.at) > checkEvery {
+		v, err, _ := b.checks.Do("", func() (any, error) {
+			if f := b.fit.Load(); f != nil && time.Since(f.at) <= checkEvery {
+				return f, nil
+			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+			defer cancel()
+			return b.look(ctx)
+		})
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		f = v.(*fitness)
+	}
+	if f.reason != "" {
+		return fmt.Errorf("%w: %s", ErrUnavailable, f.reason)
+	}
+	return nil
+}
+
+// look asks every primary.
+func (b *Bank) look(ctx context.Context) (*fitness, error) {
+	f := &fitness{at: time.Now()}
+	var mu sync.Mutex
+	err := eachPrimary(ctx, b.redis, func(ctx context.Context, c *redis.Client) error {
+		reason, err := b.durable.unsafeReason(ctx, c)
+		mu.Lock()
+		defer mu.Unlock()
+		if reason != "" {
+			f.reason = reason
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if old := b.fit.Swap(f); f.reason != "" && (old == nil || old.reason != f.reason) {
+		b.log.Error("redis is not fit for balances: operations are refused", "reason", f.reason)
+	}
+	return f, nil
+}
+
+// Apply carries out an operation, or returns what became of it before. A refusal (Insufficient, Overflow) is a Result, not
+// an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering, ErrUnavailable, ErrUnknown,
+// ErrExpired; only after ErrUnknown the operation may have been done.
+func (b *Bank) Apply(ctx context.Context, op Op) (Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	res, err := b.apply(ctx, &op)
+	b.metrics.ops.WithLabelValues(codeOf(&res, err)).Inc()
+	return res, err
+}
+
+// codeOf is the code label of an operation.
+func codeOf(res *Result, err error) string {
+	for _, c := range []struct {
+		err  error
+		code string
+	}{
+		{ErrUnknown, "outcome_unknown"},
+		{ErrUnknownUser, "unknown_user"},
+		{ErrReused, "mismatch"},
+		{ErrFrozen, "frozen"},
+		{ErrBackpressure, "backpressure"},
+		{ErrRecovering, "epoch"},
+		{errCorrupt, "corrupt"},
+		{ErrExpired, "expired"},
+		{ErrUnavailable, "unavailable"},
+	} {
+		if errors.Is(err, c.err) {
+			return c.code
+		}
+	}
+	switch {
+	case err != nil:
+		return "unavailable"
+	case res.Replayed:
+		return "replay"
+	}
+	switch res.Outcome {
+	case Insufficient:
+		return "insufficient"
+	case Overflow:
+		return "overflow"
+	case OK:
+	}
+	return "ok"
+}
+
+// errCorrupt means that a key of the operation does not hold what it should.
+var errCorrupt = errors.New("redis holds something else under the key of an account")
+
+func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
+	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || len(op.Reference) > MaxReference || (op.Kind != Add && op.Kind != Deduct) {
+		return Result{}, fmt.Errorf("%w: user, amount, reference or kind out of range", ErrUnavailable)
+	}
+	if err := b.check(ctx); err != nil {
+		return Result{}, err
+	}
+	a := attempt{b: b, op: op, bucket: Bucket(op.User)}
+	deadline := time.Now().Add(patience)
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		res, again, err := a.once(ctx)
+		if again == nil {
+			return res, err
+		}
+		if time.Now().After(deadline) {
+			return Result{}, again
+		}
+		if err := pause(ctx, wait/2+rand.N(wait)); err != nil {
+			return Result{}, again
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// attempt is the state of one Apply.
+type attempt struct {
+	b      *Bank
+	op     *Op
+	bucket int16
+	// asked: the ledger does not have the operation.
+	asked bool
+}
+
+// once calls the function and follows what it says. again, if not nil, is the error to give up with if there is no time
+// for another call.
+func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
+	v, err := a.b.view(ctx, a.bucket)
+	if err != nil {
+		return res, nil, err
+	}
+	r, err := a.send(ctx, v)
+	if err != nil {
+		return res, nil, err
+	}
+	switch r[0] {
+	case string(OK), string(Insufficient), string(Overflow):
+		a.b.told(a.bucket, v.epoch, r[7])
+		res, err = a.result(r)
+		return res, nil, err
+	case "REPLAY":
+		a.b.told(a.bucket, v.epoch, r[7])
+		res, err = a.result(r)
+		res.Replayed = true
+		return res, nil, err
+	case "ASK":
+		return a.ledger(ctx)
+	case "MISS":
+		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
+		return res, again, err
+	case "EPOCH":
+		again, err = a.b.reopen(ctx, a.bucket, v)
+		return res, again, err
+	case "MISMATCH":
+		return res, nil, ErrReused
+	case "UNKNOWN":
+		return res, nil, ErrUnknownUser
+	case "FROZEN":
+		return res, nil, ErrFrozen
+	case "BACKPRESSURE":
+		return res, nil, ErrBackpressure
+	default: // CORRUPT, BAD_AMOUNT
+		a.b.log.Error("account cannot be used", "user_id", a.op.User, "code", r[0])
+		return res, nil, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
+	}
+}
+
+// send calls the function; a call whose outcome is unknown is repeated once, because the second one tells.
+func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
+	op := a.op
+	fn := fnAdd
+	if op.Kind == Deduct {
+		fn = fnDeduct
+	}
+	ask := "0"
+	if !a.asked && a.old(v) {
+		ask = "1"
+	}
+	keys := []string{accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(a.bucket), epochKey(a.bucket)}
+	args := []any{
+		op.Amount, op.fp(), op.User.String(), op.ID.String(), v.epoch, v.floor, OutcomeTTL.Milliseconds(), a.b.maxStream,
+		a.b.durable.name(), ask, op.Reference,
+	}
+	r, waited, err := callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...)
+	if err != nil && !nothingDone(err) {
+		first := err
+		if r, waited, err = callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...); err != nil {
+			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, first, err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	switch r[0] {
+	case string(OK), string(Insufficient), string(Overflow), "REPLAY":
+		if len(r) != 8 {
+			return nil, fmt.Errorf("%w: the reply of %s has %d fields", ErrUnknown, fn, len(r))
+		}
+		if waited != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnknown, waited)
+		}
+	}
+	return r, nil
+}
+
+// old reports whether Redis may have forgotten an operation under this key: the ledger must be asked then.
+func (a *attempt) old(v view) bool {
+	minted := a.op.MintedAt
+	age := time.Since(minted)
+	return minted.IsZero() || age > youngLimit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
+}
+
+// ledger looks the operation up in Postgres.
+func (a *attempt) ledger(ctx context.Context) (Result, error, error) {
+	e, err := sql.CreditEntryByOp(ctx, a.b.pool, a.op.User, a.op.ID)
+	switch {
+	case errors.Is(err, sql.ErrCreditEntryNotFound):
+		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
+			return Result{}, nil, ErrExpired
+		}
+		a.asked = true
+		return a.once(ctx)
+	case err != nil:
+		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case string(e.Fingerprint) != string(a.op.Fingerprint[:]):
+		return Result{}, nil, ErrReused
+	}
+	res := resultOf(e)
+	res.Replayed = true
+	return res, nil, nil
+}
+
+// result reads the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
+func (a *attempt) result(r []string) (Result, error) {
+	res := Result{
+		OpID: a.op.ID, User: a.op.User, Kind: a.op.Kind, Outcome: Outcome(r[1]), Durability: r[5],
+	}
+	var errs [3]error
+	res.Amount, errs[0] = strconv.ParseInt(r[2], 10, 64)
+	res.Balance, errs[1] = strconv.ParseInt(r[3], 10, 64)
+	res.Seq, errs[2] = strconv.ParseInt(r[4], 10, 64)
+	at, ok := streamTime(r[6])
+	if err := errors.Join(errs[:]...); err != nil || !ok {
+		return Result{}, fmt.Errorf("%w: the reply cannot be read", ErrUnknown)
+	}
+	res.At = at
+	return res, nil
+}
+
+// reopen follows an EPOCH: somebody has raised the epoch, the bucket was never used, or it must be rebuilt.
+func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err error) {
+	// Everybody who meets the closed bucket asks: once for all of them will do.
+	_, err, _ = b.loads.Do(epochKey(bkt), func() (any, error) { return nil, b.ask(context.WithoutCancel(ctx), bkt) })
+	if err != nil {
+		return nil, err
+	}
+	now := b.known(bkt)
+	if now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
+		// Nothing was ever written here, as far as anybody knows. If Redis has lost everything before the ledger got any of
+		// it, the ledger's account of the bucket is empty all the same.
+		if _, err := call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		return ErrRecovering, nil
+	}
+	if _, err := call(ctx, b.redis, fnCheck, []string{epochKey(bkt)}, now.epoch, now.floor); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return ErrRecovering, nil
+}
+
+// Evict removes an account from Redis if the ledger has all of it, and reports whether it did.
+func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
+	acct, _, err := sql.CreditAccountAt(ctx, b.pool, Bucket(user), user)
+	if err != nil || acct == nil {
+		return false, err
+	}
+	r, err := call(ctx, b.redis, fnEvict, []string{accountKey(user)}, acct.LastSeq)
+	if err != nil {
+		return false, err
+	}
+	return r[0] == string(OK), nil
+}

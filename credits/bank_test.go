@@ -1,0 +1,377 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+)
+
+const (
+	childRedis    = "POSTHASTE_CREDITS_REDIS"
+	childPostgres = "POSTHASTE_CREDITS_POSTGRES"
+	childUser     = "POSTHASTE_CREDITS_USER"
+	childCount    = "POSTHASTE_CREDITS_COUNT"
+)
+
+// child is one API process: it deducts 1 many times at once and prints how often that worked.
+func child(redisURL, pgURL, user string) int {
+	c, err := NewClient(redisURL)
+	if err != nil {
+		return 1
+	}
+	pool, err := pgxpool.New(context.Background(), pgURL)
+	if err != nil {
+		return 1
+	}
+	b := New(Options{Redis: c, Pool: pool})
+	n, _ := strconv.Atoi(os.Getenv(childCount))
+	ok, bad := hammer(b, uuid.MustParse(user), n)
+	if bad != nil {
+		println(bad.Error())
+		return 1
+	}
+	os.Stdout.WriteString(strconv.FormatInt(ok, 10))
+	return 0
+}
+
+// hammer deducts 1 n times, 50 at once; the odd ones are sent twice with the same id.
+func hammer(b *Bank, user uuid.UUID, n int) (ok int64, bad error) {
+	var done, next atomic.Int64
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			for {
+				i := next.Add(1)
+				if i > int64(n) {
+					return
+				}
+				op := newOp(user, Deduct, 1)
+				r, err := b.Apply(context.Background(), op)
+				if err == nil && i%2 == 1 {
+					var again Result
+					if again, err = b.Apply(context.Background(), op); err == nil && (!again.Replayed || again.Seq != r.Seq || again.Outcome != r.Outcome) {
+						err = fail("replay %+v of %+v", again, r)
+					}
+				}
+				if err != nil {
+					mu.Lock()
+					bad = errors.Join(bad, err)
+					mu.Unlock()
+					return
+				}
+				if r.Outcome == OK {
+					done.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return done.Load(), bad
+}
+
+func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	balance, deducts := 300, 600
+	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
+		balance, deducts = 5000, 9999
+	}
+	user := w.funded(int64(balance))
+	w.run()
+	var total atomic.Int64
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), childRedis+"="+w.redis.URL(), childPostgres+"="+w.db.URL, childUser+"="+user.String(),
+				childCount+"="+strconv.Itoa(deducts/3))
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("process: %v %s", err, out)
+				return
+			}
+			n, err := strconv.ParseInt(string(out), 10, 64)
+			if err != nil {
+				t.Error(err)
+			}
+			total.Add(n)
+		})
+	}
+	wg.Wait()
+	wantEqual(t, "successes", total.Load(), int64(balance))
+	w2 := *w
+	w2.sync = w.newSync() // beside the running one
+	w2.inStep(user, 0)
+	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user), deducts+1)
+}
+
+func TestAmountsAreStrict(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(1000)
+	before := w.account(user)
+	keys := []string{accountKey(user), outcomeKey(user, uuid.New()), streamKey(Bucket(user)), epochKey(Bucket(user))}
+	for _, amount := range []string{"-1", "0", "", "00", "01", "0x10", "1e2", "1.0", "1.5", "nan", "inf", " 1", "1 ", "1\n", "+1", "1000000000000", "9007199254740993"} {
+		for _, fn := range []string{fnAdd, fnDeduct} {
+			r, err := call(t.Context(), w.redis.Client, fn, keys, amount, "fp", user.String(), uuid.NewString(), 1, 0, 1000, 10, durMemory, "0", "")
+			if err != nil || r[0] != "BAD_AMOUNT" {
+				t.Errorf("%s %q: got %v, %v", fn, amount, r, err)
+			}
+		}
+	}
+	wantEqual(t, "balance", w.account(user)["b"], before["b"])
+	wantEqual(t, "entries", w.redis.Client.XLen(t.Context(), keys[2]).Val(), 1)
+	wantEqual(t, "outcomes", w.redis.Client.Exists(t.Context(), keys[1]).Val(), 0)
+}
+
+// A key of the wrong type ends the call before it has written anything.
+func TestNoPartialWrites(t *testing.T) {
+	t.Parallel()
+	for _, broken := range []string{"account", "outcome", "stream", "epoch", "numbers"} {
+		t.Run(broken, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(1000)
+			op := newOp(user, Deduct, 1)
+			bkt := Bucket(user)
+			ctx, c := t.Context(), w.redis.Client
+			key := map[string]string{"account": accountKey(user), "outcome": outcomeKey(user, op.ID), "stream": streamKey(bkt), "epoch": epochKey(bkt)}[broken]
+			if broken == "numbers" {
+				c.HSet(ctx, accountKey(user), "b", "ten")
+			} else {
+				c.Del(ctx, key)
+				c.SAdd(ctx, key, "x")
+			}
+			before := snapshot(t, w)
+			w.refused(op, ErrUnavailable)
+			wantEqual(t, "redis", snapshot(t, w), before)
+		})
+	}
+}
+
+// snapshot is everything in Redis.
+func snapshot(tb testing.TB, w *world) string {
+	tb.Helper()
+	var b strings.Builder
+	keys := w.redis.Client.Keys(tb.Context(), "*").Val()
+	slices.Sort(keys)
+	for _, k := range keys {
+		fmt.Fprintf(&b, "%s %x\n", k, w.redis.Client.Dump(tb.Context(), k).Val())
+	}
+	return b.String()
+}
+
+// The same id fails for ever, although the balance would allow it now: from Redis, and when Redis has forgotten, from the
+// ledger.
+func TestARefusalStaysARefusal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(10)
+	op := newOp(user, Deduct, 50)
+	first := w.must(op, Insufficient)
+	w.must(newOp(user, Add, 100), OK)
+	again := w.must(op, Insufficient)
+	if !again.Replayed || again.Balance != 10 || again.Seq != first.Seq || !again.At.Equal(first.At) {
+		t.Errorf("got %+v, want a replay of %+v", again, first)
+	}
+	w.inStep(user, 110)
+	w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
+	op.MintedAt = time.Time{}
+	if again = w.must(op, Insufficient); !again.Replayed || again.Seq != first.Seq {
+		t.Errorf("from the ledger: got %+v, want a replay of %+v", again, first)
+	}
+	other := op
+	other.Fingerprint[3]++
+	w.refused(other, ErrReused)
+	w.inStep(user, 110)
+}
+
+// A key that Redis may have forgotten is looked up, whether it says its age or not.
+func TestAnOldKeyIsLookedUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 5)
+	w.must(op, OK)
+	w.settle()
+	w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
+	for _, at := range []time.Time{{}, time.Now().Add(-OutcomeTTL), time.Now().Add(time.Hour)} {
+		op.MintedAt = at
+		if r := w.must(op, OK); !r.Replayed || r.Balance != 95 {
+			t.Errorf("minted at %v: got %+v, want a replay", at, r)
+		}
+	}
+	expires := w.newBank(func(o *Options) { o.KeyMaxAge = time.Hour })
+	stale := newOp(user, Deduct, 5)
+	stale.MintedAt = time.Now().Add(-OutcomeTTL)
+	if _, err := expires.Apply(t.Context(), stale); !errors.Is(err, ErrExpired) {
+		t.Errorf("got %v, want ErrExpired", err)
+	}
+	w.inStep(user, 95)
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	nobody := uuid.New()
+	w.refused(newOp(nobody, Deduct, 1), ErrUnknownUser)
+	if _, err := w.bank.Balance(t.Context(), nobody); !errors.Is(err, ErrUnknownUser) {
+		t.Errorf("balance of nobody: %v", err)
+	}
+	if _, err := w.bank.DurableBalance(t.Context(), nobody); !errors.Is(err, ErrUnknownUser) {
+		t.Errorf("durable balance of nobody: %v", err)
+	}
+	// An addition makes the account although everybody believes that there is none.
+	w.must(newOp(nobody, Add, 7), OK)
+	w.inStep(nobody, 7)
+
+	w.redis.Client.HSet(t.Context(), accountKey(nobody), "b", strconv.FormatInt(MaxBalance-1, 10))
+	w.must(newOp(nobody, Add, 2), Overflow)
+	w.redis.Client.HSet(t.Context(), accountKey(nobody), "b", 7)
+	w.bank.maxStream = 1
+	w.refused(newOp(nobody, Add, 1), ErrBackpressure)
+	w.redis.Client.HSet(t.Context(), accountKey(nobody), "f", "test")
+	w.refused(newOp(nobody, Add, 1), ErrFrozen)
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	other := w.newBank()
+	if _, err := other.Apply(t.Context(), newOp(nobody, Add, 1)); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("with eviction: got %v, want ErrUnavailable", err)
+	}
+}
+
+// Everybody waits for one read of the ledger, in each process.
+func TestAThousandMissesMakeOneRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(1000)
+	w.settle()
+	if ok, err := w.bank.Evict(t.Context(), user); !ok || err != nil {
+		t.Fatalf("evict: %v, %v", ok, err)
+	}
+	banks := []*Bank{w.newBank(), w.newBank()}
+	var wg sync.WaitGroup
+	var failed atomic.Int64
+	for i := range 1000 {
+		wg.Go(func() {
+			if _, err := banks[i%2].Apply(context.Background(), newOp(user, Deduct, 1)); err != nil {
+				failed.Add(1)
+				t.Log(err)
+			}
+		})
+	}
+	wg.Wait()
+	wantEqual(t, "failed", failed.Load(), 0)
+	wantEqual(t, "reads of the ledger", counter(banks[0].metrics.loads)+counter(banks[1].metrics.loads), 1)
+	w.inStep(user, 0)
+}
+
+// The account's key vanishes again and again while its operations are not in the ledger: nothing is spent twice.
+func TestTheAccountKeyIsDeleted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(200)
+	w.settle()
+	w.run()
+	stop := make(chan struct{})
+	var wg, hands sync.WaitGroup
+	hands.Go(func() {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				w.redis.Client.Del(context.Background(), accountKey(user))
+			}
+		}
+	})
+	var ok atomic.Int64
+	for range 1000 {
+		wg.Go(func() {
+			for range 20 {
+				r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 1))
+				if err == nil {
+					if r.Outcome == OK {
+						ok.Add(1)
+					}
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	hands.Wait()
+	wantEqual(t, "spent", ok.Load(), 200)
+	other := *w
+	other.sync = w.newSync()
+	other.inStep(user, 0)
+}
+
+func TestFunctionsComeBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.redis.Client.FunctionFlush(t.Context())
+	w.must(newOp(user, Deduct, 1), OK)
+	w.redis.Client.FunctionFlush(t.Context())
+	w.settle()
+	w.redis.Client.FunctionFlush(t.Context())
+	w.inStep(user, 99)
+	// They are kept over a restart, with everything else.
+	if err := w.redis.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 5*time.Second, func() error { return w.redis.Client.Ping(t.Context()).Err() })
+	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
+	w.must(newOp(user, Deduct, 1), OK)
+	w.inStep(user, 98)
+}
+
+// A reply that is lost is no second deduction.
+func TestALostReply(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	proxy := testenv.NewProxy(t, w.redis.Addr())
+	c := w.client("redis://" + proxy.Addr() + "/0")
+	b := w.newBank(func(o *Options) { o.Redis = c })
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	op := newOp(user, Deduct, 10)
+	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
+		t.Fatalf("got %v, want ErrUnknown", err)
+	}
+	proxy.Remove("lost")
+	r, err := b.Apply(t.Context(), op)
+	if err != nil || !r.Replayed || r.Balance != 89 {
+		t.Errorf("got %+v, %v, want a replay with balance 89", r, err)
+	}
+	proxy.Down()
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknown) {
+		t.Errorf("got %v, want ErrUnavailable or ErrUnknown", err)
+	}
+	w.inStep(user, 89)
+}

@@ -1,0 +1,147 @@
+package credits
+
+import (
+	"context"
+	_ "embed" // the library
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// library is the Redis Function library. It is loaded with REPLACE, which touches the functions of this version only.
+//
+//go:embed lua/credits_v1.lua
+var library string
+
+// Names of the functions.
+const (
+	fnAdd    = "cr_add_v1"
+	fnDeduct = "cr_deduct_v1"
+	fnGet    = "cr_get_v1"
+	fnCheck  = "cr_check_v1"
+	fnLock   = "cr_lock_v1"
+	fnUnlock = "cr_unlock_v1"
+	fnLoad   = "cr_load_v1"
+	fnEvict  = "cr_evict_v1"
+	fnFreeze = "cr_freeze_v1"
+	fnAck    = "cr_ack_v1"
+	fnLook   = "cr_look_v1"
+	fnInit   = "cr_init_v1"
+	fnStop   = "cr_stop_v1"
+	fnOpen   = "cr_open_v1"
+)
+
+// NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind our
+// back, because only who knows what was sent can tell "nothing was done" from "the outcome is unknown". The caller closes it.
+func NewClient(url string) (*redis.Client, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, errors.New("the Redis URL cannot be parsed") // the parser quotes the URL, and with it the password
+	}
+	o.MaxRetries = -1
+	o.ContextTimeoutEnabled = true
+	o.DialTimeout = 250 * time.Millisecond
+	o.DialerRetries = 1
+	o.ReadTimeout = waitTimeout + 500*time.Millisecond
+	o.WriteTimeout = 250 * time.Millisecond
+	o.PoolTimeout = 250 * time.Millisecond
+	o.PoolSize = max(o.PoolSize, 64)
+	o.Protocol = 2
+	o.DisableIdentity = true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClient(o), nil
+}
+
+// eachPrimary calls f on every primary.
+func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Context, *redis.Client) error) error {
+	switch c := c.(type) {
+	case *redis.ClusterClient:
+		return c.ForEachMaster(ctx, f)
+	case *redis.Client:
+		return f(ctx, c)
+	}
+	return fmt.Errorf("credits: a client of type %T cannot be used", c)
+}
+
+// primary is the node of a key: a WAIT has no key by which a cluster client could find it.
+func primary(ctx context.Context, c redis.UniversalClient, key string) (redis.UniversalClient, error) {
+	if cc, ok := c.(*redis.ClusterClient); ok {
+		return cc.MasterForKey(ctx, key)
+	}
+	return c, nil
+}
+
+// loadLibrary puts the functions on every primary.
+func loadLibrary(ctx context.Context, c redis.UniversalClient) error {
+	err := eachPrimary(ctx, c, func(ctx context.Context, c *redis.Client) error {
+		return c.FunctionLoadReplace(ctx, library).Err()
+	})
+	if err != nil {
+		return fmt.Errorf("load the functions: %w", err)
+	}
+	return nil
+}
+
+func functionMissing(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "Function not found")
+}
+
+// call runs a function. One that the server does not know (a new primary, FUNCTION FLUSH) is loaded first.
+func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string, args ...any) ([]string, error) {
+	r, err := c.FCall(ctx, fn, keys, args...).StringSlice()
+	if functionMissing(err) {
+		if err := loadLibrary(ctx, c); err != nil {
+			return nil, err
+		}
+		r, err = c.FCall(ctx, fn, keys, args...).StringSlice()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("call %s: %w", fn, err)
+	}
+	return r, nil
+}
+
+// callWait runs a function and waits for what it wrote, on one connection. waited is nil when it is durable.
+func callWait(ctx context.Context, c redis.UniversalClient, d Durability, fn string, keys []string, args ...any) (r []string, waited, err error) {
+	if d == (Durability{}) {
+		r, err = call(ctx, c, fn, keys, args...)
+		return r, nil, err
+	}
+	node, err := primary(ctx, c, keys[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	for try := 0; ; try++ {
+		p := node.Pipeline()
+		f := p.FCall(ctx, fn, keys, args...)
+		w := d.wait(ctx, p)
+		_, _ = p.Exec(ctx) // each command has its own error
+		r, err := f.StringSlice()
+		if functionMissing(err) && try == 0 {
+			if err := loadLibrary(ctx, c); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("call %s: %w", fn, err)
+		}
+		return r, d.reached(w), nil
+	}
+}
+
+// nothingDone reports whether a failed call certainly did not happen: it was not sent, or the server refused it. (The
+// functions check everything before their first write, so an error reply means that nothing was written.)
+func nothingDone(err error) bool {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return true
+	}
+	var reply redis.Error
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || errors.As(err, &reply)
+}

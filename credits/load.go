@@ -1,0 +1,188 @@
+package credits
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/sql"
+)
+
+const (
+	// loadLock is how long a load may take before another process tries.
+	loadLock = 3 * time.Second
+	// absentFor is how long all processes believe that a user has no account.
+	absentFor = 5 * time.Second
+)
+
+// errLoading means that the account is not there yet: ask again.
+var errLoading = fmt.Errorf("%w: an account is being loaded from the ledger", ErrUnavailable)
+
+// load brings a user's account from the ledger into Redis. One call per process and one process at a time do it; create
+// makes an empty account for a user who has none. again means: the function may be called again, or, if there is no time
+// for it, again is the error.
+func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
+	key := user.String()
+	if create {
+		key += "+"
+	}
+	v, err, _ := b.loads.Do(key, func() (any, error) {
+		// Others wait for this load: it must not end with the first one's client.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadLock)
+		defer cancel()
+		return b.loadOnce(ctx, user, create)
+	})
+	again, _ = v.(error)
+	return again, err
+}
+
+// loadOnce returns what to give up with if there is no time to ask again.
+func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
+	bkt := Bucket(user)
+	v, err := b.view(ctx, bkt)
+	if err != nil {
+		return nil, err
+	}
+	token, force := rand.Text(), 0
+	if create {
+		force = 1
+	}
+	keys := []string{accountKey(user), epochKey(bkt), lockKey(user)}
+	r, err := call(ctx, b.redis, fnLock, keys, v.epoch, v.floor, token, loadLock.Milliseconds(), force)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	switch r[0] {
+	case "LOADED":
+		return errLoading, nil
+	case "ABSENT":
+		return nil, ErrUnknownUser
+	case "LOCKED":
+		return b.install(ctx, user, token, create)
+	default: // BUSY, EPOCH
+		return errLoading, nil
+	}
+}
+
+// install does the load under the lock.
+func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) (again, err error) {
+	bkt := Bucket(user)
+	b.metrics.loads.Inc()
+	acct, row, err := sql.CreditAccountAt(ctx, b.pool, bkt, user)
+	if err != nil {
+		b.unlock(ctx, user, token)
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	b.learn(row)
+	var absent time.Duration
+	if acct == nil {
+		acct = &sql.CreditAccount{UserID: user}
+		if !create {
+			absent = absentFor
+		}
+	}
+	v := b.known(bkt)
+	keys := []string{accountKey(user), epochKey(bkt), streamKey(bkt), lockKey(user)}
+	r, err := call(ctx, b.redis, fnLoad, keys, acct.Balance, acct.LastSeq, acct.Frozen, row.Epoch, v.floor, row.Mark,
+		user.String(), token, absent.Milliseconds())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	switch r[0] {
+	case "ABSENT":
+		return nil, ErrUnknownUser
+	case string(OK):
+	default: // EXISTS, BEHIND, EPOCH: the next call of the function tells
+		b.unlock(ctx, user, token)
+	}
+	return errLoading, nil
+}
+
+func (b *Bank) unlock(ctx context.Context, user uuid.UUID, token string) {
+	if _, err := call(ctx, b.redis, fnUnlock, []string{lockKey(user)}, token); err != nil {
+		b.log.Debug("lock of a load not released; it ends by itself", "err", err)
+	}
+}
+
+// Balance is a user's balance and where it comes from.
+type Balance struct {
+	Balance int64
+	// Seq is the last operation's number; SyncedSeq the last one that is in the ledger.
+	Seq, SyncedSeq int64
+	// Source is "cache" for Redis, "db" for the ledger.
+	Source string
+	// AsOf is the moment of the look into Redis, or of the ledger's last entry.
+	AsOf time.Time
+}
+
+// Balance returns the balance in Redis, loading the account if needed. Errors: ErrUnknownUser, ErrRecovering,
+// ErrUnavailable.
+func (b *Bank) Balance(ctx context.Context, user uuid.UUID) (Balance, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	if err := b.check(ctx); err != nil {
+		return Balance{}, err
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		bal, again, err := b.get(ctx, user)
+		if again == nil {
+			return bal, err
+		}
+		if time.Now().After(deadline) || pause(ctx, 20*time.Millisecond) != nil {
+			return Balance{}, again
+		}
+	}
+}
+
+func (b *Bank) get(ctx context.Context, user uuid.UUID) (bal Balance, again, err error) {
+	bkt := Bucket(user)
+	v, err := b.view(ctx, bkt)
+	if err != nil {
+		return bal, nil, err
+	}
+	r, err := call(ctx, b.redis, fnGet, []string{accountKey(user), epochKey(bkt)}, v.epoch, v.floor)
+	if err != nil {
+		return bal, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	switch r[0] {
+	case "MISS":
+		again, err = b.load(ctx, user, false)
+		return bal, again, err
+	case "EPOCH":
+		again, err = b.reopen(ctx, bkt, v)
+		return bal, again, err
+	case "UNKNOWN":
+		return bal, nil, ErrUnknownUser
+	}
+	b.told(bkt, v.epoch, r[5])
+	bal = Balance{Source: "cache", AsOf: time.Now().UTC()}
+	var errs [3]error
+	bal.Balance, errs[0] = strconv.ParseInt(r[1], 10, 64)
+	bal.Seq, errs[1] = strconv.ParseInt(r[2], 10, 64)
+	bal.SyncedSeq, errs[2] = strconv.ParseInt(r[3], 10, 64)
+	if errors.Join(errs[:]...) != nil {
+		return bal, nil, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
+	}
+	return bal, nil, nil
+}
+
+// DurableBalance returns the balance in the ledger, which may be behind the one in Redis. It does not need Redis.
+// Errors: ErrUnknownUser, ErrUnavailable.
+func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	acct, _, err := sql.CreditAccountAt(ctx, b.pool, Bucket(user), user)
+	switch {
+	case errors.Is(err, sql.ErrCreditBucketUnused), err == nil && acct == nil:
+		return Balance{}, ErrUnknownUser
+	case err != nil:
+		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return Balance{Balance: acct.Balance, Seq: acct.LastSeq, SyncedSeq: acct.LastSeq, Source: "db", AsOf: acct.UpdatedAt}, nil
+}

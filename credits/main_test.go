@@ -1,0 +1,197 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // go-redis writes every failed dial to standard error
+	if url := os.Getenv(childRedis); url != "" {
+		os.Exit(child(url, os.Getenv(childPostgres), os.Getenv(childUser)))
+	}
+	os.Exit(testenv.Main(m))
+}
+
+// world is a bank and a sync on servers of their own.
+type world struct {
+	tb    testing.TB
+	db    *testenv.Database
+	redis *testenv.RedisServer
+	bank  *Bank
+	sync  *Sync
+}
+
+func newWorld(tb testing.TB, config ...string) *world {
+	tb.Helper()
+	w := &world{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb, config...)}
+	w.bank = w.newBank()
+	w.sync = w.newSync()
+	return w
+}
+
+func (w *world) client(url string) *redis.Client {
+	w.tb.Helper()
+	c, err := NewClient(url)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.tb.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// newBank is another process on the same servers.
+func (w *world) newBank(edit ...func(*Options)) *Bank {
+	w.tb.Helper()
+	o := Options{Redis: w.client(w.redis.URL()), Pool: w.db.Pool, Logger: testenv.Logger(w.tb)}
+	for _, f := range edit {
+		f(&o)
+	}
+	return New(o)
+}
+
+func (w *world) newSync() *Sync {
+	return NewSync(SyncOptions{Redis: w.client(w.redis.URL()), Pool: w.db.Pool, Logger: testenv.Logger(w.tb)})
+}
+
+// run runs the sync in the background until the test ends.
+func (w *world) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = w.sync.Run(ctx) }()
+	w.tb.Cleanup(func() { cancel(); <-done })
+}
+
+// settle runs rounds until the streams are empty.
+func (w *world) settle() {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
+		w.sync.looked = time.Time{}
+		n, err := w.sync.round(context.Background())
+		if err == nil && n > 0 {
+			err = errors.New("there is more")
+		}
+		return err
+	})
+}
+
+var fresh = time.Now
+
+func newOp(user uuid.UUID, kind Kind, amount int64) Op {
+	id := OpID(uuid.New())
+	op := Op{User: user, ID: id, Kind: kind, Amount: amount, MintedAt: fresh()}
+	copy(op.Fingerprint[1:], id[:])
+	return op
+}
+
+// must applies an operation that has to be carried out with an outcome.
+func (w *world) must(op Op, want Outcome) Result {
+	w.tb.Helper()
+	r, err := w.bank.Apply(w.tb.Context(), op)
+	if err != nil || r.Outcome != want {
+		w.tb.Fatalf("%s %d: got %v, %v, want %s", op.Kind, op.Amount, r.Outcome, err, want)
+	}
+	return r
+}
+
+// refused applies an operation that has to end with an error.
+func (w *world) refused(op Op, want error) {
+	w.tb.Helper()
+	if r, err := w.bank.Apply(w.tb.Context(), op); !errors.Is(err, want) {
+		w.tb.Fatalf("%s %d: got %+v, %v, want %v", op.Kind, op.Amount, r, err, want)
+	}
+}
+
+func (w *world) funded(amount int64) uuid.UUID {
+	w.tb.Helper()
+	user := uuid.New()
+	w.must(newOp(user, Add, amount), OK)
+	return user
+}
+
+// stop closes the account's way out of Redis: the raw hash of the account.
+func (w *world) account(user uuid.UUID) map[string]string {
+	w.tb.Helper()
+	m, err := w.redis.Client.HGetAll(w.tb.Context(), accountKey(user)).Result()
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	return m
+}
+
+func (w *world) ledger(user uuid.UUID) sql.CreditAccount {
+	w.tb.Helper()
+	a, _, err := sql.CreditAccountAt(w.tb.Context(), w.db.Pool, Bucket(user), user)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	if a == nil {
+		return sql.CreditAccount{}
+	}
+	return *a
+}
+
+// inStep is the oracle: Σ entries = ledger balance = Redis balance, numbers without gaps, an event per success.
+func (w *world) inStep(user uuid.UUID, balance int64) {
+	w.tb.Helper()
+	w.settle()
+	type row struct{ sum, balance, lastSeq, entries, events, successes, lowest int64 }
+	var r row
+	err := w.db.Pool.QueryRow(w.tb.Context(), `SELECT
+		(SELECT coalesce(sum(CASE WHEN outcome <> 'OK' THEN 0 WHEN kind = 'add' THEN amount ELSE -amount END), 0) FROM credit_entries WHERE user_id = $1),
+		a.balance, a.last_seq, (SELECT count(*) FROM credit_entries WHERE user_id = $1),
+		(SELECT count(*) FROM outbox o JOIN credit_entries e ON e.op_id = o.id AND o.aggregate_id = $1::text AND o.aggregate_type = 'credits'
+			AND o.event_type = 'credits.' || e.kind || 'ed' AND (o.payload->>'balance')::bigint = e.balance_after WHERE e.user_id = $1),
+		(SELECT count(*) FROM credit_entries WHERE user_id = $1 AND outcome = 'OK'),
+		(SELECT min(balance_after) FROM credit_entries WHERE user_id = $1)
+		FROM credit_accounts a WHERE user_id = $1`, user).Scan(&r.sum, &r.balance, &r.lastSeq, &r.entries, &r.events, &r.successes, &r.lowest)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	if r.sum != balance || r.balance != balance || r.entries != r.lastSeq || r.events != r.successes || r.lowest < 0 {
+		w.tb.Errorf("ledger %+v, want balance %d", r, balance)
+	}
+	b, err := w.bank.Balance(w.tb.Context(), user)
+	if err != nil || b.Balance != balance || b.Seq != r.lastSeq || b.SyncedSeq != b.Seq {
+		w.tb.Errorf("balance in redis %+v, %v, want %d at %d", b, err, balance, r.lastSeq)
+	}
+}
+
+func (w *world) flush() {
+	w.tb.Helper()
+	if err := w.redis.Client.FlushAll(w.tb.Context()).Err(); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+func wantEqual[T comparable](tb testing.TB, what string, got, want T) {
+	tb.Helper()
+	if got != want {
+		tb.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func fail(format string, a ...any) error { return fmt.Errorf(format, a...) }
+
+var functionQuery = redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v1"}
+
+func counter(c prometheus.Metric) int64 {
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		panic(err)
+	}
+	return int64(m.GetCounter().GetValue())
+}

@@ -1,0 +1,95 @@
+package credits
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// codes are the values of the code label of credits_ops_total.
+var codes = []string{
+	"ok", "insufficient", "overflow", "replay", "mismatch", "unknown_user", "frozen", "backpressure", "epoch", "corrupt", "expired",
+	"unavailable", "outcome_unknown",
+}
+
+type bankMetrics struct {
+	ops   *prometheus.CounterVec
+	loads prometheus.Counter
+}
+
+func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
+	m := &bankMetrics{
+		ops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "credits_ops_total",
+			Help: "Credit operations by what became of them. A rise of epoch means Redis lost data, of backpressure that the sync is behind.",
+		}, []string{"code"}),
+		loads: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "credits_ledger_reads_total",
+			Help: "Accounts read from the ledger because Redis did not have them.",
+		}),
+	}
+	for _, c := range codes {
+		m.ops.WithLabelValues(c)
+	}
+	if reg != nil {
+		reg.MustRegister(m.ops, m.loads)
+	}
+	return m
+}
+
+// Outcomes of stream entries, the values of the outcome label of credits_sync_entries_total.
+const (
+	entryApplied     = "applied"
+	entryDuplicate   = "duplicate"
+	entryQuarantined = "quarantined"
+)
+
+// Reasons to freeze an account.
+const (
+	reasonGap       = "gap"
+	reasonFork      = "fork"
+	reasonDuplicate = "duplicate_operation"
+	reasonBalance   = "balance"
+	reasonMalformed = "malformed"
+)
+
+var reasons = []string{reasonGap, reasonFork, reasonDuplicate, reasonBalance, reasonMalformed}
+
+type syncMetrics struct {
+	lag     prometheus.Gauge
+	pending prometheus.Gauge
+	entries *prometheus.CounterVec
+	frozen  *prometheus.CounterVec
+	bumps   prometheus.Counter
+	lost    prometheus.Counter
+}
+
+func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
+	m := &syncMetrics{
+		lag: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "credits_sync_lag_seconds",
+			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or Postgres is too slow, or gone.",
+		}),
+		pending: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",
+		}),
+		entries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "credits_sync_entries_total", Help: "Stream entries by what became of them. Quarantined ones need a human.",
+		}, []string{"outcome"}),
+		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "credits_frozen_total", Help: "Accounts frozen because their operations contradict the ledger. Any rise needs a human.",
+		}, []string{"reason"}),
+		bumps: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "credits_epoch_bumps_total", Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
+		}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "credits_lost_operations_total", Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
+		}),
+	}
+	for _, o := range []string{entryApplied, entryDuplicate, entryQuarantined} {
+		m.entries.WithLabelValues(o)
+	}
+	for _, r := range reasons {
+		m.frozen.WithLabelValues(r)
+	}
+	if reg != nil {
+		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.bumps, m.lost)
+	}
+	return m
+}

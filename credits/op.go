@@ -1,0 +1,200 @@
+package credits
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"posthaste/sql"
+)
+
+// Limits of one operation and of a balance.
+const (
+	MaxAmount    = 999_999_999_999
+	MaxBalance   = 999_999_999_999_999
+	MaxReference = 255
+)
+
+// Kind is what an operation does.
+type Kind string
+
+// The kinds of operations.
+const (
+	Add    Kind = "add"
+	Deduct Kind = "deduct"
+)
+
+// Outcome is what became of an operation, for ever.
+type Outcome string
+
+// The outcomes of operations that were carried out or refused. A refusal stays one, whatever happens to the balance.
+const (
+	OK           Outcome = "OK"
+	Insufficient Outcome = "INSUFFICIENT"
+	Overflow     Outcome = "OVERFLOW"
+)
+
+// Op is one change of a balance.
+type Op struct {
+	User uuid.UUID
+	// ID is the operation's identity; see OpID. Two operations of one user never share it.
+	ID uuid.UUID
+	// Fingerprint identifies the command: another one under the same ID is refused.
+	Fingerprint [17]byte
+	Kind        Kind
+	// Amount is 1 … MaxAmount.
+	Amount int64
+	// Reference is the client's own text, at most MaxReference bytes, kept in the ledger.
+	Reference string
+	// MintedAt is when the idempotency key was made, if it says so (UUIDv7); else zero. A key that is young needs no look
+	// into the ledger, because Redis still knows every operation of its age.
+	MintedAt time.Time
+}
+
+func (o *Op) fp() string { return base64.RawURLEncoding.EncodeToString(o.Fingerprint[:]) }
+
+// Result is an operation and what became of it.
+type Result struct {
+	OpID    uuid.UUID
+	User    uuid.UUID
+	Kind    Kind
+	Outcome Outcome
+	Amount  int64
+	// Balance is what it was after the operation; a refused one did not change it.
+	Balance int64
+	// Seq is the operation's number in the account.
+	Seq int64
+	// Durability is memory, replicated or fsynced.
+	Durability string
+	// At is when Redis took the operation.
+	At time.Time
+	// Replayed is set when the operation had been carried out, or refused, before this call.
+	Replayed bool
+}
+
+// body is the response to a successful operation, and the payload of its event.
+type body struct {
+	OpID       uuid.UUID `json:"op_id"`
+	UserID     uuid.UUID `json:"user_id"`
+	Kind       Kind      `json:"kind"`
+	Amount     int64     `json:"amount"`
+	Balance    int64     `json:"balance"`
+	Seq        int64     `json:"seq"`
+	Durability string    `json:"durability"`
+}
+
+// Body returns the JSON of a successful operation: the same bytes every time.
+func (r *Result) Body() []byte {
+	b, err := json.Marshal(body{r.OpID, r.User, r.Kind, r.Amount, r.Balance, r.Seq, r.Durability})
+	if err != nil {
+		panic(err) // strings and integers
+	}
+	return b
+}
+
+func resultOf(e *sql.CreditEntry) Result {
+	return Result{
+		OpID: e.OpID, User: e.UserID, Kind: Kind(e.Kind), Outcome: Outcome(e.Outcome), Amount: e.Amount, Balance: e.BalanceAfter,
+		Seq: e.Seq, Durability: e.Durability, At: e.CreatedAt,
+	}
+}
+
+// streamTime returns the time in a stream entry's id.
+func streamTime(id string) (time.Time, bool) {
+	ms, _, ok := strings.Cut(id, "-")
+	n, err := strconv.ParseInt(ms, 10, 64)
+	return time.UnixMilli(n).UTC(), ok && err == nil
+}
+
+var errMalformed = errors.New("malformed")
+
+// entry is a stream entry on its way into the ledger.
+type entry struct {
+	sql.CreditEntry
+	bucket int16
+	// fault is why the entry cannot be read, or nil.
+	fault error
+	// n is the operation's number in the bucket.
+	n int64
+	// raw are the fields as they came.
+	raw map[string]any
+}
+
+// parseEntry reads a stream entry. An entry with an error has what could be read.
+func parseEntry(bucket int16, id string, values map[string]any) (*entry, error) {
+	e := &entry{bucket: bucket, raw: values}
+	e.StreamID = id
+	var errs []error
+	str := func(name string) string { s, _ := values[name].(string); return s }
+	num := func(name string, least, most int64) int64 {
+		n, err := strconv.ParseInt(str(name), 10, 64)
+		if err != nil || n < least || n > most {
+			errs = append(errs, fmt.Errorf("field %s: %w", name, errMalformed))
+		}
+		return n
+	}
+	id16 := func(name string) uuid.UUID {
+		u, err := uuid.Parse(str(name))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("field %s: %w", name, errMalformed))
+		}
+		return u
+	}
+	const most = 1 << 53
+	e.n = num("n", 1, most)
+	e.UserID, e.OpID = id16("u"), id16("o")
+	e.Seq, e.Epoch = num("q", 1, most), num("e", 1, most)
+	e.Amount, e.BalanceAfter = num("a", 1, MaxAmount), num("b", 0, MaxBalance)
+	e.Kind, e.Outcome, e.Durability, e.Reference = str("k"), str("c"), str("d"), str("r")
+	var err error
+	if e.Fingerprint, err = base64.RawURLEncoding.DecodeString(str("f")); err != nil || len(e.Fingerprint) == 0 || len(e.Fingerprint) > 33 {
+		errs = append(errs, fmt.Errorf("field f: %w", errMalformed))
+	}
+	var ok bool
+	if e.CreatedAt, ok = streamTime(id); !ok {
+		errs = append(errs, fmt.Errorf("id: %w", errMalformed))
+	}
+	if len(e.Reference) > MaxReference || !utf8.ValidString(e.Reference) || strings.ContainsRune(e.Reference, 0) {
+		e.Reference = ""
+		errs = append(errs, fmt.Errorf("field r: %w", errMalformed))
+	}
+	if !e.closed() {
+		errs = append(errs, fmt.Errorf("fields k, c, d: %w", errMalformed))
+	}
+	return e, errors.Join(errs...)
+}
+
+// closed checks the fields that have few values.
+func (e *entry) closed() bool {
+	switch Outcome(e.Outcome) {
+	case OK, Insufficient, Overflow:
+	default:
+		return false
+	}
+	return (e.Kind == string(Add) || e.Kind == string(Deduct)) &&
+		(e.Durability == durMemory || e.Durability == durReplicated || e.Durability == durFsynced) &&
+		(e.UserID == uuid.Nil || Bucket(e.UserID) == e.bucket)
+}
+
+// follows reports whether the entry's arithmetic is right after balance.
+func (e *entry) follows(balance int64) bool {
+	after := balance + e.Amount
+	if e.Kind == string(Deduct) {
+		after = balance - e.Amount
+	}
+	switch Outcome(e.Outcome) {
+	case Insufficient:
+		return after < 0 && e.BalanceAfter == balance
+	case Overflow:
+		return after > MaxBalance && e.BalanceAfter == balance
+	default:
+		return after == e.BalanceAfter && after >= 0 && after <= MaxBalance
+	}
+}

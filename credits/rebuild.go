@@ -1,0 +1,160 @@
+package credits
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+// rebuildLost rebuilds every bucket that Redis cannot go on with.
+func (s *Sync) rebuildLost(ctx context.Context) error {
+	states, err := s.look(ctx, s.rows)
+	if err != nil {
+		return err
+	}
+	for i := range s.rows {
+		if !states[i].lost(s.rows[i]) && !states[i].tail(s.rows[i]) {
+			continue
+		}
+		if err := s.rebuild(ctx, s.rows[i].Bucket); err != nil {
+			return fmt.Errorf("rebuild bucket %d: %w", s.rows[i].Bucket, err)
+		}
+	}
+	return nil
+}
+
+// state is what Redis has of a bucket.
+type state struct {
+	epoch string
+	// n is the number of the last operation, seen the highest a caller has claimed, length that of the stream.
+	n, seen, length int64
+}
+
+// lost reports whether Redis has lost operations or the epoch, compared with a row of the ledger read before or after.
+// A bucket that nobody has used yet is not lost.
+func (t state) lost(r sql.CreditEpoch) bool {
+	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
+		return false
+	}
+	epoch, _ := strconv.ParseInt(t.epoch, 10, 64) // '' is 0: stopped
+	return epoch < r.Epoch || t.n < r.Mark
+}
+
+// tail reports whether the end of the stream is missing. r must be locked, or the entries may be in the ledger by now.
+func (t state) tail(r sql.CreditEpoch) bool { return t.length == 0 && t.n > r.Mark }
+
+func (s *Sync) look(ctx context.Context, rows []sql.CreditEpoch) ([]state, error) {
+	states := make([]state, len(rows))
+	for try := 0; ; try++ {
+		cmds := make([]*redis.Cmd, len(rows))
+		err := s.pipeline(ctx, func(p redis.Pipeliner) error {
+			for i, r := range rows {
+				cmds[i] = p.FCall(ctx, fnLook, []string{epochKey(r.Bucket), streamKey(r.Bucket)})
+			}
+			return nil
+		})
+		if functionMissing(err) && try == 0 {
+			if err := loadLibrary(ctx, s.redis); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil && len(rows) > 0 {
+			return nil, fmt.Errorf("look at the buckets: %w", err)
+		}
+		for i := range rows {
+			f, err := cmds[i].StringSlice()
+			if err != nil && wrongType(err) {
+				states[i] = state{epoch: "0"} // somebody's own key: nothing can be rebuilt over it
+				continue
+			}
+			if err != nil || len(f) != 4 {
+				return nil, fmt.Errorf("look at bucket %d: %w", rows[i].Bucket, err)
+			}
+			states[i].epoch = f[0]
+			for j, v := range []*int64{&states[i].n, &states[i].seen, &states[i].length} {
+				*v, _ = strconv.ParseInt(f[j+1], 10, 64) // Lua printed them
+			}
+		}
+		return states, nil
+	}
+}
+
+// rebuild closes a bucket, takes what is left of its stream into the ledger, raises the epoch and opens the bucket under
+// it. It may stop anywhere: the bucket is closed then, and the next round begins again.
+func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
+	if sure, err := s.close(ctx, bkt); err != nil || !sure {
+		return err
+	}
+	for {
+		n, err := s.apply(ctx, []int16{bkt})
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			break
+		}
+	}
+	epoch, top, err := s.bump(ctx, bkt)
+	if err != nil || epoch == 0 {
+		return err
+	}
+	if err := s.fail("after_bump"); err != nil {
+		return err
+	}
+	if _, err := call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top); err != nil {
+		return err
+	}
+	return nil
+}
+
+// close stops a bucket if it is certain, under its lock, that it has lost something.
+func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+		if err != nil || len(rows) == 0 { // somebody else is at it
+			return err
+		}
+		states, err := s.look(ctx, rows)
+		if err != nil || (!states[0].lost(rows[0]) && !states[0].tail(rows[0])) {
+			return err
+		}
+		sure = true
+		_, err = call(ctx, s.redis, fnStop, []string{epochKey(bkt)}, rows[0].Mark)
+		return err
+	})
+	return sure, err
+}
+
+// bump raises the epoch of a bucket that is closed and empty; epoch 0 means that it is not, or that somebody else works
+// on it.
+func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
+	var lost int64
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		states, err := s.look(ctx, rows)
+		if err != nil || states[0].epoch != "" || states[0].length > 0 {
+			return err
+		}
+		// Numbers never begin again: what a process was told under an older epoch stays below.
+		top = max(rows[0].Mark, states[0].n, states[0].seen)
+		lost = top - rows[0].Mark
+		epoch, err = sql.BumpCreditEpoch(ctx, tx, bkt, top)
+		return err
+	})
+	if err != nil || epoch == 0 {
+		return 0, 0, err
+	}
+	s.metrics.bumps.Inc()
+	s.metrics.lost.Add(float64(lost))
+	s.log.Error("redis had lost operations: the bucket is rebuilt from the ledger", "bucket", bkt, "epoch", epoch, "lost_operations", lost)
+	return epoch, top, nil
+}

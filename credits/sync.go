@@ -1,0 +1,312 @@
+package credits
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+const (
+	// batchEntries is how many entries of a bucket, and of all buckets, one transaction takes.
+	batchEntries = 500
+	batchTotal   = 4000
+	// roundTimeout bounds one round: two round trips to Redis and a transaction.
+	roundTimeout = 8 * time.Second
+	// The pause between rounds grows while there is nothing to do.
+	idleLeast, idleMost = 10 * time.Millisecond, 250 * time.Millisecond
+	// lookEvery is how often the buckets' epochs are compared with the ledger's.
+	lookEvery = time.Second
+)
+
+// SyncOptions of a Sync. Redis and Pool are required.
+type SyncOptions struct {
+	// Redis holds the balances; see NewClient. The caller closes it.
+	Redis redis.UniversalClient
+	// Pool reaches Postgres. The caller closes it.
+	Pool *pgxpool.Pool
+	// Logger may be nil.
+	Logger *slog.Logger
+	// Registerer may be nil.
+	Registerer prometheus.Registerer
+}
+
+// Sync takes the operations of all buckets into the ledger. Any number of them may run, in any number of processes: who
+// holds a bucket's row in Postgres works on its stream.
+type Sync struct {
+	redis   redis.UniversalClient
+	pool    *pgxpool.Pool
+	log     *slog.Logger
+	metrics *syncMetrics
+	// rows are the buckets in use, as of the last look. Owned by Run.
+	rows   []sql.CreditEpoch
+	looked time.Time
+	// failpoint is nil outside tests; its error ends a round where it stands.
+	failpoint func(name string) error
+}
+
+// NewSync returns a Sync; it does no I/O.
+func NewSync(o SyncOptions) *Sync {
+	s := &Sync{redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer)}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.log = s.log.With("component", "credits")
+	return s
+}
+
+// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
+func (s *Sync) Run(ctx context.Context) error {
+	wait, failures := idleLeast, 0
+	for ctx.Err() == nil {
+		n, err := s.round(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			failures++
+			if failures == 1 {
+				s.log.Warn("credits are not taken into the ledger, retrying", "err", err)
+			}
+			wait = min(2*wait, 2*time.Second)
+		case n > 0:
+			wait = 0
+		default:
+			wait = min(max(2*wait, idleLeast), idleMost)
+		}
+		if err == nil && failures > 0 {
+			s.log.Info("credits are taken into the ledger again", "failures", failures)
+			failures = 0
+		}
+		if len(s.rows) == 0 {
+			wait = max(wait, lookEvery) // nobody uses credits
+		}
+		if wait > 0 && pause(ctx, wait) != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// round looks at every bucket once and returns how many entries it took.
+func (s *Sync) round(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	if time.Since(s.looked) >= lookEvery {
+		rows, err := sql.CreditBuckets(ctx, s.pool)
+		if err != nil {
+			return 0, err
+		}
+		s.rows = rows
+		if err := s.rebuildLost(ctx); err != nil {
+			return 0, err
+		}
+		s.looked = time.Now()
+	}
+	if len(s.rows) == 0 {
+		return 0, nil
+	}
+	busy, err := s.waiting(ctx)
+	if err != nil || len(busy) == 0 {
+		return 0, err
+	}
+	return s.apply(ctx, busy)
+}
+
+// pipeline sends commands together. A key of the wrong type concerns its bucket only, so that it is no error of the whole.
+func (s *Sync) pipeline(ctx context.Context, f func(redis.Pipeliner) error) error {
+	cmds, err := s.redis.Pipelined(ctx, f)
+	if err == nil || !wrongType(err) {
+		return err
+	}
+	for _, c := range cmds {
+		if err := c.Err(); err != nil && !wrongType(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func wrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }
+
+// waiting returns the buckets whose streams have entries, and keeps the metrics.
+func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
+	heads := make([]*redis.XMessageSliceCmd, len(s.rows))
+	lens := make([]*redis.IntCmd, len(s.rows))
+	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
+		for i, r := range s.rows {
+			lens[i] = p.XLen(ctx, streamKey(r.Bucket))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look at the streams: %w", err)
+	}
+	var busy []int16
+	total := int64(0)
+	for i, r := range s.rows {
+		if n := lens[i].Val(); n > 0 {
+			busy = append(busy, r.Bucket)
+			total += n
+		}
+	}
+	s.metrics.pending.Set(float64(total))
+	if len(busy) == 0 {
+		s.metrics.lag.Set(0)
+		return nil, nil
+	}
+	err = s.pipeline(ctx, func(p redis.Pipeliner) error {
+		for i, bkt := range busy {
+			heads[i] = p.XRangeN(ctx, streamKey(bkt), "-", "+", 1)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look at the streams: %w", err)
+	}
+	oldest := time.Now()
+	for i := range busy {
+		for _, m := range heads[i].Val() {
+			if t, ok := streamTime(m.ID); ok && t.Before(oldest) {
+				oldest = t
+			}
+		}
+	}
+	s.metrics.lag.Set(time.Since(oldest).Seconds())
+	return busy, nil
+}
+
+// apply takes a batch out of the buckets that nobody else works on, commits, and drops the entries from the streams.
+func (s *Sync) apply(ctx context.Context, buckets []int16) (int, error) {
+	tx, err := s.pool.Begin(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	rows, err := sql.LockCreditBuckets(ctx, tx, buckets)
+	if err != nil || len(rows) == 0 {
+		return 0, err
+	}
+	in, err := s.read(ctx, rows)
+	if err != nil || len(in.entries) == 0 {
+		return 0, err
+	}
+	l := newLedger(rows)
+	if err := l.take(ctx, tx, in.entries); err != nil {
+		return 0, err
+	}
+	if err := s.fail("before_commit"); err != nil {
+		return 0, err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return 0, fmt.Errorf("commit the ledger: %w", err)
+	}
+	s.report(l)
+	if err := s.fail("after_commit"); err != nil {
+		return 0, err
+	}
+	return len(in.entries), s.ack(ctx, in, l)
+}
+
+func (s *Sync) fail(name string) error {
+	if s.failpoint == nil {
+		return nil
+	}
+	return s.failpoint(name)
+}
+
+// intake is what a round read from the streams.
+type intake struct {
+	entries []*entry
+	// last is the last id read, per bucket.
+	last map[int16]string
+}
+
+// read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head is
+// where the work is; one that is still there is recognized by the ledger.
+func (s *Sync) read(ctx context.Context, rows []sql.CreditEpoch) (*intake, error) {
+	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
+	cmds := make([]*redis.XMessageSliceCmd, len(rows))
+	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
+		for i, r := range rows {
+			cmds[i] = p.XRangeN(ctx, streamKey(r.Bucket), "-", "+", per)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the streams: %w", err)
+	}
+	in := &intake{last: map[int16]string{}}
+	for i, r := range rows {
+		for _, m := range cmds[i].Val() {
+			e, err := parseEntry(r.Bucket, m.ID, m.Values)
+			e.fault = err
+			in.entries = append(in.entries, e)
+			in.last[r.Bucket] = m.ID
+		}
+	}
+	return in, nil
+}
+
+// ack drops what the ledger has from the streams, and tells the accounts how far it is. Accounts that were frozen are
+// stopped first.
+func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
+	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
+		for user, a := range l.accounts {
+			if a.Frozen != "" {
+				p.FCall(ctx, fnFreeze, []string{accountKey(user)}, a.Frozen)
+			}
+		}
+		for bkt, id := range in.last {
+			keys, args := []string{streamKey(bkt)}, []any{after(id)}
+			for user, a := range l.accounts {
+				if Bucket(user) == bkt {
+					keys, args = append(keys, accountKey(user)), append(args, a.LastSeq)
+				}
+			}
+			p.FCall(ctx, fnAck, keys, args...)
+		}
+		return nil
+	})
+	if functionMissing(err) {
+		// The entries stay in the stream, and are recognized when they are read again.
+		return loadLibrary(ctx, s.redis)
+	}
+	if err != nil {
+		return fmt.Errorf("drop what the ledger has: %w", err)
+	}
+	return nil
+}
+
+// after returns the smallest id behind id.
+func after(id string) string {
+	for i := len(id) - 1; i >= 0; i-- {
+		if id[i] == '-' {
+			if n, err := strconv.ParseUint(id[i+1:], 10, 64); err == nil {
+				return id[:i+1] + strconv.FormatUint(n+1, 10)
+			}
+		}
+	}
+	return id
+}
+
+// report counts what a committed batch did, and says what a human must look at.
+func (s *Sync) report(l *ledger) {
+	s.metrics.entries.WithLabelValues(entryApplied).Add(float64(len(l.batch.Entries)))
+	s.metrics.entries.WithLabelValues(entryDuplicate).Add(float64(l.duplicates))
+	s.metrics.entries.WithLabelValues(entryQuarantined).Add(float64(len(l.batch.Quarantined)))
+	for user, reason := range l.froze {
+		s.metrics.frozen.WithLabelValues(reason).Inc()
+		s.log.Error("account frozen: its operations contradict the ledger", "user_id", user, "reason", reason)
+	}
+	for bkt, n := range l.holes {
+		s.metrics.lost.Add(float64(n))
+		s.log.Error("operations are missing from a stream", "bucket", bkt, "operations", n)
+	}
+}

@@ -1,0 +1,387 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+var errCrash = errors.New("crashed")
+
+// A crash between commit and acknowledgement, or before the commit, loses nothing and applies nothing twice.
+func TestACrashOfTheSync(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"before_commit", "after_commit"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(100)
+			w.must(newOp(user, Deduct, 30), OK)
+			crashed := w.newSync()
+			crashed.failpoint = func(name string) error {
+				if name == point {
+					return errCrash
+				}
+				return nil
+			}
+			if _, err := crashed.round(t.Context()); !errors.Is(err, errCrash) {
+				t.Fatalf("got %v, want the crash", err)
+			}
+			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 2)
+			w.must(newOp(user, Deduct, 300), Insufficient)
+			w.inStep(user, 70)
+			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
+			wantEqual(t, "frozen", w.ledger(user).Frozen, "")
+		})
+	}
+}
+
+// Several processes sync at once, while others write.
+func TestManySyncs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	users := make([]uuid.UUID, 20)
+	for i := range users {
+		users[i] = w.funded(100)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var syncs, writers sync.WaitGroup
+	for range 3 {
+		s := w.newSync()
+		syncs.Go(func() { _ = s.Run(ctx) })
+	}
+	for _, u := range users {
+		writers.Go(func() {
+			for range 10 {
+				if _, err := w.bank.Apply(context.Background(), newOp(u, Deduct, 3)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	cancel()
+	syncs.Wait()
+	for _, u := range users {
+		w.inStep(u, 70)
+	}
+}
+
+// tamper rewrites a user's unsynced stream entries.
+func (w *world) tamper(user uuid.UUID, edit func(entries []map[string]any) []map[string]any) {
+	w.tb.Helper()
+	ctx, key := w.tb.Context(), streamKey(Bucket(user))
+	list, err := w.redis.Client.XRange(ctx, key, "-", "+").Result()
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	var values []map[string]any
+	for _, m := range list {
+		values = append(values, m.Values)
+	}
+	w.redis.Client.XTrimMaxLen(ctx, key, 0)
+	for _, v := range edit(values) {
+		if err := w.redis.Client.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: v}).Err(); err != nil {
+			w.tb.Fatal(err)
+		}
+	}
+}
+
+// What contradicts the ledger freezes its user and nobody else in the bucket, and is kept.
+func TestContradictionsFreezeOneUser(t *testing.T) {
+	t.Parallel()
+	type entries = []map[string]any
+	with := func(m map[string]any, name string, value any) map[string]any {
+		c := map[string]any{}
+		for k, v := range m {
+			c[k] = v
+		}
+		c[name] = value
+		return c
+	}
+	cases := map[string]struct {
+		edit   func(entries) entries
+		reason string
+		// last is the last operation that was applied.
+		last int64
+	}{
+		"gap":                 {func(e entries) entries { return entries{e[1], e[2]} }, reasonGap, 1},
+		"out of order":        {func(e entries) entries { return entries{e[1], e[0], e[2]} }, reasonGap, 1},
+		"fork":                {func(e entries) entries { return entries{e[0], with(e[1], "q", "2"), e[2]} }, reasonFork, 2},
+		"operation twice":     {func(e entries) entries { return entries{e[0], with(e[1], "o", e[0]["o"]), e[2]} }, reasonDuplicate, 2},
+		"balance":             {func(e entries) entries { return entries{e[0], with(e[1], "b", "99"), e[2]} }, reasonBalance, 2},
+		"refusal that is not": {func(e entries) entries { return entries{e[0], with(e[1], "c", "INSUFFICIENT"), e[2]} }, reasonBalance, 2},
+		"amount":              {func(e entries) entries { return entries{e[0], with(e[1], "a", "1e1"), e[2]} }, reasonMalformed, 2},
+		"zero byte":           {func(e entries) entries { return entries{e[0], with(e[1], "r", "a\x00b"), e[2]} }, reasonMalformed, 2},
+		"repeated":            {func(e entries) entries { return entries{e[0], e[0], e[1], e[2], e[1]} }, "", 4},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(100)
+			w.settle()
+			for _, amount := range []int64{10, 20, 30} {
+				w.must(newOp(user, Deduct, amount), OK)
+			}
+			other := uuid.New()
+			for Bucket(other) != Bucket(user) {
+				other = uuid.New()
+			}
+			w.must(newOp(other, Add, 5), OK)
+			w.tamper(user, func(e entries) entries { return append(c.edit(e[:3]), e[3]) })
+			w.inStep(other, 5)
+			a := w.ledger(user)
+			wantEqual(t, "reason", a.Frozen, c.reason)
+			wantEqual(t, "last operation", a.LastSeq, c.last)
+			if c.reason == "" {
+				w.inStep(user, 40)
+				return
+			}
+			w.refused(newOp(user, Deduct, 1), ErrFrozen)
+			w.redis.Client.Del(t.Context(), accountKey(user))
+			w.refused(newOp(user, Deduct, 1), ErrFrozen) // loaded again: still frozen
+			put := testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id = $1", user)
+			if put == 0 {
+				t.Error("nothing was put aside")
+			}
+			wantEqual(t, "frozen accounts counted", counter(w.sync.metrics.frozen.WithLabelValues(c.reason)), 1)
+		})
+	}
+}
+
+// An entry that belongs to nobody is put aside, and the bucket goes on.
+func TestAnEntryOfNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(5)
+	key := streamKey(Bucket(user))
+	for _, v := range []map[string]any{{"x": "y"}, {"u": uuid.NewString(), "n": "x\x00"}, {"u": "not a user", "n": "-1"}} {
+		w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: v})
+	}
+	w.must(newOp(user, Deduct, 2), OK)
+	w.inStep(user, 3)
+	wantEqual(t, "put aside", testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user), 3)
+}
+
+// Redis forgets everything: nobody changes a balance before the ledger has rebuilt it, and what was lost is counted.
+func TestFlushAll(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	synced := newOp(user, Deduct, 10)
+	w.must(synced, OK)
+	w.settle()
+	for range 3 {
+		w.must(newOp(user, Deduct, 20), OK) // lost
+	}
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	if _, err := w.bank.Balance(t.Context(), user); !errors.Is(err, ErrRecovering) {
+		t.Errorf("balance: got %v, want ErrRecovering", err)
+	}
+	w.refused(synced, ErrRecovering)
+	w.inStep(user, 90)
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 3)
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	// What the ledger has is not done again, although Redis does not know it and the key is young.
+	if r := w.must(synced, OK); !r.Replayed || r.Balance != 90 {
+		t.Errorf("got %+v, want a replay", r)
+	}
+	w.must(newOp(user, Deduct, 90), OK)
+	w.inStep(user, 0)
+}
+
+// Everything is lost before the ledger had any of it.
+func TestFlushAllAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.settle()
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	w.refused(newOp(user, Deduct, 1), ErrUnknownUser)
+	w.must(newOp(user, Add, 50), OK)
+	w.inStep(user, 50)
+}
+
+// The sync alone notices, too, whatever is missing: the epoch, the count, the stream's end, or the whole bucket.
+func TestTheSyncNoticesALoss(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(context.Context, *redis.Client, int16){
+		"everything": func(ctx context.Context, c *redis.Client, _ int16) { c.FlushAll(ctx) },
+		"epoch":      func(ctx context.Context, c *redis.Client, b int16) { c.Del(ctx, epochKey(b)) },
+		"count":      func(ctx context.Context, c *redis.Client, b int16) { c.HSet(ctx, epochKey(b), "n", 1) },
+		"stream":     func(ctx context.Context, c *redis.Client, b int16) { c.Del(ctx, streamKey(b)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(100)
+			w.must(newOp(user, Deduct, 10), OK)
+			w.settle()
+			w.must(newOp(user, Deduct, 20), OK)
+			lose(t.Context(), w.redis.Client, Bucket(user))
+			w.settle()
+			wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+			balance := int64(90)
+			if name == "epoch" || name == "count" {
+				balance = 70 // the stream was there, and was taken in first
+			}
+			testenv.Eventually(t, 5*time.Second, func() error {
+				_, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1000))
+				return err
+			})
+			w.inStep(user, balance)
+		})
+	}
+}
+
+// A crash in the middle of a rebuild: the bucket stays closed until another one has finished it.
+func TestACrashOfTheRebuild(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.flush()
+	crashed := w.newSync()
+	crashed.failpoint = func(name string) error {
+		if name == "after_bump" {
+			return errCrash
+		}
+		return nil
+	}
+	if _, err := crashed.round(t.Context()); !errors.Is(err, errCrash) {
+		t.Fatalf("got %v, want the crash", err)
+	}
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.inStep(user, 100)
+}
+
+// An old snapshot comes back under load. Every process that has seen more than it refuses at once; nothing is overspent
+// compared with what the ledger has, and the lost operations are counted exactly.
+func TestAnOldSnapshotIsRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "appendonly no", "dbfilename dump.rdb")
+	user := w.funded(1000)
+	for range 5 {
+		w.must(newOp(user, Deduct, 10), OK)
+	}
+	if err := w.redis.Client.Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(filepath.Join(w.redis.Dir, "dump.rdb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		w.must(newOp(user, Deduct, 10), OK)
+	}
+	w.settle() // the ledger has 750
+	for range 7 {
+		w.must(newOp(user, Deduct, 10), OK) // neither the ledger nor the snapshot has them
+	}
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.redis.Dir, "dump.rdb"), old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var ok, refused atomic.Int64
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for range 4 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 10))
+				switch {
+				case err == nil && r.Outcome == OK:
+					ok.Add(1)
+				case errors.Is(err, ErrRecovering):
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if refused.Load() == 0 {
+			return errors.New("nothing was refused yet")
+		}
+		return nil
+	})
+	wantEqual(t, "operations on the old balance", ok.Load(), 0)
+	w.run()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if ok.Load() == 0 {
+			return errors.New("the bucket is still closed")
+		}
+		return nil
+	})
+	close(stop)
+	load.Wait()
+	other := *w
+	other.sync = w.newSync()
+	other.inStep(user, 750-10*min(ok.Load(), 75))
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 7)
+	wantEqual(t, "frozen", w.ledger(user).Frozen, "")
+}
+
+// The functions alone refuse to load an account over what the ledger does not have yet.
+func TestLoadNeverOverwritesTheStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.must(newOp(user, Deduct, 40), OK)
+	bkt := Bucket(user)
+	w.redis.Client.Del(t.Context(), accountKey(user))
+	keys := []string{accountKey(user), epochKey(bkt), streamKey(bkt), lockKey(user)}
+	load := func(mark, floor int) string {
+		r, err := call(t.Context(), w.redis.Client, fnLoad, keys, 100, 1, "", 1, floor, mark, user.String(), "t", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(r, " ")
+	}
+	wantEqual(t, "with its entry in the stream", load(1, 0), "BEHIND")
+	w.settle()
+	wantEqual(t, "from a ledger read before", load(1, 0), "BEHIND")
+	wantEqual(t, "from a ledger that is ahead", load(9, 0), "EPOCH")
+	wantEqual(t, "the account", w.redis.Client.Exists(t.Context(), accountKey(user)).Val(), 0)
+}
+
+func TestEvictionOnlyWhenSynced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.must(newOp(user, Deduct, 1), OK)
+	if ok, err := w.bank.Evict(t.Context(), user); ok || err != nil {
+		t.Errorf("with an operation that the ledger does not have: %v, %v", ok, err)
+	}
+	w.settle()
+	if ok, err := w.bank.Evict(t.Context(), user); !ok || err != nil {
+		t.Errorf("in step: %v, %v", ok, err)
+	}
+	w.inStep(user, 99)
+}
