@@ -35,8 +35,8 @@ func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (A
 		if err != nil {
 			return nil //nolint:nilerr // no answer is no finding
 		}
-		if mark.LSN <= a.last.LSN {
-			return nil // the WAL does not grow
+		if mark.Flushed < a.last.LSN {
+			return nil // nobody can have read what is not on disk: the WAL does not grow
 		}
 		return &SlotError{
 			Reason: ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
@@ -82,12 +82,18 @@ func (s *stream) monitor(ctx context.Context) {
 	t := time.NewTicker(400 * time.Millisecond)
 	defer t.Stop()
 	a := &audit{}
+	well := false
 	next := time.Now().Add(auditInterval)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
+		}
+		if !well && s.running.Load() && time.Since(s.since) > goodStream {
+			well = true
+			s.wellAgain()
+			_ = s.l.record(ctx, ModeCDC) // the next look at the state finds out what else there is to know
 		}
 		st, err := s.l.check(ctx)
 		switch {

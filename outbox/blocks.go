@@ -18,6 +18,9 @@ const (
 
 // blocks knows the parked events, for block-key. A nil *blocks blocks nothing.
 type blocks struct {
+	// reading keeps refreshes apart: each begins to collect anew what is parked while it reads.
+	reading sync.Mutex
+
 	mu   sync.Mutex
 	dead map[[2]string][]Dead
 	// orig is the place in its aggregate's order that a parked event had first; a retry gives it a new seq.
@@ -28,6 +31,8 @@ type blocks struct {
 
 // refresh replaces what is known by what list reads from the table.
 func (b *blocks) refresh(list func() ([]Dead, error)) error {
+	b.reading.Lock()
+	defer b.reading.Unlock()
 	b.mu.Lock()
 	b.recent = nil
 	b.mu.Unlock()

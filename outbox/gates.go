@@ -22,10 +22,16 @@ func newGates(o Owner, sink Sink, store Store) *gates {
 	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
 }
 
-// adopt raises the gate of one stream.
-func (g *gates) adopt(ctx context.Context, stream string) error {
+// adopt raises the gate of one stream, and then calls after, if it is not nil. The stream counts as adopted when both
+// have succeeded.
+func (g *gates) adopt(ctx context.Context, stream string, after func(ctx context.Context, stream string) error) error {
 	if err := g.sink.Adopt(ctx, stream, g.owner); err != nil {
 		return fmt.Errorf("adopt stream %q: %w", stream, err)
+	}
+	if after != nil {
+		if err := after(ctx, stream); err != nil {
+			return err
+		}
 	}
 	g.mu.Lock()
 	g.adopted[stream] = true
@@ -45,13 +51,7 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	if err := g.store.NoteStream(ctx, stream, g.owner.Epoch); err != nil {
 		return err
 	}
-	if err := g.adopt(ctx, stream); err != nil {
-		return err
-	}
-	if g.fresh != nil {
-		return g.fresh(ctx, stream)
-	}
-	return nil
+	return g.adopt(ctx, stream, g.fresh)
 }
 
 // streams lists the streams whose gates were raised.

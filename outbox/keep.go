@@ -61,16 +61,15 @@ func (l *leadership) keepStreams(ctx context.Context) {
 	if err == nil {
 		for _, s := range streams {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			if terr := l.o.Sink.Trim(actx, s); terr != nil {
-				err = terr
-			}
+			err = l.o.Sink.Trim(actx, s)
 			cancel()
-		}
-		if l.o.Observe != nil {
-			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			if oerr := l.o.Observe(actx, streams); oerr != nil {
-				err = oerr
+			if err != nil {
+				break // a Redis that is gone would hold up everything else here, stream by stream
 			}
+		}
+		if err == nil && l.o.Observe != nil {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			err = l.o.Observe(actx, streams[:min(len(streams), maxStreamLabels)])
 			cancel()
 		}
 	}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 )
@@ -138,6 +139,12 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 // dropping it. A new one is made when the oldest transaction has moved on.
 func (k *slotKeeper) enforce(ctx context.Context) error {
 	err := k.advance(ctx)
+	if err != nil {
+		// As a rule a walsender that is just ending still holds it. A slot is quickly dropped, and slowly made again.
+		if err = k.relay.o.Slots.Evict(ctx); err == nil {
+			err = k.advance(ctx)
+		}
+	}
 	st, serr := k.look(ctx)
 	if serr != nil {
 		return serr
@@ -168,6 +175,16 @@ func (k *slotKeeper) onExhausted(end func()) {
 	k.hitMu.Unlock()
 }
 
+// needUnknown stands for a transaction id that could not be taken: any later one will do.
+const needUnknown = math.MaxUint64
+
+// ensuring notes that a slot may be about to be made.
+func (k *slotKeeper) ensuring() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.need = needUnknown
+}
+
 // ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed.
 func (k *slotKeeper) ensured(ctx context.Context) error {
 	k.mu.Lock()
@@ -188,7 +205,7 @@ func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN, xid uint64) error {
 	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
-	if k.need <= xid {
+	if k.need <= xid || k.need == needUnknown {
 		k.need = 0 // else the budget moved the slot in between: that still has to be waited for
 	}
 	k.last = time.Now()

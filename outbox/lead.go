@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,8 @@ type leadership struct {
 	noted LSN
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int
+	// silent is since when, in Unix nanoseconds, the state could not be read; 0 if it can.
+	silent atomic.Int64
 }
 
 // run goes through the phases of the machine until leadership is lost or ctx ends.
@@ -42,8 +45,10 @@ func (l *leadership) run(ctx context.Context) error {
 		wg.Wait()
 		l.leading.Store(false)
 		l.metrics.leader.Set(0)
-		l.health.clear("slot")
-		l.health.clear("publish")
+		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState} {
+			l.health.clear(c)
+		}
+		l.metrics.idle()
 		l.log.Info("not leading any more")
 	}()
 	wg.Go(func() { l.keep(kctx) })
@@ -62,6 +67,7 @@ func (l *leadership) run(ctx context.Context) error {
 			ev = evLost
 		case err != nil:
 			l.log.Warn("phase ended", "phase", p, "err", err)
+			sleep(ctx, jitter(200*time.Millisecond)) // whatever it was, it may fail as fast the next time
 		}
 		if p = p.next(ev); p == phaseStandby || p == phaseStopped {
 			l.standDown(ctx, ev)
@@ -122,10 +128,30 @@ func (l *leadership) record(ctx context.Context, mode Mode) error {
 // check reads the state and says whether this leadership is still the one it names.
 func (l *leadership) check(ctx context.Context) (State, error) {
 	st, err := l.o.Store.State(ctx)
+	l.answered(ctx, err)
 	if err == nil && st.Owner != l.gates.owner {
 		err = ErrSuperseded
 	}
 	return st, err
+}
+
+// conditionState is the readiness condition of a Postgres that keeps the lock session and answers nothing else.
+const conditionState = "postgres_state"
+
+// answered notes whether Postgres answers. It is asked from several goroutines.
+func (l *leadership) answered(ctx context.Context, err error) {
+	switch since := l.silent.Load(); {
+	case err == nil:
+		if since != 0 {
+			l.silent.Store(0)
+			l.health.clear(conditionState)
+		}
+	case ctx.Err() != nil:
+	case since == 0:
+		l.silent.CompareAndSwap(0, time.Now().UnixNano())
+	case time.Since(time.Unix(0, since)) > patience:
+		l.health.fail(conditionState, err.Error())
+	}
 }
 
 // adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
@@ -256,7 +282,7 @@ func (l *leadership) tryGates(ctx context.Context) error {
 	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := l.gates.adopt(actx, s)
+		err := l.gates.adopt(actx, s, nil)
 		cancel()
 		if err != nil {
 			return err
@@ -269,7 +295,7 @@ func (l *leadership) tryGates(ctx context.Context) error {
 func (l *leadership) over(err error) (event, error) {
 	var fenced *FencedError
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, errToggled):
 		l.reason = ReasonToggle
 		return evOver, nil
 	case errors.Is(err, ErrGap):
@@ -307,6 +333,8 @@ func (l *leadership) poll(ctx context.Context) (event, error) {
 	if err := l.record(ctx, ModePoll); err != nil {
 		return evOver, err
 	}
+	// Only these: what a stream met later has in doubt may be younger than the mark.
+	known := l.gates.streams()
 	_, xid, err := l.o.Store.Mark(ctx)
 	if err != nil {
 		return evOver, err
@@ -340,19 +368,19 @@ func (l *leadership) poll(ctx context.Context) (event, error) {
 			return l.over(err)
 		}
 		xid = 0
-		if err := l.forgetDoubt(ctx); err != nil {
+		if err := l.forgetDoubt(ctx, known); err != nil {
 			return l.over(err)
 		}
 	}
 }
 
-// forgetDoubt makes the pass after which nothing is in doubt any more. It is called when everything that was committed
+// forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was committed
 // before the adoption is visible.
-func (l *leadership) forgetDoubt(ctx context.Context) error {
+func (l *leadership) forgetDoubt(ctx context.Context, streams []string) error {
 	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
 		return err
 	}
-	for _, s := range l.gates.streams() {
+	for _, s := range streams {
 		if err := l.o.Sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
 			l.log.Debug("forget doubt", "stream", s, "err", err) // it costs memory until the next time
 		}
@@ -444,6 +472,13 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 }
 
 func (l *leadership) ensureSlot(ctx context.Context) error {
+	st, err := l.o.Slots.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if !st.Exists || st.Lost {
+		l.keeper.ensuring() // even if we never learn that it was made
+	}
 	created, err := l.o.Slots.Ensure(ctx)
 	if err == nil && created {
 		err = l.keeper.ensured(ctx)
@@ -489,9 +524,6 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 	refuse := func(err error) (event, error) {
 		var fenced *FencedError
 		if errors.Is(err, errToggled) || errors.Is(err, ErrGap) || errors.As(err, &fenced) {
-			if errors.Is(err, errToggled) {
-				err = nil
-			}
 			return l.over(err)
 		}
 		l.failures++
@@ -565,9 +597,11 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 		return visible, err
 	}
 	if need := l.keeper.needed(); need != 0 {
-		ok, err := l.o.Store.VisibleBelow(ctx, need)
-		if err != nil {
-			return false, err
+		ok := false
+		if need != needUnknown {
+			if ok, err = l.o.Store.VisibleBelow(ctx, need); err != nil {
+				return false, err
+			}
 		}
 		if !ok {
 			return false, &SlotError{

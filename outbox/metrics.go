@@ -128,6 +128,13 @@ func (m *metrics) zero() {
 	m.auditFailures.WithLabelValues(ReasonStalled)
 }
 
+// idle resets the gauges that only a leader feeds: another instance shows them now.
+func (m *metrics) idle() {
+	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.dead} {
+		g.Set(0)
+	}
+}
+
 func (m *metrics) setMode(mode Mode) {
 	for _, o := range []Mode{ModeCDC, ModePoll, ModeStandby} {
 		v := 0.0

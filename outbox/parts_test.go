@@ -90,7 +90,7 @@ func TestAudit(t *testing.T) {
 	t.Parallel()
 	t0 := time.Unix(1000, 0)
 	mark := func(lsn LSN, first ...int64) AuditMark {
-		m := AuditMark{LSN: lsn, First: map[int16]int64{}}
+		m := AuditMark{LSN: lsn, Flushed: lsn, First: map[int16]int64{}}
 		for i, seq := range first {
 			if seq != 0 {
 				m.First[int16(i)] = seq
@@ -129,9 +129,9 @@ func TestAudit(t *testing.T) {
 			{5 * time.Second, 50, nil, mark(110, 7), ""},
 			{16 * time.Second, 50, nil, mark(120, 7), ReasonStalled},
 		},
-		"standing still with the WAL": {
+		"standing still, with nothing more to read": {
 			{0, 50, nil, mark(100, 7), ""},
-			{16 * time.Second, 50, nil, mark(100, 7), ""},
+			{16 * time.Second, 50, nil, AuditMark{LSN: 100, Flushed: 99}, ""},
 		},
 		"reached at the last moment": {
 			{0, 50, nil, mark(100), ""},
@@ -224,6 +224,52 @@ func TestHealth(t *testing.T) {
 	}
 	if !h.clear("redis") || h.clear("redis") {
 		t.Error("clear does not tell whether there was something")
+	}
+}
+
+// Two refreshes at once: the one that began first must not forget what was parked while the second was reading.
+func TestBlocksRefreshesDoNotMeet(t *testing.T) {
+	t.Parallel()
+	b := &blocks{}
+	parked := &Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	reading, second := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(second)
+		<-reading
+		_ = b.refresh(func() ([]Dead, error) {
+			return []Dead{{ID: parked.ID, Seq: 1, AggregateType: "order", AggregateID: "a"}}, nil
+		})
+	}()
+	err := b.refresh(func() ([]Dead, error) {
+		close(reading)
+		b.add(parked)
+		return nil, nil // the list is older than the parking
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-second
+	if b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+		t.Error("a parked event was forgotten")
+	}
+}
+
+// A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
+func TestGatesDoNotForgetTheLateH(t *testing.T) {
+	t.Parallel()
+	g := newGates(Owner{Epoch: 3}, &memorySink{}, &memoryStore{})
+	failure, calls := errors.New("postgres hiccups"), 0
+	g.fresh = func(context.Context, string) error {
+		if calls++; calls == 1 {
+			return failure
+		}
+		return nil
+	}
+	if err := g.ensure(t.Context(), "outbox.late"); !errors.Is(err, failure) {
+		t.Fatalf("first: %v", err)
+	}
+	if err := g.ensure(t.Context(), "outbox.late"); err != nil || calls != 2 {
+		t.Errorf("second: %v, asked %d times for H, want 2", err, calls)
 	}
 }
 

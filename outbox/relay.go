@@ -246,6 +246,7 @@ func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) er
 		}
 		return !led, nil // the caller asks again and gets it again: the lock is held by the session
 	})
+	r.health.clear("publish") // this instance does not publish now
 	if err != nil && finished(err) {
 		// The leader adopts anew; until then there is nothing to sweep under.
 		r.log.Debug("sweeping along ended", "err", err)
@@ -290,7 +291,7 @@ func (r *Relay) scope(g *gates) Scope {
 		Owner: g.owner, Ensure: g.ensure, Claimed: r.refreshBlocks, BlockKey: r.blocks != nil, Blocked: r.blocks.blocker,
 		Published: func(stream string, events []*Event, suppressed int) { r.published(ModePoll, stream, events) },
 		Parked:    func(e *Event, err error) { r.parked(e, err) },
-		Failed:    r.publishOutcome,
+		Outcome:   r.publishOutcome,
 	}
 }
 
@@ -332,6 +333,7 @@ func (r *Relay) publishOutcome(err error) {
 	case errors.Is(err, context.Canceled):
 	case errors.As(err, &foreign):
 		r.health.fail("foreign_stream", err.Error())
+	case finished(err): // adopting anew mends it
 	default:
 		if bad, _ := r.health.lists(); len(bad) == 0 {
 			r.log.Warn("publishing fails; it is repeated", "err", err)

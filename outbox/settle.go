@@ -8,12 +8,21 @@ import (
 // settleRows bounds one settling statement.
 const settleRows = 2000
 
+// patience is how long something may fail before readiness says so.
+const patience = 5 * time.Second
+
+const (
+	conditionSettle = "settle"
+	conditionPark   = "park"
+)
+
 // settleLoop settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
 func (s *stream) settleLoop(intake, work context.Context) error {
 	for f := range s.flights {
 		f = s.collect(f)
 		if err := s.settle(intake, work, f); err != nil {
+			s.fail(err)           // first: only that ends the publisher, whose end the next line waits for
 			for range s.flights { //nolint:revive // let the publisher come to its end
 			}
 			return err
@@ -44,6 +53,7 @@ func (s *stream) collect(f *flight) *flight {
 }
 
 func (s *stream) settle(intake, work context.Context, f *flight) error {
+	began := time.Now()
 	retry := func(step string, call func(ctx context.Context) error) error {
 		bo := backoff{first: 20 * time.Millisecond, most: time.Second}
 		for {
@@ -57,6 +67,9 @@ func (s *stream) settle(intake, work context.Context, f *flight) error {
 				return wrap(step, err)
 			}
 			s.l.log.Debug("settling is repeated", "step", step, "err", err)
+			if time.Since(began) > patience {
+				s.l.health.fail(conditionSettle, step+": "+err.Error())
+			}
 			bo.wait(intake)
 		}
 	}
@@ -130,6 +143,7 @@ func (s *stream) done(f *flight, marks []Mark) {
 		s.lanes[m.Stream].settled.Store(m.Number)
 	}
 	s.mu.Unlock()
+	s.l.health.clear(conditionSettle)
 	s.finished(f.seqs)
 	if f.end != 0 {
 		s.l.o.Source.Settled(f.end)

@@ -88,6 +88,8 @@ type Dead struct {
 type AuditMark struct {
 	// LSN is at or behind the commit of every row in First.
 	LSN LSN
+	// Flushed is how far the WAL is on disk, and may be streamed.
+	Flushed LSN
 	// First has the lowest seq of each part that has rows.
 	First map[int16]int64
 }
@@ -181,8 +183,9 @@ type Scope struct {
 	Published func(stream string, events []*Event, suppressed int)
 	// Parked is told of each event moved to outbox_dead.
 	Parked func(e *Event, err error)
-	// Failed is told the outcome of every publish attempt: nil after a success.
-	Failed func(err error)
+	// Outcome is told nil after every batch that was committed and when there is nothing to sweep, and every error in
+	// between, whoever is to blame: readiness follows it.
+	Outcome func(err error)
 }
 
 // Sweeper drains the table with the SKIP LOCKED poller. It is implemented by posthaste/poll.

@@ -39,6 +39,7 @@ type stream struct {
 	refusing map[string]bool
 	// running is set when H is known and the stream is being read.
 	running atomic.Bool
+	since   time.Time // of running; written before it
 	// passed is the position up to which the publisher is done with everything.
 	passed atomic.Uint64
 	// sinkFailing is set while a publish is being repeated: the stream then stands still for a known reason.
@@ -80,6 +81,8 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 	l.gates.fresh = s.meet
 	err := s.run(ctx)
 	l.gates.fresh = nil
+	l.health.clear(conditionSettle)
+	l.health.clear(conditionPark)
 	if n, b := l.window.held(); n > 0 {
 		l.window.release(n, b) // what was not settled is in doubt now, and nobody waits for it
 	}
@@ -99,6 +102,10 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 		return evOver, nil // run knows better
 	}
 	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
+	var se *SlotError
+	if errors.As(err, &se) {
+		l.unusable(ctx, err)
+	}
 	return evOver, nil
 }
 
@@ -142,7 +149,8 @@ func (s *stream) run(ctx context.Context) error {
 	if s.hopeless(cause) {
 		stopWork(cause)
 	} else {
-		deadline := time.AfterFunc(s.l.o.DrainTimeout, func() { stopWork(errors.New("drain timeout")) })
+		// The rest of the timeout is for what follows: confirming, standing down, closing.
+		deadline := time.AfterFunc(max(s.l.o.DrainTimeout-2*time.Second, s.l.o.DrainTimeout/2), func() { stopWork(errors.New("drain timeout")) })
 		defer deadline.Stop()
 	}
 	working.Wait()
@@ -176,13 +184,22 @@ func (s *stream) started(ctx context.Context) error {
 		return err
 	}
 	s.maxHandover = s.handover
-	l.handover, l.degraded = s.handover, ""
-	l.health.clear("slot")
+	l.handover = s.handover
+	if l.failures == 0 {
+		s.wellAgain() // else it has to run for a while first, so that readiness does not flicker
+	}
 	if err := l.record(ctx, ModeCDC); err != nil {
 		return err
 	}
+	s.since = time.Now()
 	s.running.Store(true)
 	return nil
+}
+
+// wellAgain forgets why the slot was not streamed before.
+func (s *stream) wellAgain() {
+	s.l.degraded = ""
+	s.l.health.clear("slot")
 }
 
 // meet gives a stream that the adoption did not know its own H: a zombie may have published to it in between.
@@ -601,9 +618,15 @@ func waitsFor(id string) string { return "waits for parked event " + id }
 // park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
 func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempts int, cause error) error {
 	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
+	began := time.Now()
+	s.sinkFailing.Store(false) // if the stream stands still now, it is not for the sink
 	for {
 		found, err := s.l.o.Store.Park(ctx, r, class, reason, attempts)
+		if err != nil && time.Since(began) > patience {
+			s.l.health.fail(conditionPark, err.Error())
+		}
 		if err == nil && (found.Seqs[r.Seq] || found.Snapshot.Visible(r.XID)) {
+			s.l.health.clear(conditionPark)
 			if cause == nil {
 				cause = errors.New(reason)
 			}

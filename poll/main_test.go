@@ -131,7 +131,7 @@ func (r *rig) scope() outbox.Scope {
 			defer r.mu.Unlock()
 			r.parked = append(r.parked, e)
 		},
-		Failed: func(err error) {
+		Outcome: func(err error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if err != nil {

@@ -48,6 +48,7 @@ func (w *worker) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // stopping
 	}
+	w.scope.Outcome(err)
 	if end := w.final(ctx, err); end != nil {
 		return end
 	}
@@ -102,6 +103,9 @@ func (w *worker) round(ctx context.Context) error {
 			w.idle, w.fails = 0, 0
 			return nil
 		}
+	}
+	if len(parts) == 0 {
+		w.scope.Outcome(nil)
 	}
 	w.idle = min(max(w.idle*2, idleFirst), idleMost)
 	wait(ctx, w.idle)
@@ -322,7 +326,6 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	if err := w.scope.Ensure(actx, stream); err != nil {
-		w.scope.Failed(err)
 		return err
 	}
 	lane := c.lanes[stream]
@@ -339,7 +342,6 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	for {
 		var err error
 		receipt, err = attempt(actx, d)
-		w.scope.Failed(err)
 		if err == nil {
 			break
 		}
@@ -393,7 +395,6 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
 		cancel()
 		if err != nil {
-			w.scope.Failed(err)
 			return err
 		}
 	}
@@ -419,6 +420,7 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 	}
 	w.s.metrics.batches.Inc()
 	w.s.metrics.rows.Add(float64(rows))
+	w.scope.Outcome(nil)
 	return nil
 }
 

@@ -139,7 +139,7 @@ func (s *Store) Adopt(ctx context.Context, from int64, to outbox.Owner, holder s
 func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN, degraded string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(), degraded)
+	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(), storable(degraded))
 	if err != nil {
 		return false, fmt.Errorf("record mode %s: %w", active, err)
 	}
@@ -286,19 +286,20 @@ func (s *Store) Park(ctx context.Context, row *outbox.Row, class, reason string,
 func (s *Store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	var lsn string
+	var lsn, flushed string
 	var parts []int16
 	var seqs []int64
-	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&lsn, &parts, &seqs); err != nil {
+	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&lsn, &flushed, &parts, &seqs); err != nil {
 		return outbox.AuditMark{}, fmt.Errorf("audit: %w", err)
 	}
 	m := outbox.AuditMark{First: make(map[int16]int64, len(parts))}
 	for i, p := range parts {
 		m.First[p] = seqs[i]
 	}
-	var err error
+	var err, ferr error
 	m.LSN, err = outbox.ParseLSN(lsn)
-	return m, err
+	m.Flushed, ferr = outbox.ParseLSN(flushed)
+	return m, errors.Join(err, ferr)
 }
 
 // Backlog counts the rows.

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// waitReady waits until /readyz answers with the status.
+func waitReady(t *testing.T, c *child, want int, within time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, within, func() error {
+		var h struct{ Reasons []string }
+		if status, err := c.get("/readyz", &h); err != nil || status != want {
+			return fmt.Errorf("readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
+		}
+		return nil
+	})
+}
+
+// A published event whose gate is lost before it is settled is published again, although no other event comes along.
+func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay", "--redis-durability=replicas=1") // there is none: nothing is settled
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 12})
+	load.Wait()
+	entries := func(want int64) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n != want {
+				return fmt.Errorf("%d entries, want %d, %w", n, want, err)
+			}
+			return nil
+		})
+	}
+	entries(12)
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	entries(12)
+	waitReady(t, r, 503, 5*time.Second) // the durability asked for is not there, and that is said
+}
+
+// Postgres refuses what comes after publishing: readiness says so in both modes, and recovers.
+func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"auto", "poll"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			r := w.spawn("relay")
+			r.setMode(mode)
+			w.waitMode(map[string]string{"auto": "cdc", "poll": "poll"}[mode], 20*time.Second)
+			w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING errcode = '42501'; END $$`)
+			w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
+			load.Wait()
+			waitReady(t, r, 503, 15*time.Second)
+			w.db.Exec(t, `DROP TRIGGER refuse ON outbox_history`)
+			w.oracle.Check(t, load, 20*time.Second)
+			waitReady(t, r, 200, 10*time.Second)
+		})
+	}
+}
+
+// An event that can neither be published nor parked holds up the stream; that must not look ready.
+func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING errcode = '42501'; END $$`)
+	w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	if err := w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
+	waitReady(t, r, 503, 20*time.Second)
+	w.db.Exec(t, `DROP TRIGGER refuse ON outbox_dead`)
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	waitReady(t, r, 200, 20*time.Second)
+}
+
+// A server without a walsender to spare: events are swept, auto is degraded, cdc is not ready.
+func TestStreamThatCannotStartIsSaid(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t, "max_wal_senders=0")
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	r := w.spawn("relay")
+	degraded := func() error {
+		var h struct{ Degraded []string }
+		if status, err := r.get("/readyz", &h); err != nil || status != 200 || len(h.Degraded) == 0 {
+			return fmt.Errorf("readyz: %d %+v %w", status, h, err)
+		}
+		return nil
+	}
+	testenv.Eventually(t, 20*time.Second, degraded)
+	r.setMode("cdc")
+	waitReady(t, r, 503, 30*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60})
+	load.Wait()
+	w.oracle.Check(t, load, 20*time.Second)
+	r.setMode("auto")
+	testenv.Eventually(t, 30*time.Second, degraded)
+}
+
+// Redis comes back and one of two sweeping relays has nothing to publish: it is ready all the same.
+func TestReadyAgainWithNothingToPublish(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	relays := []*child{w.spawn("relay"), w.spawn("relay")}
+	relays[0].setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
+	load.Wait()
+	for _, r := range relays {
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
+				return fmt.Errorf("readyz is %d without Redis, %w", status, err)
+			}
+			return nil
+		})
+	}
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.oracle.Check(t, load, 20*time.Second)
+	for _, r := range relays {
+		waitReady(t, r, 200, 10*time.Second)
+	}
+}
