@@ -45,8 +45,15 @@ var fast = []string{
 	"log_min_messages=warning", "autovacuum_naptime=5s",
 }
 
+// quiet drops what the Redis client prints on its own: tests cut its connections all the time.
+type quiet struct{}
+
+// Printf implements the client's logger.
+func (quiet) Printf(context.Context, string, ...any) {}
+
 // Main runs the tests and stops the shared server. Use it as the whole of TestMain.
 func Main(m *testing.M) int {
+	redis.SetLogger(quiet{})
 	code := m.Run()
 	if shared.pg != nil {
 		_ = shared.pg.Stop("immediate")
