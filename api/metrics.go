@@ -53,6 +53,9 @@ var documented = []struct {
 	{routeOrders, http.MethodGet, []int{200, 400, 401, 403, 429, 500, 503}},
 	{routeOrder, http.MethodGet, []int{200, 304, 401, 404, 429, 500, 503}},
 	{routeByKey, http.MethodGet, []int{200, 304, 400, 401, 403, 404, 429, 500, 503}},
+	{routeAdd, http.MethodPost, []int{200, 400, 401, 403, 404, 408, 413, 415, 422, 423, 429, 500, 503}},
+	{routeDeduct, http.MethodPost, []int{200, 400, 401, 402, 403, 404, 408, 413, 415, 422, 423, 429, 500, 503}},
+	{routeBalance, http.MethodGet, []int{200, 400, 401, 403, 404, 429, 500, 503}},
 	{routeWellKnown, http.MethodGet, []int{200}},
 	{routeOpenAPI, http.MethodGet, []int{200}},
 }

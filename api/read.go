@@ -209,7 +209,7 @@ func (s *Server) wellKnown(c *gin.Context) {
 		"wait_default": int64(idem.DefaultWait / time.Second),
 		"wait_max":     int64(idem.MaxWait / time.Second),
 		"key_max_age":  int64(s.keyMaxAge / time.Second),
-		"routes":       []string{"POST /orders"},
+		"routes":       []string{"POST /orders", "POST /add/{userId}", "POST /deduct/{userId}"},
 	}
 	body, err := json.Marshal(out)
 	if err != nil {

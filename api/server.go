@@ -11,6 +11,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/sql"
 )
@@ -21,6 +22,8 @@ type Options struct {
 	Pool *sql.Pool
 	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
 	Redis idem.Redis
+	// Credits keeps the balances. nil: the credit routes answer 503.
+	Credits *credits.Bank
 	// Keys are the API keys that may use the API; see LoadKeys. nil: anybody may, for any user. New warns then.
 	Keys *Keys
 	// RateLimit is how many requests a second an API key may make (without Keys: everybody together). Zero: no limit.
@@ -44,6 +47,7 @@ type Server struct {
 	poolSize int
 	redis    idem.Redis
 	guard    *idem.Guard
+	credits  *credits.Bank
 	accept   AcceptFunc
 	keys     *Keys
 	// limits has a bucket per key, or one; nil for no limit.
@@ -64,7 +68,7 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("api: Options.Pool is missing")
 	}
 	s := &Server{
-		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		metrics: newMetrics(o.Registerer),
 	}
 	if s.log == nil {
@@ -126,6 +130,7 @@ func (s *Server) routes() *gin.Engine {
 	orders.GET(routeOrders, s.listOrders)
 	orders.GET(routeByKey, s.orderByKey)
 	orders.GET(routeOrder, s.getOrder)
+	s.addCreditRoutes(orders)
 	return e
 }
 

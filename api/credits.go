@@ -1,0 +1,250 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/google/uuid"
+
+	"posthaste/credits"
+	"posthaste/idem"
+)
+
+// Routes of credits; the parameter is the user's id.
+const (
+	routeAdd     = "/add/:id"
+	routeDeduct  = "/deduct/:id"
+	routeBalance = "/balance/:id"
+)
+
+// The problems that only credits have.
+var (
+	kindInsufficient = kind{http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false, true}
+	kindUnknownUser  = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
+	kindFrozen       = kind{http.StatusLocked, "account_frozen", "The account is stopped until a human has looked at it", false, true}
+	kindOverflow     = kind{http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large", false, true}
+	kindBackpressure = kind{http.StatusTooManyRequests, "backpressure", "Too many operations wait for the ledger", true, false}
+	kindNoCredits    = kind{http.StatusServiceUnavailable, "credits_store_unavailable", "The store of balances cannot be used", true, false}
+	kindRecovering   = kind{http.StatusServiceUnavailable, "epoch_recovering", "The balances are being rebuilt from the ledger", true, false}
+)
+
+var creditAmountRE = regexp.MustCompile(`^[1-9][0-9]{0,11}$`)
+
+// addCreditRoutes registers the routes behind g's authentication.
+func (s *Server) addCreditRoutes(g *gin.RouterGroup) {
+	g.POST(routeAdd, func(c *gin.Context) { s.postCredits(c, routeAdd, credits.Add) })
+	g.POST(routeDeduct, func(c *gin.Context) { s.postCredits(c, routeDeduct, credits.Deduct) })
+	g.GET(routeBalance, s.getBalance)
+}
+
+// creditUser is the user in the path. Something that is no user id has no account.
+func creditUser(c *gin.Context) (uuid.UUID, *problem) {
+	user, ok := uuidOf(c.Param("id"))
+	if !ok || user == uuid.Nil {
+		return user, &problem{kind: kindUnknownUser}
+	}
+	if !exchangeOf(c).who.may(user) {
+		return user, &problem{kind: kindForbiddenUser}
+	}
+	return user, nil
+}
+
+// postCredits is POST /add/{userId} and POST /deduct/{userId}.
+func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
+	op, prob := s.readCredits(c, route, k)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	if s.credits == nil {
+		writeProblem(c, &problem{kind: kindNoCredits, retryAfter: time.Second})
+		return
+	}
+	// A client that hangs up does not stop the operation half way.
+	res, err := s.credits.Apply(context.WithoutCancel(c.Request.Context()), *op)
+	if err != nil {
+		writeProblem(c, s.creditProblem(c, err))
+		return
+	}
+	writeCredits(c, &res)
+}
+
+// readCredits checks the request and reads it.
+func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*credits.Op, *problem) {
+	user, prob := creditUser(c)
+	if prob != nil {
+		return nil, prob
+	}
+	h := c.Request.Header
+	key, prob := parseKey(h)
+	if prob != nil {
+		return nil, prob
+	}
+	c.Header(idem.KeyHeader, h.Get(idem.KeyHeader))
+	body, prob := readBody(c)
+	if prob != nil {
+		return nil, prob
+	}
+	op, prob := decodeCredits(body)
+	if prob != nil {
+		return nil, prob
+	}
+	op.User, op.Kind = user, k
+	op.ID = credits.OpID(idem.NewKey("", user.String(), http.MethodPost, route, key))
+	op.Fingerprint = idem.NewFingerprint(fingerprintVersion, "credits", user.String(), string(k), strconv.FormatInt(op.Amount, 10), op.Reference)
+	op.MintedAt, _ = mintedAt(key)
+	return op, nil
+}
+
+// decodeCredits reads the body: an amount, and perhaps a reference.
+func decodeCredits(body []byte) (*credits.Op, *problem) {
+	m, err := decodeObject(body)
+	if err != nil {
+		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
+	}
+	op := &credits.Op{}
+	var faults []fieldError
+	if raw, ok := m["amount"]; !ok {
+		faults = append(faults, fieldError{"/amount", "is required"})
+	} else if !creditAmountRE.Match(raw) {
+		faults = append(faults, fieldError{"/amount", "must be an integer from 1 to 999999999999"})
+	} else if op.Amount, err = strconv.ParseInt(string(raw), 10, 64); err != nil {
+		panic(err) // at most 12 digits
+	}
+	if raw, ok := m["reference"]; ok && !isReference(raw, &op.Reference) {
+		faults = append(faults, fieldError{"/reference", "must be a string of at most 255 bytes without zero bytes"})
+	}
+	for name := range m {
+		if name != "amount" && name != "reference" {
+			faults = append(faults, fieldError{"/" + escapePointer(clip(name)), "is not known"})
+		}
+	}
+	if len(faults) > 0 {
+		sort.Slice(faults, func(i, j int) bool { return faults[i].Pointer < faults[j].Pointer })
+		return nil, &problem{kind: kindValidation, errors: faults[:min(len(faults), 20)]}
+	}
+	return op, nil
+}
+
+func isReference(raw json.RawMessage, to *string) bool {
+	return raw[0] == '"' && json.Unmarshal(raw, to) == nil && len(*to) <= credits.MaxReference && !strings.ContainsRune(*to, 0)
+}
+
+// writeCredits sends an operation's answer: the same bytes every time, with the markers of this attempt.
+func writeCredits(c *gin.Context, r *credits.Result) {
+	h := c.Writer.Header()
+	h.Set("Idempotent-Replayed", strconv.FormatBool(r.Replayed))
+	h.Set("Idempotency-Expires", r.At.Add(credits.OutcomeTTL).UTC().Format(http.TimeFormat))
+	if r.Replayed {
+		h.Set("Original-Date", r.At.UTC().Format(http.TimeFormat))
+	}
+	h.Set("Cache-Control", "no-store")
+	if r.Outcome == credits.OK {
+		write(c, http.StatusOK, jsonType, r.Body())
+		return
+	}
+	h.Set("Link", `</docs>; rel="describedby"`)
+	p := refusal(r)
+	write(c, p.Status, problemType, marshal(p))
+}
+
+// creditRefusal is a problem with what the client needs to know. It names the operation, not the request, so that it is
+// the same each time.
+type creditRefusal struct {
+	problemBody
+	Balance  int64 `json:"balance"`
+	Required int64 `json:"required"`
+}
+
+func refusal(r *credits.Result) creditRefusal {
+	k := kindInsufficient
+	if r.Outcome == credits.Overflow {
+		k = kindOverflow
+	}
+	return creditRefusal{
+		problemBody: problemBody{
+			Type: problemURI(k.code), Title: k.title, Status: k.status, Instance: "urn:uuid:" + r.OpID.String(), Code: k.code,
+			Retryable: k.retryable, SafeNewKey: k.safeNewKey,
+		},
+		Balance: r.Balance, Required: r.Amount,
+	}
+}
+
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	return b
+}
+
+// creditProblem is the table from the bank's errors to answers.
+func (s *Server) creditProblem(c *gin.Context, err error) *problem {
+	switch {
+	case errors.Is(err, credits.ErrUnknown):
+		s.log.Warn("outcome of a credit operation is unknown", "request_id", exchangeOf(c).id, "err", err)
+		return &problem{kind: kindUnknown, retryAfter: time.Second}
+	case errors.Is(err, credits.ErrUnknownUser):
+		return &problem{kind: kindUnknownUser}
+	case errors.Is(err, credits.ErrReused):
+		return &problem{kind: kindKeyReused}
+	case errors.Is(err, credits.ErrExpired):
+		return &problem{kind: kindKeyExpired}
+	case errors.Is(err, credits.ErrFrozen):
+		return &problem{kind: kindFrozen}
+	case errors.Is(err, credits.ErrBackpressure):
+		return &problem{kind: kindBackpressure, retryAfter: time.Second}
+	case errors.Is(err, credits.ErrRecovering):
+		return &problem{kind: kindRecovering, retryAfter: time.Second}
+	default:
+		s.log.Warn("credits cannot be served now", "request_id", exchangeOf(c).id, "err", err)
+		return &problem{kind: kindNoCredits, retryAfter: time.Second}
+	}
+}
+
+// balanceBody is the answer of GET /balance.
+type balanceBody struct {
+	Balance   int64  `json:"balance"`
+	Seq       int64  `json:"seq"`
+	SyncedSeq int64  `json:"synced_seq"`
+	Source    string `json:"source"`
+	AsOf      string `json:"as_of"`
+}
+
+// getBalance is GET /balance/{userId}. With consistency=durable it asks the ledger, which works without Redis.
+func (s *Server) getBalance(c *gin.Context) {
+	user, prob := creditUser(c)
+	if prob != nil {
+		writeProblem(c, prob)
+		return
+	}
+	if s.credits == nil {
+		writeProblem(c, &problem{kind: kindNoCredits, retryAfter: time.Second})
+		return
+	}
+	read := s.credits.Balance
+	if v, ok := c.Request.URL.Query()["consistency"]; ok {
+		if len(v) != 1 || (v[0] != "durable" && v[0] != "cached") {
+			writeProblem(c, &problem{kind: kindParameter, detail: "consistency must be cached or durable"})
+			return
+		}
+		if v[0] == "durable" {
+			read = s.credits.DurableBalance
+		}
+	}
+	b, err := read(c.Request.Context(), user)
+	if err != nil {
+		writeProblem(c, s.creditProblem(c, err))
+		return
+	}
+	c.Header("Cache-Control", "no-store")
+	write(c, http.StatusOK, jsonType, marshal(balanceBody{b.Balance, b.Seq, b.SyncedSeq, b.Source, b.AsOf.UTC().Format(timeLayout)}))
+}

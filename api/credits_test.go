@@ -1,0 +1,190 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/credits"
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+)
+
+// newCreditWorld is an API with credits. The sync runs if sync is set.
+func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
+	t.Helper()
+	log := testenv.Logger(t)
+	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
+	c, err := credits.NewClient(w.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	bank := credits.New(credits.Options{Redis: c, Pool: w.db.Pool, Logger: log})
+	w.start(w.db.URL, w.redis.URL(), append([]func(*Options){func(o *Options) { o.Credits = bank }}, edit...)...)
+	if sync {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		s := credits.NewSync(credits.SyncOptions{Redis: c, Pool: w.db.Pool, Logger: log})
+		go func() { defer close(done); _ = s.Run(ctx) }()
+		t.Cleanup(func() { cancel(); <-done })
+	}
+	return w
+}
+
+func (w *world) credit(path, key, body string) reply {
+	w.tb.Helper()
+	return w.do(http.MethodPost, path, body, idem.KeyHeader, key)
+}
+
+func TestCredits(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, true)
+	d := loadDocument(t)
+	user := uuid.NewString()
+	want(t, w.do(http.MethodGet, "/balance/"+user, ""), 404, "unknown_user")
+	want(t, w.credit("/deduct/"+user, newKey(), `{"amount":1}`), 404, "unknown_user")
+	key := newKey()
+	first := w.credit("/add/"+user, key, `{"amount":100,"reference":"gift"}`)
+	want(t, first, 200, "")
+	var op struct {
+		OpID       uuid.UUID `json:"op_id"`
+		UserID     string    `json:"user_id"`
+		Kind       string
+		Amount     int
+		Balance    int
+		Seq        int
+		Durability string
+	}
+	if err := json.Unmarshal([]byte(first.body), &op); err != nil || op.UserID != user || op.Kind != "add" || op.Amount != 100 ||
+		op.Balance != 100 || op.Seq != 1 || op.Durability != "memory" {
+		t.Fatalf("got %v, %v", first, err)
+	}
+	if got := first.header.Get("Idempotent-Replayed") + first.header.Get(idem.KeyHeader); got != "false"+key {
+		t.Errorf("headers: %v", first.header)
+	}
+	again := w.credit("/add/"+user, key, ` {"reference":"gift", "amount":100}`)
+	if again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" || again.header.Get("Original-Date") == "" {
+		t.Errorf("replay %v %v of %v", again, again.header, first)
+	}
+	want(t, w.credit("/add/"+user, key, `{"amount":100}`), 422, "idempotency_key_reused")
+	// A key belongs to its route.
+	want(t, w.credit("/deduct/"+user, key, `{"amount":30}`), 200, "")
+	short := newKey()
+	refused := w.credit("/deduct/"+user, short, `{"amount":71}`)
+	want(t, refused, 402, "insufficient_credits")
+	if !strings.Contains(refused.body, `"balance":70,"required":71`) {
+		t.Errorf("refusal: %v", refused)
+	}
+	want(t, w.credit("/add/"+user, newKey(), `{"amount":1000}`), 200, "")
+	if late := w.credit("/deduct/"+user, short, `{"amount":71}`); late.body != refused.body || late.header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("repeated refusal %v, want the bytes of %v", late, refused)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		r := w.do(http.MethodGet, "/balance/"+user, "")
+		if !strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"cache","as_of":"`) {
+			return errors.New(r.body)
+		}
+		return nil
+	})
+	if r := w.do(http.MethodGet, "/balance/"+user+"?consistency=durable", ""); !strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"db","as_of":"`) {
+		t.Errorf("durable: %v", r)
+	}
+	want(t, w.do(http.MethodGet, "/balance/"+user+"?consistency=x", ""), 400, "invalid_parameter")
+	// The event is the response.
+	var data string
+	if err := w.db.Pool.QueryRow(t.Context(), `SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'
+		AND aggregate_id = $2 AND event_type = 'credits.added'`, op.OpID, user).Scan(&data); err != nil {
+		t.Fatal(err)
+	}
+	if !sameJSON(t, data, first.body) {
+		t.Errorf("event %s, want %s", data, first.body)
+	}
+	header := http.Header{idem.KeyHeader: {newKey()}, "Content-Type": {"application/json"}}
+	for _, c := range [][2]string{{"/add/", `{"amount":1}`}, {"/deduct/", `{"amount":1}`}, {"/deduct/", `{"amount":999999}`}, {"/deduct/", `{}`}} {
+		rec, _ := d.exchange(t, w.s.Public(), http.MethodPost, c[0]+user, c[1], header)
+		header.Set(idem.KeyHeader, newKey())
+		if rec.Code >= 500 {
+			t.Errorf("%v: %d", c, rec.Code)
+		}
+	}
+	if rec, _ := d.exchange(t, w.s.Public(), http.MethodGet, "/balance/"+user, "", http.Header{}); rec.Code != 200 {
+		t.Errorf("balance: %d", rec.Code)
+	}
+}
+
+func sameJSON(tb testing.TB, a, b string) bool {
+	tb.Helper()
+	var x, y any
+	if json.Unmarshal([]byte(a), &x) != nil || json.Unmarshal([]byte(b), &y) != nil {
+		tb.Fatalf("not JSON: %s, %s", a, b)
+	}
+	return fmt.Sprint(x) == fmt.Sprint(y)
+}
+
+func TestCreditRequestsAreStrict(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	user := uuid.NewString()
+	for body, code := range map[string]string{
+		`{"amount":-1}`: "validation_failed", `{"amount":0}`: "validation_failed", `{"amount":1.0}`: "validation_failed",
+		`{"amount":1e3}`: "validation_failed", `{"amount":"1"}`: "validation_failed", `{"amount":1000000000000}`: "validation_failed",
+		`{"amount":null}`: "validation_failed", `{}`: "validation_failed", `{"amount":1,"x":2}`: "validation_failed",
+		`{"amount":1,"reference":5}`: "validation_failed", `{"amount":1,"reference":"\u0000"}`: "validation_failed",
+		`{"amount":1,"reference":null}`: "validation_failed", `{"amount":1,"reference":"` + strings.Repeat("é", 128) + `"}`: "validation_failed",
+		`{"amount":1,"amount":2}`: "invalid_json", `[1]`: "invalid_json", `{"amount":01}`: "invalid_json",
+	} {
+		r := w.credit("/add/"+user, newKey(), body)
+		if r.code() != code || r.status >= 500 {
+			t.Errorf("%s: got %v, want %s", body, r, code)
+		}
+	}
+	want(t, w.do(http.MethodPost, "/add/"+user, `{"amount":1}`), 400, "idempotency_key_missing")
+	want(t, w.credit("/add/"+user, "short", `{"amount":1}`), 400, "idempotency_key_invalid")
+	want(t, w.credit("/add/nobody", newKey(), `{"amount":1}`), 404, "unknown_user")
+	want(t, w.do(http.MethodGet, "/balance/"+user, ""), 404, "unknown_user") // nothing was stored
+}
+
+func TestCreditsFailClosed(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	user := uuid.NewString()
+	want(t, w.credit("/add/"+user, newKey(), `{"amount":10}`), 200, "")
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w.credit("/deduct/"+user, newKey(), `{"amount":1}`), 503, "epoch_recovering")
+	if err := w.redis.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []reply{w.credit("/deduct/"+user, newKey(), `{"amount":1}`), w.credit("/add/"+user, newKey(), `{"amount":1}`), w.do(http.MethodGet, "/balance/"+user, "")} {
+		want(t, r, 503, "credits_store_unavailable")
+		if r.header.Get("Retry-After") == "" {
+			t.Error("no Retry-After")
+		}
+	}
+	want(t, w.post(newKey(), orderJSON(5)), 201, "")
+	none := newWorld(t)
+	want(t, none.credit("/add/"+user, newKey(), `{"amount":1}`), 503, "credits_store_unavailable")
+}
+
+func TestCreditsOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	k, err := ParseKeys(strings.NewReader("2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae " + testUser)) // "foo"
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newCreditWorld(t, false, func(o *Options) { o.Keys = k })
+	auth := []string{"Authorization", "Bearer foo", idem.KeyHeader, newKey()}
+	want(t, w.do(http.MethodPost, "/add/"+testUser, `{"amount":1}`, auth...), 200, "")
+	want(t, w.do(http.MethodPost, "/add/"+uuid.NewString(), `{"amount":1}`, auth...), 403, "forbidden_user")
+	want(t, w.do(http.MethodGet, "/balance/"+uuid.NewString(), "", auth[:2]...), 403, "forbidden_user")
+	want(t, w.do(http.MethodPost, "/add/"+testUser, `{"amount":1}`), 401, "unauthorized")
+}
