@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/singleflight"
@@ -60,7 +59,7 @@ type Options struct {
 	// Redis holds the balances; see NewClient. The caller closes it.
 	Redis redis.UniversalClient
 	// Pool reaches Postgres. The caller closes it.
-	Pool *pgxpool.Pool
+	Pool *sql.Pool
 	// Durability is what every operation waits for.
 	Durability Durability
 	// KeyMaxAge refuses keys that are older than it and that nothing was done under. Zero: off.
@@ -74,7 +73,7 @@ type Options struct {
 // Bank changes and reads balances. It is safe for concurrent use.
 type Bank struct {
 	redis     redis.UniversalClient
-	pool      *pgxpool.Pool
+	pool      *sql.Pool
 	durable   Durability
 	keyMaxAge time.Duration
 	log       *slog.Logger
@@ -448,7 +447,11 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 func (a *attempt) old(v view) bool {
 	minted := a.op.MintedAt
 	age := time.Since(minted)
-	return minted.IsZero() || age > youngLimit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
+	limit := youngLimit
+	if a.b.keyMaxAge > 0 {
+		limit = min(limit, a.b.keyMaxAge)
+	}
+	return minted.IsZero() || age > limit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
 }
 
 // ledger looks the operation up in Postgres.

@@ -218,7 +218,7 @@ func TestAnOldKeyIsLookedUp(t *testing.T) {
 	}
 	expires := w.newBank(func(o *Options) { o.KeyMaxAge = time.Hour })
 	stale := newOp(user, Deduct, 5)
-	stale.MintedAt = time.Now().Add(-OutcomeTTL)
+	stale.MintedAt = time.Now().Add(-2 * time.Hour)
 	if _, err := expires.Apply(t.Context(), stale); !errors.Is(err, ErrExpired) {
 		t.Errorf("got %v, want ErrExpired", err)
 	}

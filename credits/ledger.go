@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"posthaste/sql"
 )
@@ -57,7 +56,7 @@ func newLedger(rows []sql.CreditEpoch) *ledger {
 
 // take writes entries within tx. Nearly always they simply follow what is there; if the ledger objects, or an entry is
 // older than its account, the second try looks at what the ledger has of each of them.
-func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
+func (l *ledger) take(ctx context.Context, tx sql.Tx, entries []*entry) error {
 	if err := l.lock(ctx, tx, entries); err != nil {
 		return err
 	}
@@ -77,12 +76,12 @@ func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 }
 
 // write writes the batch behind a savepoint, so that a conflict leaves the transaction usable.
-func (l *ledger) write(ctx context.Context, tx pgx.Tx) error {
-	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return sql.WriteCredits(ctx, tx, &l.batch) })
+func (l *ledger) write(ctx context.Context, tx sql.Tx) error {
+	return sql.InTx(ctx, tx, func(tx sql.Tx) error { return sql.WriteCredits(ctx, tx, &l.batch) })
 }
 
 // lock reads and locks the accounts.
-func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
+func (l *ledger) lock(ctx context.Context, tx sql.Tx, entries []*entry) error {
 	seen := map[uuid.UUID]bool{}
 	var users []uuid.UUID
 	for _, e := range entries {
@@ -102,7 +101,7 @@ func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	return nil
 }
 
-func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error {
+func (l *ledger) lookUp(ctx context.Context, tx sql.Tx, entries []*entry) error {
 	list := make([]sql.CreditEntry, 0, len(entries))
 	for _, e := range entries {
 		if e.fault == nil {

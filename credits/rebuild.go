@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/sql"
@@ -115,7 +114,7 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 
 // close stops a bucket if it is certain, under its lock, that it has lost something.
 func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
 		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 { // somebody else is at it
 			return err
@@ -135,7 +134,7 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 // on it.
 func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
 	var lost int64
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
 		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 {
 			return err

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
@@ -32,7 +31,7 @@ type SyncOptions struct {
 	// Redis holds the balances; see NewClient. The caller closes it.
 	Redis redis.UniversalClient
 	// Pool reaches Postgres. The caller closes it.
-	Pool *pgxpool.Pool
+	Pool *sql.Pool
 	// Logger may be nil.
 	Logger *slog.Logger
 	// Registerer may be nil.
@@ -43,7 +42,7 @@ type SyncOptions struct {
 // holds a bucket's row in Postgres works on its stream.
 type Sync struct {
 	redis   redis.UniversalClient
-	pool    *pgxpool.Pool
+	pool    *sql.Pool
 	log     *slog.Logger
 	metrics *syncMetrics
 	// rows are the buckets in use, as of the last look. Owned by Run.

@@ -17,6 +17,17 @@ var (
 	ErrCreditBucketUnused = errors.New("the bucket of accounts was never used")
 )
 
+// Tx is a transaction.
+type Tx = pgx.Tx
+
+// InTx runs f in a transaction, which commits if and only if f returns nil. Within another transaction it is a savepoint.
+func InTx(ctx context.Context, db interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}, f func(tx Tx) error,
+) error {
+	return pgx.BeginFunc(ctx, db, f)
+}
+
 // CreditEpoch is a row of credit_epoch.
 type CreditEpoch struct {
 	// Bucket is 0 … 255.

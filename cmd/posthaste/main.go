@@ -37,6 +37,7 @@ type CLI struct {
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding has its mend."`
 	Adopt       adoptCmd       `cmd:"" help:"Take over streams last written by another database."`
+	Credits     creditsCmd     `cmd:"" help:"Look after the ledger of credits."`
 	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`

@@ -19,6 +19,7 @@ import (
 	"posthaste/api"
 	"posthaste/api/admin"
 	"posthaste/cdc"
+	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/outbox"
 	"posthaste/poll"
@@ -79,9 +80,12 @@ type relayProcess struct {
 	pool   *pgxpool.Pool
 	sink   *sink.Sink
 	client interface{ Close() error }
-	relay  *outbox.Relay
-	admin  net.Listener
-	server *http.Server
+	// credits is the sync of balances, which has a client of its own.
+	credits       *credits.Sync
+	creditsClient interface{ Close() error }
+	relay         *outbox.Relay
+	admin         net.Listener
+	server        *http.Server
 }
 
 // newRelay builds a relay; it connects when it runs.
@@ -115,6 +119,12 @@ func (p *relayProcess) build(ctx context.Context) error {
 		Client: client, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
+	creditsClient, err := credits.NewClient(c.RedisURL)
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	p.creditsClient = creditsClient
+	p.credits = credits.NewSync(credits.SyncOptions{Redis: creditsClient, Pool: p.pool, Logger: p.log, Registerer: reg})
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication, Logger: p.log})
 	if err != nil {
 		return err
@@ -169,6 +179,7 @@ func (p *relayProcess) run(ctx context.Context) error {
 		defer stopAdmin() // last: readiness stays visible while the relay drains
 		return p.relay.Run(gctx)
 	})
+	g.Go(func() error { return p.credits.Run(gctx) })
 	g.Go(func() error { return httpServer(actx, p.server, p.admin, time.Second) })
 	return g.Wait()
 }
@@ -179,6 +190,9 @@ func (p *relayProcess) close() {
 	}
 	if p.client != nil {
 		_ = p.client.Close()
+	}
+	if p.creditsClient != nil {
+		_ = p.creditsClient.Close()
 	}
 	if p.pool != nil {
 		p.pool.Close()
@@ -191,10 +205,13 @@ type serveProcess struct {
 	log    *slog.Logger
 	pool   *pgxpool.Pool
 	client interface{ Close() error }
-	api    *api.Server
-	public net.Listener
-	admin  net.Listener
-	server *http.Server
+	// credits has a client of its own: it waits longer, and nothing may be resent.
+	credits       *credits.Bank
+	creditsClient interface{ Close() error }
+	api           *api.Server
+	public        net.Listener
+	admin         net.Listener
+	server        *http.Server
 }
 
 // newServe builds the API; it connects when it runs.
@@ -230,8 +247,16 @@ func (p *serveProcess) build(ctx context.Context) error {
 			return &usageError{err.Error()}
 		}
 	}
+	creditsClient, err := credits.NewClient(c.RedisURL)
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	p.creditsClient = creditsClient
+	p.credits = credits.New(credits.Options{
+		Redis: creditsClient, Pool: p.pool, Durability: creditDurability(c.Durability), KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
+	})
 	p.api, err = api.New(api.Options{
-		Pool: p.pool, Redis: client, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
+		Pool: p.pool, Redis: client, Credits: p.credits, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
 	})
 	if err != nil {
 		return err
@@ -261,6 +286,7 @@ func (p *serveProcess) run(ctx context.Context) error {
 	p.log.Info("serving", "version", version, "http", p.public.Addr().String(), "admin", p.admin.Addr().String())
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.api.Run(gctx) })
+	g.Go(func() error { return p.credits.Run(gctx) })
 	g.Go(func() error {
 		return httpServer(gctx, api.NewHTTPServer(p.api.Public()), p.public, p.config.DrainTimeout)
 	})
@@ -286,6 +312,9 @@ func (p *serveProcess) close() {
 	}
 	if p.client != nil {
 		_ = p.client.Close()
+	}
+	if p.creditsClient != nil {
+		_ = p.creditsClient.Close()
 	}
 	if p.pool != nil {
 		p.pool.Close()

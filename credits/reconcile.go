@@ -1,0 +1,292 @@
+package credits
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+// Causes of a Difference. Pending and not cached are no differences: they are how the parts work.
+const (
+	causeSum     = "ledger_sum"
+	causeGap     = "ledger_gap"
+	causeFrozen  = "frozen"
+	causeBehind  = "redis_behind"
+	causeBalance = "redis_balance"
+	causeStream  = "stream_incomplete"
+	causeUnknown = "unknown_to_ledger"
+)
+
+// Difference is an account whose three balances do not agree, and why.
+type Difference struct {
+	UserID uuid.UUID `json:"user_id"`
+	Cause  string    `json:"cause"`
+	// Explanation is for people.
+	Explanation string `json:"explanation"`
+	// Entries is the sum of the entries, Ledger and Redis the two balances, Pending what the stream's entries add up to.
+	Entries int64  `json:"entries"`
+	Ledger  int64  `json:"ledger"`
+	Redis   *int64 `json:"redis"`
+	Pending int64  `json:"pending"`
+}
+
+// Report is the result of a reconciliation.
+type Report struct {
+	// Accounts were looked at; Cached of them are in Redis; Pending of those have operations that the ledger does not have
+	// yet and that account for all of the difference.
+	Accounts    int          `json:"accounts"`
+	Cached      int          `json:"cached"`
+	Pending     int          `json:"pending"`
+	Total       int64        `json:"total"`
+	Differences []Difference `json:"differences"`
+}
+
+const (
+	reconcilePage = 500
+	// An account that changes while it is looked at is looked at again.
+	reconcileTries = 5
+	reconcilePause = 100 * time.Millisecond
+)
+
+// Reconcile compares, for every account, the sum of the entries, the ledger's balance and the balance in Redis. It changes
+// nothing and may run while balances change.
+func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool) (*Report, error) {
+	r := reconciliation{redis: c, pool: pool, report: &Report{Differences: []Difference{}}, ledger: map[uuid.UUID]bool{}}
+	for after := uuid.Nil; ; {
+		page, err := sql.CreditBalances(ctx, pool, after, reconcilePage, nil)
+		if err != nil {
+			return nil, err
+		}
+		if len(page) == 0 {
+			break
+		}
+		if err := r.page(ctx, page); err != nil {
+			return nil, err
+		}
+		after = page[len(page)-1].UserID
+	}
+	return r.report, r.strangers(ctx)
+}
+
+type reconciliation struct {
+	redis  redis.UniversalClient
+	pool   *sql.Pool
+	report *Report
+	// ledger are the users of the ledger.
+	ledger map[uuid.UUID]bool
+}
+
+// page looks at some accounts.
+func (r *reconciliation) page(ctx context.Context, page []sql.CreditBalance) error {
+	cached, err := r.cached(ctx, page)
+	if err != nil {
+		return err
+	}
+	for i := range page {
+		b := &page[i]
+		r.report.Accounts++
+		r.report.Total += b.Balance
+		r.ledger[b.UserID] = true
+		d, pending, err := r.look(ctx, b, cached[i])
+		for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
+			if err = pause(ctx, reconcilePause); err == nil {
+				d, pending, err = r.again(ctx, b)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if cached[i].there {
+			r.report.Cached++
+		}
+		if d != nil {
+			r.report.Differences = append(r.report.Differences, *d)
+		} else if pending {
+			r.report.Pending++
+		}
+	}
+	return nil
+}
+
+// again looks at an account anew.
+func (r *reconciliation) again(ctx context.Context, b *sql.CreditBalance) (*Difference, bool, error) {
+	page, err := sql.CreditBalances(ctx, r.pool, uuid.Nil, 1, []uuid.UUID{b.UserID})
+	if err != nil {
+		return nil, false, err
+	}
+	if len(page) == 1 {
+		*b = page[0]
+	}
+	cached, err := r.cached(ctx, []sql.CreditBalance{*b})
+	if err != nil {
+		return nil, false, err
+	}
+	return r.look(ctx, b, cached[0])
+}
+
+// cachedAccount is an account as Redis has it.
+type cachedAccount struct {
+	there        bool
+	balance, seq int64
+}
+
+func (r *reconciliation) cached(ctx context.Context, page []sql.CreditBalance) ([]cachedAccount, error) {
+	epochs, err := sql.CreditBuckets(ctx, r.pool)
+	if err != nil {
+		return nil, err
+	}
+	current := map[int16]string{}
+	for _, e := range epochs {
+		current[e.Bucket] = strconv.FormatInt(e.Epoch, 10)
+	}
+	cmds := make([]*redis.SliceCmd, len(page))
+	_, err = r.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range page {
+			cmds[i] = p.HMGet(ctx, accountKey(page[i].UserID), "b", "q", "e")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read balances from Redis: %w", err)
+	}
+	out := make([]cachedAccount, len(page))
+	for i := range page {
+		v := cmds[i].Val()
+		if v[2] != any(current[Bucket(page[i].UserID)]) {
+			continue // absent, or of an epoch that is over
+		}
+		out[i].there = true
+		out[i].balance, out[i].seq = number(v[0]), number(v[1])
+	}
+	return out, nil
+}
+
+// number reads a field of a hash; what is no number is -1.
+func number(v any) int64 {
+	s, _ := v.(string)
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// look explains one account: nil if everything agrees. pending says that it does with the stream's entries.
+func (r *reconciliation) look(ctx context.Context, b *sql.CreditBalance, c cachedAccount) (d *Difference, pending bool, err error) {
+	diff := func(cause, format string, args ...any) *Difference {
+		d := &Difference{UserID: b.UserID, Cause: cause, Explanation: fmt.Sprintf(format, args...), Entries: b.Sum, Ledger: b.Balance}
+		if c.there {
+			d.Redis = &c.balance
+		}
+		return d
+	}
+	switch {
+	case b.Sum != b.Balance || (b.Entries > 0 && b.LastBalance != b.Balance):
+		return diff(causeSum, "the entries add up to %d, the last one says %d, the account %d: the ledger was changed by hand", b.Sum, b.LastBalance, b.Balance), false, nil
+	case b.Entries != b.LastSeq:
+		return diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq), false, nil
+	case b.Frozen != "":
+		return diff(causeFrozen, "frozen for %s; %d operations are in quarantine", b.Frozen, b.Quarantined), false, nil
+	case !c.there, c.seq == b.LastSeq && c.balance == b.Balance:
+		return nil, false, nil
+	case c.seq < b.LastSeq:
+		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq, b.LastSeq), false, nil
+	case c.seq == b.LastSeq:
+		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false, nil
+	}
+	n, sum, err := r.waiting(ctx, b.UserID, b.LastSeq)
+	if err != nil {
+		return nil, false, err
+	}
+	if n == c.seq-b.LastSeq && b.Balance+sum == c.balance {
+		return nil, true, nil
+	}
+	d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d", c.seq-b.LastSeq, n, sum)
+	d.Pending = sum
+	return d, false, nil
+}
+
+// waiting returns how many of a user's operations after seq are in the stream, and their sum.
+func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID, seq int64) (n, sum int64, err error) {
+	bkt := Bucket(user)
+	for from := "-"; ; {
+		list, err := r.redis.XRangeN(ctx, streamKey(bkt), from, "+", 1000).Result()
+		if err != nil {
+			return 0, 0, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
+		}
+		for _, m := range list {
+			from = after(m.ID)
+			e, err := parseEntry(bkt, m.ID, m.Values)
+			if err != nil || e.UserID != user || e.Seq <= seq {
+				continue
+			}
+			n++
+			switch {
+			case e.Outcome != string(OK):
+			case e.Kind == string(Add):
+				sum += e.Amount
+			default:
+				sum -= e.Amount
+			}
+		}
+		if len(list) < 1000 {
+			return n, sum, nil
+		}
+	}
+}
+
+// strangers looks for accounts in Redis that the ledger does not know: new ones, whose operations must be in the stream.
+func (r *reconciliation) strangers(ctx context.Context) error {
+	return eachPrimary(ctx, r.redis, func(ctx context.Context, c *redis.Client) error {
+		it := c.Scan(ctx, 0, "{cr:*}:a:*", 1000).Iterator()
+		for it.Next(ctx) {
+			key := it.Val()
+			user, err := uuid.Parse(key[strings.LastIndexByte(key, ':')+1:])
+			if err != nil || r.ledger[user] {
+				continue
+			}
+			r.ledger[user] = true // a scan may return a key twice
+			if err := r.stranger(ctx, user); err != nil {
+				return err
+			}
+		}
+		if err := it.Err(); err != nil {
+			return fmt.Errorf("look for accounts in Redis: %w", err)
+		}
+		return nil
+	})
+}
+
+func (r *reconciliation) stranger(ctx context.Context, user uuid.UUID) error {
+	b := sql.CreditBalance{CreditAccount: sql.CreditAccount{UserID: user}}
+	d, pending, err := r.again(ctx, &b)
+	for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
+		if err = pause(ctx, reconcilePause); err == nil {
+			d, pending, err = r.again(ctx, &b)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case d != nil:
+		if b.LastSeq == 0 {
+			d.Cause = causeUnknown
+		}
+		r.report.Differences = append(r.report.Differences, *d)
+	case pending || b.LastSeq > 0:
+		r.report.Accounts++
+		r.report.Cached++
+		if pending {
+			r.report.Pending++
+		}
+	}
+	return nil
+}
