@@ -1,6 +1,7 @@
 package sql_test
 
 import (
+	"fmt"
 	"testing"
 
 	"posthaste/sql"
@@ -37,4 +38,20 @@ func TestSnapshotVisible(t *testing.T) {
 			t.Errorf("ParseSnapshot(%q) gave no error", bad)
 		}
 	}
+}
+
+// Whatever the server sends, there is no panic, and an id that is listed as running is not visible.
+func FuzzParseSnapshot(f *testing.F) {
+	f.Add("100:110:100,105", uint32(105))
+	f.Add("12884901890:12884901893:", uint32(4294967290))
+	f.Add("1:2:3:4", uint32(0))
+	f.Fuzz(func(t *testing.T, text string, xid uint32) {
+		if s, err := sql.ParseSnapshot(text); err == nil {
+			s.Visible(xid)
+		}
+		snap := fmt.Sprintf("%d:%d:%d", xid, uint64(xid)+1, xid)
+		if s, err := sql.ParseSnapshot(snap); err != nil || s.Visible(xid) {
+			t.Errorf("%d is visible in %s, or %v", xid, snap, err)
+		}
+	})
 }

@@ -37,7 +37,8 @@ func NewStore(pool *pgxpool.Pool, name string, history time.Duration) *Store {
 }
 
 // RelayPoolConfig is PoolConfig for the relay's own statements. They touch a queue: a table whose statistics are never
-// right, always through its one index. So the planner is told to use it, and never to compile.
+// right, always through its one index. So the planner is told to use it, in its order, and never to compile: without
+// statistics it would read and sort a whole part for every batch of it.
 func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "relay")
 	if err != nil {
@@ -51,7 +52,7 @@ func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 }
 
 var queueSettings = map[string]string{
-	"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
+	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
 	"plan_cache_mode": "force_generic_plan", "idle_in_transaction_session_timeout": "10s",
 }
 

@@ -1,0 +1,140 @@
+package sql_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func partitions(tb testing.TB, d *testenv.Database) string {
+	tb.Helper()
+	return testenv.Value[string](tb, d, `SELECT coalesce(string_agg(replace(c.relname, 'outbox_history_', ''), ' ' ORDER BY c.relname), '')
+		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'outbox_history'::regclass`)
+}
+
+func historyRow(tb testing.TB, d *testenv.Database, at string) {
+	tb.Helper()
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
+		VALUES (1, gen_random_uuid(), 'order', 'o', 'x', '{}', $1::text::timestamptz, $1::text::timestamptz, 's', 'poll')`, at)
+}
+
+func TestHistoryPartitionsComeAndGo(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	// Whatever the database's taste in dates and zones.
+	d.Exec(t, "ALTER DATABASE "+d.Name+" SET datestyle = 'SQL, DMY'")
+	pool := relayPool(t, d.URL+"&timezone=Asia/Kolkata")
+	ctx := t.Context()
+	s := sql.NewStore(pool, "test", 72*time.Hour)
+	day := func(n, hour int) time.Time { return time.Date(2026, 3, n, hour, 30, 0, 0, time.UTC) }
+	for _, c := range []struct {
+		now  time.Time
+		want string
+	}{
+		{day(1, 0), "20260301 20260302 20260303 default"},
+		{day(1, 23), "20260301 20260302 20260303 default"},
+		{day(2, 0).In(time.FixedZone("", -5*3600)), "20260301 20260302 20260303 20260304 default"},
+		{day(4, 23), "20260301 20260302 20260303 20260304 20260305 20260306 default"},
+		{day(5, 0), "20260302 20260303 20260304 20260305 20260306 20260307 default"},
+		{day(3, 0), "20260302 20260303 20260304 20260305 20260306 20260307 default"}, // a clock that goes back
+		{day(30, 12), "20260330 20260331 20260401 default"},
+	} {
+		must(t, s.KeepHistory(ctx, c.now))
+		if got := partitions(t, d); got != c.want {
+			t.Errorf("at %v: %s, want %s", c.now, got, c.want)
+		}
+	}
+	// History is turned off: nothing new, and what is there goes by the day.
+	off := sql.NewStore(pool, "test", 0)
+	must(t, off.KeepHistory(ctx, day(31, 0)))
+	if got := partitions(t, d); got != "20260331 20260401 default" {
+		t.Errorf("turned off: %s", got)
+	}
+}
+
+func TestHistoryBeginsInTheDefaultPartition(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 72*time.Hour)
+	now := time.Date(2026, 3, 10, 12, 0, 0, 0, time.UTC)
+	historyRow(t, d, "2026-03-10 11:00Z") // before the leader could make the day's partition
+	historyRow(t, d, "2026-03-07 11:00Z") // past the retention
+	historyRow(t, d, "2026-03-07 13:00Z")
+	must(t, s.KeepHistory(t.Context(), now))
+	if got := partitions(t, d); got != "20260311 20260312 default" {
+		t.Errorf("partitions %s", got)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 2 {
+		t.Errorf("%d rows, want the 2 within the retention", n)
+	}
+	historyRow(t, d, "2026-03-11 01:00Z")
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_20260311"); n != 1 {
+		t.Error("the next day's row is not in its partition")
+	}
+}
+
+// One partition that cannot be had does not keep the others from being made or dropped.
+func TestHistoryGoesOnAroundALock(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	at := func(day int) time.Time { return time.Date(2026, 3, day, 0, 0, 0, 0, time.UTC) }
+	must(t, s.KeepHistory(t.Context(), at(1)))
+	tx := begin(t, d)
+	_, err := tx.Exec(t.Context(), "LOCK TABLE ONLY outbox_history_20260301")
+	must(t, err)
+	historyRow(t, d, "2026-02-01Z")
+	err = s.KeepHistory(t.Context(), at(9))
+	if err == nil || !strings.Contains(err.Error(), "20260301") || strings.Contains(err.Error(), "20260302") {
+		t.Errorf("got %v, want that 20260301 could not be dropped", err)
+	}
+	if got := partitions(t, d); got != "20260301 20260309 20260310 20260311 default" {
+		t.Errorf("partitions %s", got)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_default"); n != 0 {
+		t.Errorf("%d rows in the default partition", n)
+	}
+	must(t, tx.Rollback(t.Context()))
+	must(t, s.KeepHistory(t.Context(), at(9)))
+}
+
+// A role with the least rights: what the relay does every day works; making partitions says what is missing.
+func TestLeastRights(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	role := "least_" + d.Name
+	for _, stmt := range []string{
+		"CREATE ROLE " + role + " LOGIN", // roles belong to the server, which ends with the tests
+		"REVOKE ALL ON SCHEMA public FROM PUBLIC",
+		"GRANT USAGE ON SCHEMA public TO " + role,
+		"GRANT SELECT ON posthaste_migrations TO " + role,
+		"GRANT SELECT, DELETE ON outbox TO " + role,
+		"GRANT INSERT ON outbox TO " + role, // to retry parked events
+		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
+		"GRANT SELECT, UPDATE ON outbox_part TO " + role,
+		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead TO " + role,
+		"GRANT SELECT, INSERT ON outbox_history TO " + role,
+		"GRANT SELECT, DELETE ON outbox_history_default TO " + role,
+	} {
+		d.Exec(t, stmt)
+	}
+	url := strings.Replace(d.URL, "postgres@", role+"@", 1)
+	s := sql.NewStore(relayPool(t, url), "test", 24*time.Hour)
+	everything(t, s, d, url)
+	err := s.KeepHistory(t.Context(), time.Now())
+	if err == nil || !strings.Contains(err.Error(), "default partition takes its rows") || sql.SQLState(err) == "" {
+		t.Errorf("KeepHistory without the right to create: %v", err)
+	}
+	row := insert(t, d, "a")
+	if f, err := s.Settle(t.Context(), settlements(row)); err != nil || len(f.Seqs) != 1 {
+		t.Errorf("settle without partitions: %v, %v", f.Seqs, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_default"); n == 0 {
+		t.Error("nothing in the default partition")
+	}
+	d.Exec(t, fmt.Sprintf("DROP OWNED BY %s", role))
+}

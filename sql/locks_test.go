@@ -1,0 +1,164 @@
+package sql_test
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+func notYet(ok bool, err error) error { return fmt.Errorf("%v: %w", ok, err) }
+
+func queryText(tb testing.TB, name string) string {
+	tb.Helper()
+	b, err := os.ReadFile("queries/" + name + ".sql")
+	must(tb, err)
+	return string(b)
+}
+
+func session(tb testing.TB, url string) outbox.LockSession {
+	tb.Helper()
+	s, err := sql.NewLocks(url, "public", testenv.Logger(tb)).Open(tb.Context())
+	must(tb, err)
+	tb.Cleanup(s.Close)
+	return s
+}
+
+func TestLocksBetweenSessions(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	a, b := session(t, d.URL), session(t, d.URL)
+	ctx := t.Context()
+	try := func(what string, want bool) func(bool, error) {
+		return func(got bool, err error) {
+			t.Helper()
+			if err != nil || got != want {
+				t.Errorf("%s: %v, %v; want %v", what, got, err, want)
+			}
+		}
+	}
+	try("a leads", true)(a.TryLead(ctx))
+	try("b leads too", false)(b.TryLead(ctx))
+
+	try("a alone", true)(a.TryPipe(ctx, true))
+	try("b beside it", false)(b.TryPipe(ctx, false))
+	try("a shares its own", true)(a.TryPipe(ctx, false))
+	must(t, a.DropPipe(ctx, true))
+	try("b beside the shared one", true)(b.TryPipe(ctx, false))
+	try("a alone again", false)(a.TryPipe(ctx, true))
+	must(t, b.DropPipe(ctx, false))
+	try("a alone, while it shares", true)(a.TryPipe(ctx, true))
+	must(t, a.DropPipe(ctx, false))
+	try("b beside it", false)(b.TryPipe(ctx, false))
+	must(t, a.DropPipe(ctx, true))
+	try("b alone", true)(b.TryPipe(ctx, true))
+
+	a.Close()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if ok, err := b.TryLead(ctx); err != nil || !ok {
+			return notYet(ok, err)
+		}
+		return nil
+	})
+	a.Close() // once more is no harm
+}
+
+func lost(tb testing.TB, s outbox.LockSession, within time.Duration) {
+	tb.Helper()
+	select {
+	case <-s.Lost():
+	case <-time.After(within):
+		tb.Fatalf("the session is not known to be lost after %v", within)
+	}
+}
+
+func TestATerminatedSessionIsLost(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	s := session(t, d.URL)
+	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'posthaste locks'")
+	lost(t, s, 5*time.Second)
+	if ok, err := s.TryLead(t.Context()); err == nil || ok {
+		t.Errorf("a lost session leads: %v, %v", ok, err)
+	}
+}
+
+func TestASessionIsLostWithItsServer(t *testing.T) {
+	t.Parallel()
+	pg := testenv.NewServer(t)
+	d := pg.Database(t)
+	s := session(t, d.URL)
+	if ok, err := s.TryLead(t.Context()); err != nil || !ok {
+		t.Fatalf("lead: %v, %v", ok, err)
+	}
+	must(t, pg.Stop("immediate"))
+	lost(t, s, 5*time.Second)
+}
+
+// The network swallows everything. The holder knows before the server gives the lock to somebody else.
+func TestASilentSessionLosesItsLease(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	cfg := d.Pool.Config().ConnConfig
+	proxy := testenv.NewProxy(t, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port))
+	holder := session(t, strings.Replace(d.URL, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port), proxy.Addr(), 1))
+	other := session(t, d.URL)
+	if ok, err := holder.TryLead(t.Context()); err != nil || !ok {
+		t.Fatalf("lead: %v, %v", ok, err)
+	}
+	for _, direction := range []string{"upstream", "downstream"} {
+		proxy.Toxic(`{"name":"` + direction + `","type":"timeout","stream":"` + direction + `","attributes":{"timeout":0}}`)
+	}
+	known := make(chan time.Time, 1)
+	go func() { <-holder.Lost(); known <- time.Now() }()
+	start := time.Now()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if ok, err := other.TryLead(t.Context()); err != nil || !ok {
+			return notYet(ok, err)
+		}
+		return nil
+	})
+	taken := time.Now()
+	select {
+	case at := <-known:
+		t.Logf("known after %v, taken after %v", at.Sub(start), taken.Sub(start))
+		if at.After(taken) {
+			t.Errorf("the holder knew %v after the lock was somebody else's", at.Sub(taken))
+		}
+	default:
+		t.Error("the holder still believes that it leads")
+	}
+}
+
+// Whatever is wrong with the URL, no error quotes the password.
+func TestNoErrorQuotesThePassword(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cr3t"
+	for _, url := range []string{
+		"postgres://u:" + secret + "@host:port/db", "postgres://u:" + secret + "%zz@host/db", "postgres://u:" + secret + "@[::1/db",
+		"postgres://u:" + secret + "@host/db?sslmode=maybe", "postgres://u:" + secret + "@host/db?connect_timeout=x",
+		"postgres:/u:" + secret + "@host", "host=h password=" + secret + " port=x", "host=h password='" + secret, "password=" + secret + " x",
+		"postgres://u:" + secret + "@host/db?password=" + secret + "&sslrootcert=/none&sslmode=verify-full",
+		"postgres://u:" + secret + "@host/db?pool_max_conns=x", "u:" + secret + "@host/db", "postgres://u:p/" + secret + "@host/db",
+		"postgres://u:" + secret + "@127.0.0.1:1/db", "postgres://u:x#" + secret + "@127.0.0.1:1/db",
+	} {
+		_, err := sql.ConnConfig(url, "public", "test")
+		_, perr := sql.PoolConfig(url, "public", "test")
+		_, lerr := sql.NewLocks(url, "public", nil).Open(t.Context())
+		_, merr := sql.Migrate(t.Context(), url, "public", slog.New(slog.DiscardHandler))
+		for step, err := range map[string]error{"conn": err, "pool": perr, "locks": lerr, "migrate": merr} {
+			if strings.Contains(fmt.Sprintf("%v %+v", err, err), secret) {
+				t.Errorf("%s: %v", step, err)
+			}
+		}
+		if lerr == nil || merr == nil {
+			t.Errorf("no error for %s", url)
+		}
+	}
+}

@@ -1,0 +1,528 @@
+package sql_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// relayPool connects as the relay does.
+func relayPool(tb testing.TB, url string) *pgxpool.Pool {
+	tb.Helper()
+	cfg, err := sql.RelayPoolConfig(url, "public")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(pool.Close)
+	return pool
+}
+
+// newStore returns a registered store, which keeps history for a day, and its database.
+func newStore(tb testing.TB) (*sql.Store, *testenv.Database) {
+	tb.Helper()
+	d := testenv.Postgres(tb)
+	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
+	must(tb, s.Register(tb.Context()))
+	return s, d
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func nonce() (n outbox.Nonce) {
+	_, _ = rand.Read(n[:]) // never fails
+	return n
+}
+
+// insert writes a committed event and returns it as the slot would deliver it.
+func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
+	tb.Helper()
+	row := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateType: "order", AggregateID: aggregate, Type: "order.changed"}}
+	err := d.Pool.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
+		VALUES ($1, 'order', $2, 'order.changed', '{"n":1}', '{"h":"x"}') RETURNING seq, xmin::text::bigint`, row.ID, aggregate).Scan(&row.Seq, &row.XID)
+	must(tb, err)
+	return row
+}
+
+func settlement(r *outbox.Row) outbox.Settlement {
+	return outbox.Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order", EntryID: "1-1"}
+}
+
+func TestRegister(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	ctx := t.Context()
+	store := func(name string) *sql.Store { return sql.NewStore(d.Pool, name, 0) }
+	must(t, store("first").Register(ctx))
+	must(t, store("first").Register(ctx))
+	must(t, store("second").Register(ctx)) // nobody ever used the first
+	if _, err := store("first").State(ctx); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("state of the old name: %v", err)
+	}
+	st, err := store("second").State(ctx)
+	must(t, err)
+	if st.Desired != outbox.ModeAuto || st.Active != outbox.ModeStandby || st.Owner.Epoch != 0 || st.Owner.Source == uuid.Nil {
+		t.Errorf("fresh state %+v", st)
+	}
+	if ok, err := store("second").Adopt(ctx, 0, outbox.Owner{Epoch: 1, Nonce: nonce()}, "me"); err != nil || !ok {
+		t.Fatalf("adopt: %v, %v", ok, err)
+	}
+	var second *outbox.SecondNameError
+	if err := store("third").Register(ctx); !errors.As(err, &second) || second.Existing != "second" || second.Name != "third" {
+		t.Errorf("a second name: %v", err)
+	}
+	must(t, store("second").Register(ctx))
+	if err := store("Bad Name").Register(ctx); err == nil {
+		t.Error("a bad name is accepted")
+	}
+}
+
+func TestRegisterFromManyPlaces(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := sql.Register(context.Background(), d.Pool, "one"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM relay_state"); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+}
+
+func TestRegisterChecksTheSchema(t *testing.T) {
+	t.Parallel()
+	d := testenv.Empty(t)
+	if err := sql.NewStore(d.Pool, "x", 0).Register(t.Context()); !errors.Is(err, sql.ErrSchemaMissing) {
+		t.Errorf("got %v, want ErrSchemaMissing", err)
+	}
+}
+
+func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	before, err := s.State(ctx)
+	must(t, err)
+	wins := make(chan outbox.Owner, 8)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			o := outbox.Owner{Epoch: 1, Nonce: nonce()}
+			if ok, err := s.Adopt(context.Background(), 0, o, "host-1"); err != nil {
+				t.Error(err)
+			} else if ok {
+				wins <- o
+			}
+		})
+	}
+	wg.Wait()
+	if len(wins) != 1 {
+		t.Fatalf("%d adoptions of one epoch", len(wins))
+	}
+	winner := <-wins
+	must1 := func(ok bool, err error) bool { t.Helper(); must(t, err); return ok }
+	if must1(s.SetActive(ctx, 0, outbox.ModeCDC, 1, "")) || !must1(s.SetActive(ctx, 1, outbox.ModeCDC, 0x16B3748, "why")) {
+		t.Error("SetActive does not compare the epoch")
+	}
+	st, err := s.State(ctx)
+	must(t, err)
+	if st.Owner.Nonce != winner.Nonce || st.Owner.Source != before.Owner.Source || st.Active != outbox.ModeCDC || st.Handover != 0x16B3748 ||
+		st.Degraded != "why" || st.Holder != "host-1" || st.System == 0 || st.Timeline != 1 {
+		t.Errorf("state %+v", st)
+	}
+	if !must1(s.SetActive(ctx, 1, outbox.ModePoll, 0, "")) {
+		t.Error("SetActive")
+	}
+	if st, err = s.State(ctx); err != nil || st.Handover != 0x16B3748 || st.Degraded != "" {
+		t.Errorf("a zero hand-over erases the last one: %+v, %v", st, err)
+	}
+	must(t, sql.SetDesired(ctx, d.Pool, "test", outbox.ModePoll))
+	if sql.SetDesired(ctx, d.Pool, "nobody", outbox.ModePoll) == nil || sql.SetDesired(ctx, d.Pool, "test", "fast") == nil {
+		t.Error("SetDesired takes a wrong name or mode")
+	}
+	if st, err = s.State(ctx); err != nil || st.Desired != outbox.ModePoll {
+		t.Errorf("desired %q, %v", st.Desired, err)
+	}
+}
+
+func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	for _, n := range []struct {
+		stream string
+		epoch  int64
+	}{{"b", 3}, {"a", 1}, {"b", 2}, {"a", 4}} {
+		must(t, s.NoteStream(t.Context(), n.stream, n.epoch))
+	}
+	if got, err := s.Streams(t.Context()); err != nil || fmt.Sprint(got) != "[a b]" {
+		t.Errorf("streams %v, %v", got, err)
+	}
+	if got := testenv.Value[string](t, d, "SELECT string_agg(stream || adopted_epoch, ' ' ORDER BY stream) FROM outbox_stream"); got != "a4 b3" {
+		t.Errorf("epochs %s", got)
+	}
+	insert(t, d, "x")
+	if got, err := sql.KnownStreams(t.Context(), d.Pool, "p."); err != nil || fmt.Sprint(got) != "[a b p.order]" {
+		t.Errorf("known streams %v, %v", got, err)
+	}
+}
+
+// An older transaction that writes keeps the mark from being reached; a younger one does not.
+func TestMarkWaitsForOlderTransactions(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	older := begin(t, d)
+	_, err := older.Exec(t.Context(), "SELECT pg_current_xact_id()")
+	must(t, err)
+	before, err := s.InsertLSN(t.Context())
+	must(t, err)
+	lsn, xid, err := s.Mark(t.Context())
+	must(t, err)
+	if lsn < before || xid == 0 {
+		t.Errorf("mark %v, %d", lsn, xid)
+	}
+	younger := begin(t, d)
+	_, err = younger.Exec(t.Context(), "SELECT pg_current_xact_id()")
+	must(t, err)
+	if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || ok {
+		t.Errorf("visible with an older transaction open: %v, %v", ok, err)
+	}
+	must(t, older.Commit(t.Context()))
+	testenv.Eventually(t, 30*time.Second, func() error { // other tests' transactions on this server end too
+		if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || !ok {
+			return fmt.Errorf("not visible: %w", err)
+		}
+		return nil
+	})
+}
+
+func begin(tb testing.TB, d *testenv.Database) pgx.Tx {
+	tb.Helper()
+	tx, err := d.Pool.Begin(tb.Context())
+	must(tb, err)
+	tb.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// held is a server whose commits are in the WAL, and nobody sees them.
+func held(tb testing.TB) (*testenv.Database, func()) {
+	tb.Helper()
+	pg := testenv.NewServer(tb)
+	d := pg.Database(tb)
+	set := func(value string) {
+		ctx := context.Background() // releasing is also a cleanup
+		for _, stmt := range []string{"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'", "SELECT pg_reload_conf()"} {
+			if _, err := d.Pool.Exec(ctx, stmt); err != nil {
+				tb.Errorf("%s: %v", stmt, err)
+			}
+		}
+		testenv.Eventually(tb, 10*time.Second, func() error {
+			c, err := pgx.Connect(ctx, d.URL)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = c.Close(ctx) }()
+			var got string
+			if err := c.QueryRow(ctx, "SHOW synchronous_standby_names").Scan(&got); err != nil || got != value {
+				return fmt.Errorf("it is %q: %w", got, err)
+			}
+			return nil
+		})
+	}
+	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only who asks for it is held back
+	d.Pool.Reset()
+	set("nobody")
+	return d, sync.OnceFunc(func() { set("") })
+}
+
+// insertHeld commits an event whose commit is held back, and returns it once its commit record is in the WAL.
+func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
+	tb.Helper()
+	c, err := pgx.Connect(tb.Context(), d.URL)
+	must(tb, err)
+	var pid int
+	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+	row := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateType: "order", AggregateID: "held", Type: "order.changed"}}
+	tx, err := c.Begin(tb.Context())
+	must(tb, err)
+	must(tb, tx.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).Scan(&row.Seq, &row.XID))
+	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
+	must(tb, err)
+	done := make(chan error, 1)
+	go func() { done <- tx.Commit(context.Background()) }()
+	tb.Cleanup(func() {
+		if err := <-done; err != nil {
+			tb.Errorf("the held commit: %v", err)
+		}
+		_ = c.Close(context.Background())
+	})
+	testenv.Eventually(tb, 10*time.Second, func() error {
+		var waits bool
+		err := d.Pool.QueryRow(tb.Context(), "SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
+		if err != nil || !waits {
+			return fmt.Errorf("the commit is not held: %w", err)
+		}
+		return nil
+	})
+	return row
+}
+
+// A commit that is in the WAL and not visible yet: whoever reads the WAL knows of the row, the table does not show it,
+// and every answer says that this is not final.
+func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
+	t.Parallel()
+	d, release := held(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	ctx := t.Context()
+	must(t, s.Register(ctx))
+	row := insertHeld(t, d)
+	t.Cleanup(release)
+	_, xid, err := s.Mark(ctx)
+	must(t, err)
+	if ok, err := s.VisibleBelow(ctx, xid); err != nil || ok {
+		t.Errorf("VisibleBelow: %v, %v", ok, err)
+	}
+	calls := map[string]func() (outbox.Found, error){
+		"lookup": func() (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{row}) },
+		"settle": func() (outbox.Found, error) { return s.Settle(ctx, []outbox.Settlement{settlement(row)}) },
+		"hunt":   func() (outbox.Found, error) { return s.Hunt(ctx, []outbox.Settlement{settlement(row)}) },
+		"park":   func() (outbox.Found, error) { return s.Park(ctx, row, "too_large", "why", 3) },
+	}
+	for name, call := range calls {
+		if f, err := call(); err != nil || len(f.Seqs) != 0 || f.Snapshot.Visible(row.XID) {
+			t.Errorf("%s while it is held: %+v, %v", name, f, err)
+		}
+	}
+	release()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if ok, err := s.VisibleBelow(ctx, xid); err != nil || !ok {
+			return fmt.Errorf("not visible: %w", err)
+		}
+		return nil
+	})
+	for _, name := range []string{"lookup", "settle"} {
+		if f, err := calls[name](); err != nil || !f.Seqs[row.Seq] || !f.Snapshot.Visible(row.XID) {
+			t.Errorf("%s afterwards: %+v, %v", name, f, err)
+		}
+	}
+	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || len(f.Seqs) != 0 || !f.Snapshot.Visible(row.XID) {
+		t.Errorf("hunt at last: %+v, %v", f, err)
+	}
+}
+
+func TestSettleDeletesAndKeepsHistory(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	var rows []*outbox.Row
+	for i := range 10 {
+		rows = append(rows, insert(t, d, fmt.Sprint("o-", i)))
+	}
+	d.Exec(t, "CREATE TABLE before AS SELECT * FROM outbox")
+	gone := settlement(rows[0])
+	gone.Seq += 1000
+	unknown := settlement(rows[1])
+	unknown.EntryID = ""
+	f, err := s.Settle(ctx, []outbox.Settlement{settlement(rows[0]), unknown, gone})
+	must(t, err)
+	if len(f.Seqs) != 2 || !f.Seqs[rows[0].Seq] || !f.Seqs[rows[1].Seq] {
+		t.Errorf("settled %v", f.Seqs)
+	}
+	if f, err = s.Settle(ctx, []outbox.Settlement{settlement(rows[0])}); err != nil || len(f.Seqs) != 0 {
+		t.Errorf("settled again: %v, %v", f.Seqs, err)
+	}
+	// A row under another aggregate's name is in another part: only the hunt finds it.
+	lost := settlement(rows[2])
+	for i := 0; lost.AggregateID == rows[2].AggregateID; i++ {
+		name := fmt.Sprint("other-", i)
+		if testenv.Value[bool](t, d, "SELECT hashtextextended($1, 0) & 15 <> hashtextextended($2, 0) & 15", name, rows[2].AggregateID) {
+			lost.AggregateID = name
+		}
+	}
+	if f, err = s.Settle(ctx, []outbox.Settlement{lost}); err != nil || len(f.Seqs) != 0 {
+		t.Errorf("settled in the wrong part: %v, %v", f.Seqs, err)
+	}
+	if f, err = s.Hunt(ctx, []outbox.Settlement{lost}); err != nil || !f.Seqs[rows[2].Seq] {
+		t.Errorf("hunted: %v, %v", f.Seqs, err)
+	}
+	if f, err = s.Lookup(ctx, rows); err != nil || len(f.Seqs) != 7 || f.Seqs[rows[0].Seq] {
+		t.Errorf("looked up: %v, %v", f.Seqs, err)
+	}
+	same := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN before b
+		USING (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
+		WHERE stream = 'outbox.order' AND mode = 'cdc' AND entry_id IS NOT DISTINCT FROM CASE WHEN id = $1 THEN NULL ELSE '1-1' END`, rows[1].ID)
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); same != 3 || n != 3 {
+		t.Errorf("%d rows of history, %d as they should be; want 3", n, same)
+	}
+	without := sql.NewStore(d.Pool, "test", 0)
+	if f, err = without.Settle(ctx, []outbox.Settlement{settlement(rows[3])}); err != nil || len(f.Seqs) != 1 {
+		t.Errorf("settled without history: %v, %v", f.Seqs, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 3 {
+		t.Errorf("%d rows of history, want 3", n)
+	}
+}
+
+func TestAuditMark(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	if m, err := s.Audit(t.Context()); err != nil || len(m.First) != 0 || m.LSN == 0 {
+		t.Errorf("of an empty table: %+v, %v", m, err)
+	}
+	first, second := insert(t, d, "x"), insert(t, d, "x")
+	tx := begin(t, d)
+	_, err := tx.Exec(t.Context(), "DELETE FROM outbox WHERE seq = $1", second.Seq)
+	must(t, err)
+	flushed, err := s.InsertLSN(t.Context())
+	must(t, err)
+	m, err := s.Audit(t.Context())
+	must(t, err)
+	part := testenv.Value[int16](t, d, "SELECT part FROM outbox LIMIT 1")
+	if len(m.First) != 1 || m.First[part] != first.Seq || m.LSN < flushed {
+		t.Errorf("mark %+v, want seq %d of part %d behind %v", m, first.Seq, part, flushed)
+	}
+	if n, oldest, err := s.Backlog(t.Context()); err != nil || n != 2 || oldest < 0 || oldest > time.Minute {
+		t.Errorf("backlog %d, %v, %v", n, oldest, err)
+	}
+}
+
+func TestDeadEvents(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	a, b := insert(t, d, "a"), insert(t, d, "b")
+	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
+	for _, r := range []*outbox.Row{b, a} {
+		if f, err := s.Park(ctx, r, "too_large", "a\x00b\xffc", 3); err != nil || !f.Seqs[r.Seq] {
+			t.Fatalf("park: %+v, %v", f, err)
+		}
+	}
+	if f, err := s.Park(ctx, a, "too_large", "", 3); err != nil || len(f.Seqs) != 0 {
+		t.Errorf("parked again: %+v, %v", f, err)
+	}
+	dead, err := sql.ListDead(ctx, d.Pool, 10)
+	must(t, err)
+	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" || dead[0].Retrying ||
+		dead[0].Error != "a\uFFFDb\uFFFDc" || dead[0].AggregateID != "a" || time.Since(dead[1].CreatedAt).Abs() > time.Minute {
+		t.Errorf("dead events %+v", dead)
+	}
+	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || len(dead) != 1 {
+		t.Errorf("limited to one: %d, %v", len(dead), err)
+	}
+	if parked, err := s.Parked(ctx); err != nil || len(parked) != 2 || parked[0].Seq != a.Seq {
+		t.Errorf("for block-key: %+v, %v", parked, err)
+	}
+
+	for range 2 { // twice is as good as once
+		must(t, sql.RetryDead(ctx, d.Pool, a.ID))
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'", a.ID); n != 1 {
+		t.Errorf("%d rows put back", n)
+	}
+	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
+		t.Errorf("while it is retried: %d, %v", n, err)
+	}
+	if ids, err := sql.DeadIDs(ctx, d.Pool); err != nil || len(ids) != 1 || ids[0] != b.ID {
+		t.Errorf("not being retried: %v, %v", ids, err)
+	}
+	// Refused again: attempts add up, and it can be retried again.
+	again := &outbox.Row{Event: outbox.Event{AggregateID: "a", Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox")}}
+	if _, err := s.Park(ctx, again, "too_large", "why", 2); err != nil {
+		t.Fatal(err)
+	}
+	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying || dead[0].Seq != a.Seq {
+		t.Errorf("parked again: %+v, %v", dead, err)
+	}
+	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
+	d.Exec(t, "DELETE FROM outbox") // published
+	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
+		t.Errorf("after the retry: %d, %v", n, err)
+	}
+
+	must(t, sql.DropDead(ctx, d.Pool, b.ID))
+	for _, err := range []error{sql.DropDead(ctx, d.Pool, b.ID), sql.RetryDead(ctx, d.Pool, b.ID)} {
+		if !errors.Is(err, sql.ErrNotParked) {
+			t.Errorf("of no event: %v", err)
+		}
+	}
+	if n, err := sql.CountDead(ctx, d.Pool); err != nil || n != 0 {
+		t.Errorf("%d left, %v", n, err)
+	}
+}
+
+func TestInsertEventRefuses(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	good := sql.Event{AggregateType: "order", AggregateID: "o-1", Type: "order.created", Payload: []byte(`{"secret":1}`)}
+	for name, change := range map[string]func(e *sql.Event){
+		"no type":            func(e *sql.Event) { e.AggregateType = "" },
+		"braces":             func(e *sql.Event) { e.AggregateType = "a{b}" },
+		"a long type":        func(e *sql.Event) { e.AggregateType = strings.Repeat("x", 65) },
+		"a long aggregate":   func(e *sql.Event) { e.AggregateID = strings.Repeat("x", 1025) },
+		"a zero byte":        func(e *sql.Event) { e.AggregateID = "a\x00" },
+		"a long name":        func(e *sql.Event) { e.Type = strings.Repeat("x", 256) },
+		"no payload":         func(e *sql.Event) { e.Payload = nil },
+		"no JSON":            func(e *sql.Event) { e.Payload = []byte(`{"secret":`) },
+		"a large payload":    func(e *sql.Event) { e.Payload = []byte(`"` + strings.Repeat("x", outbox.MaxPayload) + `"`) },
+		"payload that grows": func(e *sql.Event) { e.Payload = []byte("[" + strings.Repeat("1e5000,", 1700) + "1]") },
+		"large headers":      func(e *sql.Event) { e.Headers = map[string]string{"x": strings.Repeat("x", 65536)} },
+	} {
+		e := good
+		change(&e)
+		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error { _, err := sql.InsertEvent(t.Context(), tx, e); return err })
+		if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "xxxxx") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	must(t, pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
+		id, err := sql.InsertEvent(t.Context(), tx, good)
+		if id == uuid.Nil || id.Version() != 7 {
+			t.Errorf("id %v", id)
+		}
+		return err
+	}))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
+		t.Errorf("%d rows, want 1", n)
+	}
+}
+
+func TestUninstall(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", false))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_publication"); n != 0 {
+		t.Error("the publication is there")
+	}
+	must(t, sql.CheckSchema(t.Context(), d.Pool))
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
+	if got := testenv.Value[string](t, d, "SELECT coalesce(string_agg(relname, ' '), '') FROM pg_class WHERE relnamespace = 'public'::regnamespace"); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
+}
