@@ -84,7 +84,8 @@ func (w *world) spawn(command string, extra ...string) *child {
 	}
 	c := &child{t: w.t, done: make(chan struct{})}
 	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
-	c.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1")
+	// Without the option a race build sleeps for a second at every exit.
+	c.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	r, pw, err := os.Pipe()
 	if err != nil {

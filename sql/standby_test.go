@@ -1,0 +1,52 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over, claim
+// and fall back.
+func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t, "synchronous_standby_names=").Database(t)
+	d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'gone'")
+	d.Exec(t, "SELECT pg_reload_conf()")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := d.Pool.Exec(ctx, "UPDATE outbox_part SET claim = claim"); err == nil {
+			return errors.New("commits do not wait yet")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := d.Pool.Exec(ctx, "INSERT INTO relay_state (name) SELECT $1 FROM set_config('synchronous_commit', 'local', true)", d.Relay); err != nil {
+		t.Fatal(err)
+	}
+	s := sql.NewStore(d.Pool, d.Relay, 0)
+	if ok, err := s.Adopt(ctx, 0, outbox.Owner{Epoch: 1}, "me"); err != nil || !ok {
+		t.Errorf("adopt: %v, %v", ok, err)
+	}
+	if ok, err := s.SetActive(ctx, 1, outbox.ModePoll, 0, ""); err != nil || !ok {
+		t.Errorf("set active: %v, %v", ok, err)
+	}
+	if err := sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll); err != nil {
+		t.Errorf("set desired: %v", err)
+	}
+	w, err := sql.OpenSweep(ctx, d.URL, "public", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, ok, err := w.Claim(ctx, 3); err != nil || !ok {
+		t.Errorf("claim: %v, %v", ok, err)
+	}
+}
