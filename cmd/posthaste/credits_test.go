@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/credits"
+	"posthaste/internal/testenv"
+)
+
+// Balances through the whole program: three APIs, a relay that is killed on the way, events on the stream, and the
+// reconciliation at the end.
+func TestCreditsEndToEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	relay := w.spawn("relay")
+	apis := []*child{w.spawn("serve"), w.spawn("serve"), w.spawn("serve")}
+	post := func(api *child, path string, amount int) (int, error) {
+		req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, api.http+path,
+			strings.NewReader(fmt.Sprintf(`{"amount":%d}`, amount)))
+		if err != nil {
+			return 0, err
+		}
+		id, err := uuid.NewV7()
+		if err != nil {
+			return 0, err
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", id.String())
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		defer res.Body.Close()
+		_, err = io.Copy(io.Discard, res.Body)
+		return res.StatusCode, err
+	}
+	user := uuid.NewString()
+	if status, err := post(apis[0], "/add/"+user, 100); status != http.StatusOK {
+		t.Fatalf("add: %d %v: %s", status, err, apis[0].output())
+	}
+	statuses := map[int]*atomic.Int64{http.StatusOK: {}, http.StatusPaymentRequired: {}}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			for range 10 {
+				status, err := post(apis[i%3], "/deduct/"+user, 1)
+				if n := statuses[status]; n != nil {
+					n.Add(1)
+				} else {
+					t.Errorf("deduct: %d %v", status, err)
+				}
+			}
+		})
+		if i == 10 {
+			relay.kill()
+			w.spawn("relay")
+		}
+	}
+	wg.Wait()
+	if ok, short := statuses[http.StatusOK].Load(), statuses[http.StatusPaymentRequired].Load(); ok != 100 || short != 100 {
+		t.Errorf("%d deducted, %d refused, want 100 of each", ok, short)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := w.redis.Client.XLen(t.Context(), "outbox.credits").Val(); n != 101 {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
+	var report credits.Report
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var out bytes.Buffer
+		if code := run(t.Context(), append([]string{"credits", "reconcile", "--json"}, w.args()...), nil, &out, io.Discard); code != 0 {
+			return fmt.Errorf("exit %d: %s", code, out.String())
+		}
+		report = credits.Report{}
+		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+			return err
+		}
+		if report.Pending > 0 {
+			return errors.New("the ledger is behind")
+		}
+		return nil
+	})
+	if report.Accounts != 1 || report.Total != 0 || len(report.Differences) != 0 {
+		t.Errorf("reconciliation: %+v", report)
+	}
+	w.redis.Client.HSet(t.Context(), "{cr:"+bucketOf(user)+"}:a:"+user, "b", 5)
+	var out bytes.Buffer
+	if code := run(t.Context(), append([]string{"credits", "reconcile"}, w.args()...), nil, &out, io.Discard); code != 1 || !strings.Contains(out.String(), "redis_balance") {
+		t.Errorf("with a forged balance: exit %d: %s", code, out.String())
+	}
+}
+
+func bucketOf(user string) string { return fmt.Sprintf("%03d", credits.Bucket(uuid.MustParse(user))) }

@@ -1,0 +1,114 @@
+package credits
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// Every level says in its answer what it has waited for, and does not answer success before.
+func TestDurabilityReplicas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxy := testenv.NewProxy(t, w.redis.Addr())
+	host, port, _ := strings.Cut(proxy.Addr(), ":")
+	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := infoField(w.redis.Client.Info(t.Context(), "replication").Val(), "connected_slaves"); n != "1" {
+			return errors.New("no replica")
+		}
+		return nil
+	})
+	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
+	user := w.funded(100)
+	var r Result
+	testenv.Eventually(t, 20*time.Second, func() error { // the first synchronization takes its time
+		var err error
+		r, err = b.Apply(t.Context(), newOp(user, Add, 1))
+		return err
+	})
+	wantEqual(t, "durability", r.Durability, durReplicated)
+	// The link hangs: the operation is done, and not on the replica.
+	proxy.Toxic(`{"name":"hang","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	op := newOp(user, Deduct, 10)
+	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
+		t.Fatalf("without the replica: %v, want ErrUnknown", err)
+	}
+	// A repeat waits too: it must not find an answer just because it has nothing to write.
+	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
+		t.Fatalf("repeated without the replica: %v, want ErrUnknown", err)
+	}
+	proxy.Remove("hang")
+	proxy.Down()
+	proxy.Up()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var err error
+		r, err = b.Apply(t.Context(), op)
+		return err
+	})
+	if !r.Replayed || r.Outcome != OK {
+		t.Errorf("got %+v, want a replay", r)
+	}
+}
+
+// What was acknowledged as fsynced survives kill -9; without WAITAOF or without the file nothing is accepted at all.
+func TestDurabilityAOF(t *testing.T) {
+	t.Parallel()
+	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Valkey(t)}
+	w.bank, w.sync = w.newBank(func(o *Options) { o.Durability = Durability{AOF: true} }), w.newSync()
+	user := w.funded(100)
+	for range 5 {
+		r := w.must(newOp(user, Deduct, 1), OK)
+		wantEqual(t, "durability", r.Durability, durFsynced)
+		if err := w.redis.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.redis.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got := w.must(newOp(user, Deduct, 1000), Insufficient) // the floor would refuse if anything were lost
+		wantEqual(t, "balance", got.Balance, r.Balance)
+	}
+	w.inStep(user, 95)
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 0)
+
+	old := newWorld(t) // Redis 7.0 has no WAITAOF
+	if strings.HasPrefix(infoField(old.redis.Client.Info(t.Context(), "server").Val(), "redis_version"), "7.0.") {
+		b := old.newBank(func(o *Options) { o.Durability = Durability{AOF: true} })
+		if _, err := b.Apply(t.Context(), newOp(user, Add, 1)); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("without WAITAOF: %v, want ErrUnavailable", err)
+		}
+	}
+	w.redis.Client.ConfigSet(t.Context(), "appendonly", "no")
+	b := w.newBank(func(o *Options) { o.Durability = Durability{AOF: true} })
+	if _, err := b.Apply(t.Context(), newOp(user, Add, 1)); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("without a file: %v, want ErrUnavailable", err)
+	}
+}
+
+// With durability none, what Redis forgets at a crash is given up, counted, and nothing else happens.
+func TestDurabilityNone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "appendonly no")
+	user := w.funded(100)
+	w.settle()
+	wantEqual(t, "durability", w.must(newOp(user, Deduct, 30), OK).Durability, durMemory)
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if _, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrRecovering) {
+			return err
+		}
+		return nil
+	})
+	w.inStep(user, 100)
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+}
