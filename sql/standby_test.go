@@ -15,7 +15,7 @@ import (
 // and fall back.
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
-	d := testenv.NewServer(t, "synchronous_standby_names=").Database(t)
+	d := testenv.NewServer(t).Database(t)
 	d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'gone'")
 	d.Exec(t, "SELECT pg_reload_conf()")
 	testenv.Eventually(t, 10*time.Second, func() error {
