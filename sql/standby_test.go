@@ -18,6 +18,13 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	d := testenv.NewServer(t).Database(t)
 	d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'gone'")
 	d.Exec(t, "SELECT pg_reload_conf()")
+	t.Cleanup(func() { // dropping the database would wait too
+		_, err := d.Pool.Exec(context.Background(), "ALTER SYSTEM RESET synchronous_standby_names")
+		_, rerr := d.Pool.Exec(context.Background(), "SELECT pg_reload_conf()")
+		if err != nil || rerr != nil {
+			t.Error(err, rerr)
+		}
+	})
 	testenv.Eventually(t, 10*time.Second, func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
