@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -191,9 +192,7 @@ func milliseconds(t *testing.T, plan string) float64 {
 	return took
 }
 
-func explain(t *testing.T, pool interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
-}, name string, args ...any) string {
+func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
 	must(t, err)
