@@ -189,13 +189,16 @@ func TestARefusalStaysARefusal(t *testing.T) {
 	if !again.Replayed || again.Balance != 10 || again.Seq != first.Seq || !again.At.Equal(first.At) {
 		t.Errorf("got %+v, want a replay of %+v", again, first)
 	}
+	other := op
+	other.Fingerprint[3]++
+	w.refused(other, ErrReused)
 	w.inStep(user, 110)
 	w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
 	op.MintedAt = time.Time{}
 	if again = w.must(op, Insufficient); !again.Replayed || again.Seq != first.Seq {
 		t.Errorf("from the ledger: got %+v, want a replay of %+v", again, first)
 	}
-	other := op
+	other = op
 	other.Fingerprint[3]++
 	w.refused(other, ErrReused)
 	w.inStep(user, 110)
