@@ -25,6 +25,8 @@ func TestWeakenedScripts(t *testing.T) {
 		{"without the fingerprint another command gets the receipt", scriptAcquire, "if not same", "if false", anotherCommand},
 		{"a publication that overwrites changes the receipt", scriptPublish, "if st=='C'", "if false", publishesTwice},
 		{"tokens from the clock alone go back with it", scriptAcquire, "tok=math.max(us,tonumber(tk)+1)", "tok=us", clockSteppedBack},
+		{"a pending record without a fence belongs to anybody", scriptAcquire, "redis.call('SET',KEYS[1]", "tok=1 redis.call('SET',KEYS[1]", zombieAborts},
+		{"a record that expires before its owner ends is taken over", scriptAcquire, "'PX',ARGV[4])", "'PX',20)", expiresAtWork},
 		{"a lease that is not looked at is taken over", scriptAcquire, "if tonumber(b)>ms then", "if false then", takesOverEarly},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -102,4 +104,13 @@ func clockSteppedBack(t *testing.T, g, _ *Guard, r *testenv.RedisServer) bool {
 func takesOverEarly(t *testing.T, g, other *Guard, _ *testenv.RedisServer) bool {
 	begin(t, g, request("k", "a"))
 	return begin(t, other, request("k", "a")).Outcome == Proceed
+}
+
+// expiresAtWork has a lease far longer than the test, whose owner is at work all the time.
+func expiresAtWork(t *testing.T, g, other *Guard, _ *testenv.RedisServer) bool {
+	g.lease, other.lease = time.Minute, time.Minute
+	begin(t, g, request("k", "a"))
+	req := request("k", "a")
+	req.Wait = 300 * time.Millisecond
+	return begin(t, other, req).Outcome == Proceed
 }

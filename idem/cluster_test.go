@@ -1,0 +1,97 @@
+package idem
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+// clusterOfTwo returns two nodes that share the slots, with their ids.
+func clusterOfTwo(t *testing.T) (nodes [2]*testenv.RedisServer, ids [2]string) {
+	t.Helper()
+	for i := range nodes {
+		nodes[i] = testenv.Redis(t, "cluster-enabled yes", "appendonly no", "cluster-node-timeout 30000")
+		do(t, nodes[i], "CLUSTER", "ADDSLOTSRANGE", i*8192, i*8192+8191)
+		do(t, nodes[i], "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+		ids[i] = nodes[i].Client.Do(t.Context(), "CLUSTER", "MYID").Val().(string)
+	}
+	do(t, nodes[0], "CLUSTER", "MEET", "127.0.0.1", nodes[1].Port)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		for _, n := range nodes {
+			info, err := n.Client.ClusterInfo(context.Background()).Result()
+			if err != nil || !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, "cluster_slots_assigned:16384") {
+				return fmt.Errorf("not one cluster yet: %w", err)
+			}
+		}
+		return nil
+	})
+	return nodes, ids
+}
+
+func do(t *testing.T, r *testenv.RedisServer, args ...any) {
+	t.Helper()
+	if err := r.Client.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+}
+
+// A slot moves to another node while attempts are under way: the client follows ASK and MOVED, and the record with its
+// owner comes along. A client that does not follow them gets a degraded ticket, never an error.
+func TestASlotMovesUnderTheGuard(t *testing.T) {
+	t.Parallel()
+	nodes, ids := clusterOfTwo(t)
+	cc := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{nodes[0].Addr(), nodes[1].Addr()}, MaxRedirects: 3, ContextTimeoutEnabled: true, Protocol: 2,
+	})
+	t.Cleanup(func() { _ = cc.Close() })
+	g := New(Options{Redis: cc, Routes: []string{"/t"}})
+	for i := range 20 { // both nodes
+		d := begin(t, g, request(fmt.Sprint("warm", i), "a"))
+		if wantOutcome(t, d, Proceed); d.Ticket.Degraded() {
+			t.Fatal("degraded")
+		}
+		d.Ticket.Commit(t.Context(), result)
+	}
+	moving := request("moving", "a")
+	ticket := begin(t, g, moving).Ticket
+	slot := int(nodes[0].Client.ClusterKeySlot(t.Context(), moving.Key.String()).Val())
+	from, to := slot/8192, 1-slot/8192
+	do(t, nodes[to], "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from])
+	do(t, nodes[from], "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to])
+	stay := func(when string) {
+		t.Helper()
+		if err := ticket.Heartbeat(t.Context()); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		wantOutcome(t, begin(t, g, moving), Busy)
+	}
+	stay("before its key moved")
+	do(t, nodes[from], "MIGRATE", "127.0.0.1", nodes[to].Port, moving.Key.String(), 0, 5000)
+	stay("asked elsewhere")
+	// A client of one node is told ASK, and goes without Redis.
+	if d := begin(t, guardOn(t, nodes[from].URL()), moving); d.Outcome != Proceed || !d.Ticket.Degraded() {
+		t.Errorf("a client that does not follow: %+v", d)
+	}
+	for _, n := range []int{to, from} {
+		do(t, nodes[n], "CLUSTER", "SETSLOT", slot, "NODE", ids[to])
+	}
+	stay("moved")
+	ticket.Commit(t.Context(), result)
+	if !strings.HasPrefix(rawRecord(t, nodes[to].Client, moving.Key), "C|") {
+		t.Error("the result is not where the slot is")
+	}
+	if d := begin(t, guardOn(t, nodes[from].URL()), moving); d.Outcome != Proceed || !d.Ticket.Degraded() {
+		t.Errorf("a client that does not follow: %+v", d)
+	}
+	// Two keys of different slots in one script are what no cluster runs.
+	err := nodes[to].Client.Eval(t.Context(), "return 1", []string{moving.Key.String(), "another"}).Err()
+	if err == nil || !strings.HasPrefix(err.Error(), "CROSSSLOT") {
+		t.Errorf("two keys: %v", err)
+	}
+}
