@@ -43,7 +43,8 @@ local function apply(keys, args, kind)
     local f, code, a, b, q, d, id = string.match(prev, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$')
     if not f then return {'CORRUPT'} end
     if f ~= fp then return {'MISMATCH'} end
-    -- WAIT and WAITAOF wait for the last write of their connection: without one they would wait for nothing.
+    -- WAIT and WAITAOF promise to wait for the last write of their connection, and a repeat has none yet. (Redis 7.0 happens
+    -- to wait for everything before its last command; nothing promises that.)
     if dur ~= 'memory' then redis.call('PEXPIRE', idem, ttl) end
     return {'REPLAY', code, a, b, q, d, id, text(n)}
   end

@@ -1,0 +1,124 @@
+package credits
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// fill makes n accounts.
+func (w *world) fill(n int) []uuid.UUID {
+	w.tb.Helper()
+	users := make([]uuid.UUID, n)
+	var wg sync.WaitGroup
+	for part := range 16 {
+		wg.Go(func() {
+			for i := part; i < n; i += 16 {
+				users[i] = uuid.New()
+				if _, err := w.bank.Apply(context.Background(), newOp(users[i], Add, MaxAmount)); err != nil {
+					w.tb.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return users
+}
+
+// write puts n deductions into the streams, in pipelines, as many processes would.
+func (w *world) write(users []uuid.UUID, n int) {
+	w.tb.Helper()
+	const each = 500
+	for from := 0; from < n; from += each {
+		_, err := w.redis.Client.Pipelined(context.Background(), func(p redis.Pipeliner) error {
+			for i := from; i < min(from+each, n); i++ {
+				u := users[i%len(users)]
+				op := newOp(u, Deduct, 1)
+				bkt := Bucket(u)
+				p.FCall(context.Background(), fnDeduct, []string{accountKey(u), outcomeKey(u, op.ID), streamKey(bkt), epochKey(bkt)}, 1, op.fp(), u.String(),
+					op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "")
+			}
+			return nil
+		})
+		if err != nil {
+			w.tb.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkSync is the rate at which one sync takes operations of 2,000 users into the ledger, with their events.
+func BenchmarkSync(b *testing.B) {
+	w := newWorld(b)
+	users := w.fill(2000)
+	w.settle()
+	b.ResetTimer()
+	for range b.N {
+		b.StopTimer()
+		w.write(users, 20_000)
+		b.StartTimer()
+		w.settle()
+	}
+	b.ReportMetric(20_000*float64(b.N)/b.Elapsed().Seconds(), "ops/s")
+	if n := w.ledger(users[0]).LastSeq; n < 2 {
+		b.Errorf("the ledger is at %d", n)
+	}
+}
+
+// BenchmarkFunction compares pipelined deductions with the smallest function there is, and one by one through the Bank.
+func BenchmarkFunction(b *testing.B) {
+	bare := "#!lua name=bare\nredis.register_function('bare', function(k, a) return {'OK'} end)"
+	b.Run("bare", func(b *testing.B) {
+		w := newWorld(b)
+		w.redis.Client.FunctionLoadReplace(b.Context(), bare)
+		op := newOp(uuid.New(), Deduct, 1)
+		for done := 0; done < b.N; done += 500 {
+			_, err := w.redis.Client.Pipelined(b.Context(), func(p redis.Pipeliner) error {
+				for range 500 {
+					p.FCall(b.Context(), "bare", []string{accountKey(op.User)}, 1, op.fp(), op.User.String(), op.ID.String(), 1, 0, 1, 1, durMemory, "0", "")
+				}
+				return nil
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("deduct", func(b *testing.B) {
+		w := newWorld(b)
+		users := w.fill(2000)
+		before := w.used()
+		b.ResetTimer()
+		w.write(users, b.N)
+		b.StopTimer()
+		b.ReportMetric(float64(w.used()-before)/float64(b.N), "B/op-kept")
+	})
+	b.Run("bank", func(b *testing.B) {
+		w := newWorld(b)
+		users := w.fill(2000)
+		w.run()
+		b.SetParallelism(16)
+		b.ResetTimer()
+		b.RunParallel(func(p *testing.PB) {
+			for i := 0; p.Next(); i++ {
+				if _, err := w.bank.Apply(context.Background(), newOp(users[i%len(users)], Deduct, 1)); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	})
+}
+
+// used is the memory of the server's data, in bytes.
+func (w *world) used() int64 {
+	w.tb.Helper()
+	n, err := strconv.ParseInt(infoField(w.redis.Client.Info(w.tb.Context(), "memory").Val(), "used_memory"), 10, 64)
+	if err != nil {
+		w.tb.Fatal(fmt.Errorf("used_memory: %w", err))
+	}
+	return n
+}
