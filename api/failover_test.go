@@ -1,0 +1,165 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+)
+
+// failover is a Redis with a replica behind a proxy, and the address that clients are sent to.
+type failover struct {
+	replica *testenv.RedisServer
+	link    *testenv.Proxy
+	addr    atomic.Pointer[string]
+}
+
+// withReplica gives the world's Redis a replica that has caught up.
+func (w *world) withReplica() *failover {
+	w.tb.Helper()
+	f := &failover{link: testenv.NewProxy(w.tb, w.redis.Addr())}
+	f.redirect(w.redis.Addr())
+	_, port, err := net.SplitHostPort(f.link.Addr())
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.redis.Client.ConfigSet(w.tb.Context(), "repl-diskless-sync-delay", "0")
+	f.replica = testenv.Redis(w.tb, "replicaof 127.0.0.1 "+port)
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
+		info, err := f.replica.Client.Info(context.Background(), "replication").Result()
+		if err != nil || !strings.Contains(info, "master_link_status:up") {
+			return fmt.Errorf("no replication yet: %w", err)
+		}
+		return nil
+	})
+	return f
+}
+
+func (f *failover) redirect(addr string) { f.addr.Store(&addr) }
+
+// client makes options whose Redis client dials wherever clients are sent at that time.
+func (f *failover) client(w *world) func(*Options) {
+	w.tb.Helper()
+	made, err := idem.NewClient(w.redis.URL())
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	o := *made.Options()
+	_ = made.Close()
+	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: 250 * time.Millisecond}).DialContext(ctx, "tcp", *f.addr.Load())
+	}
+	c := redis.NewClient(&o)
+	w.tb.Cleanup(func() { _ = c.Close() })
+	return func(o *Options) { o.Redis = c }
+}
+
+// A replica that got nothing for a while is promoted. What it does not know is answered from Postgres. Without the unique
+// index (the mutation) it is ordered again.
+func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
+	t.Parallel()
+	for _, weak := range []bool{false, true} {
+		w := servers(t)
+		if weak {
+			w.dropIndex()
+		}
+		f := w.withReplica()
+		one := w.sibling(f.client(w))
+		known, unknown, flying := newKey(), newKey(), newKey()
+		first := map[string]reply{known: one.post(known, orderJSON(1))}
+		w.published()
+		testenv.Eventually(t, 10*time.Second, func() error {
+			keys, err := f.replica.Client.Keys(context.Background(), "i:*").Result()
+			if err != nil || len(keys) != 1 {
+				return fmt.Errorf("the replica has %v: %w", keys, err)
+			}
+			if v := f.replica.Client.Get(context.Background(), keys[0]).Val(); !strings.HasPrefix(v, "C|") {
+				return errors.New("the replica has a pending record")
+			}
+			return nil
+		})
+		// From here on the link carries nothing, and both ends believe in it.
+		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		first[unknown] = one.post(unknown, orderJSON(1))
+		w.published()
+		reached, goOn := make(chan struct{}), make(chan struct{})
+		one.s.failpoint = once("after_acquire", func(context.Context) { close(reached); <-goOn })
+		late := make(chan reply, 1)
+		go func() { late <- one.post(flying, orderJSON(1)) }()
+		<-reached
+		if n := f.replica.Client.DBSize(t.Context()).Val(); n != 1 {
+			t.Fatalf("the replica was not frozen: it has %d keys", n)
+		}
+		if err := f.replica.Client.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
+			t.Fatal(err)
+		}
+		f.redirect(f.replica.Addr())
+		if err := w.redis.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		reg := prometheus.NewRegistry()
+		two := w.sibling(f.client(w), func(o *Options) { o.Registerer = reg })
+		first[flying] = two.post(flying, orderJSON(1), "Prefer", "wait=0")
+		close(goOn)
+		replies := map[string][]reply{flying: {<-late}}
+		for key := range first {
+			replies[key] = append(replies[key], two.post(key, orderJSON(1)), w.sibling(f.client(w)).post(key, orderJSON(1)))
+		}
+		differ := 0
+		for key, rs := range replies {
+			want(t, first[key], 201, "")
+			for _, r := range rs {
+				if want(t, r, 201, ""); r.body != first[key].body {
+					differ++
+				} else if !weak && r.header.Get("Idempotent-Replayed") != "true" {
+					t.Errorf("%v is not a replay", r)
+				}
+			}
+		}
+		if rows := w.rows(); (differ > 0) != weak || (rows > 3) != weak {
+			t.Errorf("without the index: %v, %d orders, %d replies differ", weak, rows, differ)
+		}
+		if weak {
+			continue
+		}
+		w.checkInvariants(3)
+		for outcome, n := range map[string]float64{idem.OutcomeReplayPG: 1, idem.OutcomeDegraded: 0} {
+			if got := counted(t, reg, outcome); got != n {
+				t.Errorf("%v counted as %s, want %v", got, outcome, n)
+			}
+		}
+	}
+}
+
+// counted returns a value of idem_requests_total.
+func counted(t *testing.T, reg *prometheus.Registry, outcome string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		if f.GetName() != "idem_requests_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "outcome" && l.GetValue() == outcome {
+					sum += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return sum
+}
