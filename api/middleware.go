@@ -31,13 +31,18 @@ func (s *Server) observe(c *gin.Context) {
 	x := &exchange{id: uuid.NewString(), start: time.Now()}
 	c.Set(exchangeKey, x)
 	c.Header("X-Request-Id", x.id)
-	c.Next()
-	if x.end.IsZero() {
-		x.end = time.Now()
-	}
 	route := c.FullPath()
 	if route == "" {
 		route = "other"
+	}
+	if s.trace != nil {
+		traced, end := s.trace(c.Request)
+		c.Request = traced
+		defer func() { end(methodLabel(traced.Method), route, c.Writer.Status()) }() // also when a handler panics
+	}
+	c.Next()
+	if x.end.IsZero() {
+		x.end = time.Now()
 	}
 	s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())).
 		Observe(x.end.Sub(x.start).Seconds())

@@ -38,6 +38,10 @@ type Options struct {
 	Logger *slog.Logger
 	// Registerer gets the metrics, the guard's included. nil: none.
 	Registerer prometheus.Registerer
+	// Trace, if not nil, begins the span of a request. The request it returns is served instead: its context carries the
+	// span, its headers the trace context that events take over. end is called when the request is over; method and route
+	// come from closed sets.
+	Trace func(r *http.Request) (traced *http.Request, end func(method, route string, status int))
 }
 
 // Server is the public API. It is safe for concurrent use.
@@ -54,6 +58,7 @@ type Server struct {
 	limits    []*bucket
 	keyMaxAge time.Duration
 	log       *slog.Logger
+	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
 	metrics   *metrics
 	engine    *gin.Engine
 	// eviction is what the last look at Redis' policy said; nil before the first.
@@ -69,7 +74,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
-		metrics: newMetrics(o.Registerer),
+		trace: o.Trace, metrics: newMetrics(o.Registerer),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

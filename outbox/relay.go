@@ -41,6 +41,9 @@ type Options struct {
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
 	Observe func(ctx context.Context, streams []string) error
+	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode, after
+	// their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for anything.
+	OnPublished func(mode Mode, stream string, events []*Event)
 
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
@@ -309,6 +312,9 @@ func (r *Relay) published(mode Mode, stream string, events []*Event) {
 	r.mu.Unlock()
 	r.metrics.published.WithLabelValues(string(mode), label).Add(float64(len(events)))
 	r.metrics.observe(mode, events, time.Now())
+	if r.o.OnPublished != nil {
+		r.o.OnPublished(mode, stream, events)
+	}
 }
 
 func (r *Relay) parked(e *Event, err error) {

@@ -350,9 +350,12 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	defer client.Close()
+	log := e.config.logger()
+	traces := setupTracing(ctx, "posthaste-consumer", log)
+	defer traces.shutdown()
 	o := consumer.Options{
-		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Ordered: c.Ordered, Handler: consumer.LineWriter(e.stdout),
-		DrainTimeout: e.config.DrainTimeout, Log: e.config.logger(),
+		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Ordered: c.Ordered,
+		Handler: traces.handler(c.Group, consumer.LineWriter(e.stdout)), DrainTimeout: e.config.DrainTimeout, Log: log,
 	}
 	if len(c.Stream) == 0 {
 		o.Prefix = e.config.StreamPrefix
@@ -370,6 +373,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
+	log.Info("consuming", "version", version, "group", c.Group, "admin", l.Addr().String())
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- httpServer(actx, adminServer(admin.Metrics(reg)), l, time.Second) }()

@@ -41,6 +41,7 @@ type world struct {
 	oracle testenv.Oracle
 	pgURL  string // what the processes are told; may lead through a proxy
 	rdURL  string
+	env    []string // added to the environment of what is spawned
 }
 
 func newWorld(t *testing.T, redisConfig ...string) *world {
@@ -85,7 +86,7 @@ func (w *world) spawn(command string, extra ...string) *child {
 	c := &child{t: w.t, done: make(chan struct{})}
 	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
 	// Without the option a race build sleeps for a second at every exit.
-	c.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), w.env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	r, pw, err := os.Pipe()
 	if err != nil {

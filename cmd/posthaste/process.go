@@ -84,6 +84,7 @@ type relayProcess struct {
 	credits       *credits.Sync
 	creditsClient interface{ Close() error }
 	relay         *outbox.Relay
+	traces        *tracing
 	admin         net.Listener
 	server        *http.Server
 }
@@ -139,11 +140,12 @@ func (p *relayProcess) build(ctx context.Context) error {
 		URL: c.PostgresURL, Schema: c.Schema, Prefix: c.StreamPrefix, Workers: c.SweepWorkers, History: c.History > 0, Sink: p.sink,
 		Registerer: reg, Logger: p.log,
 	})
+	p.traces = setupTracing(ctx, "posthaste-relay", p.log)
 	p.relay = outbox.New(outbox.Options{
 		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget,
 		Poison: c.Poison, DrainTimeout: c.DrainTimeout, Store: sql.NewStore(p.pool, c.RelayName, c.History),
 		Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log), Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper,
-		SinkReady: p.sink.Ready, Observe: p.sink.Observe, Registerer: reg, Logger: p.log,
+		SinkReady: p.sink.Ready, Observe: p.sink.Observe, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 	})
 	if p.admin, err = listen(ctx, c.AdminAddr); err != nil {
 		return err
@@ -185,6 +187,7 @@ func (p *relayProcess) run(ctx context.Context) error {
 }
 
 func (p *relayProcess) close() {
+	defer p.traces.shutdown() // last, because it may wait for a collector
 	if p.admin != nil {
 		_ = p.admin.Close()
 	}
@@ -209,6 +212,7 @@ type serveProcess struct {
 	credits       *credits.Bank
 	creditsClient interface{ Close() error }
 	api           *api.Server
+	traces        *tracing
 	public        net.Listener
 	admin         net.Listener
 	server        *http.Server
@@ -233,6 +237,8 @@ func (p *serveProcess) build(ctx context.Context) error {
 	if err != nil {
 		return &usageError{err.Error()}
 	}
+	p.traces = setupTracing(ctx, "posthaste-api", p.log)
+	poolConfig.ConnConfig.Tracer = p.traces.queries()
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
@@ -257,6 +263,7 @@ func (p *serveProcess) build(ctx context.Context) error {
 	})
 	p.api, err = api.New(api.Options{
 		Pool: p.pool, Redis: client, Credits: p.credits, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
+		Trace: p.traces.requests(),
 	})
 	if err != nil {
 		return err
@@ -305,6 +312,7 @@ func (p *serveProcess) checkSchema(ctx context.Context) error {
 }
 
 func (p *serveProcess) close() {
+	defer p.traces.shutdown() // last, because it may wait for a collector
 	for _, l := range []net.Listener{p.public, p.admin} {
 		if l != nil {
 			_ = l.Close()

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"posthaste/consumer"
+	"posthaste/outbox"
+)
+
+// tracing makes spans and sends them to a collector. nil is tracing that is off: its methods return what costs nothing.
+//
+// Spans name routes, statements, streams and event ids; never a key, a body, a user, an argument or an error's text,
+// which may quote any of these.
+type tracing struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+	log      *slog.Logger
+}
+
+// stopTracing bounds how long a stopping process waits for the collector.
+const stopTracing = 3 * time.Second
+
+// setupTracing turns tracing on if the standard variables name a collector, and returns nil otherwise. service is the
+// name that OTEL_SERVICE_NAME replaces. It never fails: a process does its work with or without spans. The caller calls
+// shutdown.
+func setupTracing(ctx context.Context, service string, log *slog.Logger) *tracing {
+	log = log.With("component", "tracing")
+	if !tracingWanted(os.Getenv) {
+		return nil
+	}
+	if p := exportProtocol(); p != "" && p != "http/protobuf" {
+		log.Error("tracing is off: spans are sent as http/protobuf only", "protocol", p)
+		return nil
+	}
+	// The SDK reports what goes wrong inside it, such as a bad variable, only to these two.
+	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
+	otel.SetErrorHandler(&errorLog{log: log})
+	exp, err := otlptracehttp.New(ctx)
+	if err != nil {
+		log.Error("tracing is off: the exporter cannot be made", "err", err)
+		return nil
+	}
+	res, err := resource.New(ctx,
+		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithTelemetrySDK(), resource.WithFromEnv())
+	if err != nil {
+		log.Warn("part of the resource is missing from spans", "err", err)
+	}
+	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(&loggedExporter{SpanExporter: exp, log: log}), sdktrace.WithResource(res))
+	return &tracing{provider: tp, tracer: tp.Tracer("posthaste", trace.WithInstrumentationVersion(version)), log: log}
+}
+
+// tracingWanted reads the variables that the SDK leaves to the program.
+func tracingWanted(getenv func(string) string) bool {
+	if strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true") || getenv("OTEL_TRACES_EXPORTER") == "none" {
+		return false
+	}
+	return getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
+}
+
+func exportProtocol() string {
+	if p := os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"); p != "" {
+		return p
+	}
+	return os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL")
+}
+
+// shutdown sends what is left, for a short while. It may be called again.
+func (t *tracing) shutdown() {
+	if t == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTracing)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		t.log.Warn("the last spans were not delivered", "err", err)
+	}
+}
+
+// loggedExporter logs when a collector goes away and when it is back, not every batch that is lost meanwhile.
+type loggedExporter struct {
+	sdktrace.SpanExporter
+	log    *slog.Logger
+	failed atomic.Bool
+}
+
+// ExportSpans implements sdktrace.SpanExporter. Its error is said here, and nil.
+func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	switch {
+	case err != nil && !e.failed.Swap(true):
+		e.log.Warn("spans cannot be delivered; they are dropped", "err", err)
+	case err == nil && e.failed.Swap(false):
+		e.log.Info("spans are delivered again")
+	}
+	return nil
+}
+
+// errorLog logs what the SDK reports, once a minute at most.
+type errorLog struct {
+	log  *slog.Logger
+	last atomic.Int64
+}
+
+// Handle implements otel.ErrorHandler.
+func (l *errorLog) Handle(err error) {
+	now, last := time.Now().UnixNano(), l.last.Load()
+	if now-last >= int64(time.Minute) && l.last.CompareAndSwap(last, now) {
+		l.log.Warn("tracing reports a fault", "err", err)
+	}
+}
+
+// remote puts a trace context from outside into ctx, if it is one.
+func remote(ctx context.Context, traceparent string) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent})
+}
+
+// requests returns what api.Options.Trace wants: a server span per request, which becomes the trace context that the
+// request's events carry on.
+func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, route string, status int)) {
+	if t == nil {
+		return nil
+	}
+	w3c := propagation.TraceContext{}
+	return func(r *http.Request) (*http.Request, func(method, route string, status int)) {
+		headers := propagation.HeaderCarrier(r.Header)
+		ctx, span := t.tracer.Start(w3c.Extract(r.Context(), headers), "request", trace.WithSpanKind(trace.SpanKindServer))
+		// The state belongs to the client's parent; if that was not valid, neither is the state.
+		r.Header.Del("Tracestate")
+		w3c.Inject(ctx, headers)
+		return r.WithContext(ctx), func(method, route string, status int) {
+			span.SetName(method + " " + route)
+			span.SetAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route),
+				attribute.Int("http.response.status_code", status))
+			if status >= http.StatusInternalServerError {
+				span.SetStatus(codes.Error, "")
+			}
+			span.End()
+		}
+	}
+}
+
+// onPublished returns what outbox.Options.OnPublished wants: a producer span from the event's time until now for every
+// event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops when it is full.
+func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Event) {
+	if t == nil {
+		return nil
+	}
+	return func(mode outbox.Mode, stream string, events []*outbox.Event) {
+		now := time.Now()
+		for _, e := range events {
+			ctx := remote(context.Background(), e.TraceParent())
+			if !trace.SpanContextFromContext(ctx).IsSampled() {
+				continue
+			}
+			start := e.Time
+			if start.IsZero() || start.After(now) { // Postgres' clock may be ahead of this one
+				start = now
+			}
+			_, span := t.tracer.Start(ctx, "publish "+stream, trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(start),
+				trace.WithAttributes(messaging("send", stream, e.ID.String(), e.Type)...),
+				trace.WithAttributes(attribute.String("posthaste.mode", string(mode))))
+			span.End(trace.WithTimestamp(now))
+		}
+	}
+}
+
+// handler puts a consumer span, a child of the event's writer, around h.
+func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
+	if t == nil {
+		return h
+	}
+	return func(ctx context.Context, ev consumer.Event) error {
+		ctx, span := t.tracer.Start(remote(ctx, consumer.TraceParent(ctx)), "process "+ev.Stream, trace.WithSpanKind(trace.SpanKindConsumer),
+			trace.WithAttributes(messaging("process", ev.Stream, ev.ID, ev.Type)...),
+			trace.WithAttributes(attribute.String("messaging.consumer.group.name", group), attribute.Int("posthaste.attempt", ev.Attempt)))
+		defer span.End()
+		err := h(ctx, ev)
+		if err != nil {
+			span.SetStatus(codes.Error, "")
+		}
+		return err
+	}
+}
+
+// messaging are the attributes of a span about an event. The subject is not among them: it may be a user.
+func messaging(operation, stream, id, kind string) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String("messaging.system", "redis"), attribute.String("messaging.operation.type", operation),
+		attribute.String("messaging.destination.name", stream), attribute.String("messaging.message.id", id),
+		attribute.String("posthaste.event_type", kind),
+	}
+}
+
+// queries returns a tracer for the connections that requests use. It is not a library's, because those record errors
+// as Postgres words them, and Postgres quotes the values it did not like.
+func (t *tracing) queries() pgx.QueryTracer {
+	if t == nil {
+		return nil
+	}
+	return &queryTracer{tracer: t.tracer}
+}
+
+// queryTracer makes a client span per statement, batch and wait for a connection. What belongs to no request, such as
+// housekeeping, has none.
+type queryTracer struct{ tracer trace.Tracer }
+
+var (
+	_ pgx.BatchTracer       = (*queryTracer)(nil)
+	_ pgxpool.AcquireTracer = (*queryTracer)(nil)
+)
+
+func (q *queryTracer) start(ctx context.Context, name string, attrs ...attribute.KeyValue) context.Context {
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		// The end must not find the span of a caller that is none of its own.
+		return trace.ContextWithSpan(ctx, nil)
+	}
+	ctx, _ = q.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(attribute.String("db.system.name", "postgresql")), trace.WithAttributes(attrs...))
+	return ctx
+}
+
+func (q *queryTracer) end(ctx context.Context, err error) {
+	span := trace.SpanFromContext(ctx)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) {
+			span.SetAttributes(attribute.String("db.response.status_code", pg.Code))
+		}
+		span.SetStatus(codes.Error, "")
+	}
+	span.End()
+}
+
+// TraceQueryStart implements pgx.QueryTracer.
+func (q *queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return q.start(ctx, verb(d.SQL), attribute.String("db.query.text", d.SQL))
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (q *queryTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
+	q.end(ctx, d.Err)
+}
+
+// TraceBatchStart implements pgx.BatchTracer.
+func (q *queryTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	return q.start(ctx, "BATCH", attribute.Int("db.operation.batch.size", d.Batch.Len()))
+}
+
+// TraceBatchQuery implements pgx.BatchTracer: a statement of a batch is an event of the batch's span.
+func (q *queryTracer) TraceBatchQuery(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	trace.SpanFromContext(ctx).AddEvent(verb(d.SQL), trace.WithAttributes(attribute.String("db.query.text", d.SQL)))
+}
+
+// TraceBatchEnd implements pgx.BatchTracer.
+func (q *queryTracer) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchEndData) {
+	q.end(ctx, d.Err)
+}
+
+// TraceAcquireStart implements pgxpool.AcquireTracer.
+func (q *queryTracer) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+	return q.start(ctx, "acquire connection")
+}
+
+// TraceAcquireEnd implements pgxpool.AcquireTracer.
+func (q *queryTracer) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, d pgxpool.TraceAcquireEndData) {
+	q.end(ctx, d.Err)
+}
+
+// verb is a statement's first word behind its comments.
+func verb(statement string) string {
+	for line := range strings.Lines(statement) {
+		if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], "--") {
+			return strings.ToUpper(f[0])
+		}
+	}
+	return "SQL"
+}

@@ -1,0 +1,405 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	"posthaste/internal/testenv"
+)
+
+// span is one span as a collector got it.
+type span struct {
+	service, name, trace, id, parent string
+	kind                             tracepb.Span_SpanKind
+	start, end                       uint64
+	text                             string // all of it, the resource too
+}
+
+// otlp is a collector: it speaks the protocol's HTTP form and keeps what it gets.
+type otlp struct {
+	url   string
+	dials atomic.Int64
+	mu    sync.Mutex
+	list  []span
+	err   error
+}
+
+func newCollector(t *testing.T) *otlp {
+	t.Helper()
+	c := &otlp{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := c.take(r); err != nil {
+			c.mu.Lock()
+			c.err = errors.Join(c.err, err)
+			c.mu.Unlock()
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, st http.ConnState) {
+		if st == http.StateNew {
+			c.dials.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	c.url = s.URL
+	return c
+}
+
+func (c *otlp) take(r *http.Request) error {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	var req collector.ExportTraceServiceRequest
+	if err := proto.Unmarshal(body, &req); err != nil || r.URL.Path != "/v1/traces" {
+		return fmt.Errorf("%s: %w", r.URL.Path, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, rs := range req.GetResourceSpans() {
+		service := ""
+		for _, a := range rs.GetResource().GetAttributes() {
+			if a.GetKey() == "service.name" {
+				service = a.GetValue().GetStringValue()
+			}
+		}
+		for _, ss := range rs.GetScopeSpans() {
+			for _, s := range ss.GetSpans() {
+				c.list = append(c.list, span{
+					service: service, name: s.GetName(), trace: hex.EncodeToString(s.GetTraceId()), id: hex.EncodeToString(s.GetSpanId()),
+					parent: hex.EncodeToString(s.GetParentSpanId()), kind: s.GetKind(), start: s.GetStartTimeUnixNano(), end: s.GetEndTimeUnixNano(),
+					text: prototext.Format(rs.GetResource()) + prototext.Format(s),
+				})
+			}
+		}
+	}
+	return nil
+}
+
+// spans returns what has arrived of a trace, or of all for "".
+func (c *otlp) spans(t *testing.T, trace string) []span {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		t.Fatal(c.err)
+	}
+	var out []span
+	for _, s := range c.list {
+		if trace == "" || s.trace == trace {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// tracedOrder is an order placed under a trace context, which may be "".
+type tracedOrder struct{ id, key, user string }
+
+func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
+	w.t.Helper()
+	o := tracedOrder{key: uuid.NewString(), user: uuid.NewString()}
+	body := fmt.Sprintf(`{"user_id":%q,"amount":314159265,"currency":"USD"}`, o.user)
+	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+"/orders", strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", strconv.Quote(o.key))
+	if traceparent != "" {
+		req.Header.Set("Traceparent", traceparent)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	var answer struct{ ID string }
+	if _, err := b.ReadFrom(resp.Body); err != nil || resp.StatusCode != http.StatusCreated || json.Unmarshal(b.Bytes(), &answer) != nil {
+		w.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, b.Bytes())
+	}
+	o.id = answer.ID
+	return o
+}
+
+// carried returns the trace context that an order's event has in the stream, and fails unless its row had the same.
+func (w *world) carried(order string) string {
+	w.t.Helper()
+	var row, entry string
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		return w.db.Pool.QueryRow(w.t.Context(), "SELECT coalesce(headers->>'traceparent', '') FROM outbox_history WHERE aggregate_id = $1", order).Scan(&row)
+	})
+	for _, e := range rawEntries(w.t, w, "outbox.order") {
+		if e["subject"] == order {
+			entry = e["traceparent"]
+		}
+	}
+	if entry != row {
+		w.t.Errorf("traceparent %q in the stream, %q in the row", entry, row)
+	}
+	return entry
+}
+
+const (
+	clientTrace  = "4bf92f3577b34da6a3ce929d0e0e4736"
+	clientSpan   = "00f067aa0ba902b7"
+	silentTrace  = "5cf92f3577b34da6a3ce929d0e0e4736"
+	sampledFlag  = "01"
+	silentFlag   = "00"
+	tracesAtOnce = "OTEL_BSP_SCHEDULE_DELAY=50"
+)
+
+// checkJourney waits for the spans of one order's trace: the request, the publish and the consumer, the latter two
+// children of the first, which is what the event carries.
+func checkJourney(t *testing.T, c *otlp, traceparent, parent string) {
+	t.Helper()
+	part := strings.Split(traceparent, "-")
+	if len(part) != 4 || part[3] != sampledFlag {
+		t.Fatalf("traceparent %q", traceparent)
+	}
+	want := map[string]span{
+		"POST /orders":         {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_SERVER, parent: parent},
+		"BATCH":                {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_CLIENT, parent: part[2]},
+		"COMMIT":               {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_CLIENT, parent: part[2]},
+		"publish outbox.order": {service: "posthaste-relay", kind: tracepb.Span_SPAN_KIND_PRODUCER, parent: part[2]},
+		"process outbox.order": {service: "posthaste-consumer", kind: tracepb.Span_SPAN_KIND_CONSUMER, parent: part[2]},
+	}
+	var got map[string]span
+	testenv.Eventually(t, 20*time.Second, func() error {
+		got = map[string]span{}
+		for _, s := range c.spans(t, part[1]) {
+			got[s.name] = s
+		}
+		for name := range want {
+			if _, ok := got[name]; !ok {
+				return fmt.Errorf("no span %q in trace %s: %v", name, part[1], got)
+			}
+		}
+		return nil
+	})
+	for name, w := range want {
+		if s := got[name]; s.service != w.service || s.kind != w.kind || s.parent != w.parent || s.end < s.start {
+			t.Errorf("span %q: %s", name, s.text)
+		}
+	}
+	if got["POST /orders"].id != part[2] {
+		t.Errorf("the event carries span %s, the request's is %s", part[2], got["POST /orders"].id)
+	}
+}
+
+func TestOneTraceFromTheRequestToTheConsumer(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t), newCollector(t)
+	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=", "OTEL_SERVICE_NAME=", tracesAtOnce}
+	api, relay := w.spawn("serve"), w.spawn("relay")
+	w.spawn("consume", "--group=g")
+	w.waitMode("cdc", 20*time.Second)
+	var orders []tracedOrder
+	place := func(traceparent string) string {
+		o := w.placeTraced(api, traceparent)
+		orders = append(orders, o)
+		return w.carried(o.id)
+	}
+	// A client that does not sample is heard: its trace goes on, and nobody records it.
+	silent := place("00-" + silentTrace + "-" + clientSpan + "-" + silentFlag)
+	if !strings.HasPrefix(silent, "00-"+silentTrace+"-") || !strings.HasSuffix(silent, "-"+silentFlag) {
+		t.Errorf("unsampled: traceparent %q", silent)
+	}
+	traced := place("00-" + clientTrace + "-" + clientSpan + "-" + sampledFlag)
+	if !strings.HasPrefix(traced, "00-"+clientTrace+"-") {
+		t.Errorf("traceparent %q is not of the client's trace", traced)
+	}
+	checkJourney(t, c, traced, clientSpan)
+	checkJourney(t, c, place(""), "")
+	relay.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	checkJourney(t, c, place(""), "")
+
+	if got := c.spans(t, silentTrace); len(got) > 0 {
+		t.Errorf("%d spans of a trace that is not sampled: %v", len(got), got)
+	}
+	for _, s := range c.spans(t, "") {
+		for _, o := range orders {
+			for what, secret := range map[string]string{"key": o.key, "user": o.user, "body": "314159265"} {
+				if strings.Contains(s.text, secret) {
+					t.Errorf("span %q of %s holds the %s: %s", s.name, s.service, what, s.text)
+				}
+			}
+		}
+	}
+}
+
+func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t), newCollector(t)
+	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_SDK_DISABLED=true", tracesAtOnce}
+	api, relay, consume := w.spawn("serve"), w.spawn("relay"), w.spawn("consume", "--group=g")
+	want := "00-" + clientTrace + "-" + clientSpan + "-" + sampledFlag
+	order := w.placeTraced(api, want)
+	if got := w.carried(order.id); got != want {
+		t.Errorf("traceparent %q, want the client's own", got)
+	}
+	if got := w.carried(w.placeTraced(api, "").id); got != "" {
+		t.Errorf("traceparent %q out of nothing", got)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !consume.logged(order.id) {
+			return errors.New("the event is not printed")
+		}
+		return nil
+	})
+	for _, p := range []*child{api, relay, consume} { // what was held back would be sent at the end
+		if code := p.stop(); code != 0 {
+			t.Errorf("exit %d: %s", code, p.output())
+		}
+	}
+	if n := c.dials.Load(); n != 0 {
+		t.Errorf("the collector was dialled %d times", n)
+	}
+}
+
+func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
+	t.Parallel()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := l.Addr().String()
+	_ = l.Close()
+	w := newWorld(t)
+	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + gone, "OTEL_EXPORTER_OTLP_TIMEOUT=200", "OTEL_TRACES_SAMPLER=no-such-sampler", tracesAtOnce}
+	api, relay := w.spawn("serve"), w.spawn("relay")
+	for range 5 {
+		if w.carried(w.placeTraced(api, "").id) == "" {
+			t.Error("the event carries no trace context")
+		}
+	}
+	for _, p := range []*child{api, relay} {
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if !p.logged("spans cannot be delivered") {
+				return fmt.Errorf("not said: %s", p.output())
+			}
+			return nil
+		})
+		began := time.Now()
+		if code := p.stop(); code != 0 || time.Since(began) > 10*time.Second {
+			t.Errorf("exit %d after %v: %s", code, time.Since(began), p.output())
+		}
+		for line := range strings.Lines(p.output()) {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("a line that is not of the log: %s", line)
+			}
+		}
+		if n := strings.Count(p.output(), "spans cannot be delivered"); n != 1 {
+			t.Errorf("said %d times", n)
+		}
+	}
+}
+
+func TestTracingIsOffByDefault(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		env  map[string]string
+		want bool
+	}{
+		{nil, false},
+		{map[string]string{"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_SAMPLER": "always_on"}, false},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, true},
+		{map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, true},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "TRUE"}, false},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "no"}, true},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, false},
+		{map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318"}, false},
+	} {
+		if got := tracingWanted(func(name string) string { return c.env[name] }); got != c.want {
+			t.Errorf("%v: %v, want %v", c.env, got, c.want)
+		}
+	}
+	var off *tracing
+	if off.requests() != nil || off.onPublished() != nil || off.queries() != nil {
+		t.Error("tracing that is off hooks into something")
+	}
+	off.shutdown()
+}
+
+func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
+	t.Parallel()
+	const secret = "not-for-the-collector"
+	rec := tracetest.NewSpanRecorder()
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(rec))
+	tr := &tracing{provider: tp, tracer: tp.Tracer("test")}
+	cfg, err := pgxpool.ParseConfig(testenv.Postgres(t).URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.Tracer = tr.queries()
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	const statement = "-- why\nselect $1::text::int"
+	ask := func(ctx context.Context) {
+		var n int
+		if err := pool.QueryRow(ctx, statement, secret).Scan(&n); err == nil || !strings.Contains(err.Error(), secret) {
+			t.Fatalf("error %v, which was to quote the value", err)
+		}
+		b := &pgx.Batch{}
+		b.Queue(statement, secret)
+		if err := pool.SendBatch(ctx, b).Close(); err == nil {
+			t.Fatal("the batch does not fail")
+		}
+	}
+	ask(t.Context())
+	if n := len(rec.Ended()); n != 0 {
+		t.Errorf("%d spans without a request", n)
+	}
+	ctx, parent := tr.tracer.Start(t.Context(), "request")
+	ask(ctx)
+	if !parent.IsRecording() {
+		t.Error("a statement ended the request's span")
+	}
+	seen := map[string]bool{}
+	for _, s := range rec.Ended() {
+		all := fmt.Sprintf("%v %v %v %v", s.Name(), s.Attributes(), s.Events(), s.Status())
+		if strings.Contains(all, secret) {
+			t.Errorf("span holds the value: %s", all)
+		}
+		if s.Name() != "acquire connection" && !strings.Contains(all, "22P02") {
+			t.Errorf("span says nothing of the error: %s", all)
+		}
+		if s.Parent().SpanID() != parent.SpanContext().SpanID() {
+			t.Errorf("span %q is not the request's child", s.Name())
+		}
+		seen[s.Name()] = true
+	}
+	if !seen["SELECT"] || !seen["BATCH"] || !seen["acquire connection"] {
+		t.Errorf("spans %v", seen)
+	}
+}
