@@ -49,7 +49,8 @@ func NewClient(url string) (*redis.Client, error) {
 	o.DialerRetries = 1
 	o.ReadTimeout = waitTimeout + 500*time.Millisecond
 	o.WriteTimeout = 250 * time.Millisecond
-	o.PoolTimeout = 250 * time.Millisecond
+	// A burst waits for a connection rather than being refused: nothing is lost by waiting.
+	o.PoolTimeout = patience
 	o.PoolSize = max(o.PoolSize, 64)
 	o.Protocol = 2
 	o.DisableIdentity = true
