@@ -119,3 +119,12 @@ func TestFullDegradedThroughput(t *testing.T) {
 	measure("gone")
 	w.checkInvariants(w.rows())
 }
+
+// Five hundred clients wait for one slow order, in two processes, and all are answered at once.
+func TestFullWaiters(t *testing.T) {
+	slowest, polls := manyWaiters(t, 500, func(o *Options) { o.Logger = nil })
+	fmt.Printf("POST /orders: 500 waiters, the last answered %v after the publication, %.0f Redis polls a second\n", slowest, polls)
+	if slowest > 250*time.Millisecond {
+		t.Errorf("a waiter was answered after %v, want 250 ms at most", slowest)
+	}
+}

@@ -32,6 +32,14 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
+// scale is n at full counts, less otherwise.
+func scale(n, less int) int {
+	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
+		return n
+	}
+	return less
+}
+
 // world is one API process with its servers.
 type world struct {
 	tb    testing.TB

@@ -242,7 +242,8 @@ func TestManyKeysWithDuplicatesShuffled(t *testing.T) {
 	t.Parallel()
 	w := servers(t)
 	procs := []*process{w.spawn(childConfig{}), w.spawn(childConfig{})}
-	const keys, copies = 150, 8
+	const copies = 8
+	keys := scale(10_000, 150)
 	names := make([]string, keys)
 	for i := range names {
 		names[i] = newKey()

@@ -5,7 +5,10 @@ package idem
 import (
 	"fmt"
 	"runtime"
+	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,4 +42,103 @@ func TestFullThroughput(t *testing.T) {
 		n += c
 	}
 	fmt.Printf("acquire: %.0f/s with %d connections, client and server on %d cores\n", float64(n)/time.Since(start).Seconds(), workers, runtime.NumCPU())
+}
+
+// Five hundred requests wait for one slow operation of another process, and hear of its end at once.
+func TestFullWaiters(t *testing.T) {
+	slowest := manyWaiters(t, 500)
+	fmt.Printf("guard: 500 waiters, the last released %v after the publication\n", slowest)
+	if slowest > 250*time.Millisecond {
+		t.Errorf("a waiter was released after %v, want 250 ms at most", slowest)
+	}
+}
+
+// A million records expire within one second, and requests go on.
+func TestFullExpiryStorm(t *testing.T) {
+	const records, workers = 1_000_000, 8
+	r := testenv.Redis(t, "appendonly no")
+	g := guardOn(t, r.URL())
+	acquireFor := func(name string, until func() bool) (p99 time.Duration) {
+		var mu sync.Mutex
+		var took []time.Duration
+		var wg sync.WaitGroup
+		for worker := range workers {
+			wg.Go(func() {
+				var mine []time.Duration
+				for i := 0; !until(); i++ {
+					req := request(fmt.Sprint(name, worker, " ", i), "a")
+					start := time.Now()
+					if v := g.acquire(t.Context(), &req, "x"); v.Ticket == nil || v.Ticket.Degraded() {
+						t.Error("degraded")
+						return
+					}
+					mine = append(mine, time.Since(start))
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				took = append(took, mine...)
+			})
+		}
+		wg.Wait()
+		slices.Sort(took)
+		p99 = took[len(took)*99/100]
+		fmt.Printf("acquire, %s: %d calls, p50 %v, p99 %v, slowest %v\n", name, len(took), took[len(took)/2], p99, took[len(took)-1])
+		return p99
+	}
+	start := time.Now()
+	quiet := acquireFor("quiet", func() bool { return time.Since(start) > 3*time.Second })
+	// As pub.lua leaves them, spread over one second that begins ten seconds from now; filled by the server itself, or it
+	// would take longer than that.
+	fill := `local t=redis.call('TIME') local at=(t[1]+ARGV[3])*1000
+		for i=ARGV[1]+0,ARGV[2]-1 do
+			redis.call('SET','i:expires'..i,'C|AQAAAAAAAAAAAAAAAAAAAAA|1795210721781000|201|01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71\nhp0000000','PXAT',at+i%1000)
+		end
+		return 1`
+	before := r.Client.DBSize(t.Context()).Val()
+	begun := time.Now()
+	c := r.Client.WithTimeout(time.Minute)
+	for from := 0; from < records; from += 100_000 {
+		left := 10 - int(time.Since(begun).Seconds())
+		if err := c.Eval(t.Context(), fill, nil, from, from+100_000, left).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := r.Client.DBSize(t.Context()).Val() - before; n != records {
+		t.Fatalf("%d records are left of the storm after filling it in %v", n, time.Since(begun))
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if left := 9500*time.Millisecond - time.Since(begun); left > 0 {
+			return fmt.Errorf("it begins in %v", left)
+		}
+		return nil
+	})
+	// Until the server has removed nearly all: the last few percent it leaves for when they are asked for.
+	const gone = records * 95 / 100
+	var over atomic.Bool
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		testenv.Eventually(t, time.Minute, func() error {
+			if n := expired(t, r); n < gone {
+				return fmt.Errorf("%d expired", n)
+			}
+			over.Store(true)
+			return nil
+		})
+	}()
+	storm := acquireFor("storm", func() bool { return over.Load() || t.Failed() })
+	<-watched
+	fmt.Printf("expiry storm: %d of %d records gone %v after the first expired\n", gone, records, time.Since(begun)-10*time.Second)
+	if storm > 50*time.Millisecond {
+		t.Errorf("p99 of acquire is %v in the storm, %v before it", storm, quiet)
+	}
+}
+
+func expired(t *testing.T, r *testenv.RedisServer) int {
+	info, err := r.Client.InfoMap(t.Context(), "stats").Result()
+	if err != nil {
+		t.Error(err)
+	}
+	n, _ := strconv.Atoi(info["Stats"]["expired_keys"])
+	return n
 }

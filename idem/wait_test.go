@@ -15,10 +15,16 @@ import (
 
 func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
 	t.Parallel()
+	t.Logf("the last was released after %v", manyWaiters(t, 200))
+}
+
+// manyWaiters has n requests wait for one slow operation of another process. It returns how long after the publication
+// the last was released.
+func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
+	t.Helper()
 	r := testenv.Redis(t)
 	owner, g := guardOn(t, r.URL()), guardOn(t, r.URL())
 	d := begin(t, owner, request("k", "a"))
-	const n = 200
 	got := make([]Decision, n)
 	released := make([]time.Time, n)
 	var asked atomic.Int64
@@ -54,8 +60,8 @@ func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
 		return nil
 	})
 	// One poller for all of them: at least every 100 to 200 ms at the end, a few more at the start.
-	if polls := calls(t, r, "get") - before; polls > 30 {
-		t.Errorf("%d polls in 0.7 s for %d waiters", polls, n)
+	if polls, took := calls(t, r, "get")-before, time.Since(start); polls > 20+int(took/(pollLast/2)) {
+		t.Errorf("%d polls in %v for %d waiters", polls, took, n)
 	}
 	if n := asked.Load(); n == 0 || n > 20 {
 		t.Errorf("the database was asked %d times for all of them", n)
@@ -67,13 +73,12 @@ func TestWaitersGetTheResultOfAnotherProcess(t *testing.T) {
 		if got[i].Outcome != Replay || got[i].Record != result || !got[i].Waited {
 			t.Fatalf("waiter %d got %+v", i, got[i])
 		}
-		if late := released[i].Sub(published); late > 500*time.Millisecond {
-			t.Errorf("waiter %d was released after %v", i, late)
-		}
+		slowest = max(slowest, released[i].Sub(published))
 	}
-	if waited := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeWaited)); waited != n {
+	if waited := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeWaited)); waited != float64(n) {
 		t.Errorf("%v counted as waited, want %d", waited, n)
 	}
+	return slowest
 }
 
 func TestWaitersOfTheSameProcessAreWokenAtOnce(t *testing.T) {

@@ -1,0 +1,121 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+)
+
+func TestManyClientsWaitForOneSlowOrder(t *testing.T) {
+	t.Parallel()
+	slowest, polls := manyWaiters(t, scale(500, 60))
+	t.Logf("the last was answered %v after the publication, %.0f polls a second", slowest, polls)
+}
+
+// manyWaiters has n clients of two processes wait for one slow order of a third. It returns how long after the
+// publication the last was answered, and how often a second Redis was asked meanwhile.
+func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Duration, polls float64) {
+	t.Helper()
+	owner := newWorld(t, edit...)
+	reg := prometheus.NewRegistry()
+	others := []*world{
+		owner.sibling(append(edit, func(o *Options) { o.Registerer = reg })...),
+		owner.sibling(edit...),
+	}
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	published := make(chan time.Time, 1)
+	owner.s.failpoint = func(_ context.Context, name string) {
+		switch name {
+		case "after_acquire":
+			close(reached)
+			<-goOn
+		case "after_publish":
+			published <- time.Now()
+		}
+	}
+	key := newKey()
+	first := make(chan reply, 1)
+	go func() { first <- owner.post(key, orderJSON(1)) }()
+	<-reached
+	replies := make([]reply, n)
+	answered := make([]time.Time, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			replies[i] = others[i%2].post(key, orderJSON(1), "Prefer", "wait=10")
+			answered[i] = time.Now()
+		})
+	}
+	testenv.Eventually(t, 8*time.Second, func() error { // every one has been told to wait
+		if got := acquisitions(t, owner); got < n+1 {
+			return fmt.Errorf("%d of %d are there", got, n)
+		}
+		return nil
+	})
+	// Who does not want to wait is told so, in the middle of the crowd.
+	for _, o := range others {
+		r := o.post(key, orderJSON(1), "Prefer", "wait=0")
+		want(t, r, 409, "operation_in_progress")
+		if r.header.Get("Retry-After") != "1" {
+			t.Errorf("no Retry-After: %v", r.header)
+		}
+	}
+	before, start := gets(t, owner), time.Now()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if time.Since(start) < 500*time.Millisecond {
+			return errors.New("polls are being counted")
+		}
+		return nil
+	})
+	took := time.Since(start)
+	if polls = float64(gets(t, owner)-before) / took.Seconds(); polls > 80 {
+		t.Errorf("%.0f polls a second for %d clients of two processes", polls, n)
+	}
+	close(goOn)
+	want(t, <-first, 201, "")
+	at := <-published
+	wg.Wait()
+	for i, r := range replies {
+		if r.status != 201 || r.body != replies[0].body || r.header.Get("Idempotent-Replayed") != "true" {
+			t.Fatalf("client %d got %v", i, r)
+		}
+		slowest = max(slowest, answered[i].Sub(at))
+	}
+	if waited := counted(t, reg, idem.OutcomeWaited); waited < float64(n/2)*0.9 {
+		t.Errorf("%v counted as waited in the first process, want nearly all of %d", waited, n/2)
+	}
+	owner.checkInvariants(1)
+	return slowest, polls
+}
+
+// gets and acquisitions are how often Redis was asked for a record, and how often a script ran.
+func gets(t *testing.T, w *world) int         { return commandCalls(t, w, "get") }
+func acquisitions(t *testing.T, w *world) int { return commandCalls(t, w, "evalsha") }
+
+// commandCalls leaves out what scripts call, which Redis counts alike: each of them reads its record once.
+func commandCalls(t *testing.T, w *world, name string) int {
+	t.Helper()
+	info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := func(name string) int {
+		v, _, _ := strings.Cut(strings.TrimPrefix(info["Commandstats"]["cmdstat_"+name], "calls="), ",")
+		n, _ := strconv.Atoi(v)
+		return n
+	}
+	if name == "get" {
+		return n("get") - n("evalsha")
+	}
+	return n(name)
+}
