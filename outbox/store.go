@@ -158,7 +158,7 @@ type LockSession interface {
 type SecondNameError struct{ Name, Existing string }
 
 func (e *SecondNameError) Error() string {
-	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use --relay-name=%s, or a schema of its own",
+	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use --relay-name=%s, or a database of its own",
 		e.Existing, e.Name, e.Existing)
 }
 

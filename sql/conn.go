@@ -74,8 +74,9 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 		}
 	}
 	set("application_name", "posthaste "+component)
-	// pg_temp last: a temporary table must not shadow ours.
-	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", public, pg_temp"
+	// Nothing behind the schema: tables of the same name in public are not ours. pg_temp last: a temporary table must not
+	// shadow them.
+	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	set("timezone", "UTC")
 	set("tcp_keepalives_idle", "5")
 	set("tcp_keepalives_interval", "2")
