@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 )
 
 // span is one span as a collector got it.
@@ -240,6 +241,16 @@ func TestOneTraceFromTheRequestToTheConsumer(t *testing.T) {
 	relay.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
 	checkJourney(t, c, place(""), "")
+	w.env = append(w.env, "OTEL_SERVICE_NAME=printer")
+	w.spawn("consume", "--group=named")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		for _, s := range c.spans(t, clientTrace) {
+			if s.service == "printer" {
+				return nil
+			}
+		}
+		return errors.New("OTEL_SERVICE_NAME is not heard")
+	})
 
 	if got := c.spans(t, silentTrace); len(got) > 0 {
 		t.Errorf("%d spans of a trace that is not sampled: %v", len(got), got)
@@ -259,7 +270,10 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t), newCollector(t)
 	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_SDK_DISABLED=true", tracesAtOnce}
-	api, relay, consume := w.spawn("serve"), w.spawn("relay"), w.spawn("consume", "--group=g")
+	api, relay := w.spawn("serve"), w.spawn("relay")
+	// gRPC is not spoken: that is said, and does no harm.
+	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", tracesAtOnce}
+	consume := w.spawn("consume", "--group=g")
 	want := "00-" + clientTrace + "-" + clientSpan + "-" + sampledFlag
 	order := w.placeTraced(api, want)
 	if got := w.carried(order.id); got != want {
@@ -278,6 +292,9 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 		if code := p.stop(); code != 0 {
 			t.Errorf("exit %d: %s", code, p.output())
 		}
+	}
+	if !consume.logged("tracing is off: spans are sent as http/protobuf only") {
+		t.Error("the wrong protocol is not named")
 	}
 	if n := c.dials.Load(); n != 0 {
 		t.Errorf("the collector was dialled %d times", n)
@@ -401,5 +418,22 @@ func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
 	}
 	if !seen["SELECT"] || !seen["BATCH"] || !seen["acquire connection"] {
 		t.Errorf("spans %v", seen)
+	}
+}
+
+// BenchmarkPublishSpans is what tracing adds to a published event.
+func BenchmarkPublishSpans(b *testing.B) {
+	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(tracetest.NewNoopExporter()))
+	b.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
+	published := (&tracing{provider: tp, tracer: tp.Tracer("bench")}).onPublished()
+	for name, headers := range map[string]string{"sampled": sampledFlag, "unsampled": silentFlag} {
+		b.Run(name, func(b *testing.B) {
+			e := &outbox.Event{ID: uuid.New(), Type: "order.created", Headers: fmt.Appendf(nil, `{"traceparent":"00-%s-%s-%s"}`, clientTrace, clientSpan, headers)}
+			events := []*outbox.Event{e}
+			b.ReportAllocs()
+			for b.Loop() {
+				published(outbox.ModeCDC, "outbox.order", events)
+			}
+		})
 	}
 }
