@@ -17,9 +17,23 @@ const bytesPerKey = 260
 func TestMemoryPerKey(t *testing.T) {
 	t.Parallel()
 	memoryPerKey(t, 30_000)
+	// Records that hold a short response instead of pointing to it (the mutation).
+	if each := bytesOf(t, 3_000, strings.Repeat("x", 180)); each <= bytesPerKey {
+		t.Errorf("%d bytes a key with the response inside: this test would not notice it", each)
+	}
 }
 
 func memoryPerKey(t *testing.T, n int) {
+	t.Helper()
+	each := bytesOf(t, n, strconv.FormatInt(1795210721781000, 36))
+	fmt.Printf("guard: %d bytes a key over %d finished keys\n", each, n)
+	if each > bytesPerKey {
+		t.Errorf("%d bytes a key, want %d at most", each, bytesPerKey)
+	}
+}
+
+// bytesOf returns what one of n finished records costs.
+func bytesOf(t *testing.T, n int, payload string) int {
 	t.Helper()
 	r := testenv.Redis(t, "appendonly no")
 	g := guardOn(t, r.URL())
@@ -45,7 +59,7 @@ func memoryPerKey(t *testing.T, n int) {
 		_, err := r.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 			for i := from; i < from+1000; i++ {
 				g.scripts[scriptPublish].EvalSha(t.Context(), p, []string{NewKey(strconv.Itoa(i)).String()}, fp, "1795210721781000", "201",
-					"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", strconv.FormatInt(1795210721781000, 36), g.ttl.Milliseconds())
+					"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", payload, g.ttl.Milliseconds())
 			}
 			return nil
 		})
@@ -54,11 +68,8 @@ func memoryPerKey(t *testing.T, n int) {
 		}
 	}
 	each := (used() - before) / n
-	fmt.Printf("guard: %d bytes a key over %d finished keys\n", each, n)
-	if each > bytesPerKey {
-		t.Errorf("%d bytes a key, want %d at most", each, bytesPerKey)
-	}
 	if got := r.Client.DBSize(t.Context()).Val(); got != int64(n) {
 		t.Errorf("%d keys, want %d", got, n)
 	}
+	return each
 }
