@@ -75,6 +75,14 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 		}
 		f := w.withReplica()
 		one := w.sibling(f.client(w))
+		reached, goOn := make(chan struct{}), make(chan struct{})
+		var asleep atomic.Bool
+		one.s.failpoint = func(_ context.Context, name string) {
+			if name == "after_acquire" && asleep.CompareAndSwap(true, false) {
+				close(reached)
+				<-goOn
+			}
+		}
 		known, unknown, flying := newKey(), newKey(), newKey()
 		first := map[string]reply{known: one.post(known, orderJSON(1))}
 		w.published()
@@ -92,8 +100,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		first[unknown] = one.post(unknown, orderJSON(1))
 		w.published()
-		reached, goOn := make(chan struct{}), make(chan struct{})
-		one.s.failpoint = once("after_acquire", func(context.Context) { close(reached); <-goOn })
+		asleep.Store(true)
 		late := make(chan reply, 1)
 		go func() { late <- one.post(flying, orderJSON(1)) }()
 		<-reached

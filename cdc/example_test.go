@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -20,26 +19,26 @@ func Example() {
 
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: slot})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	var trouble *outbox.SlotError
 	if _, err := slots.Ensure(ctx); errors.As(err, &trouble) {
-		log.Fatalf("%s: %s", trouble.Reason, trouble.Mend)
+		panic(trouble.Reason + ": " + trouble.Mend)
 	} else if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Slot: slot})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	out := make(chan outbox.Chunk, 4)
 	go func() {
 		defer close(out)
-		log.Print(reader.Run(ctx, func(context.Context) error { return nil }, out))
+		fmt.Println(reader.Run(ctx, func(context.Context) error { return nil }, out))
 	}()
 	for chunk := range out {
 		for _, row := range chunk.Rows {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
@@ -247,12 +245,4 @@ func wantReason(t testing.TB, err error, reason string) {
 	if slot.Mend == "" {
 		t.Errorf("reason %q has no mend", reason)
 	}
-}
-
-func ids(rows []outbox.Row) map[uuid.UUID]int {
-	m := map[uuid.UUID]int{}
-	for i := range rows {
-		m[rows[i].ID]++
-	}
-	return m
 }

@@ -149,7 +149,7 @@ func (s *session) runStarted(ctx context.Context, started func(context.Context) 
 		case now := <-t.C:
 			if err := s.status(now, false); err != nil {
 				cancel()
-				<-done // what it says now follows from the cancellation
+				_ = <-done // what it says now follows from the cancellation
 				return err
 			}
 		}

@@ -207,7 +207,7 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 		t.Errorf("%d ends, largest piece %d bytes", ends, largest)
 	}
 	stop()
-	<-done
+	_ = <-done
 }
 
 // With synchronous replication a commit waits for the standby before others see it, but it is streamed at once.

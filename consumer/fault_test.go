@@ -112,7 +112,7 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 		testenv.Eventually(t, 10*time.Second, func() error { // the cut has hit a read
 			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
 			if err != nil || st.Lag == 100 {
-				return fmt.Errorf("%+v, %v", st, err)
+				return fmt.Errorf("%+v, %w", st, err)
 			}
 			return nil
 		})

@@ -44,7 +44,7 @@ func child(redisURL, pgURL, user string) int {
 		println(bad.Error())
 		return 1
 	}
-	os.Stdout.WriteString(strconv.FormatInt(ok, 10))
+	_, _ = os.Stdout.WriteString(strconv.FormatInt(ok, 10))
 	return 0
 }
 

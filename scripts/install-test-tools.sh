@@ -26,7 +26,7 @@ add_backports() {
 	! grep -rqs "$VERSION_CODENAME-backports" /etc/apt/sources.list /etc/apt/sources.list.d || return 0
 	mirror=$(apt-get indextargets --format '$(CREATED_BY) $(RELEASE) $(REPO_URI)' |
 		awk -v r="$VERSION_CODENAME" '$1 == "Packages" && $2 ~ "^" r { print $3; exit }')
-	: "${mirror:=http://deb.debian.org/debian}"
+	[ -n "$mirror" ] || return 0 # apt then says that there is no such package
 	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror%/} $VERSION_CODENAME-backports main" \
 		>/etc/apt/sources.list.d/posthaste-backports.list
 }

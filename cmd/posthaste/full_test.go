@@ -22,7 +22,7 @@ func bulkIn(t *testing.T, mode string, n, pad int) {
 	w := newWorld(t)
 	var r *child
 	var load *testenv.Load
-	began := time.Now()
+	var began time.Time
 	if mode == "poll" {
 		w.desire("poll")
 		load = testenv.Bulk(t, w.db, n, pad)

@@ -74,7 +74,7 @@ func receive(ctx context.Context, addr string, secret []byte) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err := srv.Shutdown(ctx)
-	<-failed
+	_ = <-failed
 	return err
 }
 
