@@ -183,11 +183,16 @@ func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
 
 func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	t.Parallel()
+	started := make(chan error, 1)
 	for name, c := range map[string]struct {
 		down, up func(r *testenv.RedisServer) error
 	}{
 		"killed":  {func(r *testenv.RedisServer) error { return r.Kill() }, func(r *testenv.RedisServer) error { return r.Start(context.Background()) }},
 		"hanging": {func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) }, func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) }},
+		"loading": {
+			func(r *testenv.RedisServer) error { return loading(r, started) },
+			func(*testenv.RedisServer) error { return <-started },
+		},
 		"full": {
 			func(r *testenv.RedisServer) error {
 				return r.Client.ConfigSet(context.Background(), "maxmemory", "1").Err()
@@ -238,6 +243,29 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// loading restarts a server with so much to read that it answers LOADING for some seconds; then started gets the result.
+func loading(r *testenv.RedisServer, started chan error) error {
+	ctx := context.Background()
+	const fill = "for i=1,20000 do redis.call('SET','other'..i,1) end return 1"
+	if err := r.Client.Eval(ctx, fill, nil).Err(); err != nil {
+		return err
+	}
+	if err := r.Stop(); err != nil {
+		return err
+	}
+	go func() { started <- r.Start(ctx, "key-load-delay 100") }()
+	for {
+		select {
+		case err := <-started:
+			return fmt.Errorf("it did not say that it is loading: %w", err)
+		default:
+		}
+		if redis.HasErrorPrefix(r.Client.Ping(ctx).Err(), "LOADING") {
+			return nil
+		}
 	}
 }
 
