@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -25,14 +24,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 			t.Error(err, rerr)
 		}
 	})
-	testenv.Eventually(t, 10*time.Second, func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
-		if _, err := d.Pool.Exec(ctx, "UPDATE outbox_part SET claim = claim"); err == nil {
-			return errors.New("commits do not wait yet")
-		}
-		return nil
-	})
+	d.WaitHeld(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := d.Pool.Exec(ctx, "INSERT INTO relay_state (name) SELECT $1 FROM set_config('synchronous_commit', 'local', true)", d.Relay); err != nil {

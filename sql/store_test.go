@@ -257,6 +257,7 @@ func held(tb testing.TB) (*testenv.Database, func()) {
 	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only who asks for it is held back
 	d.Pool.Reset()
 	set("nobody")
+	d.WaitHeld(tb)
 	return d, sync.OnceFunc(func() { set("") })
 }
 

@@ -227,7 +227,12 @@ func TestSlotDropped(t *testing.T) {
 		}
 		return nil
 	})
-	w.waitMode("cdc", 20*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT 1 FROM pg_replication_slots WHERE slot_name = $1 AND active)", "posthaste_"+w.db.Relay) {
+			return fmt.Errorf("the slot is not streamed again")
+		}
+		return nil
+	})
 	// While it is down.
 	if code := r.stop(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)

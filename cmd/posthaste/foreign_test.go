@@ -244,6 +244,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			r.stop()
 		}
 		hold(w.db, "nobody")
+		w.db.WaitHeld(t)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
 		testenv.Eventually(t, 10*time.Second, func() error {
 			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {

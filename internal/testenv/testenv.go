@@ -316,3 +316,24 @@ func Root(tb testing.TB) string {
 	tb.Fatal("no go.mod above the test")
 	return ""
 }
+
+// WaitHeld waits until a commit that asks for synchronous replication is held back: the server notices a change of
+// synchronous_standby_names a while after the reload.
+func (d *Database) WaitHeld(tb testing.TB) {
+	tb.Helper()
+	Eventually(tb, 10*time.Second, func() error {
+		ctx, cancel := context.WithTimeout(tb.Context(), 300*time.Millisecond)
+		defer cancel()
+		err := pgx.BeginFunc(ctx, d.Pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()")
+			if err == nil {
+				_, err = tx.Exec(ctx, "CREATE TABLE held_probe (); DROP TABLE held_probe")
+			}
+			return err
+		})
+		if ctx.Err() == nil {
+			return fmt.Errorf("commits are not held back: %v", err) //nolint:errorlint // nil when they are not
+		}
+		return nil
+	})
+}
