@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// Two consume processes in one group, killed in turn under load: every event is printed at least once, and nothing is
+// pending at the end.
+func TestConsumersKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.spawn("relay", "--log-level=info")
+	w.waitMode("cdc", 20*time.Second)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
+	consume := func() *child { return w.spawn("consume", "--group=printers", "--claim-idle=1s", "--log-level=info") }
+	printers := []*child{consume(), consume()}
+	kills := 4
+	if full() {
+		kills = 12
+	}
+	var killed []*child
+	for i := range kills {
+		w.waitCommitted(load, load.Committed()+300)
+		printers[i%2].kill()
+		killed = append(killed, printers[i%2])
+		printers[i%2] = consume()
+	}
+	load.Stop()
+	w.oracle.Check(t, load, 20*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		p, err := w.redis.Client.XPending(t.Context(), "outbox.order", "printers").Result()
+		if err != nil {
+			return err
+		}
+		if p.Count > 0 {
+			return fmt.Errorf("%d pending", p.Count)
+		}
+		printed := map[string]bool{}
+		for _, c := range append(killed, printers...) {
+			printedBy(c, printed)
+		}
+		if n := load.Committed(); len(printed) < n {
+			return fmt.Errorf("%d of %d events are printed", len(printed), n)
+		}
+		return nil
+	})
+}
+
+// printedBy collects the ids of the events that a consume process has printed.
+func printedBy(c *child, into map[string]bool) {
+	lines := bufio.NewScanner(strings.NewReader(c.output()))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var ev struct {
+			ID      string `json:"id"`
+			EntryID string `json:"entry_id"`
+		}
+		if json.Unmarshal(lines.Bytes(), &ev) == nil && ev.EntryID != "" {
+			into[ev.ID] = true
+		}
+	}
+}
