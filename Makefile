@@ -30,7 +30,9 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 test: ## install what tests need, run every test against real servers
 	./scripts/install-test-tools.sh
 	@./scripts/ensure.sh cc # for the race detector
-	$(GO) test -race -timeout 12m ./...
+	$(GO) vet ./... # compiles what it can, on all cores
+	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already.
+	$(GO) test -race -p 1 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 
 # The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named

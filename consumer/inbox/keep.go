@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -140,9 +141,21 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 	}
 	if err == nil {
 		err = locked(ctx, db, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "DROP TABLE "+ident)
+			// Asked again under the lock: a handler may have noted an event of that day meanwhile.
+			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
+				return err
+			}
+			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)", retention).Scan(&fresh)
+			if err != nil || fresh {
+				return err
+			}
+			_, err = tx.Exec(ctx, "DROP TABLE "+ident)
 			return err
 		})
+	}
+	var gone *pgconn.PgError
+	if errors.As(err, &gone) && gone.Code == "42P01" {
+		return nil // another process was quicker
 	}
 	if err != nil {
 		return fmt.Errorf("drop inbox partition %s: %w", name, err)
