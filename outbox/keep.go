@@ -37,7 +37,6 @@ func (l *leadership) countBacklog(ctx context.Context) {
 		l.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
 		return
 	}
-	l.backlog.Store(&backlogSeen{rows, oldest})
 	l.metrics.backlogRows.Set(float64(rows))
 	l.metrics.backlogOldest.Set(oldest.Seconds())
 }
@@ -48,7 +47,6 @@ func (l *leadership) countDead(ctx context.Context) {
 		l.metrics.scrapeErrors.WithLabelValues("dead").Inc()
 		return
 	}
-	l.dead.Store(dead)
 	l.metrics.dead.Set(float64(dead))
 	if err := l.refreshBlocks(ctx); err != nil {
 		l.metrics.scrapeErrors.WithLabelValues("dead").Inc()

@@ -104,7 +104,6 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
 		return st, err
 	}
-	k.relay.slot.Store(&st)
 	boolGauge(m.slotActive, st.Active)
 	boolGauge(m.slotLost, st.Lost)
 	m.slotRetained.Set(float64(st.RetainedBytes))

@@ -3,7 +3,6 @@ package outbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -514,102 +513,4 @@ func (l *leadership) unusable(ctx context.Context, err error) {
 		l.health.degrade("slot", text)
 	}
 	_ = l.record(ctx, l.mode)
-}
-
-// handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
-func (l *leadership) handOver(ctx context.Context) (event, error) {
-	drain := func() error {
-		return l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) })
-	}
-	refuse := func(err error) (event, error) {
-		var fenced *FencedError
-		if errors.Is(err, errToggled) || errors.Is(err, ErrGap) || errors.As(err, &fenced) {
-			return l.over(err)
-		}
-		l.failures++
-		l.unusable(ctx, err)
-		return evNotReady, err
-	}
-	// The bulk first, so that the exact part is short.
-	if err := drain(); err != nil {
-		return refuse(err)
-	}
-	status, err := l.o.Slots.Status(ctx)
-	if err != nil {
-		return refuse(err)
-	}
-	if status.Active {
-		if err := l.evict(ctx); err != nil {
-			return refuse(err)
-		}
-	}
-	lsn, xid, err := l.o.Store.Mark(ctx)
-	if err != nil {
-		return refuse(err)
-	}
-	visible, err := l.waitVisible(ctx, xid)
-	if err != nil {
-		return refuse(err)
-	}
-	if err := drain(); err != nil {
-		return refuse(err)
-	}
-	l.noted = status.Confirmed
-	if visible {
-		if err := l.keeper.shortcut(ctx, lsn, xid); err != nil {
-			return refuse(err)
-		}
-		l.noted = max(l.noted, lsn)
-	}
-	return evReady, nil
-}
-
-// evict frees the slot from another walsender: an earlier stream of ours that the server is still ending, or a dead
-// leader's, which is terminated.
-func (l *leadership) evict(ctx context.Context) error {
-	for range 10 {
-		st, err := l.o.Slots.Status(ctx)
-		if err != nil || !st.Active {
-			return err
-		}
-		sleep(ctx, 50*time.Millisecond)
-	}
-	l.log.Warn("the slot is held by another walsender; ending it")
-	return l.o.Slots.Evict(ctx)
-}
-
-// waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or
-// made without such a wait, going on without it could pass rows by: then it is an error.
-func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) {
-	visible, err := l.o.Store.VisibleBelow(ctx, xid)
-	if err != nil || visible {
-		return visible, err
-	}
-	// Events do not wait for it.
-	deadline := time.Now().Add(visibleWait)
-	err = l.during(ctx, func(ctx context.Context) error {
-		return l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
-			visible, err = l.o.Store.VisibleBelow(ctx, xid)
-			return !visible && time.Now().Before(deadline), err
-		})
-	})
-	if err != nil || visible {
-		return visible, err
-	}
-	if need := l.keeper.needed(); need != 0 {
-		ok := false
-		if need != needUnknown {
-			if ok, err = l.o.Store.VisibleBelow(ctx, need); err != nil {
-				return false, err
-			}
-		}
-		if !ok {
-			return false, &SlotError{
-				Reason: ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
-				Mend: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
-			}
-		}
-	}
-	l.log.Info("older transactions are open; streaming without the short cut")
-	return false, nil
 }

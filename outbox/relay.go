@@ -82,25 +82,16 @@ type Relay struct {
 	window  *window
 	blocks  *blocks // nil unless block-key
 
-	mu     sync.Mutex
-	phase  phase
-	owner  Owner
-	since  time.Time
-	reason string // why the present phase was entered
+	mu    sync.Mutex
+	phase phase
+	owner Owner
+	since time.Time
 
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
 	started bool
 	leading atomic.Bool
-	slot    atomic.Pointer[SlotStatus] // as of the last look; nil before the first
-	backlog atomic.Pointer[backlogSeen]
-	dead    atomic.Int64
 
 	keeper *slotKeeper
-}
-
-type backlogSeen struct {
-	rows   int64
-	oldest time.Duration
 }
 
 // New returns a relay; Run starts it.
@@ -108,7 +99,7 @@ func New(o Options) *Relay {
 	o.defaults()
 	r := &Relay{
 		o: o, log: o.Logger.With("component", "relay"), health: newHealth(), window: newWindow(o.Window, o.WindowBytes),
-		phase: phaseStandby, since: time.Now(), reason: ReasonStart,
+		phase: phaseStandby, since: time.Now(),
 	}
 	if o.Poison == PoisonBlockKey {
 		r.blocks = &blocks{}
@@ -319,7 +310,6 @@ func (r *Relay) published(mode Mode, stream string, events []*Event) {
 
 func (r *Relay) parked(e *Event, err error) {
 	r.metrics.parked.Inc()
-	r.dead.Add(1)
 	if r.blocks != nil {
 		r.blocks.add(e)
 	}
@@ -360,7 +350,7 @@ func (r *Relay) own(o Owner) {
 func (r *Relay) enter(p phase, reason string) {
 	r.mu.Lock()
 	from := r.phase
-	r.phase, r.reason = p, reason
+	r.phase = p
 	if from != p {
 		r.since = time.Now()
 	}

@@ -17,8 +17,6 @@ type Source interface {
 	// Settled reports that every transaction whose End is at or below end is settled. It never blocks. The position
 	// goes to the server with the next status message.
 	Settled(end LSN)
-	// Position returns how far the server says it has read the WAL, zero before anything was heard in this Run.
-	Position() LSN
 }
 
 // SlotStatus is what the server knows about the slot.
