@@ -26,6 +26,9 @@ import (
 // childEnv makes the test binary a consumer process instead of a test run; its value is a childConfig.
 const childEnv = "POSTHASTE_CONSUMER_CHILD"
 
+// readyLine is the first line of a child: from now on it answers signals.
+const readyLine = "ready"
+
 // childConfig says what a child process does.
 type childConfig struct {
 	Redis, Prefix, Group string
@@ -50,6 +53,7 @@ func child() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	fmt.Println(readyLine) // before this line a SIGTERM would be the end, not a request
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(3)
@@ -113,21 +117,23 @@ func journal(client *redis.Client, cfg childConfig) consumer.Handler {
 
 // process is a running child.
 type process struct {
-	cmd  *exec.Cmd
-	gone chan struct{}
+	cmd   *exec.Cmd
+	ready chan struct{} // closed at its readyLine
+	gone  chan struct{}
 
 	mu  sync.Mutex
 	ids map[string]int
 }
 
-// spawn starts a child and collects the ids it prints.
+// spawn starts a child, waits until it answers signals, and collects the ids it prints.
 func spawn(tb testing.TB, cfg childConfig) *process {
 	tb.Helper()
 	env, err := json.Marshal(cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(os.Args[0]), gone: make(chan struct{}), ids: map[string]int{}} //nolint:noctx // killed by the test
+	cmd := exec.Command(os.Args[0]) //nolint:noctx // killed by the test
+	p := &process{cmd: cmd, ready: make(chan struct{}), gone: make(chan struct{}), ids: map[string]int{}}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(env))
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
@@ -142,6 +148,11 @@ func spawn(tb testing.TB, cfg childConfig) *process {
 	}
 	go p.read(out)
 	tb.Cleanup(p.kill)
+	select {
+	case <-p.ready:
+	case <-p.gone:
+		tb.Fatal("a child ended before it was ready")
+	}
 	return p
 }
 
@@ -149,6 +160,10 @@ func (p *process) read(out io.Reader) {
 	defer close(p.gone)
 	sc := bufio.NewScanner(out)
 	for sc.Scan() {
+		if sc.Text() == readyLine {
+			close(p.ready)
+			continue
+		}
 		var l struct{ ID string }
 		if json.Unmarshal(sc.Bytes(), &l) == nil { // the last line of a killed process may be torn
 			p.mu.Lock()
