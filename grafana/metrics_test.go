@@ -42,6 +42,7 @@ var metrics = map[string]metric{
 	"outbox_inflight_events":              {gauge, nil},
 	"outbox_dead_rows":                    {gauge, nil},
 	"outbox_relay_mode":                   {gauge, []string{"mode"}},
+	"outbox_relay_desired_mode":           {gauge, []string{"mode"}},
 	"outbox_relay_leader":                 {gauge, nil},
 	"outbox_relay_epoch":                  {gauge, nil},
 	"outbox_mode_switches_total":          {counter, []string{"from", "to", "reason"}},

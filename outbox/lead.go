@@ -126,7 +126,7 @@ func (l *leadership) record(ctx context.Context, mode Mode) error {
 
 // check reads the state and says whether this leadership is still the one it names.
 func (l *leadership) check(ctx context.Context) (State, error) {
-	st, err := l.o.Store.State(ctx)
+	st, err := l.state(ctx)
 	l.answered(ctx, err)
 	if err == nil && st.Owner != l.gates.owner {
 		err = ErrSuperseded
@@ -156,7 +156,7 @@ func (l *leadership) answered(ctx context.Context, err error) {
 // adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
 // table before that is complete.
 func (l *leadership) adopt(ctx context.Context) (event, error) {
-	st, err := l.o.Store.State(ctx)
+	st, err := l.state(ctx)
 	if err != nil {
 		sleep(ctx, jitter(200*time.Millisecond))
 		return evOver, err
@@ -169,7 +169,7 @@ func (l *leadership) adopt(ctx context.Context) (event, error) {
 		return evOver, err
 	}
 	// What the lock allowed counts only with a state read after it.
-	if st, err = l.o.Store.State(ctx); err != nil {
+	if st, err = l.state(ctx); err != nil {
 		return evOver, err
 	}
 	if err := l.raise(ctx, st); err != nil {

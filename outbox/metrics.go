@@ -30,6 +30,7 @@ type metrics struct {
 	backlogOldest   prometheus.Gauge
 	inflight        prometheus.GaugeFunc
 	mode            *prometheus.GaugeVec
+	desired         *prometheus.GaugeVec
 	leader          prometheus.Gauge
 	epoch           prometheus.Gauge
 	switches        *prometheus.CounterVec
@@ -69,6 +70,10 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		mode: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
 		}, []string{"mode"}),
+		desired: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "outbox_relay_desired_mode",
+			Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Sweeping while poll is not wanted is a fallback.",
+		}, []string{"mode"}),
 		leader: gauge("outbox_relay_leader", "1 if this instance leads."),
 		epoch:  gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption."),
 		switches: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -96,8 +101,8 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	}, inflight)
 	m.zero()
 	if reg != nil {
-		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.leader, m.epoch,
-			m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.scrapeErrors, m.settled, m.letGo,
+		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.desired,
+			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.scrapeErrors, m.settled, m.letGo,
 			m.adoptions, m.auditFailures, m.dead)
 	}
 	return m
@@ -121,6 +126,9 @@ func (m *metrics) zero() {
 		}
 	}
 	m.mode.WithLabelValues(string(ModeStandby)).Set(1)
+	for _, d := range []Mode{ModeAuto, ModeCDC, ModePoll} {
+		m.desired.WithLabelValues(string(d)).Set(0)
+	}
 	for _, c := range []string{"backlog", "slot", "dead", "streams"} {
 		m.scrapeErrors.WithLabelValues(c)
 	}
@@ -136,12 +144,17 @@ func (m *metrics) idle() {
 }
 
 func (m *metrics) setMode(mode Mode) {
-	for _, o := range []Mode{ModeCDC, ModePoll, ModeStandby} {
-		v := 0.0
-		if o == mode {
-			v = 1
-		}
-		m.mode.WithLabelValues(string(o)).Set(v)
+	only(m.mode, mode, ModeCDC, ModePoll, ModeStandby)
+}
+
+func (m *metrics) setDesired(mode Mode) {
+	only(m.desired, mode, ModeAuto, ModeCDC, ModePoll)
+}
+
+// only sets the series of one of the modes to 1, and the others to 0.
+func only(g *prometheus.GaugeVec, one Mode, modes ...Mode) {
+	for _, o := range modes {
+		boolGauge(g.WithLabelValues(string(o)), o == one)
 	}
 }
 

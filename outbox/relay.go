@@ -195,10 +195,19 @@ func (r *Relay) unavailable(err error) error {
 
 var errLockLost = errors.New("the lock session is gone")
 
+// state reads the relay's state, and shows which mode is desired.
+func (r *Relay) state(ctx context.Context) (State, error) {
+	st, err := r.o.Store.State(ctx)
+	if err == nil {
+		r.metrics.setDesired(st.Desired)
+	}
+	return st, err
+}
+
 // assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits a
 // little. Either way the caller then tries to lead.
 func (r *Relay) assist(ctx context.Context, locks LockSession) error {
-	st, err := r.o.Store.State(ctx)
+	st, err := r.state(ctx)
 	if err != nil {
 		return err
 	}
@@ -214,7 +223,7 @@ func (r *Relay) assist(ctx context.Context, locks LockSession) error {
 	}
 	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
 	// Only what is read after the lock was taken counts.
-	if st, err = r.o.Store.State(ctx); err != nil || st.Desired != ModePoll || st.Active != ModePoll {
+	if st, err = r.state(ctx); err != nil || st.Desired != ModePoll || st.Active != ModePoll {
 		return err
 	}
 	return r.assistSweep(ctx, locks, st)
@@ -226,7 +235,7 @@ func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) er
 	r.enter(phasePoll, ReasonToggle)
 	g := newGates(st.Owner, r.o.Sink, r.o.Store)
 	err := r.sweepWhile(ctx, g, func(ctx context.Context) (bool, error) {
-		now, err := r.o.Store.State(ctx)
+		now, err := r.state(ctx)
 		if err != nil {
 			return false, err
 		}

@@ -609,6 +609,7 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 	present(t, r,
 		"outbox_parked_total", "outbox_publish_seconds_count", "outbox_backlog_rows", "outbox_backlog_oldest_seconds", "outbox_inflight_events",
 		`outbox_relay_mode{mode="cdc"}`, `outbox_relay_mode{mode="poll"}`, `outbox_relay_mode{mode="standby"}`, "outbox_relay_leader", "outbox_relay_epoch",
+		`outbox_relay_desired_mode{mode="auto"} 1`, `outbox_relay_desired_mode{mode="poll"} 0`,
 		`outbox_mode_switches_total{from="poll",reason="toggle",to="cdc"}`, `outbox_mode_switches_total{from="cdc",reason="budget",to="poll"}`,
 		`outbox_commit_to_publish_seconds_count{mode="cdc"}`, `outbox_commit_to_publish_seconds_count{mode="poll"}`,
 		"outbox_slot_active", "outbox_slot_retained_bytes", "outbox_slot_confirmed_lag_bytes", "outbox_slot_lost", "outbox_slot_max_keep_bytes",
