@@ -216,41 +216,6 @@ func SetMode(ctx context.Context, pool *pgxpool.Pool, name string, mode outbox.M
 	return sql.SetDesired(ctx, pool, name, mode)
 }
 
-// Dead is one parked event.
-type Dead struct {
-	// Source says who parked it: "relay", or the consumer group.
-	Source        string    `json:"source"`
-	ID            uuid.UUID `json:"id"`
-	AggregateType string    `json:"aggregate_type"`
-	AggregateID   string    `json:"aggregate_id"`
-	Type          string    `json:"type"`
-	Class         string    `json:"class"`
-	Error         string    `json:"error"`
-	Attempts      int       `json:"attempts"`
-	CreatedAt     time.Time `json:"created_at"`
-	DeadAt        time.Time `json:"dead_at"`
-	Retrying      bool      `json:"retrying"`
-}
-
-// listLimit bounds a list of parked events.
-const listLimit = 1000
-
-// ListDead returns the relay's parked events, oldest first, at most 1,000.
-func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
-	list, err := sql.ListDead(ctx, db, listLimit)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]Dead, len(list))
-	for i, d := range list {
-		out[i] = Dead{
-			Source: "relay", ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
-			Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt, Retrying: d.Retrying,
-		}
-	}
-	return out, nil
-}
-
 func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()

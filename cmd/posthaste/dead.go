@@ -2,19 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin"
 	"posthaste/consumer"
-	"posthaste/sql"
 )
 
 type deadCmd struct {
@@ -23,23 +19,16 @@ type deadCmd struct {
 	Drop  deadDropCmd  `cmd:"" help:"Remove parked events for good."`
 }
 
-// deadIn is where dead events are: the relay's in Postgres, the groups' in Redis.
-type deadIn struct {
-	pool   *pgxpool.Pool
-	client *redis.Client
-	groups []consumer.DeadEntry
-}
-
 // withDead runs do with both, and with what the groups have given up already read.
-func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *deadIn) error) error {
+func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *admin.DeadIn) error) error {
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := consumerClient(e.config.RedisURL)
 		if err != nil {
 			return err
 		}
 		defer client.Close()
-		d := &deadIn{pool: pool, client: client}
-		d.groups, err = consumer.Dead(ctx, client, e.config.StreamPrefix)
+		d := &admin.DeadIn{Pool: pool, Client: client}
+		d.Groups, err = consumer.Dead(ctx, client, e.config.StreamPrefix)
 		// Without Redis the relay's own dead events can still be looked after.
 		if derr := do(ctx, d); derr != nil {
 			return derr
@@ -54,13 +43,13 @@ type deadListCmd struct {
 
 // Run lists dead events.
 func (c deadListCmd) Run(ctx context.Context, e *env) error {
-	return e.withDead(ctx, func(ctx context.Context, d *deadIn) error {
-		dead, err := admin.ListDead(ctx, d.pool)
+	return e.withDead(ctx, func(ctx context.Context, d *admin.DeadIn) error {
+		dead, err := admin.ListDead(ctx, d.Pool)
 		if err != nil {
 			return err
 		}
-		for _, g := range d.groups {
-			dead = append(dead, groupDead(g, e.config.StreamPrefix))
+		for _, g := range d.Groups {
+			dead = append(dead, admin.GroupDead(g, e.config.StreamPrefix))
 		}
 		if c.JSON {
 			return e.json(dead)
@@ -79,15 +68,6 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-// groupDead shows what a group has given up in the form of the relay's.
-func groupDead(g consumer.DeadEntry, prefix string) admin.Dead {
-	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
-	return admin.Dead{
-		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject, Type: g.Type, Class: "consumer",
-		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
-	}
-}
-
 type deadRetryCmd struct {
 	ID  []string `arg:"" optional:"" help:"Event ids."`
 	All bool     `help:"Every dead event."`
@@ -95,11 +75,7 @@ type deadRetryCmd struct {
 
 // Run retries dead events.
 func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
-	return e.onDead(ctx, c.ID, c.All, deadAction{
-		done:  "is on its way again",
-		relay: sql.RetryDead,
-		group: consumer.Retry,
-	})
+	return e.onDead(ctx, c.ID, c.All, admin.RetryDead())
 }
 
 type deadDropCmd struct {
@@ -115,68 +91,34 @@ func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	return e.onDead(ctx, c.ID, c.All, deadAction{
-		done:  "is dropped",
-		relay: func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error { return sql.DropDead(ctx, pool, id) },
-		group: consumer.Drop,
-	})
-}
-
-// deadAction is what is done to a dead event, and what is said when it is done.
-type deadAction struct {
-	done  string
-	relay func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error
-	group func(ctx context.Context, client redis.UniversalClient, d consumer.DeadEntry) error
+	return e.onDead(ctx, c.ID, c.All, admin.DropDead())
 }
 
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
-func (e *env) onDead(ctx context.Context, names []string, all bool, a deadAction) error {
+func (e *env) onDead(ctx context.Context, names []string, all bool, a admin.DeadAction) error {
 	if all == (len(names) > 0) {
 		return &usageError{"name event ids, or all of them with --all"}
 	}
-	wanted := map[string]bool{}
-	var ids []uuid.UUID
-	for _, n := range names {
-		id, err := uuid.Parse(n)
-		if err != nil {
+	ids := make([]uuid.UUID, len(names))
+	for i, n := range names {
+		var err error
+		if ids[i], err = uuid.Parse(n); err != nil {
 			return &usageError{fmt.Sprintf("event id %q is not a UUID", n)}
 		}
-		ids = append(ids, id)
-		wanted[id.String()] = true
 	}
-	return e.withDead(ctx, func(ctx context.Context, d *deadIn) error {
-		if all {
-			var err error
-			if ids, err = sql.DeadIDs(ctx, d.pool); err != nil {
-				return err
-			}
-		}
+	return e.withDead(ctx, func(ctx context.Context, d *admin.DeadIn) error {
 		failed := false
-		say := func(what string, err error) {
+		err := d.Each(ctx, a, ids, all, func(what string, err error) {
 			if err != nil {
 				failed = true
 				fmt.Fprintln(e.stderr, "posthaste:", err)
 				return
 			}
-			fmt.Fprintf(e.stdout, "%s %s\n", what, a.done)
+			fmt.Fprintf(e.stdout, "%s %s\n", what, a.Done)
+		})
+		if err == nil && failed {
+			err = errSaid
 		}
-		handled := map[string]bool{}
-		for _, g := range d.groups {
-			if all || wanted[strings.ToLower(g.EventID)] {
-				handled[strings.ToLower(g.EventID)] = true
-				say(fmt.Sprintf("%s (group %s)", g.EventID, g.Group), a.group(ctx, d.client, g))
-			}
-		}
-		for _, id := range ids {
-			err := a.relay(ctx, d.pool, id)
-			if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
-				continue // only a group had it, or it is gone since it was listed
-			}
-			say(id.String(), err)
-		}
-		if failed {
-			return errSaid
-		}
-		return nil
+		return err
 	})
 }

@@ -1,0 +1,124 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/sql"
+)
+
+// Dead is one parked event.
+type Dead struct {
+	// Source says who parked it: "relay", or the consumer group.
+	Source        string    `json:"source"`
+	ID            uuid.UUID `json:"id"`
+	AggregateType string    `json:"aggregate_type"`
+	AggregateID   string    `json:"aggregate_id"`
+	Type          string    `json:"type"`
+	Class         string    `json:"class"`
+	Error         string    `json:"error"`
+	Attempts      int       `json:"attempts"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeadAt        time.Time `json:"dead_at"`
+	Retrying      bool      `json:"retrying"`
+}
+
+// listLimit bounds a list of parked events.
+const listLimit = 1000
+
+// ListDead returns the relay's parked events, oldest first, at most 1,000.
+func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
+	list, err := sql.ListDead(ctx, db, listLimit)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Dead, len(list))
+	for i, d := range list {
+		out[i] = Dead{
+			Source: sourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
+			Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt, Retrying: d.Retrying,
+		}
+	}
+	return out, nil
+}
+
+// sourceRelay is the source of what the relay has parked; a group's is its name.
+const sourceRelay = "relay"
+
+// GroupDead shows what a consumer group has given up in the form of the relay's parked events.
+func GroupDead(g consumer.DeadEntry, prefix string) Dead {
+	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
+	return Dead{
+		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject, Type: g.Type, Class: "consumer",
+		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
+	}
+}
+
+// DeadAction is what can be done to a dead event, wherever it is.
+type DeadAction struct {
+	// Done is said of an event when it is done.
+	Done string
+	// Relay does it to an event that the relay has parked, Group to one that a consumer group has given up.
+	Relay func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error
+	Group func(ctx context.Context, client redis.UniversalClient, d consumer.DeadEntry) error
+}
+
+// RetryDead publishes an event again, or gives it back to its group.
+func RetryDead() DeadAction {
+	return DeadAction{Done: "is on its way again", Relay: sql.RetryDead, Group: consumer.Retry}
+}
+
+// DropDead removes an event for good.
+func DropDead() DeadAction {
+	return DeadAction{
+		Done:  "is dropped",
+		Relay: func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error { return sql.DropDead(ctx, pool, id) },
+		Group: consumer.Drop,
+	}
+}
+
+// DeadIn is where dead events are: the relay's in Postgres, the groups' in Redis.
+type DeadIn struct {
+	Pool   *pgxpool.Pool
+	Client redis.UniversalClient
+	// Groups is what consumer groups have given up, as it was read.
+	Groups []consumer.DeadEntry
+}
+
+// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: of whom it
+// speaks, and an error or nil. The error it returns is one that kept it from beginning.
+func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(what string, err error)) error {
+	wanted := map[string]bool{}
+	for _, id := range ids {
+		wanted[id.String()] = true
+	}
+	if all {
+		var err error
+		if ids, err = sql.DeadIDs(ctx, d.Pool); err != nil {
+			return err
+		}
+	}
+	handled := map[string]bool{}
+	for _, g := range d.Groups {
+		id := strings.ToLower(g.EventID)
+		if all || wanted[id] {
+			handled[id] = true
+			said(g.EventID+" (group "+g.Group+")", a.Group(ctx, d.Client, g))
+		}
+	}
+	for _, id := range ids {
+		err := a.Relay(ctx, d.Pool, id)
+		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
+			continue // only a group had it, or it is gone since it was listed
+		}
+		said(id.String(), err)
+	}
+	return nil
+}

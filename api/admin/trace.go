@@ -1,0 +1,107 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/api"
+	"posthaste/sql"
+)
+
+// Step is one place where a traced id has been.
+type Step struct {
+	// At is zero for a consumer group: Redis does not say when it was acknowledged.
+	At    time.Time `json:"at"`
+	Place string    `json:"place"`
+	// ID is the event's, or the order's.
+	ID          string `json:"id"`
+	Detail      string `json:"detail"`
+	TraceParent string `json:"traceparent,omitempty"`
+}
+
+// OrderID returns the id of the order that the user placed under the idempotency key.
+func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key string) (string, error) {
+	order, err := sql.OrderByKey(ctx, db, user, api.OrderKey(user, key))
+	if err != nil {
+		return "", fmt.Errorf("no order of this user has this key: %w", err)
+	}
+	return order.ID.String(), nil
+}
+
+// Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams and
+// consumer groups. With an error of Redis it returns what Postgres knows, and the error.
+func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
+	rows, err := sql.Trace(ctx, db, id)
+	if err != nil {
+		return nil, err
+	}
+	steps := make([]Step, 0, len(rows))
+	for _, r := range rows {
+		steps = append(steps, Step{At: r.At, Place: r.Place, ID: r.ID, Detail: r.Detail, TraceParent: r.TraceParent})
+	}
+	for _, r := range rows {
+		if r.EntryID == "" {
+			continue
+		}
+		more, err := traceEntry(ctx, client, r)
+		if err != nil {
+			return steps, fmt.Errorf("read stream %q: %w", r.Stream, err)
+		}
+		steps = append(steps, more...)
+	}
+	return steps, nil
+}
+
+// traceEntry looks at one stream entry and at what every group has done with it.
+func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRow) ([]Step, error) {
+	found, err := client.XRange(ctx, r.Stream, r.EntryID, r.EntryID).Result()
+	if err != nil {
+		return nil, err
+	}
+	s := Step{At: entryTime(r.EntryID), Place: "stream", ID: r.ID, Detail: r.Stream + " " + r.EntryID, TraceParent: r.TraceParent}
+	if len(found) == 0 {
+		s.Detail += " (trimmed since)"
+		return []Step{s}, nil
+	}
+	steps := []Step{s}
+	groups, err := client.XInfoGroups(ctx, r.Stream).Result()
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		state := "acknowledged"
+		pending, err := client.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: r.Stream, Group: g.Name, Start: r.EntryID, End: r.EntryID, Count: 1}).Result()
+		switch {
+		case err != nil:
+			return nil, err
+		case len(pending) > 0:
+			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer, pending[0].RetryCount)
+		case before(g.LastDeliveredID, r.EntryID):
+			state = "not delivered yet"
+		}
+		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state})
+	}
+	return steps, nil
+}
+
+// entryTime reads the time in a stream entry's id.
+func entryTime(id string) time.Time {
+	ms, _ := splitEntry(id)
+	return time.UnixMilli(ms)
+}
+
+// before compares stream entry ids.
+func before(a, b string) bool {
+	am, as := splitEntry(a)
+	bm, bs := splitEntry(b)
+	return am < bm || am == bm && as < bs
+}
+
+func splitEntry(id string) (ms, seq int64) {
+	_, _ = fmt.Sscanf(id, "%d-%d", &ms, &seq) // Redis' own ids always have this form
+	return ms, seq
+}
