@@ -56,6 +56,7 @@ var metrics = map[string]metric{
 	"outbox_group_pending":                {gauge, []string{"stream", "group"}},
 	"outbox_group_lag":                    {gauge, []string{"stream", "group"}},
 	"outbox_group_oldest_pending_seconds": {gauge, []string{"stream", "group"}},
+	"outbox_group_idle_seconds":           {gauge, []string{"stream", "group"}},
 	"outbox_trim_lost_total":              {counter, []string{"stream", "group"}},
 	"outbox_events_written_total":         {counter, []string{"type"}},
 	"outbox_scrape_errors_total":          {counter, []string{"collector"}},

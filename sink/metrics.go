@@ -8,9 +8,9 @@ type metrics struct {
 	suppressed *prometheus.CounterVec
 	pubsub     prometheus.Counter
 
-	length, pending, lag, oldest *prometheus.GaugeVec
-	trimLost                     *prometheus.CounterVec
-	memory, eviction             prometheus.Gauge
+	length, pending, lag, oldest, idle *prometheus.GaugeVec
+	trimLost                           *prometheus.CounterVec
+	memory, eviction                   prometheus.Gauge
 }
 
 // newMetrics makes the metrics and registers them. A nil registerer leaves them unregistered.
@@ -46,6 +46,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		oldest: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_group_oldest_pending_seconds", Help: "Age of the oldest entry the group has not acknowledged. Rises when a consumer is stuck.",
 		}, group),
+		idle: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "outbox_group_idle_seconds",
+			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none wait. Rises when nobody reads for it: then it keeps trimming from the stream.",
+		}, group),
 		trimLost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_trim_lost_total", Help: "Entries that left the stream before the group had read them.",
 		}, group),
@@ -61,7 +65,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	m.suppressed.WithLabelValues("doubt")
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.errors, m.suppressed, m.pubsub, m.length, m.pending, m.lag, m.oldest, m.trimLost, m.memory, m.eviction)
+		reg.MustRegister(m.seconds, m.errors, m.suppressed, m.pubsub, m.length, m.pending, m.lag, m.oldest, m.idle, m.trimLost, m.memory, m.eviction)
 	}
 	return m
 }

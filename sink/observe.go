@@ -31,7 +31,7 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.observeMemory(info)
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups}}
+		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups, maxConsumers}}
 	}
 	cmds := runAll(ctx, s.client, observeScript, calls)
 	before := s.seen.streams
@@ -71,32 +71,19 @@ func (s *Sink) observeMemory(info map[string]string) {
 
 // observeStream takes the answer of observe.lua and returns how much each group has missed.
 func (s *Sink) observeStream(stream string, reply []any, before map[string]int64) map[string]int64 {
-	length, added := number(reply, 0), number(reply, 1)
-	firstEntry := text(reply, 2)
-	s.m.length.WithLabelValues(stream).Set(float64(length))
-	missed := make(map[string]int64)
-	for i := 3; i < len(reply); i++ {
-		g, _ := reply[i].([]any)
-		name := strings.ToValidUTF8(text(g, 0), "?")
+	s.m.length.WithLabelValues(stream).Set(float64(number(reply, 0)))
+	lost := make(map[string]int64)
+	for _, g := range parseGroups(stream, reply) {
+		name := strings.ToValidUTF8(g.Name, "?")
 		labels := []string{stream, name}
-		pending, entriesRead := number(g, 1), number(g, 3)
-		s.m.pending.WithLabelValues(labels...).Set(float64(pending))
-		s.m.lag.WithLabelValues(labels...).Set(float64(number(g, 2)))
-		s.m.oldest.WithLabelValues(labels...).Set(age(text(g, 6), text(g, 5)))
-		lost := s.m.trimLost.WithLabelValues(labels...)
-		// What has left the stream at its head is what was added less what is there; what the group has not read of
-		// that, it never will. Redis' own lag goes on counting those entries.
-		was := before[name]
-		missed[name] = was
-		if added < 0 || entriesRead < 0 || firstEntry != "" && !lessID(text(g, 4), firstEntry) {
-			continue
-		}
-		if n := added - length - entriesRead; n > was {
-			lost.Add(float64(n - was))
-			missed[name] = n
-		}
+		s.m.pending.WithLabelValues(labels...).Set(float64(g.Pending))
+		s.m.lag.WithLabelValues(labels...).Set(float64(g.Lag))
+		s.m.oldest.WithLabelValues(labels...).Set(g.OldestPending.Seconds())
+		s.m.idle.WithLabelValues(labels...).Set(g.Idle.Seconds())
+		lost[name] = max(g.Lost, before[name])
+		s.m.trimLost.WithLabelValues(labels...).Add(float64(lost[name] - before[name]))
 	}
-	return missed
+	return lost
 }
 
 // forget removes the series of what is gone.
@@ -109,21 +96,10 @@ func (s *Sink) forget(stream string, groups map[string]int64) {
 		if _, still := now[group]; still {
 			continue
 		}
-		for _, v := range []*prometheus.MetricVec{s.m.pending.MetricVec, s.m.lag.MetricVec, s.m.oldest.MetricVec, s.m.trimLost.MetricVec} {
+		for _, v := range []*prometheus.MetricVec{s.m.pending.MetricVec, s.m.lag.MetricVec, s.m.oldest.MetricVec, s.m.idle.MetricVec, s.m.trimLost.MetricVec} {
 			v.DeleteLabelValues(stream, group)
 		}
 	}
-}
-
-// age returns the seconds from an entry's id to now, a time in milliseconds; 0 without an entry.
-func age(now, id string) float64 {
-	ms, _, _ := strings.Cut(id, "-")
-	then, err1 := strconv.ParseInt(ms, 10, 64)
-	at, err2 := strconv.ParseInt(now, 10, 64)
-	if err1 != nil || err2 != nil {
-		return 0
-	}
-	return max(float64(at-then)/1000, 0)
 }
 
 // lessID compares entry ids.

@@ -39,6 +39,9 @@ var trimLua string
 //go:embed lua/observe.lua
 var observeLua string
 
+//go:embed lua/dropgroup.lua
+var dropGroupLua string
+
 var (
 	adoptScript   = newScript(gateLua + adoptLua)
 	publishScript = newScript(gateLua + publishLua)
@@ -47,6 +50,8 @@ var (
 	forgetScript  = newScript(gateLua + forgetLua)
 	trimScript    = newScript(trimLua)
 	observeScript = newScript(observeLua)
+
+	dropGroupScript = newScript(dropGroupLua)
 )
 
 // script is a Lua script and the digest Redis knows it by.

@@ -1,9 +1,10 @@
--- Reads what the metrics of a stream need, and leaves the entries' bodies where they are.
--- KEYS stream. ARGV groups at most
--- Answers {length, entries added, first entry's id, {name, pending, lag, entries read, last delivered, oldest pending,
--- now in ms}…};
--- -1 and "" stand for unknown or none. A missing stream answers {0, 0, ""}.
+-- Reads what is to be known of a stream and its groups, and leaves the entries' bodies where they are.
+-- KEYS stream. ARGV groups at most, consumers of a group at most that are looked at (0: no limit)
+-- Answers {length, entries added, first entry's id, now in ms, {name, pending, lag, entries read, last delivered, oldest
+-- pending, consumers, ms since the last sign of life, sure ("1"), first unread}…};
+-- -1 and "" stand for unknown or none. A missing stream answers {0, 0, "", now}.
 local stream = KEYS[1]
+local most, watched = tonumber(ARGV[1]), tonumber(ARGV[2])
 
 local function fields(list)
   local f = {}
@@ -11,17 +12,55 @@ local function fields(list)
   return f
 end
 
-if redis.call('EXISTS', stream) == 0 then return {0, 0, ''} end
-local s = fields(redis.call('XINFO', 'STREAM', stream))
-local first = s['first-entry'] and s['first-entry'][1] or ''
+-- Ids are compared as text: their halves may be larger than a double holds exactly.
+local function less(a, b)
+  local am, as = string.match(a, '^(%d+)-(%d+)$')
+  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
+  if #am ~= #bm then return #am < #bm end
+  if am ~= bm then return am < bm end
+  if #as ~= #bs then return #as < #bs end
+  return as < bs
+end
+
 local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))
-local answer = {s['length'], s['entries-added'] or -1, first}
+if redis.call('EXISTS', stream) == 0 then return {0, 0, '', now} end
+local s = fields(redis.call('XINFO', 'STREAM', stream))
+local first = s['first-entry'] and s['first-entry'][1] or ''
+
+-- unread returns how many entries the group has before it and the first of them. Redis' own count goes on counting what
+-- was trimmed unread, and is unknown after a deletion.
+local function unread(g)
+  local last = g['last-delivered-id']
+  if first == '' or not less(last, s['last-generated-id']) then return 0, '' end
+  if less(last, first) then return s['length'], first end
+  local e = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
+  if not e then return 0, '' end
+  local lag = g['lag']
+  return lag and math.max(1, math.min(lag, s['length'])) or -1, e[1]
+end
+
+-- seen returns how long ago a consumer of the group last showed itself, and whether that is sure: a server that knows
+-- "inactive" notes every attempt to read, an older one only those that found something.
+local function seen(name, consumers)
+  local ms, sure = -1, '1'
+  if consumers == 0 or (watched > 0 and consumers > watched) then return ms, sure end
+  for _, list in ipairs(redis.call('XINFO', 'CONSUMERS', stream, name)) do
+    local c = fields(list)
+    if ms < 0 or c['idle'] < ms then ms = c['idle'] end
+    if not c['inactive'] then sure = '' end
+  end
+  return ms, sure
+end
+
+local answer = {s['length'], s['entries-added'] or -1, first, now}
 for i, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-  if i > tonumber(ARGV[1]) then break end
+  if most > 0 and i > most then break end
   local g = fields(group)
   local oldest = g['pending'] > 0 and redis.call('XPENDING', stream, g['name'])[2] or ''
-  answer[#answer + 1] = {g['name'], g['pending'], g['lag'] or -1, g['entries-read'] or -1, g['last-delivered-id'],
-    oldest or '', now}
+  local lag, next_id = unread(g)
+  local ms, sure = seen(g['name'], g['consumers'])
+  answer[#answer + 1] = {g['name'], g['pending'], lag, g['entries-read'] or -1, g['last-delivered-id'], oldest or '',
+    g['consumers'], ms, sure, next_id}
 end
 return answer

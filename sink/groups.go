@@ -1,0 +1,193 @@
+package sink
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// AbandonedAfter is how long nobody may read for a group that has something before it until it counts as abandoned.
+const AbandonedAfter = time.Hour
+
+// ActiveWithin is how recent a sign of life keeps DropGroup from dropping a group.
+const ActiveWithin = 5 * time.Minute
+
+// maxConsumers bounds the consumers of a group whose signs of life the metrics read: a program that takes a new name at
+// every start and never removes one leaves thousands, and Redis does nothing else while it lists them.
+const maxConsumers = 1000
+
+// Group is the state of a consumer group on a stream.
+type Group struct {
+	// Stream and Name identify it.
+	Stream, Name string
+	// Length is the number of entries in the stream.
+	Length int64
+	// Consumers is how many names of consumers the group knows, dead ones included.
+	Consumers int64
+	// Pending is the number of entries delivered and not acknowledged.
+	Pending int64
+	// Lag is the number of entries not yet delivered, -1 while Redis cannot tell (after an XDEL in the middle).
+	Lag int64
+	// OldestPending is how long ago the oldest pending entry was added; 0 without one.
+	OldestPending time.Duration
+	// Seen is how long ago any consumer of the group last showed itself; -1 if there is none, or far too many to look at.
+	// Redis before 7.2 does not notice a consumer that waits for something to read.
+	Seen time.Duration
+	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the oldest
+	// entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
+	Idle time.Duration
+	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
+	Lost int64
+	// Floor is the entry from which on the group needs the stream: trimming stops there.
+	Floor string
+}
+
+// Abandoned reports whether nobody seems to read for the group any more, while entries wait for it.
+func (g Group) Abandoned() bool { return g.Idle >= AbandonedAfter }
+
+// Owes reports whether entries wait for the group.
+func (g Group) Owes() bool { return g.Pending > 0 || g.Lag != 0 }
+
+// MarshalJSON implements json.Marshaler. Durations are in seconds.
+func (g Group) MarshalJSON() ([]byte, error) {
+	var seen *float64
+	if g.Seen >= 0 {
+		s := g.Seen.Seconds()
+		seen = &s
+	}
+	return json.Marshal(struct {
+		Stream        string   `json:"stream"`
+		Name          string   `json:"group"`
+		Length        int64    `json:"stream_length"`
+		Consumers     int64    `json:"consumers"`
+		Pending       int64    `json:"pending"`
+		Lag           int64    `json:"lag"`
+		OldestPending float64  `json:"oldest_pending_seconds"`
+		Seen          *float64 `json:"seen_seconds"`
+		Idle          float64  `json:"idle_seconds"`
+		Lost          int64    `json:"lost"`
+		Abandoned     bool     `json:"abandoned"`
+	}{
+		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Lost, g.Abandoned(),
+	})
+}
+
+// Groups lists the consumer groups of streams, in the order of streams and then as Redis has them (by name). A stream that
+// does not exist has none. What cannot be read is left out and named in the error; the rest is returned all the same.
+func Groups(ctx context.Context, client redis.UniversalClient, streams []string) ([]Group, error) {
+	calls := make([]streamCall, len(streams))
+	for i, stream := range streams {
+		calls[i] = streamCall{stream: stream, args: []any{1, stream, 0, 0}}
+	}
+	cmds := runAll(ctx, client, observeScript, calls)
+	var groups []Group
+	var errs []error
+	for i, stream := range streams {
+		reply, err := cmds[i].Slice()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("look at stream %q: %w", stream, err))
+			continue
+		}
+		groups = append(groups, parseGroups(stream, reply)...)
+	}
+	return groups, errors.Join(errs...)
+}
+
+// groupsAt is where the groups begin in the answer of observe.lua.
+const groupsAt = 4
+
+// parseGroups takes the answer of observe.lua.
+func parseGroups(stream string, reply []any) []Group {
+	if len(reply) <= groupsAt {
+		return nil
+	}
+	length, added, first, now := number(reply, 0), number(reply, 1), text(reply, 2), text(reply, 3)
+	groups := make([]Group, 0, len(reply)-groupsAt)
+	for _, item := range reply[groupsAt:] {
+		v, _ := item.([]any)
+		oldest, unread, last := text(v, 5), text(v, 9), text(v, 4)
+		g := Group{
+			Stream: stream, Name: text(v, 0), Length: length, Pending: number(v, 1), Lag: number(v, 2), Consumers: number(v, 6),
+			OldestPending: age(now, oldest), Seen: time.Duration(number(v, 7)) * time.Millisecond, Lost: missed(length, added, number(v, 3), last, first),
+			Floor: last,
+		}
+		if number(v, 7) < 0 {
+			g.Seen = -1
+		}
+		if oldest != "" && lessID(oldest, g.Floor) {
+			g.Floor = oldest
+		}
+		g.Idle = max(g.OldestPending, age(now, unread))
+		if g.Seen >= 0 {
+			g.Idle = min(g.Idle, g.Seen)
+		}
+		groups = append(groups, g)
+	}
+	return groups
+}
+
+// missed returns how many entries left the stream before a group had read them; -1 if that is unknown. What has left the
+// stream at its head is what was added less what is there; what the group has not read of that, it never will.
+func missed(length, added, read int64, last, first string) int64 {
+	switch {
+	case added < 0 || read < 0:
+		return -1
+	case first != "" && !lessID(last, first):
+		return 0
+	}
+	return max(added-length-read, 0)
+}
+
+// age returns the time from the making of an entry's id to now, in milliseconds; 0 without an entry.
+func age(now, id string) time.Duration {
+	ms, _, _ := strings.Cut(id, "-")
+	then, err1 := strconv.ParseInt(ms, 10, 64)
+	at, err2 := strconv.ParseInt(now, 10, 64)
+	if err1 != nil || err2 != nil || then > at {
+		return 0
+	}
+	return time.Duration(at-then) * time.Millisecond
+}
+
+// ErrNoGroup means that the stream does not exist or has no such group.
+var ErrNoGroup = errors.New("no such consumer group")
+
+// ActiveError says why DropGroup did not drop a group.
+type ActiveError struct{ Reason string }
+
+func (e *ActiveError) Error() string { return e.Reason }
+
+// DropGroup destroys a consumer group, what is pending and unread in it included, and the lease that package consumer
+// keeps beside it in ordered mode. Unless forced it refuses while a consumer showed itself within active, holds a lease, or
+// may be waiting for something to read on a server that does not notice that. Errors: ErrNoGroup, *ActiveError, or those of
+// Redis.
+func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration, force bool) error {
+	forced := "0"
+	if force {
+		forced = "1"
+	}
+	lease := "{" + stream + "}:lease:" + group
+	v, err := run(ctx, client, dropGroupScript, []any{2, stream, lease, group, active.Milliseconds(), forced})
+	switch {
+	case err != nil:
+	case text(v, 0) == "OK":
+		return nil
+	case text(v, 0) == "GONE":
+		err = ErrNoGroup
+	case text(v, 0) == "LEASED":
+		err = &ActiveError{fmt.Sprintf("consumer %q reads it in ordered mode", text(v, 1))}
+	case text(v, 0) == "ACTIVE":
+		err = &ActiveError{fmt.Sprintf("consumer %q was active %s ago", text(v, 1), time.Duration(number(v, 2))*time.Millisecond)}
+	case text(v, 0) == "UNSURE":
+		err = &ActiveError{fmt.Sprintf("it has read everything, and this server cannot tell whether its %d consumers still wait for more", number(v, 1))}
+	default:
+		err = errors.New("unexpected reply")
+	}
+	return fmt.Errorf("drop group %q of stream %q: %w", group, stream, err)
+}

@@ -1,0 +1,35 @@
+-- Destroys a consumer group and the lease of its ordered mode, unless somebody reads for it.
+-- KEYS stream, lease. ARGV group, ms within which a sign of life counts, force ("1")
+-- Answers {GONE}, {ACTIVE, consumer, ms}, {LEASED, consumer}, {UNSURE, consumers} or {OK}.
+local stream, name, force = KEYS[1], ARGV[1], ARGV[3] == '1'
+
+local function fields(list)
+  local f = {}
+  for i = 1, #list, 2 do f[list[i]] = list[i + 1] end
+  return f
+end
+
+if redis.call('EXISTS', stream) == 0 then return {'GONE'} end
+local s = fields(redis.call('XINFO', 'STREAM', stream))
+local g
+for _, list in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local f = fields(list)
+  if f['name'] == name then g = f end
+end
+if not g then return {'GONE'} end
+
+if not force then
+  local holder = redis.call('GET', KEYS[2])
+  if holder then return {'LEASED', holder} end
+  local sure = true
+  for _, list in ipairs(redis.call('XINFO', 'CONSUMERS', stream, name)) do
+    local c = fields(list)
+    if c['idle'] < tonumber(ARGV[2]) then return {'ACTIVE', c['name'], c['idle']} end
+    sure = sure and c['inactive'] ~= nil
+  end
+  -- A server that does not know "inactive" does not see a consumer that waits in vain for something to read.
+  if not sure and g['pending'] == 0 and g['last-delivered-id'] == s['last-generated-id'] then return {'UNSURE', g['consumers']} end
+end
+redis.call('XGROUP', 'DESTROY', stream, name)
+redis.call('DEL', KEYS[2])
+return {'OK'}
