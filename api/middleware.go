@@ -8,6 +8,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
+
+	"posthaste/internal/exemplar"
 )
 
 // exchange is what one request carries through its handlers.
@@ -44,8 +46,9 @@ func (s *Server) observe(c *gin.Context) {
 	if x.end.IsZero() {
 		x.end = time.Now()
 	}
-	s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())).
-		Observe(x.end.Sub(x.start).Seconds())
+	// The header is the client's, or with tracing on that of this request's own span: the same trace.
+	exemplar.Observe(s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())),
+		x.end.Sub(x.start).Seconds(), c.Request.Header.Get("Traceparent"))
 	s.log.Debug("request", "request_id", x.id, "route", route, "method", methodLabel(c.Request.Method),
 		"status", c.Writer.Status(), "duration", x.end.Sub(x.start))
 }

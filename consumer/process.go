@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/exemplar"
 )
 
 // work runs entries until the lanes are stopped.
@@ -70,7 +72,7 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	began := time.Now()
 	err = errGoexit
 	defer func() {
-		c.metrics.handleSeconds.Observe(time.Since(began).Seconds())
+		exemplar.Observe(c.metrics.handleSeconds, time.Since(began).Seconds(), ev.TraceParent)
 		c.settle(ctx, e, &ev, err)
 	}()
 	err = c.call(ctx, ev)
@@ -98,7 +100,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 	case err == nil:
 		c.metrics.outcome(outcomeDone)
 		if !ev.Time.IsZero() {
-			c.metrics.delaySeconds.Observe(time.Since(ev.Time).Seconds())
+			exemplar.Observe(c.metrics.delaySeconds, time.Since(ev.Time).Seconds(), ev.TraceParent)
 		}
 		c.finish(e)
 	case isUnavailable(err) || ctx.Err() != nil:

@@ -56,6 +56,7 @@ type syncMetrics struct {
 	pending prometheus.Gauge
 	entries *prometheus.CounterVec
 	frozen  *prometheus.CounterVec
+	written *prometheus.CounterVec
 	bumps   prometheus.Counter
 	lost    prometheus.Counter
 }
@@ -75,6 +76,9 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total", Help: "Accounts frozen because their operations contradict the ledger. Any rise needs a human.",
 		}, []string{"reason"}),
+		written: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_events_written_total", Help: "Events committed to the outbox by this process.",
+		}, []string{"type"}),
 		bumps: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "credits_epoch_bumps_total", Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
 		}),
@@ -85,11 +89,14 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 	for _, o := range []string{entryApplied, entryDuplicate, entryQuarantined} {
 		m.entries.WithLabelValues(o)
 	}
+	for _, t := range []string{eventAdded, eventDeducted} {
+		m.written.WithLabelValues(t)
+	}
 	for _, r := range reasons {
 		m.frozen.WithLabelValues(r)
 	}
 	if reg != nil {
-		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.bumps, m.lost)
+		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.lost)
 	}
 	return m
 }

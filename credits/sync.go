@@ -300,6 +300,9 @@ func (s *Sync) report(l *ledger) {
 	s.metrics.entries.WithLabelValues(entryApplied).Add(float64(len(l.batch.Entries)))
 	s.metrics.entries.WithLabelValues(entryDuplicate).Add(float64(l.duplicates))
 	s.metrics.entries.WithLabelValues(entryQuarantined).Add(float64(len(l.batch.Quarantined)))
+	for i := range l.batch.Events {
+		s.metrics.written.WithLabelValues(l.batch.Events[i].Type).Inc()
+	}
 	for user, reason := range l.froze {
 		s.metrics.frozen.WithLabelValues(reason).Inc()
 		s.log.Error("account frozen: its operations contradict the ledger", "user_id", user, "reason", reason)

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/internal/exemplar"
 )
 
 // latencyBuckets are hand-picked and not whole numbers, so that text and OpenMetrics name them alike.
@@ -167,13 +169,27 @@ func (m *metrics) streamLabel(stream string) string {
 		return reasonOther
 	}
 	m.streams[stream] = true
+	for _, mode := range []Mode{ModeCDC, ModePoll} {
+		m.published.WithLabelValues(string(mode), stream)
+	}
 	return stream
 }
 
 func (m *metrics) observe(mode Mode, events []*Event, now time.Time) {
 	h := m.commitToPublish.WithLabelValues(string(mode))
+	// One exemplar for all: reading headers costs more than everything else here, and the slowest is what one asks for.
+	var slowest *Event
 	for _, e := range events {
-		h.Observe(max(now.Sub(e.Time).Seconds(), 0))
+		if len(e.Headers) > 0 && (slowest == nil || e.Time.Before(slowest.Time)) {
+			slowest = e
+		}
+	}
+	for _, e := range events {
+		traceparent := ""
+		if e == slowest {
+			traceparent = e.TraceParent()
+		}
+		exemplar.Observe(h, max(now.Sub(e.Time).Seconds(), 0), traceparent)
 	}
 }
 

@@ -111,6 +111,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
+	reg.MustRegister(newPoolMetrics(p.pool))
 	client, err := sink.NewClient(c.RedisURL)
 	if err != nil {
 		return &usageError{err.Error()}
@@ -242,6 +243,7 @@ func (p *serveProcess) build(ctx context.Context) error {
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
+	reg.MustRegister(newPoolMetrics(p.pool))
 	client, err := idem.NewClient(c.RedisURL)
 	if err != nil {
 		return &usageError{err.Error()}
