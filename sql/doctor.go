@@ -9,3 +9,7 @@ func DoctorPublication() string { return query("doctor_publication") }
 
 // DoctorSlot returns the query for the slot named $1.
 func DoctorSlot() string { return query("doctor_slot") }
+
+// DoctorCapacity returns the query for what grows: the WAL written and the seconds it took, the sizes of the outbox and of
+// the history, and the day (YYYYMMDD, "" for none) of the oldest history partition that holds anything.
+func DoctorCapacity() string { return query("doctor_capacity") }

@@ -1,0 +1,178 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+// minSpan is the shortest time from which a rate is concluded.
+const minSpan = 10 * time.Minute
+
+// capacity says what grows in Postgres, how fast, and what fits for how long.
+func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
+	var walBytes, outboxBytes, historyBytes int64
+	var walSeconds float64
+	var oldest string
+	if err := conn.QueryRow(ctx, sql.DoctorCapacity()).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes, &oldest); err != nil {
+		d.add(SeverityWarn, "capacity", "", "cannot be read: %v", oneLine(err))
+		return
+	}
+	budget := size(d.config.WALBudget)
+	rate := float64(walBytes) / max(walSeconds, 1)
+	if time.Duration(walSeconds)*time.Second < minSpan {
+		d.add(SeverityOK, "capacity wal", "", "the slot may hold %s; too early to say how fast WAL is written", budget)
+	} else {
+		detail := fmt.Sprintf("WAL is written at %s/h on average; the budget of %s lasts %s while Redis is down", size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
+		if f.keepMB > 0 {
+			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", size(f.keepMB<<20), lasts(float64(f.keepMB<<20), rate))
+		}
+		d.add(SeverityOK, "capacity wal", "", "%s", detail)
+	}
+	d.add(SeverityOK, "capacity outbox", "", "the table takes %s", size(outboxBytes))
+	d.history(historyBytes, oldest, time.Now())
+	if names, err := sql.Streams(ctx, conn); err == nil {
+		d.names = names
+	}
+}
+
+func (d *doctor) history(bytes int64, oldest string, now time.Time) {
+	keep := d.config.History
+	if keep == 0 {
+		d.add(SeverityOK, "capacity history", "", "none is kept (--history=0)")
+		return
+	}
+	day, err := time.Parse("20060102", oldest)
+	if err != nil || now.Sub(day) < minSpan {
+		d.add(SeverityOK, "capacity history", "", "%s, kept for %v; too early to say how fast it grows", size(bytes), keep)
+		return
+	}
+	// A day's partition goes when its last event is past the retention, so up to a day more is kept.
+	perDay := float64(bytes) / now.Sub(day).Hours() * 24
+	d.add(SeverityOK, "capacity history", "", "%s now, about %s a day; kept for %v it takes up to %s", size(bytes), size(int64(perDay)), keep,
+		size(int64(perDay*(keep.Hours()/24+1))))
+}
+
+// ledger looks at what the credits have in Postgres.
+func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
+	frozen, err := sql.FrozenCreditAccounts(ctx, conn)
+	if err != nil {
+		return // the schema was named already
+	}
+	buckets, err := sql.CreditBuckets(ctx, conn)
+	if err != nil || len(buckets) == 0 && len(frozen) == 0 {
+		return // nobody uses credits
+	}
+	if n := len(frozen); n > 0 {
+		d.add(SeverityWarn, "credit accounts", "posthaste credits reconcile says why; see docs/credits.md, then thaw them",
+			"%d frozen: their operations contradict the ledger", n)
+	} else {
+		d.add(SeverityOK, "credit accounts", "", "none is frozen")
+	}
+	bumped := 0
+	var last time.Time
+	for _, b := range buckets {
+		if b.BumpedAt != nil {
+			bumped++
+			if b.BumpedAt.After(last) {
+				last = *b.BumpedAt
+			}
+		}
+	}
+	if bumped > 0 && time.Since(last) < 24*time.Hour {
+		d.add(SeverityWarn, "credit epochs", "posthaste credits reconcile; raise the durability if Redis may lose data",
+			"Redis lost operations of %d of %d buckets, last %s", bumped, len(buckets), humanize.Time(last))
+	} else {
+		d.add(SeverityOK, "credit epochs", "", "%d buckets, no loss within a day", len(buckets))
+	}
+}
+
+// functions tells whether the credits' function library is there, or could be loaded.
+func (d *doctor) functions(ctx context.Context, client *redis.Client) {
+	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
+	switch {
+	case err != nil:
+		d.add(SeverityWarn, "redis functions", "use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", oneLine(err))
+	case len(list) == 0:
+		d.add(SeverityOK, "redis functions", "", "the credits' library is loaded at its first use")
+	default:
+		names := make([]string, len(list))
+		for i, l := range list {
+			names[i] = l.Name
+		}
+		d.add(SeverityOK, "redis functions", "", "%s loaded", strings.Join(names, ", "))
+	}
+}
+
+// sampledStreams bounds how many streams are measured.
+const sampledStreams = 50
+
+// streams says what the streams take in Redis, and for how long the rest of its memory lasts.
+func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[string]string) {
+	var length, bytes int64
+	var rate float64 // bytes a second
+	for _, name := range d.names[:min(len(d.names), sampledStreams)] {
+		n, err := client.XLen(ctx, name).Result()
+		if err != nil || n == 0 {
+			continue // not a stream, or not there: whoever publishes says so
+		}
+		b, err := client.MemoryUsage(ctx, name, 5).Result()
+		if err != nil {
+			d.add(SeverityOK, "capacity redis", "", "cannot be measured: %v", oneLine(err))
+			return
+		}
+		length, bytes = length+n, bytes+b
+		first, err1 := client.XRangeN(ctx, name, "-", "+", 1).Result()
+		last, err2 := client.XRevRangeN(ctx, name, "+", "-", 1).Result()
+		if err1 == nil && err2 == nil && len(first) > 0 && len(last) > 0 {
+			if span := entryTime(last[0].ID).Sub(entryTime(first[0].ID)); span >= minSpan {
+				rate += float64(b) / span.Seconds()
+			}
+		}
+	}
+	used, _ := strconv.ParseInt(strings.TrimSpace(memory["used_memory"]), 10, 64)
+	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
+	detail := fmt.Sprintf("%s used", size(used))
+	if limit > 0 {
+		detail += " of " + size(limit)
+	} else {
+		detail += ", no maxmemory"
+	}
+	if length > 0 {
+		detail += fmt.Sprintf("; %s entries in %d streams take %s, %d bytes each", humanize.Comma(length), len(d.names), size(bytes), bytes/length)
+		if most := d.config.StreamMaxlen * int64(len(d.names)); most > 0 {
+			detail += fmt.Sprintf("; at --stream-maxlen they take %s", size(most*bytes/length))
+		}
+	}
+	if limit > used && rate > 0 {
+		detail += "; untrimmed, the rest lasts " + lasts(float64(limit-used), rate)
+	}
+	d.add(SeverityOK, "capacity redis", "", "%s", detail)
+}
+
+func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+// lasts says how long bytes last at a rate of bytes a second.
+func lasts(bytes, rate float64) string {
+	switch h := bytes / max(rate, 1e-9) / 3600; {
+	case h < 1:
+		return fmt.Sprintf("%.0f min", h*60)
+	case h < 48:
+		return fmt.Sprintf("%.0f h", h)
+	case h < 24*365:
+		return fmt.Sprintf("%.0f days", h/24)
+	default:
+		return "over a year"
+	}
+}
+
+// oneLine folds an error's text into one line: the connection library lists its attempts on several.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,280 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// Severities of a finding.
+const (
+	SeverityOK   = "ok"
+	SeverityWarn = "warn"
+	SeverityFail = "fail"
+)
+
+// Finding is one thing the doctor looked at.
+type Finding struct {
+	Check    string `json:"check"`
+	Severity string `json:"severity"`
+	Detail   string `json:"detail"`
+	// Mend says what to do about it; empty when all is well.
+	Mend string `json:"mend,omitempty"`
+}
+
+// DoctorOptions are what the doctor looks at, and the settings it measures against.
+type DoctorOptions struct {
+	PostgresURL, RedisURL string
+	Schema                string
+	RelayName, Slot       string
+	Publication           string
+	// WALBudget is in bytes, StreamMaxlen in entries, History how long delivered events are kept.
+	WALBudget    int64
+	StreamMaxlen int64
+	History      time.Duration
+	Durability   sink.Durability
+}
+
+// Diagnosis is everything the doctor found.
+type Diagnosis struct {
+	// OK is false if the relay could not run safely in the desired mode.
+	OK       bool      `json:"ok"`
+	Findings []Finding `json:"findings"`
+}
+
+// Diagnose looks at everything the relay needs. It connects by itself, changes nothing, and always answers: what it cannot
+// reach is a finding. ctx bounds how long it takes.
+func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
+	d := &doctor{config: o, desired: outbox.ModeAuto}
+	d.postgres(ctx)
+	d.redis(ctx)
+	failed := slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Severity == SeverityFail })
+	return Diagnosis{OK: !failed, Findings: d.findings}
+}
+
+type doctor struct {
+	config   DoctorOptions
+	desired  outbox.Mode
+	findings []Finding
+	// names are the streams that Postgres knows of; nil without it.
+	names []string
+}
+
+func (d *doctor) add(severity, check, mend, format string, args ...any) {
+	d.findings = append(d.findings, Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Mend: mend})
+}
+
+// facts are what one query tells about the server.
+type facts struct {
+	version                              int
+	walLevel                             string
+	maxSlots, slots, maxSenders, senders int
+	keepMB                               int64
+	replication, recovery                bool
+	syncSlots                            string
+	idleSlot                             string
+}
+
+func (d *doctor) postgres(ctx context.Context) {
+	cfg, err := sql.ConnConfig(d.config.PostgresURL, d.config.Schema, "doctor")
+	if err != nil {
+		d.add(SeverityFail, "postgres", "correct --postgres-url", "%v", err)
+		return
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		d.add(SeverityFail, "postgres", "start Postgres, or correct --postgres-url", "%v", oneLine(err))
+		return
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	f, err := readFacts(ctx, conn)
+	if err != nil {
+		d.add(SeverityFail, "postgres", "", "%v", oneLine(err))
+		return
+	}
+	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
+	if f.version < 140000 {
+		d.add(SeverityFail, "postgres version", "use Postgres 14 or later", "version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
+	}
+	if f.recovery {
+		d.add(SeverityFail, "primary", "point --postgres-url at the primary", "this server is a standby")
+	}
+	d.schema(ctx, conn)
+	d.stream(f)
+	d.retention(f)
+	d.slot(ctx, conn)
+	d.capacity(ctx, conn, f)
+	d.ledger(ctx, conn)
+}
+
+func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
+	var sync, idle *string
+	err = conn.QueryRow(ctx, sql.DoctorFacts()).Scan(&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
+		&f.keepMB, &f.replication, &f.recovery, &sync, &idle)
+	if sync != nil {
+		f.syncSlots = *sync
+	}
+	if idle != nil {
+		f.idleSlot = *idle
+	}
+	return f, err
+}
+
+func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
+	if err := sql.CheckSchema(ctx, conn); err != nil {
+		d.add(SeverityFail, "schema", "posthaste migrate", "%v", err)
+		return
+	}
+	d.add(SeverityOK, "schema", "", "migrated")
+	var names []string
+	rows, err := conn.Query(ctx, "SELECT name FROM relay_state")
+	if err == nil {
+		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if err == nil && len(names) > 0 && names[0] != d.config.RelayName {
+		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
+	}
+	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
+		d.desired = st.Desired
+		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
+	}
+	var published, mayCreate bool
+	if err := conn.QueryRow(ctx, sql.DoctorPublication(), d.config.Publication).Scan(&published, &mayCreate); err != nil {
+		d.add(SeverityFail, "publication", "", "%v", err)
+		return
+	}
+	if published {
+		d.add(SeverityOK, "publication", "", "%s has the outbox table", d.config.Publication)
+	} else {
+		d.add(SeverityWarn, "publication", "the relay makes it again if it owns the table; else: CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert')",
+			"%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
+	}
+	if !mayCreate {
+		d.add(SeverityWarn, "history partitions", "GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
+			"this role may not create tables: history goes to the default partition")
+	}
+}
+
+// stream checks what only the stream needs: fatal when the desired mode wants it.
+func (d *doctor) stream(f facts) {
+	severity := SeverityFail
+	if d.desired == outbox.ModePoll {
+		severity = SeverityWarn
+	}
+	if f.walLevel != "logical" {
+		d.add(severity, "wal_level", "ALTER SYSTEM SET wal_level = logical, and restart Postgres; or posthaste mode poll", "wal_level is %s; the stream needs logical", f.walLevel)
+	} else {
+		d.add(SeverityOK, "wal_level", "", "logical")
+	}
+	if !f.replication {
+		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll", "this role may not use replication slots")
+	} else {
+		d.add(SeverityOK, "replication right", "", "granted")
+	}
+	if f.slots >= f.maxSlots {
+		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop slots nobody uses", "%d of %d slots are in use", f.slots, f.maxSlots)
+	}
+	if f.senders >= f.maxSenders {
+		d.add(SeverityWarn, "max_wal_senders", "raise max_wal_senders", "%d of %d walsenders are in use", f.senders, f.maxSenders)
+	}
+	if f.syncSlots != "" {
+		d.add(SeverityWarn, "synchronized slots", "watch the standbys named there", "synchronized_standby_slots = %s: a dead standby in it stops the stream (the sweep takes over)", f.syncSlots)
+	}
+	if f.idleSlot != "" && f.idleSlot != "0" {
+		d.add(SeverityWarn, "idle slot timeout", "set it above the longest time a relay may be down", "idle_replication_slot_timeout = %s s: a slot idle for longer is invalidated (nothing is lost, the sweep takes over)", f.idleSlot)
+	}
+}
+
+// retention checks what bounds the WAL while no relay runs.
+func (d *doctor) retention(f facts) {
+	const mend = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, and below the free disk space"
+	switch keep := f.keepMB << 20; {
+	case f.keepMB < 0:
+		d.add(SeverityWarn, "max_slot_wal_keep_size", mend, "unlimited: while no relay runs, nothing keeps the slot from filling the disk")
+	case keep < 2*d.config.WALBudget:
+		d.add(SeverityWarn, "max_slot_wal_keep_size", mend, "%s is not well above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
+	default:
+		d.add(SeverityOK, "max_slot_wal_keep_size", "", "%s, above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
+	}
+}
+
+func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
+	var plugin, status string
+	var database *string
+	var retained int64
+	err := conn.QueryRow(ctx, sql.DoctorSlot(), d.config.Slot).Scan(&plugin, &database, &status, &retained)
+	switch {
+	case err != nil:
+		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay makes it", d.config.Slot)
+	case status == "lost":
+		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and makes a new one", "%s is invalidated", d.config.Slot)
+	case plugin != "pgoutput" || database == nil || *database != conn.Config().Database && conn.Config().Database != "":
+		d.add(SeverityFail, "slot", "use another --relay-name, or drop that slot", "%s belongs to something else (plugin %s)", d.config.Slot, plugin)
+	case retained > d.config.WALBudget:
+		d.add(SeverityWarn, "slot", "start the relay: it acts on its budget", "%s holds %s of WAL, more than the budget", d.config.Slot, humanize.IBytes(uint64(retained)))
+	default:
+		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, humanize.IBytes(uint64(max(retained, 0))))
+	}
+}
+
+func (d *doctor) redis(ctx context.Context) {
+	client, err := sink.NewClient(d.config.RedisURL)
+	if err != nil {
+		d.add(SeverityFail, "redis", "correct --redis-url", "%v", err)
+		return
+	}
+	defer client.Close()
+	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
+	if err := s.Ready(ctx); err != nil {
+		d.add(SeverityFail, "redis", "", "%v", err)
+		return
+	}
+	info, err := client.InfoMap(ctx, "server", "memory", "persistence").Result()
+	if err != nil {
+		d.add(SeverityFail, "redis", "", "%v", err)
+		return
+	}
+	d.add(SeverityOK, "redis", "", "version %s, reachable and writable, durability %s", info["Server"]["redis_version"], d.config.Durability)
+	d.redisMemory(info["Memory"])
+	d.functions(ctx, client)
+	d.streams(ctx, client, info["Memory"])
+	if info["Persistence"]["aof_enabled"] != "1" {
+		d.add(SeverityWarn, "redis persistence", "set appendonly yes", "no append-only file: a restart of Redis loses what was published since its last snapshot")
+	} else {
+		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, client))
+	}
+}
+
+func appendfsync(ctx context.Context, client *redis.Client) string {
+	m, err := client.ConfigGet(ctx, "appendfsync").Result()
+	if err != nil || m["appendfsync"] == "" {
+		return "unknown"
+	}
+	return m["appendfsync"]
+}
+
+func (d *doctor) redisMemory(memory map[string]string) {
+	if policy := memory["maxmemory_policy"]; policy != "noeviction" && policy != "" {
+		d.add(SeverityWarn, "redis eviction", "set maxmemory-policy noeviction", "maxmemory-policy is %s: streams, gates and idempotency keys may vanish", policy)
+	} else {
+		d.add(SeverityOK, "redis eviction", "", "noeviction")
+	}
+	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
+	// 374 bytes an entry with a payload of 200 bytes, measured on Redis 7.0.
+	need := d.config.StreamMaxlen * 374
+	if limit > 0 && d.config.StreamMaxlen > 0 && limit < need {
+		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen", "maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
+			humanize.IBytes(uint64(limit)), humanize.Comma(d.config.StreamMaxlen), humanize.IBytes(uint64(need)))
+	}
+}
