@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -73,6 +74,18 @@ func (c *Consumer) discover(ctx context.Context) {
 		}
 		pause(ctx, max(discoverEvery, 10*time.Since(began)))
 	}
+}
+
+// Streams lists the streams whose name begins with prefix, and their dead streams, ascending.
+func Streams(ctx context.Context, client redis.UniversalClient, prefix string) ([]string, error) {
+	var names []string
+	for _, p := range []string{prefix, deadPrefix + prefix, deadPrefix + "{" + prefix} {
+		if err := scanStreams(ctx, client, p, func(name string) { names = append(names, name) }); err != nil {
+			return nil, fmt.Errorf("look for streams: %w", err)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // scanStreams calls found for every stream whose name begins with prefix; in a cluster possibly more than once. Gates

@@ -44,6 +44,9 @@ type Group struct {
 	Idle time.Duration
 	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
 	Lost int64
+	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group; 0
+	// before MarkHolders. Several groups may hold back the same entries.
+	HoldsBack int64
 	// Floor is the entry from which on the group needs the stream: trimming stops there.
 	Floor string
 }
@@ -72,9 +75,11 @@ func (g Group) MarshalJSON() ([]byte, error) {
 		Seen          *float64 `json:"seen_seconds"`
 		Idle          float64  `json:"idle_seconds"`
 		Lost          int64    `json:"lost"`
+		HoldsBack     int64    `json:"holds_back"`
 		Abandoned     bool     `json:"abandoned"`
 	}{
-		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Lost, g.Abandoned(),
+		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Lost,
+		g.HoldsBack, g.Abandoned(),
 	})
 }
 
@@ -136,10 +141,10 @@ func parseGroups(stream string, reply []any) []Group {
 // stream at its head is what was added less what is there; what the group has not read of that, it never will.
 func missed(length, added, read int64, last, first string) int64 {
 	switch {
+	case added == length, first != "" && !lessID(last, first):
+		return 0
 	case added < 0 || read < 0:
 		return -1
-	case first != "" && !lessID(last, first):
-		return 0
 	}
 	return max(added-length-read, 0)
 }
@@ -164,16 +169,25 @@ type ActiveError struct{ Reason string }
 func (e *ActiveError) Error() string { return e.Reason }
 
 // DropGroup destroys a consumer group, what is pending and unread in it included, and the lease that package consumer
-// keeps beside it in ordered mode. Unless forced it refuses while a consumer showed itself within active, holds a lease, or
-// may be waiting for something to read on a server that does not notice that. Errors: ErrNoGroup, *ActiveError, or those of
-// Redis.
+// keeps beside it in ordered mode. Unless forced it refuses as CheckDrop does, in the same step. Errors: ErrNoGroup,
+// *ActiveError, or those of Redis.
 func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration, force bool) error {
-	forced := "0"
+	how := "drop"
 	if force {
-		forced = "1"
+		how = "force"
 	}
-	lease := "{" + stream + "}:lease:" + group
-	v, err := run(ctx, client, dropGroupScript, []any{2, stream, lease, group, active.Milliseconds(), forced})
+	return dropGroup(ctx, client, stream, group, active, how)
+}
+
+// CheckDrop returns *ActiveError if a consumer of the group showed itself within active, holds a lease, or may be waiting
+// for something to read on a server that does not notice that; ErrNoGroup if there is no such group. It changes nothing.
+func CheckDrop(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration) error {
+	return dropGroup(ctx, client, stream, group, active, "look")
+}
+
+func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration, how string) error {
+	lease := "{" + stream + "}:lease:" + group // see package consumer
+	v, err := run(ctx, client, dropGroupScript, []any{2, stream, lease, group, active.Milliseconds(), how})
 	switch {
 	case err != nil:
 	case text(v, 0) == "OK":
@@ -190,4 +204,24 @@ func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 		err = errors.New("unexpected reply")
 	}
 	return fmt.Errorf("drop group %q of stream %q: %w", group, stream, err)
+}
+
+// MarkHolders fills HoldsBack of groups, all groups of their streams, for streams that are trimmed to maxLen.
+func MarkHolders(groups []Group, maxLen int64) {
+	lowest := map[string]string{}
+	for _, g := range groups {
+		if low, ok := lowest[g.Stream]; !ok || lessID(g.Floor, low) {
+			lowest[g.Stream] = g.Floor
+		}
+	}
+	for i := range groups {
+		g := &groups[i]
+		// Redis does not say how many entries follow an id. Without pending entries it is the lag; behind the lowest floor
+		// there is little to come, because trimming has been there; for the others it is at least this.
+		needs := g.Pending + max(g.Lag, 0)
+		if g.Lag < 0 || g.Pending > 0 && g.Floor == lowest[g.Stream] {
+			needs = g.Length
+		}
+		g.HoldsBack = max(0, min(needs, g.Length)-maxLen)
+	}
 }

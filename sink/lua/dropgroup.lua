@@ -1,7 +1,7 @@
 -- Destroys a consumer group and the lease of its ordered mode, unless somebody reads for it.
--- KEYS stream, lease. ARGV group, ms within which a sign of life counts, force ("1")
+-- KEYS stream, lease. ARGV group, ms within which a sign of life counts, "look" (only answer), "drop" or "force"
 -- Answers {GONE}, {ACTIVE, consumer, ms}, {LEASED, consumer}, {UNSURE, consumers} or {OK}.
-local stream, name, force = KEYS[1], ARGV[1], ARGV[3] == '1'
+local stream, name, how = KEYS[1], ARGV[1], ARGV[3]
 
 local function fields(list)
   local f = {}
@@ -18,7 +18,7 @@ for _, list in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
 end
 if not g then return {'GONE'} end
 
-if not force then
+if how ~= 'force' then
   local holder = redis.call('GET', KEYS[2])
   if holder then return {'LEASED', holder} end
   local sure = true
@@ -30,6 +30,7 @@ if not force then
   -- A server that does not know "inactive" does not see a consumer that waits in vain for something to read.
   if not sure and g['pending'] == 0 and g['last-delivered-id'] == s['last-generated-id'] then return {'UNSURE', g['consumers']} end
 end
+if how == 'look' then return {'OK'} end
 redis.call('XGROUP', 'DESTROY', stream, name)
 redis.call('DEL', KEYS[2])
 return {'OK'}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+// groupLine is what groups list --json prints of a group.
+type groupLine struct {
+	Stream, Group          string
+	Pending, Lag, Lost     int64
+	HoldsBack              int64   `json:"holds_back"`
+	Idle                   float64 `json:"idle_seconds"`
+	OldestPending          float64 `json:"oldest_pending_seconds"`
+	Abandoned              bool
+	StreamLength, Consumer int64
+}
+
+func (w *world) listGroups(extra ...string) map[string]groupLine {
+	w.t.Helper()
+	r := w.once(append([]string{"groups", "list", "--json"}, extra...)...)
+	var list []groupLine
+	if err := json.Unmarshal([]byte(r.out), &list); err != nil || r.code != 0 {
+		w.t.Fatalf("groups list --json: exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
+	}
+	m := map[string]groupLine{}
+	for _, g := range list {
+		m[g.Stream+" "+g.Group] = g
+	}
+	return m
+}
+
+func (w *world) readGroup(group string, count int64) {
+	w.t.Helper()
+	err := w.redis.Client.XReadGroup(w.t.Context(), &redis.XReadGroupArgs{
+		Group: group, Consumer: "c", Streams: []string{"outbox.order", ">"}, Count: count, Block: -1,
+	}).Err()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// An abandoned group holds back a stream until it is dropped: then the relay trims what the others have read.
+func TestGroupsListAndDrop(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "stream-node-max-entries 10")
+	ctx, client := t.Context(), w.redis.Client
+	for _, group := range []string{"gone", "mailer"} {
+		if err := client.XGroupCreateMkStream(ctx, "outbox.order", group, "0").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Entries of two hours ago, so that nobody has read them for that long.
+	for i := range 3 {
+		id := fmt.Sprintf("%d-0", time.Now().Add(-2*time.Hour).UnixMilli()+int64(i))
+		if err := client.XAdd(ctx, &redis.XAddArgs{Stream: "outbox.order", ID: id, Values: []any{"id", fmt.Sprint(i)}}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.spawn("relay", "--stream-maxlen=100")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 500, Types: []string{"order"}})
+	load.Wait()
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	n := int64(load.Committed() + 3)
+	w.readGroup("mailer", n)
+	if err := client.XAutoClaim(ctx, &redis.XAutoClaimArgs{Stream: "outbox.order", Group: "mailer", Consumer: "c", Start: "0"}).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	g := w.listGroups("--stream-maxlen=100")
+	if gone := g["outbox.order gone"]; !gone.Abandoned || gone.Lag != n || gone.HoldsBack != n-100 || gone.Lost != 0 || gone.Idle < 7200 {
+		t.Errorf("the abandoned group: %+v", gone)
+	}
+	if m := g["outbox.order mailer"]; m.Abandoned || m.Pending != n || m.Lag != 0 {
+		t.Errorf("the group that is read: %+v", m)
+	}
+	table := w.once("groups", "list", "--stream-maxlen=100").out
+	for _, want := range []string{"STREAM", "abandoned", fmt.Sprintf("group gone holds back about %d entries of outbox.order", n-100), "posthaste groups drop --stream=outbox.order --group=gone"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("groups list does not say %q:\n%s", want, table)
+		}
+	}
+	if force := w.listGroups("--stream-maxlen=100", "--trim=force")["outbox.order gone"]; force.HoldsBack != 0 {
+		t.Errorf("with --trim=force nobody holds anything back: %+v", force)
+	}
+
+	drop := func(group string, extra ...string) result {
+		return w.once(append([]string{"groups", "drop", "--stream=outbox.order", "--group=" + group}, extra...)...)
+	}
+	drop("gone").oneLine(t, 1, "--yes")
+	drop("mailer", "--yes").oneLine(t, 1, `consumer "c" was active`)
+	drop("nobody", "--yes").oneLine(t, 1, `no consumer group "nobody"; it has: gone, mailer`)
+	w.once("groups", "drop", "--stream=other", "--group=gone", "--yes").oneLine(t, 1, `"other" is no stream of posthaste`)
+	if r := drop("gone", "--yes"); r.code != 0 || !strings.Contains(r.out, fmt.Sprintf("0 pending, %d unread and 0 dead", n)) {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	// What mailer has read and not acknowledged stays.
+	if have, err := client.XLen(ctx, "outbox.order").Result(); err != nil || have != n {
+		t.Errorf("%d entries (%v), want %d", have, err, n)
+	}
+	if r := drop("mailer", "--yes", "--force"); r.code != 0 || !strings.Contains(r.out, fmt.Sprintf("%d pending, 0 unread", n)) {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n, err := client.XLen(ctx, "outbox.order").Result(); err != nil || n > 110 {
+			return fmt.Errorf("%d entries (%w), want about 100", n, err)
+		}
+		return nil
+	})
+	if left := w.listGroups(); len(left) != 0 {
+		t.Errorf("groups that were dropped: %v", left)
+	}
+}
+
+// With a group go its dead events, which nobody could retry any more; those of other groups stay.
+func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, client := t.Context(), w.redis.Client
+	for _, stream := range []string{"outbox.order", "dead.outbox.order"} {
+		for _, group := range []string{"gone", "mailer"} {
+			if err := client.XGroupCreateMkStream(ctx, stream, group, "0").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, group := range []string{"gone", "mailer", "gone"} {
+		err := client.XAdd(ctx, &redis.XAddArgs{Stream: "dead.outbox.order", Values: []any{
+			"id", "1", "dead_stream", "outbox.order", "dead_entry", "1-0", "dead_group", group,
+		}}).Err()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if g := w.listGroups(); len(g) != 4 || g["dead.outbox.order mailer"].Lag != 3 {
+		t.Errorf("groups %+v, want those of the dead stream too", g)
+	}
+	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes"); r.code != 0 || !strings.Contains(r.out, "2 dead") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	left, err := client.XRange(ctx, "dead.outbox.order", "-", "+").Result()
+	if err != nil || len(left) != 1 || left[0].Values["dead_group"] != "mailer" {
+		t.Errorf("dead events left: %v (%v)", left, err)
+	}
+}
+
+// Redis fills up while Postgres is away: the command does what it can.
+func TestGroupsWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pgURL = "postgres://127.0.0.1:1/none"
+	if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	r := w.once("groups", "list")
+	if r.code != 0 || !strings.Contains(r.out, "outbox.order  gone") || !strings.Contains(r.errOut, "without Postgres") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	w.rdURL = "redis://127.0.0.1:1"
+	if r := w.once("groups", "list"); r.code != 1 || !strings.Contains(r.errOut, "refused") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+}
