@@ -46,7 +46,7 @@ check: lint rules ## formatting, linters, modules, Prometheus rules, generated d
 	$(GO) mod tidy -diff
 	$(GRAFANA) mod tidy -diff
 	$(GO) mod verify
-	$(GO) run ./cmd/posthaste gen-docs --check docs/configuration.md
+	$(GO) run ./cmd/posthaste gen-docs --check docs
 
 lint: $(LINT) ## formatting and linters only
 	$(LINT) fmt --diff
@@ -68,7 +68,7 @@ rules: ## check the Prometheus configuration and rules, and run the rules' tests
 	promtool test rules grafana/prometheus/tests/*.yml
 
 docs: ## write the generated documents
-	$(GO) run ./cmd/posthaste gen-docs docs/configuration.md
+	$(GO) run ./cmd/posthaste gen-docs docs
 
 fuzz: ## fuzz every target for FUZZTIME each
 	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \

@@ -5,29 +5,40 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/alecthomas/kong"
 )
 
-// genDocsCmd writes the reference of the settings and commands from the same structs that parse them.
+// genDocsCmd writes the references: of the settings and commands from the same structs that parse them, of the metrics
+// from the registries that export them.
 type genDocsCmd struct {
-	Check bool   `help:"Only compare; fail if the file is not what would be written."`
-	File  string `arg:"" default:"docs/configuration.md" help:"The file."`
+	Check bool   `help:"Only compare; fail if a file is not what would be written."`
+	Dir   string `arg:"" default:"docs" help:"The folder."`
 }
 
 // Run writes or compares.
-func (c genDocsCmd) Run(_ context.Context, e *env) error {
-	want := reference(e.model)
-	if !c.Check {
-		return os.WriteFile(c.File, []byte(want), 0o644) //nolint:gosec // a page for everybody
+func (c genDocsCmd) Run(ctx context.Context, e *env) error {
+	metrics, err := metricsReference(ctx, e.config)
+	if err != nil {
+		return err
 	}
-	have, err := os.ReadFile(c.File)
+	return errors.Join(c.page("configuration.md", reference(e.model)), c.page("metrics.md", metrics))
+}
+
+// page writes or compares one page.
+func (c genDocsCmd) page(name, want string) error {
+	file := filepath.Join(c.Dir, name)
+	if !c.Check {
+		return os.WriteFile(file, []byte(want), 0o644) //nolint:gosec // a page for everybody
+	}
+	have, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	if string(have) != want {
-		return errors.New(c.File + " is out of date: run make docs")
+		return errors.New(file + " is out of date: run make docs")
 	}
 	return nil
 }

@@ -84,6 +84,7 @@ type relayProcess struct {
 	credits       *credits.Sync
 	creditsClient interface{ Close() error }
 	relay         *outbox.Relay
+	registry      *prometheus.Registry
 	traces        *tracing
 	admin         net.Listener
 	server        *http.Server
@@ -104,6 +105,7 @@ func newRelay(ctx context.Context, c Config, log *slog.Logger) (*relayProcess, e
 
 func (p *relayProcess) build(ctx context.Context) error {
 	c, reg := p.config, newRegistry()
+	p.registry = reg
 	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return &usageError{err.Error()}
@@ -213,6 +215,7 @@ type serveProcess struct {
 	credits       *credits.Bank
 	creditsClient interface{ Close() error }
 	api           *api.Server
+	registry      *prometheus.Registry
 	traces        *tracing
 	public        net.Listener
 	admin         net.Listener
@@ -234,6 +237,7 @@ func newServe(ctx context.Context, c Config, log *slog.Logger) (*serveProcess, e
 
 func (p *serveProcess) build(ctx context.Context) error {
 	c, reg := p.config, newRegistry()
+	p.registry = reg
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "api")
 	if err != nil {
 		return &usageError{err.Error()}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"posthaste/internal/testenv"
+)
+
+// contractMetrics are the names that others rely on.
+const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_total{reason} outbox_parked_total
+	outbox_commit_to_publish_seconds{mode} outbox_publish_seconds outbox_publish_errors_total{class} outbox_backlog_rows
+	outbox_backlog_oldest_seconds outbox_inflight_events outbox_relay_mode{mode} outbox_relay_leader outbox_relay_epoch
+	outbox_mode_switches_total{from,to,reason} outbox_slot_active outbox_slot_retained_bytes outbox_slot_confirmed_lag_bytes
+	outbox_slot_lost outbox_wire_idle_seconds outbox_stream_length{stream} outbox_group_pending{stream,group}
+	outbox_group_lag{stream,group} outbox_group_oldest_pending_seconds{stream,group} outbox_trim_lost_total{stream,group}
+	outbox_events_written_total{type} outbox_slot_max_keep_bytes outbox_scrape_errors_total{collector} redis_memory_ratio
+	redis_eviction_unsafe idem_requests_total{route,outcome} idem_script_seconds{script} credits_ops_total{code}
+	credits_sync_lag_seconds http_request_duration_seconds{route,method,status}`
+
+// TestMetricsAreTheContracts: the names and labels of the contract are there, labels that are not open have their values
+// from the start, and no bucket is a whole number: Prometheus writes those as 1 or as 1.0, and rules would miss half.
+func TestMetricsAreTheContracts(t *testing.T) {
+	t.Parallel()
+	all, err := exportedMetrics(t.Context(), freshConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want := range strings.FieldsSeq(contractMetrics) {
+		name, labels, _ := strings.Cut(strings.TrimSuffix(want, "}"), "{")
+		x := all[name]
+		if x == nil {
+			t.Errorf("%s is not exported", name)
+		} else if got := strings.Join(x.labels, ","); got != labels {
+			t.Errorf("%s: labels %q, want %q", name, got, labels)
+		}
+	}
+	for _, x := range all {
+		for _, l := range x.labels {
+			_, open := openLabels[l]
+			named := slices.Contains(x.labels, "stream") // its series come with the stream
+			if !open && !named && len(x.values[l]) == 0 {
+				t.Errorf("%s has no series at the start: label %s is not open, so its values are known", x.name, l)
+			}
+		}
+		if (x.kind == "histogram") != (len(x.bounds) > 0) {
+			t.Errorf("%s is a %s with buckets %v", x.name, x.kind, x.bounds)
+		}
+		for _, b := range x.bounds {
+			if b == math.Trunc(b) {
+				t.Errorf("%s has the bucket %v", x.name, b)
+			}
+		}
+	}
+}
+
+// TestMetricsPage: every metric has its note, no note is stale, and the page is the one that is committed.
+func TestMetricsPage(t *testing.T) {
+	t.Parallel()
+	want, err := metricsReference(t.Context(), freshConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile(filepath.Join(testenv.Root(t), "docs", "metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Error("docs/metrics.md is out of date: run make docs")
+	}
+	for _, part := range metricNotes {
+		for _, n := range part.notes {
+			if !strings.Contains(n.query, n.name) || n.rise == "" {
+				t.Errorf("%s: rise %q, query %s: neither may be empty or about something else", n.name, n.rise, n.query)
+			}
+		}
+	}
+}
+
+// freshConfig is the configuration of a command line without arguments.
+func freshConfig(t *testing.T) Config {
+	t.Helper()
+	var cli CLI
+	parser, err := kong.New(&cli)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse([]string{"version"}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cli.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestScrapesNeverWait: while neither Postgres nor Redis answers, and connections hang, every scrape is answered.
+func TestScrapesNeverWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	servers := []*testenv.Proxy{testenv.NewProxy(t, hostOf(t, w.pgURL)), testenv.NewProxy(t, hostOf(t, w.rdURL))}
+	w.pgURL = strings.Replace(w.pgURL, hostOf(t, w.pgURL), servers[0].Addr(), 1)
+	w.rdURL = strings.Replace(w.rdURL, hostOf(t, w.rdURL), servers[1].Addr(), 1)
+	relay, api, consume := w.spawn("relay"), w.spawn("serve"), w.spawn("consume", "--group=g")
+	w.waitMode("cdc", 20*time.Second)
+	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {
+		t.Fatalf("order: %d, %v", a.status, err)
+	}
+	present(t, consume, `outbox_consumer_attempts_total{group="g",outcome="done"} 1`)
+	for _, p := range servers {
+		p.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		for ctx.Err() == nil {
+			_, _ = placeOrder(ctx, api.http, 7) // requests that hang, too
+		}
+	}()
+	counts := func(series string) func(string) bool {
+		return func(text string) bool { n, _ := sample(text, series); return n > 0 }
+	}
+	for _, c := range []struct {
+		*child
+		process string
+		noticed func(text string) bool // that the servers are gone
+	}{
+		{relay, "relay", func(string) bool {
+			status, _ := relay.get("/readyz", nil)
+			return status == http.StatusServiceUnavailable
+		}},
+		{api, "serve", counts(`http_request_duration_seconds_count{method="POST",route="/orders",status="503"}`)},
+		{consume, "consume", counts(`outbox_consumer_redis_errors_total{op="inspect"}`)},
+	} {
+		testenv.Eventually(t, time.Minute, func() error {
+			text, err := c.metrics()
+			if err != nil {
+				t.Fatalf("%s: a scrape waits for its servers: %v", c.process, err)
+			}
+			if !c.noticed(text) {
+				return errors.New(c.process + " has not noticed that its servers are gone")
+			}
+			return nil
+		})
+	}
+	for _, c := range []*child{relay, api, consume} {
+		c.signal(syscall.SIGKILL) // an orderly stop would wait
+	}
+}

@@ -1,0 +1,417 @@
+package main
+
+// metricNote is what docs/metrics.md says about a metric beside what its registry does.
+type metricNote struct {
+	// name is the metric's; a metric without a note, or a note without a metric, ends gen-docs.
+	name string
+	// rise says what a rise means, and what to do.
+	rise string
+	// query is the PromQL to look at it with; the tests in grafana parse it, and know the metrics and labels.
+	query string
+}
+
+// leading joins a gauge that only the leader keeps with the leader.
+const leading = " and on (job, instance) outbox_relay_leader == 1"
+
+// metricNotes are the parts of docs/metrics.md, in their order.
+var metricNotes = []struct {
+	title string
+	notes []metricNote
+}{
+	{"Is anything lost or late?", []metricNote{
+		{
+			"outbox_backlog_oldest_seconds",
+			"nothing publishes, or slower than events come. Above a minute look at `outbox_publish_errors_total` and at `/readyz` of the leading relay.",
+			"max(outbox_backlog_oldest_seconds" + leading + ")",
+		},
+		{
+			"outbox_backlog_rows",
+			"events come faster than they leave: normal for a burst, and while Redis is away. Compare it with the rate of `outbox_published_total`.",
+			"max(outbox_backlog_rows" + leading + ")",
+		},
+		{
+			"outbox_dead_rows",
+			"Redis refused events for their own sake. `posthaste dead list` says why; mend that, then `posthaste dead retry`.",
+			"max(outbox_dead_rows" + leading + ")",
+		},
+		{
+			"outbox_parked_total",
+			"as `outbox_dead_rows`, but it does not fall when they are retried or dropped.",
+			"sum(increase(outbox_parked_total[1h]))",
+		},
+		{
+			"outbox_trim_lost_total",
+			"a consumer group has missed events for good, because the stream was trimmed (`POSTHASTE_TRIM=force`, or somebody's XTRIM) before it read them. They are in `outbox_history`.",
+			"sum by (stream, group) (increase(outbox_trim_lost_total[1h]))",
+		},
+		{
+			"outbox_commit_to_publish_seconds",
+			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. The trace ids lead to single events.",
+			"histogram_quantile(0.99, sum by (le, mode) (rate(outbox_commit_to_publish_seconds_bucket[5m])))",
+		},
+		{
+			"outbox_events_written_total",
+			"more events. What other services insert by themselves is not counted.",
+			"sum by (type) (rate(outbox_events_written_total[5m]))",
+		},
+		{
+			"outbox_published_total",
+			"more events. A fall to 0 while events are written is an outage.",
+			"sum by (mode) (rate(outbox_published_total[5m]))",
+		},
+		{
+			"outbox_settled_total",
+			"events are settled after they were streamed. If it stays behind `outbox_published_total{mode=\"cdc\"}`, Postgres is slow to delete and the window fills.",
+			"sum(rate(outbox_settled_total[5m]))",
+		},
+		{
+			"outbox_inflight_events",
+			"Postgres is slow to settle. At `POSTHASTE_WINDOW` publishing waits for it.",
+			"max(outbox_inflight_events)",
+		},
+		{
+			"outbox_settle_missing_total",
+			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that somebody else deletes from `outbox`.",
+			"sum(rate(outbox_settle_missing_total[5m]))",
+		},
+		{
+			"outbox_suppressed_total",
+			"duplicates were prevented: after a crash, or a hand-over. A steady rise means that two relays fight.",
+			"sum by (reason) (increase(outbox_suppressed_total[15m]))",
+		},
+	}},
+	{"Modes and leadership", []metricNote{
+		{
+			"outbox_relay_mode",
+			"a change is a hand-over. `poll` for long while it is not desired is the fallback: `outbox_mode_switches_total` has the reason.",
+			"max by (mode) (outbox_relay_mode)",
+		},
+		{
+			"outbox_relay_desired_mode",
+			"somebody has set the mode: `posthaste mode`, `PUT /relay/mode`.",
+			"max by (mode) (outbox_relay_desired_mode)",
+		},
+		{
+			"outbox_relay_leader",
+			"the sum is 1. At 0 for more than a few seconds nothing is relayed; at 2, for more than a scrape, the clocks of two scrapes differ: the epoch fences the older one.",
+			"sum(outbox_relay_leader)",
+		},
+		{
+			"outbox_relay_epoch",
+			"ownership was taken anew: a start, a new leader, a fence. Many in a row mean relays that do not stay alive.",
+			"max(outbox_relay_epoch)",
+		},
+		{
+			"outbox_adoptions_total",
+			"as the epoch, by instance.",
+			"sum by (instance) (increase(outbox_adoptions_total[15m]))",
+		},
+		{
+			"outbox_mode_switches_total",
+			"the stream does not hold; the reason says why. More than a few in a quarter of an hour is flapping.",
+			"sum by (from, to, reason) (increase(outbox_mode_switches_total[15m])) > 0",
+		},
+		{
+			"outbox_audit_failures_total",
+			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has published them. Look for another publication, or a filter on it.",
+			"sum by (reason) (increase(outbox_audit_failures_total[1h]))",
+		},
+		{
+			"outbox_scrape_errors_total",
+			"what the named gauges show is old: Postgres (`backlog`, `dead`, `slot`) or Redis (`streams`) did not answer.",
+			"sum by (collector) (rate(outbox_scrape_errors_total[5m]))",
+		},
+		{
+			"posthaste_build_info",
+			"it does not rise; two values are two versions side by side.",
+			"count by (version) (posthaste_build_info)",
+		},
+	}},
+	{"The slot and the stream of changes", []metricNote{
+		{
+			"outbox_slot_active",
+			"1 while somebody streams the slot. 0 in `auto` or `cdc` for more than a minute: `posthaste doctor`.",
+			"max(outbox_slot_active" + leading + ")",
+		},
+		{
+			"outbox_slot_lost",
+			"Postgres has given the slot up. No event is lost: the relay sweeps and makes a new one. Find out why it lagged.",
+			"max(outbox_slot_lost" + leading + ")",
+		},
+		{
+			"outbox_slot_retained_bytes",
+			"a disk fills. A transaction is open somewhere, or nothing confirms: the relay acts at `POSTHASTE_WAL_BUDGET`, Postgres at `outbox_slot_max_keep_bytes`.",
+			"max(outbox_slot_retained_bytes" + leading + ")",
+		},
+		{
+			"outbox_slot_confirmed_lag_bytes",
+			"the relay is behind the WAL of the whole database, not only of the outbox: a bulk load elsewhere shows here.",
+			"max(outbox_slot_confirmed_lag_bytes" + leading + ")",
+		},
+		{
+			"outbox_slot_max_keep_bytes",
+			"it is a setting. At -1 an abandoned slot fills the disk: set `max_slot_wal_keep_size`.",
+			"max(outbox_slot_max_keep_bytes" + leading + ")",
+		},
+		{
+			"outbox_wire_idle_seconds",
+			"Postgres is silent; keepalives come every few seconds. The relay starts the stream again by itself.",
+			"max(outbox_wire_idle_seconds)",
+		},
+		{
+			"outbox_cdc_transactions_total",
+			"more transactions that write events.",
+			"sum(rate(outbox_cdc_transactions_total[5m]))",
+		},
+		{
+			"outbox_cdc_rows_total",
+			"more events. Above `outbox_published_total{mode=\"cdc\"}`: a restart repeats what was not confirmed.",
+			"sum(rate(outbox_cdc_rows_total[5m]))",
+		},
+		{
+			"outbox_cdc_received_bytes_total",
+			"more data over the wire, from large events or a restart.",
+			"sum(rate(outbox_cdc_received_bytes_total[5m]))",
+		},
+		{
+			"outbox_cdc_reconnects_total",
+			"the stream breaks: Postgres restarts, a network that cuts idle connections, `wal_sender_timeout`.",
+			"sum(increase(outbox_cdc_reconnects_total[15m]))",
+		},
+		{
+			"outbox_cdc_decode_errors_total",
+			"the outbox table has a shape that posthaste does not know. Events keep flowing by the sweep: undo the change of the table.",
+			"sum(increase(outbox_cdc_decode_errors_total[1h]))",
+		},
+	}},
+	{"The sweep", []metricNote{
+		{
+			"outbox_sweep_rows_total",
+			"events travel by the sweep: poll mode, a start, a fallback.",
+			"sum(rate(outbox_sweep_rows_total[5m]))",
+		},
+		{
+			"outbox_sweep_batches_total",
+			"with few rows per batch: batches were made small after failures.",
+			"sum(rate(outbox_sweep_rows_total[5m])) / sum(rate(outbox_sweep_batches_total[5m]))",
+		},
+		{
+			"outbox_sweep_claims_total",
+			"workers take turns; it follows the batches. Far above them: the parts are empty.",
+			"sum(rate(outbox_sweep_claims_total[5m]))",
+		},
+		{
+			"outbox_sweep_errors_total",
+			"Redis or Postgres refuses; `outbox_publish_errors_total` has the class.",
+			"sum(rate(outbox_sweep_errors_total[5m]))",
+		},
+	}},
+	{"Redis and its streams", []metricNote{
+		{
+			"outbox_publish_seconds",
+			"Redis or the network is slow. With `POSTHASTE_REDIS_DURABILITY` it includes the wait for replicas or the disk.",
+			"histogram_quantile(0.99, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))",
+		},
+		{
+			"outbox_publish_errors_total",
+			"publishing fails, and is repeated. The class says why: full, read-only, unreachable, and so on. `wrongtype` and `too_large` park the event.",
+			"sum by (class) (rate(outbox_publish_errors_total[5m]))",
+		},
+		{
+			"outbox_pubsub_failed_total",
+			"Redis refuses PUBLISH to the user (ACL); the streams have the events all the same.",
+			"sum(rate(outbox_pubsub_failed_total[5m]))",
+		},
+		{
+			"outbox_stream_length",
+			"above `POSTHASTE_STREAM_MAXLEN` a consumer group holds trimming: `outbox_group_lag`, `outbox_group_idle_seconds`.",
+			"max by (stream) (outbox_stream_length)",
+		},
+		{
+			"outbox_consumer_stream_length",
+			"as `outbox_stream_length`, as the consumer sees it.",
+			"max by (stream) (outbox_consumer_stream_length)",
+		},
+		{
+			"redis_memory_ratio",
+			"Redis fills; at 1 it refuses writes and events wait in the outbox. Give it memory, or find the group that holds trimming.",
+			"max(redis_memory_ratio)",
+		},
+		{
+			"redis_eviction_unsafe",
+			"Redis may delete streams, gates, keys and balances when it is full: `CONFIG SET maxmemory-policy noeviction`.",
+			"max(redis_eviction_unsafe)",
+		},
+	}},
+	{"Consumer groups", []metricNote{
+		{
+			"outbox_group_lag",
+			"consumers are too slow, or none runs.",
+			"max by (stream, group) (outbox_group_lag)",
+		},
+		{
+			"outbox_group_pending",
+			"handlers are slow, or fail and are repeated.",
+			"max by (stream, group) (outbox_group_pending)",
+		},
+		{
+			"outbox_group_oldest_pending_seconds",
+			"an event hangs in its handler, or fails again and again.",
+			"max by (stream, group) (outbox_group_oldest_pending_seconds)",
+		},
+		{
+			"outbox_group_idle_seconds",
+			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its consumers, or remove the group.",
+			"max by (stream, group) (outbox_group_idle_seconds)",
+		},
+		{
+			"outbox_consumer_read_total",
+			"more events.",
+			"sum by (group) (rate(outbox_consumer_read_total[5m]))",
+		},
+		{
+			"outbox_consumer_attempts_total",
+			"of `failed` or `panic`: the handler, or what it calls. Of `unavailable`: what it calls has said that it is away.",
+			"sum by (group, outcome) (rate(outbox_consumer_attempts_total[5m]))",
+		},
+		{
+			"outbox_consumer_dead_total",
+			"events nobody has processed are in the dead stream. Look at them, mend the handler, and put them back.",
+			"sum by (group) (increase(outbox_consumer_dead_total[1h]))",
+		},
+		{
+			"outbox_consumer_handle_seconds",
+			"the handler, or what it calls, is slow.",
+			"histogram_quantile(0.99, sum by (le, group) (rate(outbox_consumer_handle_seconds_bucket[5m])))",
+		},
+		{
+			"outbox_consumer_delay_seconds",
+			"events are processed late: compare with `outbox_commit_to_publish_seconds`; what is above that is the consumers'.",
+			"histogram_quantile(0.99, sum by (le, group) (rate(outbox_consumer_delay_seconds_bucket[5m])))",
+		},
+		{
+			"outbox_consumer_claimed_total",
+			"consumers die, or hang for longer than `--claim-idle`.",
+			"sum by (group) (increase(outbox_consumer_claimed_total[15m]))",
+		},
+		{
+			"outbox_consumer_removed_total",
+			"consumers that had died were cleared away; as many as processes were lost.",
+			"sum by (group) (increase(outbox_consumer_removed_total[1h]))",
+		},
+		{
+			"outbox_consumer_inflight_events",
+			"handlers are slow; it is bounded, and reading waits at the bound.",
+			"sum by (group) (outbox_consumer_inflight_events)",
+		},
+		{
+			"outbox_consumer_parked_events",
+			"one subject's event is slow or fails, and those behind it wait.",
+			"sum by (group) (outbox_consumer_parked_events)",
+		},
+		{
+			"outbox_consumer_delayed_subjects",
+			"handlers fail, and wait for their next attempt.",
+			"sum by (group) (outbox_consumer_delayed_subjects)",
+		},
+		{
+			"outbox_consumer_redis_errors_total",
+			"Redis is away or refuses; every call is repeated.",
+			"sum by (op) (rate(outbox_consumer_redis_errors_total[5m]))",
+		},
+	}},
+	{"The API", []metricNote{
+		{
+			"http_request_duration_seconds",
+			"of the duration: Postgres, mostly; see `pg_pool_wait_seconds_total`. Of status 503: Postgres is away. Of 409 and 422: clients.",
+			"histogram_quantile(0.99, sum by (le, route) (rate(http_request_duration_seconds_bucket[5m])))",
+		},
+		{
+			"idem_requests_total",
+			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: clients reuse keys. Of `unknown`: commits whose outcome nobody knows.",
+			"sum by (outcome) (rate(idem_requests_total[5m]))",
+		},
+		{
+			"idem_script_seconds",
+			"Redis or the network is slow.",
+			"histogram_quantile(0.99, sum by (le, script) (rate(idem_script_seconds_bucket[5m])))",
+		},
+		{
+			"idem_wait_seconds",
+			"clients repeat before the first answer is there.",
+			"histogram_quantile(0.99, sum by (le) (rate(idem_wait_seconds_bucket[5m])))",
+		},
+		{
+			"idem_lease_lost_total",
+			"requests take longer than their lease, and were taken over; the unique index sees to it that one of them counts.",
+			"sum(increase(idem_lease_lost_total[15m]))",
+		},
+		{
+			"idem_publish_fail_total",
+			"replays come from Postgres instead of Redis, which is slower, and right.",
+			"sum(rate(idem_publish_fail_total[5m]))",
+		},
+		{
+			"pg_pool_connections",
+			"of `used` to `pg_pool_max_connections`: requests wait. Give the pool more (`pool_max_conns` in the URL), or Postgres less to do.",
+			"sum by (job, state) (pg_pool_connections)",
+		},
+		{
+			"pg_pool_max_connections",
+			"it is a setting. All processes together must stay below Postgres' `max_connections`.",
+			"sum(pg_pool_max_connections)",
+		},
+		{
+			"pg_pool_acquires_total",
+			"more work for Postgres.",
+			"sum by (job) (rate(pg_pool_acquires_total[5m]))",
+		},
+		{
+			"pg_pool_wait_seconds_total",
+			"all connections are in use: the pool is too small, or statements are slow. The query is the mean wait.",
+			"sum by (job) (rate(pg_pool_wait_seconds_total[5m])) / sum by (job) (rate(pg_pool_acquires_total[5m]))",
+		},
+	}},
+	{"Credits", []metricNote{
+		{
+			"credits_ops_total",
+			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for a human. Of `unavailable`: Redis is away.",
+			"sum by (code) (rate(credits_ops_total[5m]))",
+		},
+		{
+			"credits_sync_lag_seconds",
+			"operations are in Redis only: if Redis loses them now, they are gone. The relay or Postgres is slow, or gone.",
+			"max(credits_sync_lag_seconds)",
+		},
+		{
+			"credits_stream_entries",
+			"as the lag, in operations.",
+			"max(credits_stream_entries)",
+		},
+		{
+			"credits_sync_entries_total",
+			"of `quarantined`: operations contradict the ledger, `posthaste credits reconcile` explains them. Of `duplicate`: the sync was interrupted.",
+			"sum by (outcome) (rate(credits_sync_entries_total[5m]))",
+		},
+		{
+			"credits_frozen_total",
+			"an account is closed until a human has looked: `posthaste credits reconcile`.",
+			"sum by (reason) (increase(credits_frozen_total[1h]))",
+		},
+		{
+			"credits_lost_operations_total",
+			"acknowledged operations are gone with Redis' memory. Use a durability that survives what happened.",
+			"sum(increase(credits_lost_operations_total[1h]))",
+		},
+		{
+			"credits_epoch_bumps_total",
+			"Redis had lost operations, and buckets were rebuilt from the ledger.",
+			"sum(increase(credits_epoch_bumps_total[1h]))",
+		},
+		{
+			"credits_ledger_reads_total",
+			"accounts come back into Redis: after a rebuild, or many that were not used for long.",
+			"sum(rate(credits_ledger_reads_total[5m]))",
+		},
+	}},
+}
