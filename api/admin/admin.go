@@ -1,5 +1,6 @@
 // Package admin is the HTTP interface for operators: metrics, health, the relay's status and mode, parked events,
-// profiles. It belongs on a listener of its own, on loopback unless the operator says otherwise.
+// profiles, and the
+// console. It belongs on a listener of its own, on loopback unless the operator says otherwise.
 package admin
 
 import (
@@ -10,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"strings"
@@ -40,6 +42,12 @@ type Options struct {
 	Token string
 	// Gatherer feeds /metrics.
 	Gatherer prometheus.Gatherer
+	// Console serves /console/; nil for none.
+	Console http.Handler
+	// Addr is the address as the operator wrote it, Bound what it became. On a loopback listener only requests for
+	// loopback names and for Addr's host are answered; nil Bound: every request is.
+	Addr  string
+	Bound net.Addr
 	// Logger may be nil.
 	Logger *slog.Logger
 }
@@ -69,8 +77,39 @@ func Handler(o Options) http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if s.Console != nil {
+		mux.Handle("/console/", s.Console)
+		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
+	}
 	// A page of another origin, open in the operator's browser, must not be able to switch modes.
-	return http.NewCrossOriginProtection().Handler(mux)
+	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
+}
+
+// knownHost refuses requests to a loopback listener that were not meant for this machine: a page elsewhere whose name was
+// made to resolve to 127.0.0.1 counts as the same origin in a browser, and could read everything here.
+func (s *server) knownHost(next http.Handler) http.Handler {
+	bound, ok := s.Bound.(*net.TCPAddr)
+	if !ok || !bound.IP.IsLoopback() {
+		return next
+	}
+	asked, _, _ := net.SplitHostPort(s.Addr)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := hostOf(r.Host)
+		if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
+			host != "" && strings.EqualFold(host, asked) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		problem(w, http.StatusMisdirectedRequest, "this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in --admin-addr")
+	})
+}
+
+// hostOf is the name or address in a Host header.
+func hostOf(header string) string {
+	if h, _, err := net.SplitHostPort(header); err == nil {
+		header = h
+	}
+	return strings.ToLower(strings.Trim(header, "[]"))
 }
 
 // Metrics returns what a process without anything to administer shows: metrics and that it runs.

@@ -18,6 +18,7 @@ import (
 
 	"posthaste/api"
 	"posthaste/api/admin"
+	"posthaste/api/admin/console"
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/idem"
@@ -84,6 +85,7 @@ type relayProcess struct {
 	credits       *credits.Sync
 	creditsClient interface{ Close() error }
 	relay         *outbox.Relay
+	console       *consoleProcess
 	registry      *prometheus.Registry
 	traces        *tracing
 	admin         net.Listener
@@ -153,9 +155,12 @@ func (p *relayProcess) build(ctx context.Context) error {
 	if p.admin, err = listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
+	if p.console, err = newConsole(ctx, c, console.Options{Kind: "relay", Relay: p.relay, Gatherer: reg, Logger: p.log}); err != nil {
+		return err
+	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: p.relay, Ready: admin.RelayReady(p.relay), Token: c.AdminToken,
-		Gatherer: reg, Logger: p.log,
+		Gatherer: reg, Console: p.console, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }
@@ -185,6 +190,7 @@ func (p *relayProcess) run(ctx context.Context) error {
 		return p.relay.Run(gctx)
 	})
 	g.Go(func() error { return p.credits.Run(gctx) })
+	g.Go(func() error { return p.console.Run(actx) })
 	g.Go(func() error { return httpServer(actx, p.server, p.admin, time.Second) })
 	return g.Wait()
 }
@@ -200,6 +206,7 @@ func (p *relayProcess) close() {
 	if p.creditsClient != nil {
 		_ = p.creditsClient.Close()
 	}
+	p.console.close()
 	if p.pool != nil {
 		p.pool.Close()
 	}
@@ -215,6 +222,7 @@ type serveProcess struct {
 	credits       *credits.Bank
 	creditsClient interface{ Close() error }
 	api           *api.Server
+	console       *consoleProcess
 	registry      *prometheus.Registry
 	traces        *tracing
 	public        net.Listener
@@ -284,8 +292,12 @@ func (p *serveProcess) build(ctx context.Context) error {
 	if p.admin, err = listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
+	if p.console, err = newConsole(ctx, c, console.Options{Kind: "serve", Gatherer: reg, Logger: p.log}); err != nil {
+		return err
+	}
 	p.server = adminServer(admin.Handler(admin.Options{
-		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg, Logger: p.log,
+		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg, Console: p.console,
+		Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }
@@ -303,6 +315,7 @@ func (p *serveProcess) run(ctx context.Context) error {
 	g.Go(func() error {
 		return httpServer(gctx, api.NewHTTPServer(p.api.Public()), p.public, p.config.DrainTimeout)
 	})
+	g.Go(func() error { return p.console.Run(gctx) })
 	g.Go(func() error { return httpServer(gctx, p.server, p.admin, p.config.DrainTimeout) })
 	return g.Wait()
 }
@@ -330,6 +343,7 @@ func (p *serveProcess) close() {
 	if p.creditsClient != nil {
 		_ = p.creditsClient.Close()
 	}
+	p.console.close()
 	if p.pool != nil {
 		p.pool.Close()
 	}

@@ -1,0 +1,302 @@
+// Package console is the page at /console/ on the admin listener: what the pipeline does now, what is wrong with it, and
+// what to press.
+//
+// The page is embedded, loads nothing from elsewhere, and talks only to the endpoints below. All answers are JSON, none
+// holds a payload or a secret. Times are RFC 3339, durations in seconds, sizes in bytes.
+//
+//	GET  /console/              the page; its parts beside it
+//	GET  /console/api/session   {"csrf","token_required","kind","relay","holder","version"}: csrf is what every POST and PUT
+//	                            here wants in the header X-Posthaste-Csrf
+//	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
+//	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
+//	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive; 503 beyond
+//	                            16 viewers; a viewer that does not keep up is cut off
+//	GET  /console/api/dead      {"dead":[admin.Dead…],"total","as_of","error"}: at most 200 of them
+//	GET  /console/api/doctor    admin.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
+//	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[admin.Step…],"error"}
+//	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
+//	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
+//
+// PUT and POST also want the admin token as bearer token if one is set. (PUT /relay/mode and its neighbours, made for
+// curl, want only that.)
+//
+// What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while somebody
+// looks, over connections of the console's own, each with a timeout of its own and never for more than a tenth of the time;
+// what cannot be reached is shown with the time of the last answer, and holds up nothing else.
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/api/admin"
+	"posthaste/outbox"
+)
+
+//go:embed static
+var files embed.FS
+
+// Options of a Console. Relay and Logger may be nil.
+type Options struct {
+	// Kind is "relay" or "serve": what the process does.
+	Kind string
+	// Holder names this process (host:pid), Version its build.
+	Holder, Version string
+	// RelayName is the relay whose table is meant, StreamPrefix begins the names of its streams.
+	RelayName, StreamPrefix string
+	// Pool and Redis should be the console's own, and small: a slow page must not take connections from the work. The
+	// caller closes them.
+	Pool  *pgxpool.Pool
+	Redis redis.UniversalClient
+	// Slots reads the slot's state, over Pool.
+	Slots outbox.Slots
+	// Relay is the relay of this process, if it is one.
+	Relay *outbox.Relay
+	// Gatherer has the metrics of this process.
+	Gatherer prometheus.Gatherer
+	// Doctor is what the doctor looks at.
+	Doctor admin.DoctorOptions
+	// Token, if not empty, is required by everything that changes something.
+	Token  string
+	Logger *slog.Logger
+}
+
+// Console is the page and what feeds it.
+type Console struct {
+	o       Options
+	log     *slog.Logger
+	mux     *http.ServeMux
+	csrf    string
+	hub     *hub
+	ring    *ring
+	watch   *watch
+	traces  chan struct{} // holds one token per trace that may run
+	doctor  once[diagnosis]
+	actions chan struct{} // the same for what changes something
+}
+
+// Limits of what runs at once.
+const (
+	maxTraces  = 2
+	maxActions = 2
+)
+
+// New returns a console; it does nothing until Run.
+func New(o Options) *Console {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Console{
+		o: o, log: o.Logger.With("component", "console"), mux: http.NewServeMux(), csrf: rand.Text(), hub: newHub(),
+		ring: newRing(o.Gatherer), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
+	}
+	c.watch = newWatch(c)
+	static, err := fs.Sub(files, "static")
+	if err != nil {
+		panic(err) // a broken build
+	}
+	c.mux.Handle("GET /console/", http.StripPrefix("/console", c.static(http.FileServerFS(static))))
+	c.mux.HandleFunc("GET /console/api/session", c.session)
+	c.mux.HandleFunc("GET /console/api/state", c.state)
+	c.mux.HandleFunc("GET /console/api/history", c.history)
+	c.mux.HandleFunc("GET /console/api/stream", c.stream)
+	c.mux.HandleFunc("GET /console/api/dead", c.dead)
+	c.mux.HandleFunc("GET /console/api/doctor", c.diagnose)
+	c.mux.HandleFunc("GET /console/api/trace", c.trace)
+	c.mux.HandleFunc("PUT /console/api/mode", c.guarded(c.setMode))
+	c.mux.HandleFunc("POST /console/api/dead/retry", c.guarded(c.onDead(admin.RetryDead())))
+	c.mux.HandleFunc("POST /console/api/dead/drop", c.guarded(c.onDead(admin.DropDead())))
+	return c
+}
+
+// ServeHTTP serves everything under /console/.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
+
+// Run takes samples and feeds the viewers until ctx ends. Then it cuts the viewers off, so that the server can stop.
+func (c *Console) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.sample(ctx) })
+	c.watch.run(ctx, g)
+	g.Go(func() error {
+		<-ctx.Done()
+		c.hub.close()
+		return nil
+	})
+	return g.Wait()
+}
+
+// sample adds to the ring every second and tells the viewers.
+func (c *Console) sample(ctx context.Context) error {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-t.C:
+			seen := c.watch.look(now)
+			c.ring.add(now, c.leads(), seen)
+			if c.hub.watched() {
+				c.hub.send("state", c.assemble(now))
+			}
+		}
+	}
+}
+
+// leads reports whether this process is the one whose metrics tell of the backlog.
+func (c *Console) leads() bool { return c.o.Relay != nil && c.o.Relay.Status().Leader }
+
+// policy of every answer: nothing from elsewhere, nothing inline, in nobody's frame.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'none'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+func harden(h http.Header) {
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store") // a new build's page must not meet an old build's script
+}
+
+func (c *Console) static(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/" && strings.HasSuffix(r.URL.Path, "/") {
+			http.NotFound(w, r) // no listings
+			return
+		}
+		harden(w.Header())
+		next.ServeHTTP(w, r)
+	})
+}
+
+// csrfHeader carries the token that only a page of this origin can have read.
+const csrfHeader = "X-Posthaste-Csrf"
+
+// guarded lets through what comes from our own page and, if a token is set, from somebody who has it.
+func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !same(r.Header.Get(csrfHeader), c.csrf) {
+			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+"; reload the page")
+			return
+		}
+		bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if c.o.Token != "" && (!ok || !same(bearer, c.o.Token)) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			problem(w, http.StatusUnauthorized, "this call needs the admin token (POSTHASTE_ADMIN_TOKEN of this process)")
+			return
+		}
+		if !enter(c.actions) {
+			busy(w)
+			return
+		}
+		defer leave(c.actions)
+		next(w, r)
+	}
+}
+
+func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+func enter(sem chan struct{}) bool {
+	select {
+	case sem <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func leave(sem chan struct{}) { <-sem }
+
+func busy(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "1")
+	problem(w, http.StatusTooManyRequests, "the same is being done already; try again in a second")
+}
+
+// callTimeout bounds what one request asks of Postgres or Redis.
+const callTimeout = 5 * time.Second
+
+func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, map[string]any{
+		"csrf": c.csrf, "token_required": c.o.Token != "", "kind": c.o.Kind, "relay": c.o.RelayName, "holder": c.o.Holder, "version": c.o.Version,
+	})
+}
+
+func (c *Console) setMode(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Mode string `json:"mode"`
+	}
+	if !read(w, r, &body) {
+		return
+	}
+	mode, err := outbox.ParseMode(body.Mode)
+	if err != nil {
+		problem(w, http.StatusUnprocessableEntity, err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	if err := admin.SetMode(ctx, c.o.Pool, c.o.RelayName, mode); err != nil {
+		c.fail(w, err)
+		return
+	}
+	c.log.Info("mode set", "desired", mode)
+	answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
+}
+
+// read decodes a small body; on failure it has answered.
+func read(w http.ResponseWriter, r *http.Request, into any) bool {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		problem(w, http.StatusBadRequest, "the body is not the JSON that this call wants")
+		return false
+	}
+	return true
+}
+
+// fail answers for an error of Postgres or Redis. Its text holds no secrets.
+func (c *Console) fail(w http.ResponseWriter, err error) {
+	c.log.Warn("console call", "err", err)
+	problem(w, http.StatusServiceUnavailable, plain(err))
+}
+
+// plain says in one line what an operator can make something of.
+func plain(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "no answer in time"
+	}
+	return strings.Join(strings.Fields(err.Error()), " ")
+}
+
+func problem(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	answer(w, status, map[string]any{"type": "about:blank", "title": http.StatusText(status), "status": status, "detail": detail})
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		status, b = http.StatusInternalServerError, []byte(`{"detail":"the answer cannot be encoded"}`)
+	}
+	harden(w.Header())
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n'))
+}

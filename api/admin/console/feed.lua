@@ -1,0 +1,19 @@
+-- Reads how a stream stands and what is new in it, without the payloads.
+-- KEYS stream. ARGV the last entry id seen ('' for none), how many new entries at most
+-- Answers {length, entries added, last id, {entry id, id, type, subject, time, replayed}…}, newest first; a missing stream
+-- answers {0, 0, ''}.
+local stream = KEYS[1]
+if redis.call('EXISTS', stream) == 0 then return {0, 0, ''} end
+local s = {}
+local info = redis.call('XINFO', 'STREAM', stream)
+for i = 1, #info, 2 do s[info[i]] = info[i + 1] end
+local answer = {s['length'], s['entries-added'] or -1, s['last-generated-id']}
+if s['last-generated-id'] == ARGV[1] then return answer end
+local from = ARGV[1] == '' and '-' or '(' .. ARGV[1]
+for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', from, 'COUNT', ARGV[2])) do
+  local f = {}
+  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  local function field(name) return string.sub(f[name] or '', 1, 200) end
+  answer[#answer + 1] = {entry[1], field('id'), field('type'), field('subject'), field('time'), field('replayed')}
+end
+return answer

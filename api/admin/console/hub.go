@@ -1,0 +1,144 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// maxViewers bounds the pages that are open at once.
+	maxViewers = 16
+	// maxQueued is how many messages a viewer may be behind before it is cut off; its page connects again by itself.
+	maxQueued = 8
+	// writeTimeout bounds one message to one viewer.
+	writeTimeout = 5 * time.Second
+)
+
+var errFull = errors.New("too many pages are open on this process")
+
+// hub hands messages to viewers and never waits for one.
+type hub struct {
+	mu      sync.Mutex
+	viewers map[chan []byte]bool
+	closed  bool
+	// awake is closed while somebody looks, and replaced when nobody does.
+	awake chan struct{}
+}
+
+func newHub() *hub { return &hub{viewers: map[chan []byte]bool{}, awake: make(chan struct{})} }
+
+// join adds a viewer. Its channel is closed when it is cut off.
+func (h *hub) join() (chan []byte, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed || len(h.viewers) >= maxViewers {
+		return nil, errFull
+	}
+	if len(h.viewers) == 0 {
+		close(h.awake)
+	}
+	ch := make(chan []byte, maxQueued)
+	h.viewers[ch] = true
+	return ch, nil
+}
+
+// leave removes a viewer, if it was not cut off already.
+func (h *hub) leave(ch chan []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.remove(ch)
+}
+
+func (h *hub) remove(ch chan []byte) {
+	if !h.viewers[ch] {
+		return
+	}
+	delete(h.viewers, ch)
+	close(ch)
+	if len(h.viewers) == 0 {
+		h.awake = make(chan struct{})
+	}
+}
+
+// close cuts everybody off and lets nobody in.
+func (h *hub) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for ch := range h.viewers {
+		h.remove(ch)
+	}
+}
+
+func (h *hub) watched() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.viewers) > 0
+}
+
+// waking returns a channel that is closed while somebody looks.
+func (h *hub) waking() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.awake
+}
+
+// send queues a message for every viewer. One that is too far behind is cut off.
+func (h *hub) send(event string, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return // only our own types come here; a test encodes them
+	}
+	msg := fmt.Appendf(nil, "event: %s\ndata: %s\n\n", event, b)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for ch := range h.viewers {
+		select {
+		case ch <- msg:
+		default:
+			h.remove(ch)
+		}
+	}
+}
+
+// stream serves server-sent events to one viewer.
+func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
+	ch, err := c.hub.join()
+	if err != nil {
+		w.Header().Set("Retry-After", "5")
+		problem(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	defer c.hub.leave(ch)
+	rc := http.NewResponseController(w)
+	// The server's read timeout would end the request's context while the answer is being written.
+	_ = rc.SetReadDeadline(time.Time{})
+	harden(w.Header())
+	w.Header().Set("Content-Type", "text/event-stream")
+	write := func(b []byte) error {
+		_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+		return rc.Flush()
+	}
+	first, _ := json.Marshal(c.assemble(time.Now()))
+	if write(bytes.Join([][]byte{[]byte("retry: 1000\nevent: state\ndata: "), first, []byte("\n\n")}, nil)) != nil {
+		return
+	}
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case b, ok := <-ch:
+			if !ok || write(b) != nil {
+				return
+			}
+		}
+	}
+}

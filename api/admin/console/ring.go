@@ -1,0 +1,201 @@
+package console
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+)
+
+const (
+	// ringSize is 15 minutes of a sample a second.
+	ringSize = 900
+	// latencyWindow is over how many samples the percentiles are taken.
+	latencyWindow = 5
+)
+
+// Sample is one second of the charts. A nil field is not known to this process.
+type Sample struct {
+	// At is in Unix seconds.
+	At int64 `json:"t"`
+	// In and Out are events written and published in that second.
+	In  *float64 `json:"in"`
+	Out *float64 `json:"out"`
+	// P50 and P99 are percentiles of the seconds from commit to publish, over the last 5 s; nil without an event.
+	P50 *float64 `json:"p50"`
+	P99 *float64 `json:"p99"`
+	// Backlog is the rows in the outbox, Oldest the age of the oldest of them in seconds.
+	Backlog *float64 `json:"backlog"`
+	Oldest  *float64 `json:"oldest"`
+}
+
+// seen is what Postgres and Redis told a moment ago, if anybody looks.
+type seen struct {
+	written, added  *float64 // counters
+	backlog, oldest *float64
+}
+
+// ring keeps the last samples.
+type ring struct {
+	gather prometheus.Gatherer
+
+	mu      sync.Mutex
+	samples [ringSize]Sample
+	n       int // samples ever added
+
+	// owned by add
+	last    reading
+	windows [latencyWindow][]uint64
+	wn      int
+	written *float64
+	added   *float64
+}
+
+// reading is what the process' own metrics say at one moment.
+type reading struct {
+	published, backlog, oldest, orders float64
+	relays                             bool // this process has a relay
+	serves                             bool // this process takes orders
+	bounds                             []float64
+	counts                             []uint64 // cumulative, by bounds, then everything
+}
+
+func newRing(g prometheus.Gatherer) *ring { return &ring{gather: g} }
+
+// add takes a sample. leads tells whether the gauges of this process are those of the leader.
+func (r *ring) add(now time.Time, leads bool, s seen) {
+	m := r.read()
+	out := Sample{At: now.Unix(), Backlog: s.backlog, Oldest: s.oldest}
+	if leads && out.Backlog == nil {
+		out.Backlog, out.Oldest = &m.backlog, &m.oldest
+	}
+	first := r.last.counts == nil && r.n == 0
+	switch {
+	case first:
+	case leads:
+		out.Out = rise(r.last.published, m.published)
+	case s.added != nil && r.added != nil:
+		out.Out = rise(*r.added, *s.added)
+	}
+	switch {
+	case first:
+	case s.written != nil && r.written != nil:
+		out.In = rise(*r.written, *s.written)
+	case m.serves:
+		out.In = rise(r.last.orders, m.orders)
+	}
+	if m.relays {
+		old := r.windows[r.wn%latencyWindow]
+		r.windows[r.wn%latencyWindow] = m.counts
+		r.wn++
+		if len(old) == len(m.counts) {
+			out.P50, out.P99 = percentile(m.bounds, old, m.counts, 0.5), percentile(m.bounds, old, m.counts, 0.99)
+		}
+	}
+	r.last, r.written, r.added = m, s.written, s.added
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.samples[r.n%ringSize] = out
+	r.n++
+}
+
+func rise(from, to float64) *float64 {
+	v := max(to-from, 0)
+	return &v
+}
+
+// list returns the samples, oldest first.
+func (r *ring) list() []Sample {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := min(r.n, ringSize)
+	out := make([]Sample, 0, n)
+	for i := r.n - n; i < r.n; i++ {
+		out = append(out, r.samples[i%ringSize])
+	}
+	return out
+}
+
+// latest returns the last sample, or nil.
+func (r *ring) latest() *Sample {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n == 0 {
+		return nil
+	}
+	s := r.samples[(r.n-1)%ringSize]
+	return &s
+}
+
+// read sums up the metrics of this process. What cannot be gathered counts as nothing.
+func (r *ring) read() reading {
+	families, _ := r.gather.Gather()
+	var m reading
+	for _, f := range families {
+		switch f.GetName() {
+		case "outbox_published_total":
+			m.published = sum(f)
+		case "outbox_backlog_rows":
+			m.backlog = sum(f)
+		case "outbox_backlog_oldest_seconds":
+			m.oldest = sum(f)
+		case "outbox_events_written_total":
+			m.serves, m.orders = true, sum(f)
+		case "outbox_commit_to_publish_seconds":
+			m.relays = true
+			m.bounds, m.counts = buckets(f)
+		}
+	}
+	return m
+}
+
+func sum(f *dto.MetricFamily) float64 {
+	total := 0.0
+	for _, m := range f.GetMetric() {
+		total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	return total
+}
+
+// buckets adds up the histograms of a family, which have the same bounds.
+func buckets(f *dto.MetricFamily) (bounds []float64, counts []uint64) {
+	for _, m := range f.GetMetric() {
+		h := m.GetHistogram()
+		if counts == nil {
+			counts = make([]uint64, len(h.GetBucket())+1)
+			for _, b := range h.GetBucket() {
+				bounds = append(bounds, b.GetUpperBound())
+			}
+		}
+		if len(h.GetBucket())+1 != len(counts) {
+			continue
+		}
+		for i, b := range h.GetBucket() {
+			counts[i] += b.GetCumulativeCount()
+		}
+		counts[len(counts)-1] += h.GetSampleCount()
+	}
+	return bounds, counts
+}
+
+// percentile reads a percentile of what came between two readings of a histogram, in the middle of its bucket's range as
+// far as the rank goes; nil if nothing came. Beyond the last bound it answers that bound.
+func percentile(bounds []float64, from, to []uint64, q float64) *float64 {
+	total := to[len(to)-1] - from[len(from)-1]
+	if total == 0 || to[len(to)-1] < from[len(from)-1] {
+		return nil
+	}
+	rank := math.Ceil(q * float64(total))
+	low, below := 0.0, 0.0
+	for i, bound := range bounds {
+		n := float64(to[i] - from[i])
+		if n >= rank {
+			v := low + (bound-low)*(rank-below)/max(n-below, 1)
+			return &v
+		}
+		low, below = bound, n
+	}
+	return &low
+}

@@ -1,0 +1,242 @@
+package console
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/api/admin"
+	"posthaste/sink"
+)
+
+// State is what the page shows, but for the lists it asks for by itself.
+type State struct {
+	Now     time.Time `json:"now"`
+	Verdict Verdict   `json:"verdict"`
+	// Relay is this process' own relay; nil in a process without one.
+	Relay    *Relay             `json:"relay"`
+	Postgres Look[Postgres]     `json:"postgres"`
+	Redis    Look[Redis]        `json:"redis"`
+	Streams  Look[[]Stream]     `json:"streams"`
+	Groups   Look[[]sink.Group] `json:"groups"`
+	Dead     Look[DeadCount]    `json:"dead"`
+	// Sample is the newest of the charts.
+	Sample *Sample `json:"sample"`
+}
+
+// Relay is what the relay of this process does.
+type Relay struct {
+	Leader   bool      `json:"leader"`
+	Mode     string    `json:"mode"`
+	Phase    string    `json:"phase"`
+	Epoch    int64     `json:"epoch"`
+	Inflight int       `json:"inflight"`
+	Since    time.Time `json:"since"`
+	Ready    bool      `json:"ready"`
+	Reasons  []string  `json:"reasons"`
+	Degraded []string  `json:"degraded"`
+}
+
+// DeadCount counts parked events: Relay and Groups those that wait for somebody, Retrying those on their way.
+type DeadCount struct {
+	Relay    int `json:"relay"`
+	Groups   int `json:"groups"`
+	Retrying int `json:"retrying"`
+	// First is the reason of the oldest.
+	First string `json:"first"`
+}
+
+// assemble puts together what is known at now. It waits for nothing.
+func (c *Console) assemble(now time.Time) State {
+	s := State{
+		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(), Groups: c.watch.groups.look(),
+		Sample: c.ring.latest(),
+	}
+	if s.Streams.Value == nil {
+		s.Streams.Value = []Stream{}
+	}
+	if s.Groups.Value == nil {
+		s.Groups.Value = []sink.Group{}
+	}
+	dead := c.watch.dead.look()
+	s.Dead = Look[DeadCount]{AsOf: dead.AsOf, Error: dead.Error, Since: dead.Since, Value: countDead(dead.Value)}
+	if r := c.o.Relay; r != nil {
+		st, h := r.Status(), r.Health()
+		s.Relay = &Relay{
+			Leader: st.Leader, Mode: string(st.Mode), Phase: st.Phase, Epoch: st.Epoch, Inflight: st.Inflight, Since: st.Since, Ready: h.Ready,
+			Reasons: slices.Concat([]string{}, h.Reasons), Degraded: slices.Concat([]string{}, h.Degraded),
+		}
+	}
+	s.Verdict = judge(&s, c.o.Doctor.WALBudget)
+	return s
+}
+
+func countDead(l deadList) DeadCount {
+	var n DeadCount
+	for _, d := range l.dead {
+		switch {
+		case d.Retrying:
+			n.Retrying++
+			continue
+		case d.Class == "consumer":
+			n.Groups++
+		default:
+			n.Relay++
+		}
+		if n.First == "" {
+			n.First = d.Error
+		}
+	}
+	return n
+}
+
+func (c *Console) state(w http.ResponseWriter, r *http.Request) {
+	if !c.hub.watched() {
+		c.watch.refresh(r.Context())
+	}
+	answer(w, http.StatusOK, c.assemble(time.Now()))
+}
+
+func (c *Console) history(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
+}
+
+// maxShown bounds the list of dead events on the page.
+const maxShown = 200
+
+func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Has("fresh") || !c.hub.watched() {
+		c.watch.dead.once(r.Context())
+	}
+	l := c.watch.dead.look()
+	list := l.Value.dead
+	if list == nil {
+		list = []admin.Dead{}
+	}
+	answer(w, http.StatusOK, map[string]any{
+		"dead": list[:min(len(list), maxShown)], "total": len(list), "as_of": l.AsOf, "error": l.Error,
+	})
+}
+
+// result says what became of one event.
+type result struct {
+	What  string `json:"what"`
+	Error string `json:"error,omitempty"`
+}
+
+// onDead does a to the named events.
+func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var body struct {
+			IDs []uuid.UUID `json:"ids"`
+		}
+		if !read(w, r, &body) {
+			return
+		}
+		if len(body.IDs) == 0 || len(body.IDs) > maxShown {
+			problem(w, http.StatusUnprocessableEntity, "name one to 200 event ids")
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+		defer cancel()
+		l, err := c.watch.readDead(ctx)
+		if err != nil {
+			c.fail(w, err)
+			return
+		}
+		in := admin.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
+		results := []result{}
+		err = in.Each(ctx, a, body.IDs, false, func(what string, err error) {
+			res := result{What: what}
+			if err != nil {
+				res.Error = plain(err)
+			}
+			results = append(results, res)
+		})
+		if err != nil {
+			c.fail(w, err)
+			return
+		}
+		c.log.Info("dead events", "action", a.Done, "events", len(body.IDs))
+		c.watch.dead.once(ctx)
+		answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
+	}
+}
+
+// diagnosis is the doctor's, with the time of it.
+type diagnosis struct {
+	admin.Diagnosis
+	AsOf time.Time `json:"as_of"`
+}
+
+// doctorAge is how long a diagnosis is good for; doctorTimeout how long one may take.
+const (
+	doctorAge     = 10 * time.Second
+	doctorTimeout = 8 * time.Second
+)
+
+// once keeps the last result of something that must not run twice at the same time.
+type once[T any] struct {
+	mu    sync.Mutex
+	value T
+	at    time.Time
+}
+
+func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
+	c.doctor.mu.Lock() // who comes meanwhile waits for the one that runs, which is bounded
+	defer c.doctor.mu.Unlock()
+	age := time.Since(c.doctor.at)
+	if age > doctorAge || r.URL.Query().Has("fresh") && age > time.Second {
+		ctx, cancel := context.WithTimeout(r.Context(), doctorTimeout)
+		defer cancel()
+		d := diagnosis{Diagnosis: admin.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}
+		if r.Context().Err() != nil {
+			return // the asker left, and what it cut short says nothing
+		}
+		c.doctor.value, c.doctor.at = d, time.Now()
+	}
+	answer(w, http.StatusOK, c.doctor.value)
+}
+
+func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
+	if !enter(c.traces) {
+		busy(w)
+		return
+	}
+	defer leave(c.traces)
+	id, user := r.URL.Query().Get("id"), r.URL.Query().Get("user")
+	if id == "" || len(id) > 1024 {
+		problem(w, http.StatusUnprocessableEntity, "an id of at most 1024 bytes is wanted")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	if user != "" {
+		u, err := uuid.Parse(user)
+		if err != nil {
+			problem(w, http.StatusUnprocessableEntity, "the user must be a UUID")
+			return
+		}
+		if id, err = admin.OrderID(ctx, c.o.Pool, u, id); err != nil {
+			problem(w, http.StatusNotFound, plain(err))
+			return
+		}
+	}
+	steps, err := admin.Trace(ctx, c.o.Pool, c.o.Redis, id)
+	out := map[string]any{"steps": steps}
+	switch {
+	case err != nil && len(steps) == 0:
+		c.fail(w, err)
+		return
+	case err != nil:
+		out["error"] = plain(err)
+	case len(steps) == 0:
+		problem(w, http.StatusNotFound, "nothing is known of this id: it never was, or its history has expired")
+		return
+	}
+	answer(w, http.StatusOK, out)
+}

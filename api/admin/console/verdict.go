@@ -1,0 +1,318 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"posthaste/outbox"
+)
+
+// Levels, in the order of gravity.
+const (
+	levelUnknown = "unknown"
+	levelOK      = "ok"
+	levelWarn    = "warn"
+	levelBad     = "bad"
+)
+
+// Parts of the pipeline picture.
+const (
+	partOutbox = "outbox"
+	partPath   = "path"
+	partRedis  = "redis"
+	partGroups = "groups"
+)
+
+// Verdict says in words how the pipeline is.
+type Verdict struct {
+	Level string `json:"level"`
+	Title string `json:"title"`
+	Why   string `json:"why"`
+	// Mend says what to do; empty if there is nothing.
+	Mend string `json:"mend"`
+	// Action names the section of the page where to do it; empty if it is not done there.
+	Action string `json:"action"`
+	// Also are the other problems, the gravest first.
+	Also []Problem `json:"also"`
+	// Parts are the levels of the parts of the picture that are not ok.
+	Parts map[string]string `json:"parts"`
+}
+
+// Problem is one thing that is wrong.
+type Problem struct {
+	Level  string `json:"level"`
+	Part   string `json:"part"`
+	Title  string `json:"title"`
+	Why    string `json:"why"`
+	Mend   string `json:"mend"`
+	Action string `json:"action"`
+}
+
+// From when on a waiting event is called late, and very late.
+const (
+	lateAfter     = 5.0
+	veryLateAfter = 30.0
+	// unreadAfter is how long a group may leave an entry lying.
+	unreadAfter = time.Minute
+)
+
+type court struct {
+	s        *State
+	problems []Problem
+}
+
+// judge finds out what is wrong, and says the gravest first.
+func judge(s *State, walBudget int64) Verdict {
+	j := &court{s: s}
+	reachable := j.servers()
+	if s.Postgres.AsOf == nil && s.Postgres.Error == "" || s.Redis.AsOf == nil && s.Redis.Error == "" {
+		if reachable {
+			return Verdict{Level: levelUnknown, Title: "Looking…", Why: "Postgres and Redis are being asked.", Also: []Problem{}, Parts: map[string]string{}}
+		}
+	}
+	if s.Postgres.Error == "" && s.Postgres.AsOf != nil {
+		j.flow(reachable)
+		j.slot(walBudget)
+	}
+	j.dead()
+	j.groups()
+	j.memory()
+	return j.verdict()
+}
+
+func (j *court) add(p Problem) { j.problems = append(j.problems, p) }
+
+// servers looks whether both servers answer.
+func (j *court) servers() bool {
+	s := j.s
+	if s.Postgres.Error != "" {
+		j.add(Problem{
+			Level: levelBad, Part: partOutbox, Title: "Postgres does not answer",
+			Why:  "Nothing can be ordered and nothing moves; what was committed is safe. " + sentence(s.Postgres.Error),
+			Mend: "Start Postgres, or mend the way to it. Everything goes on by itself.", Action: "doctor",
+		})
+	}
+	if s.Redis.Error != "" {
+		why := "Events are late, none is lost: they wait in Postgres"
+		if s.Postgres.Error == "" && s.Postgres.AsOf != nil {
+			why += fmt.Sprintf(" (%s now)", humanize.Comma(s.Postgres.Value.Backlog.Rows))
+		}
+		j.add(Problem{
+			Level: levelBad, Part: partRedis, Title: "Redis does not take events", Why: why + ". " + sentence(s.Redis.Error),
+			Mend: "Start Redis, or mend what it complains of. Everything goes on by itself.", Action: "doctor",
+		})
+	}
+	return s.Postgres.Error == "" && s.Redis.Error == ""
+}
+
+// flow looks whether events move.
+func (j *court) flow(reachable bool) {
+	p := j.s.Postgres.Value
+	if !p.Led {
+		why := "Events wait in Postgres and none is lost"
+		if p.Owner != "" {
+			why += "; " + p.Owner + " led last"
+		}
+		mend := "Start posthaste relay. If it runs, its log says why it does not lead."
+		level := levelBad
+		if p.Relays > 0 {
+			mend, level = "Wait some seconds: a relay is connected and takes over. If it does not, its log says why.", levelWarn
+		}
+		j.add(Problem{Level: level, Part: partPath, Title: "No relay publishes", Why: why + ".", Mend: mend})
+	}
+	oldest := p.Backlog.OldestSeconds
+	if reachable && p.Led && oldest >= lateAfter {
+		level := levelWarn
+		if oldest >= veryLateAfter {
+			level = levelBad
+		}
+		why := fmt.Sprintf("%s events wait in the outbox, none is lost.", humanize.Comma(p.Backlog.Rows))
+		if p.Degraded != "" {
+			why += " " + sentence(p.Degraded)
+		}
+		j.add(Problem{
+			Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
+			Mend: "If the backlog falls, wait. If it does not: look at the doctor's findings and at the relay's log.", Action: "doctor",
+		})
+	}
+	if r := j.s.Relay; r != nil && reachable {
+		for _, reason := range r.Reasons {
+			j.add(Problem{
+				Level: levelBad, Part: partPath, Title: "This relay is not ready", Why: sentence(reason), Mend: "The doctor names the mend.", Action: "doctor",
+			})
+		}
+	}
+}
+
+// slot looks at the stream and the WAL it holds.
+func (j *court) slot(budget int64) {
+	p := j.s.Postgres.Value
+	streams := p.Mode == outbox.ModeCDC
+	if p.Desired != outbox.ModePoll && p.Led && !streams && p.Degraded != "" {
+		j.add(Problem{
+			Level: levelWarn, Part: partPath, Title: "Events flow by sweeping, not by the WAL", Why: sentence(p.Degraded),
+			Mend: "Nothing is lost and the relay tries again by itself. To end it for now, choose poll.", Action: "mode",
+		})
+	}
+	if p.Slot.Lost {
+		j.add(Problem{
+			Level: levelWarn, Part: partPath, Title: "The replication slot is lost", Why: "Postgres has given it up" + because(p.Slot.Reason) + "; the table is swept meanwhile.",
+			Mend: "The relay makes a new one by itself. Look at the doctor's findings if it does not.", Action: "doctor",
+		})
+	}
+	if budget > 0 && p.Slot.RetainedBytes > budget/5*4 {
+		j.add(Problem{
+			Level: levelWarn, Part: partPath, Title: "The slot holds much WAL", Mend: "The relay acts on it by itself. If no relay runs, start one.",
+			Why: fmt.Sprintf("%s of the budget of %s.", humanize.IBytes(uint64(p.Slot.RetainedBytes)), humanize.IBytes(uint64(budget))),
+		})
+	}
+}
+
+func (j *court) dead() {
+	d := j.s.Dead.Value
+	if d.Relay > 0 {
+		j.add(Problem{
+			Level: levelBad, Part: partPath, Title: parked(d.Relay) + " parked, not published", Why: "Redis refused: " + sentence(d.First),
+			Mend: "Mend the cause, then press Retry.", Action: "dead",
+		})
+	}
+	if d.Groups > 0 {
+		j.add(Problem{
+			Level: levelWarn, Part: partGroups, Title: parked(d.Groups) + " given up by a consumer group", Why: "The consumer failed with it again and again.",
+			Mend: "Mend the consumer, then press Retry.", Action: "dead",
+		})
+	}
+}
+
+func parked(n int) string {
+	if n == 1 {
+		return "1 event is"
+	}
+	return humanize.Comma(int64(n)) + " events are"
+}
+
+func (j *court) groups() {
+	for _, g := range j.s.Groups.Value {
+		on := g.Name + " on " + g.Stream
+		switch {
+		case g.Abandoned():
+			j.add(Problem{
+				Level: levelWarn, Part: partGroups, Title: "Nobody reads for group " + on, Action: "groups",
+				Why:  fmt.Sprintf("%s entries wait, for %s. The stream is not trimmed beyond them and fills Redis.", humanize.Comma(max(g.Lag, 0)+g.Pending), span(g.Idle.Seconds())),
+				Mend: fmt.Sprintf("Start its consumers, or, if it is not needed any more: posthaste groups drop %s %s", g.Stream, g.Name),
+			})
+		case g.Owes() && g.Idle >= unreadAfter:
+			j.add(Problem{
+				Level: levelWarn, Part: partGroups, Title: "Group " + on + " does not keep up", Action: "groups",
+				Why:  fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", humanize.Comma(max(g.Lag, 0)), humanize.Comma(g.Pending), span(g.Idle.Seconds())),
+				Mend: "Look whether its consumers run, and at their logs.",
+			})
+		}
+		if g.Lost > 0 {
+			j.add(Problem{
+				Level: levelBad, Part: partGroups, Title: "Lost to group " + on + ": " + humanize.Comma(g.Lost) + " entries", Action: "groups",
+				Why: "They were trimmed from the stream before the group had read them.", Mend: "posthaste replay publishes them again from the history.",
+			})
+		}
+	}
+}
+
+func (j *court) memory() {
+	r := j.s.Redis.Value
+	if j.s.Redis.AsOf == nil {
+		return
+	}
+	if r.Policy != "" && r.Policy != "noeviction" {
+		j.add(Problem{
+			Level: levelWarn, Part: partRedis, Title: "Redis may delete events", Why: "Its maxmemory-policy is " + r.Policy + ": when memory is short, streams and gates go.",
+			Mend: "CONFIG SET maxmemory-policy noeviction", Action: "doctor",
+		})
+	}
+	if r.MaxBytes > 0 && float64(r.UsedBytes) > 0.9*float64(r.MaxBytes) {
+		j.add(Problem{
+			Level: levelWarn, Part: partRedis, Title: "Redis is nearly full", Mend: "Raise maxmemory, or shorten the streams. A group that nobody reads holds trimming.",
+			Why: fmt.Sprintf("%s of %s. At the limit publishing stops, and events wait in Postgres.", humanize.IBytes(uint64(r.UsedBytes)), humanize.IBytes(uint64(r.MaxBytes))), Action: "groups",
+		})
+	}
+}
+
+func (j *court) verdict() Verdict {
+	gravity := func(level string) int {
+		return slices.Index([]string{levelUnknown, levelOK, levelWarn, levelBad}, level)
+	}
+	slices.SortStableFunc(j.problems, func(a, b Problem) int { return cmp.Compare(gravity(b.Level), gravity(a.Level)) })
+	v := Verdict{Level: levelOK, Title: "Nothing is lost, nothing is late", Why: j.well(), Also: []Problem{}, Parts: map[string]string{}}
+	for i, p := range j.problems {
+		if gravity(p.Level) > gravity(v.Parts[p.Part]) {
+			v.Parts[p.Part] = p.Level
+		}
+		if i == 0 {
+			v.Level, v.Title, v.Why, v.Mend, v.Action = p.Level, p.Title, p.Why, p.Mend, p.Action
+		} else {
+			v.Also = append(v.Also, p)
+		}
+	}
+	return v
+}
+
+// well says how things go when nothing is wrong.
+func (j *court) well() string {
+	p := j.s.Postgres.Value
+	how := "The table is swept"
+	if p.Mode == outbox.ModeCDC {
+		how = "The WAL is streamed"
+	}
+	if p.Backlog.Rows == 0 {
+		return how + "; no event waits."
+	}
+	return fmt.Sprintf("%s; %s on the way, the oldest for %s.", how, count(p.Backlog.Rows, "event"), span(p.Backlog.OldestSeconds))
+}
+
+func count(n int64, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return humanize.Comma(n) + " " + what + "s"
+}
+
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return " (" + reason + ")"
+}
+
+// sentence makes a sentence of an error's text.
+func sentence(s string) string {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return ""
+	}
+	s = strings.ToUpper(s[:1]) + s[1:]
+	if !strings.HasSuffix(s, ".") {
+		s += "."
+	}
+	return s
+}
+
+// span says how long seconds are.
+func span(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0f s", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%.0f h", d.Hours())
+	default:
+		return fmt.Sprintf("%.0f days", d.Hours()/24)
+	}
+}

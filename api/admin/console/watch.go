@@ -1,0 +1,357 @@
+package console
+
+import (
+	"context"
+	_ "embed" // the feed's script
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/api/admin"
+	"posthaste/consumer"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// How often each source is asked while somebody looks, and how long it may take to answer.
+const (
+	postgresEvery = time.Second
+	redisEvery    = time.Second
+	feedEvery     = 400 * time.Millisecond
+	groupsEvery   = 2 * time.Second
+	deadEvery     = 5 * time.Second
+	sourceTimeout = 2 * time.Second
+	// share is what part of the time a source may be busy for us: a read that took long is repeated less often.
+	share = 10
+)
+
+// Limits of what is shown.
+const (
+	maxStreams = 64
+	maxEvents  = 50 // remembered, for a page that has just been opened
+	maxNew     = 20 // per stream and look
+)
+
+// source is something that is asked again and again.
+type source[T any] struct {
+	// reading is held while it is asked, so that it is never asked twice at once.
+	reading sync.Mutex
+	every   time.Duration
+	read    func(ctx context.Context) (T, error)
+
+	mu      sync.Mutex
+	value   T
+	asOf    time.Time // of value; zero if there is none
+	err     string    // of the last look; "" if it succeeded
+	failing time.Time // since when, if it fails
+}
+
+// Look is what is known of a source: a value, and when it was true.
+type Look[T any] struct {
+	// AsOf is nil as long as there was no answer.
+	AsOf *time.Time `json:"as_of"`
+	// Error is the last look's, and Since when it began to fail; the value is then that of AsOf.
+	Error string     `json:"error,omitempty"`
+	Since *time.Time `json:"since,omitempty"`
+	Value T          `json:"value"`
+}
+
+func (s *source[T]) look() Look[T] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := Look[T]{Error: s.err, Value: s.value}
+	if !s.asOf.IsZero() {
+		at := s.asOf
+		l.AsOf = &at
+	}
+	if s.err != "" {
+		since := s.failing
+		l.Since = &since
+	}
+	return l
+}
+
+func (s *source[T]) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var none T
+	s.value, s.asOf, s.err = none, time.Time{}, ""
+}
+
+// once asks, unless somebody is asking already, and returns how long it took.
+func (s *source[T]) once(ctx context.Context) time.Duration {
+	if !s.reading.TryLock() {
+		return 0
+	}
+	defer s.reading.Unlock()
+	began := time.Now()
+	rctx, cancel := context.WithTimeout(ctx, sourceTimeout)
+	defer cancel()
+	v, err := s.read(rctx)
+	if ctx.Err() != nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if err != nil {
+		if s.err == "" {
+			s.failing = began
+		}
+		s.err = plain(err)
+		return 0 // it may be back at any moment
+	}
+	s.value, s.asOf, s.err = v, now, ""
+	return now.Sub(began)
+}
+
+// loop asks while somebody looks, until ctx ends.
+func (s *source[T]) loop(ctx context.Context, h *hub) {
+	for {
+		awake := h.waking()
+		select {
+		case <-awake:
+		default:
+			// What it said an hour ago must not be taken for now.
+			s.reset()
+			select {
+			case <-ctx.Done():
+			case <-awake:
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		took := s.once(ctx)
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(s.every, (share-1)*took)):
+		}
+	}
+}
+
+// Postgres is what Postgres says.
+type Postgres struct {
+	admin.Status
+	// Written counts the numbers given out to events, Led reports whether any relay leads, Relays how many are connected.
+	Written int64 `json:"written"`
+	Led     bool  `json:"led"`
+	Relays  int   `json:"relays"`
+
+	streams []string
+}
+
+// Redis is what Redis says of itself.
+type Redis struct {
+	UsedBytes int64  `json:"used_bytes"`
+	MaxBytes  int64  `json:"max_bytes"` // 0: no limit
+	Policy    string `json:"policy"`
+}
+
+// Stream is one stream.
+type Stream struct {
+	Name   string `json:"stream"`
+	Length int64  `json:"length"`
+	Added  int64  `json:"added"`
+	LastID string `json:"last_id"`
+}
+
+// Event is one published event, without its payload.
+type Event struct {
+	ID       string `json:"id"`
+	Type     string `json:"type"`
+	Subject  string `json:"subject"`
+	Time     string `json:"time"`
+	Stream   string `json:"stream"`
+	EntryID  string `json:"entry_id"`
+	Replayed bool   `json:"replayed,omitempty"`
+}
+
+// deadList is everything that is parked anywhere.
+type deadList struct {
+	dead   []admin.Dead
+	groups []consumer.DeadEntry
+}
+
+// watch asks Postgres and Redis while somebody looks.
+type watch struct {
+	c        *Console
+	sink     *sink.Sink
+	postgres source[Postgres]
+	redis    source[Redis]
+	feed     source[[]Stream]
+	groups   source[[]sink.Group]
+	dead     source[deadList]
+
+	mu      sync.Mutex
+	last    map[string]string // stream -> last entry id seen
+	events  []Event           // newest last
+	streams []string          // as Postgres last named them
+}
+
+func newWatch(c *Console) *watch {
+	w := &watch{c: c, last: map[string]string{}}
+	if c.o.Redis != nil {
+		w.sink = sink.New(sink.Options{Client: c.o.Redis, Durability: c.o.Doctor.Durability})
+	}
+	w.postgres = source[Postgres]{every: postgresEvery, read: w.readPostgres}
+	w.redis = source[Redis]{every: redisEvery, read: w.readRedis}
+	w.feed = source[[]Stream]{every: feedEvery, read: w.readFeed}
+	w.groups = source[[]sink.Group]{every: groupsEvery, read: w.readGroups}
+	w.dead = source[deadList]{every: deadEvery, read: w.readDead}
+	return w
+}
+
+func (w *watch) run(ctx context.Context, g *errgroup.Group) {
+	for _, loop := range []func(context.Context, *hub){w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop, w.dead.loop} {
+		g.Go(func() error { loop(ctx, w.c.hub); return nil })
+	}
+}
+
+// refresh asks everything once, for somebody who looks only once.
+func (w *watch) refresh(ctx context.Context) {
+	w.postgres.once(ctx) // first: it names the streams
+	var wg sync.WaitGroup
+	wg.Go(func() { w.redis.once(ctx) })
+	wg.Go(func() { w.feed.once(ctx) })
+	wg.Go(func() { w.groups.once(ctx) })
+	wg.Go(func() { w.dead.once(ctx) })
+	wg.Wait()
+}
+
+// look returns what the charts need, as far as it is not older than a few seconds.
+func (w *watch) look(now time.Time) seen {
+	var s seen
+	if p := w.postgres.look(); p.AsOf != nil && p.Error == "" && now.Sub(*p.AsOf) < 5*time.Second {
+		written, rows, oldest := float64(p.Value.Written), float64(p.Value.Backlog.Rows), p.Value.Backlog.OldestSeconds
+		s.written, s.backlog, s.oldest = &written, &rows, &oldest
+	}
+	if f := w.feed.look(); f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second {
+		added := 0.0
+		for _, st := range f.Value {
+			added += float64(max(st.Added, 0))
+		}
+		s.added = &added
+	}
+	return s
+}
+
+func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
+	o := w.c.o
+	st, err := admin.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+	if err != nil {
+		return Postgres{}, err
+	}
+	pulse, err := sql.ReadPulse(ctx, o.Pool)
+	if err != nil {
+		return Postgres{}, err
+	}
+	streams, err := sql.Streams(ctx, o.Pool)
+	if err != nil {
+		return Postgres{}, err
+	}
+	streams = streams[:min(len(streams), maxStreams)]
+	w.mu.Lock()
+	w.streams = streams
+	w.mu.Unlock()
+	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, streams: streams}, nil
+}
+
+func (w *watch) names() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.streams
+}
+
+func (w *watch) readRedis(ctx context.Context) (Redis, error) {
+	if err := w.sink.Ready(ctx); err != nil {
+		return Redis{}, err
+	}
+	info, err := redisInfo(ctx, w.c.o.Redis)
+	if err != nil {
+		return Redis{}, err
+	}
+	return Redis{UsedBytes: info.int("used_memory"), MaxBytes: info.int("maxmemory"), Policy: info["maxmemory_policy"]}, nil
+}
+
+//go:embed feed.lua
+var feedText string
+
+var feedScript = redis.NewScript(feedText)
+
+// readFeed looks at every stream and passes on what is new.
+func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
+	names := w.names()
+	streams := make([]Stream, 0, len(names))
+	var fresh []Event
+	for _, name := range names {
+		w.mu.Lock()
+		last := w.last[name]
+		w.mu.Unlock()
+		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
+		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			streams = append(streams, Stream{Name: name, Length: -1, Added: -1})
+			continue // its events are parked, which is said elsewhere
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(reply) < 3 {
+			continue
+		}
+		st := Stream{Name: name, Length: integer(reply[0]), Added: integer(reply[1]), LastID: str(reply[2])}
+		streams = append(streams, st)
+		for i := len(reply) - 1; i >= 3; i-- {
+			if f, ok := reply[i].([]any); ok && len(f) == 6 {
+				fresh = append(fresh, Event{
+					EntryID: str(f[0]), ID: str(f[1]), Type: str(f[2]), Subject: str(f[3]), Time: str(f[4]), Stream: name, Replayed: str(f[5]) == "1",
+				})
+			}
+		}
+		w.mu.Lock()
+		w.last[name] = st.LastID
+		w.mu.Unlock()
+	}
+	if len(fresh) > 0 {
+		sortByEntry(fresh)
+		w.mu.Lock()
+		w.events = append(w.events, fresh...)
+		w.events = w.events[max(0, len(w.events)-maxEvents):]
+		w.mu.Unlock()
+		w.c.hub.send("events", fresh)
+	}
+	return streams, nil
+}
+
+// recent returns the remembered events, oldest first.
+func (w *watch) recent() []Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]Event{}, w.events...)
+}
+
+func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
+	groups, err := sink.Groups(ctx, w.c.o.Redis, w.names())
+	if err != nil && len(groups) > 0 {
+		err = nil // one stream is not one, the others are
+	}
+	return groups, err
+}
+
+func (w *watch) readDead(ctx context.Context) (deadList, error) {
+	dead, err := admin.ListDead(ctx, w.c.o.Pool)
+	if err != nil {
+		return deadList{}, err
+	}
+	groups, err := consumer.Dead(ctx, w.c.o.Redis, w.c.o.StreamPrefix)
+	for _, g := range groups {
+		dead = append(dead, admin.GroupDead(g, w.c.o.StreamPrefix))
+	}
+	if err != nil {
+		// Without Redis the relay's own can still be looked after.
+		return deadList{dead: dead}, nil //nolint:nilerr // Redis says so itself, beside it
+	}
+	return deadList{dead: dead, groups: groups}, nil
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/api/admin/console"
+	"posthaste/cdc"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// consoleConns bounds the console's connections to each server.
+const consoleConns = 4
+
+// consoleProcess is the console with connections of its own: what a page asks must not wait for, or hold up, the work.
+type consoleProcess struct {
+	*console.Console
+
+	pool   *pgxpool.Pool
+	client *redis.Client
+}
+
+// newConsole fills in what o lacks. It connects when somebody looks.
+func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProcess, error) {
+	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
+	if err != nil {
+		return nil, &usageError{err.Error()}
+	}
+	poolConfig.MaxConns, poolConfig.MinConns = consoleConns, 0
+	p := &consoleProcess{}
+	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
+		return nil, err
+	}
+	if p.client, err = sink.NewClient(c.RedisURL); err != nil {
+		p.close()
+		return nil, &usageError{err.Error()}
+	}
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication})
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), version, c.RelayName, c.StreamPrefix
+	o.Pool, o.Redis, o.Slots, o.Doctor, o.Token = p.pool, p.client, slots, c.doctorOptions(), c.AdminToken
+	p.Console = console.New(o)
+	return p, nil
+}
+
+func (p *consoleProcess) close() {
+	if p == nil {
+		return
+	}
+	if p.client != nil {
+		_ = p.client.Close()
+	}
+	p.pool.Close()
+}
