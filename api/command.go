@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/sql"
 )
@@ -26,10 +27,16 @@ type Command struct {
 	UserID   uuid.UUID
 	Amount   int64
 	Currency string
+	// PayWith is sql.PayCredits for an order that the user's credits pay for, a credit per minor unit; "" for others.
+	PayWith string
 }
 
 func (c *Command) fingerprint() idem.Fingerprint {
-	return idem.NewFingerprint(fingerprintVersion, "order", c.UserID.String(), strconv.FormatInt(c.Amount, 10), c.Currency)
+	parts := []string{"order", c.UserID.String(), strconv.FormatInt(c.Amount, 10), c.Currency}
+	if c.PayWith != "" {
+		parts = append(parts, c.PayWith)
+	}
+	return idem.NewFingerprint(fingerprintVersion, parts...)
 }
 
 // matches reports whether the stored order was made by this command.
@@ -38,7 +45,7 @@ func (c *Command) matches(o *sql.Order) bool {
 	if len(o.Fingerprint) == len(fp) && o.Fingerprint[0] == fp.Version() {
 		return string(o.Fingerprint) == string(fp[:])
 	}
-	return c.UserID == o.UserID && c.Amount == o.Amount && c.Currency == o.Currency
+	return c.UserID == o.UserID && c.Amount == o.Amount && c.Currency == o.Currency && c.PayWith == o.PayWith
 }
 
 var (
@@ -83,6 +90,14 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 	check("currency", "must be three capital letters", func(raw json.RawMessage) bool {
 		return json.Unmarshal(raw, &c.Currency) == nil && currencyRE.MatchString(c.Currency)
 	})
+	if _, ok := m["pay_with"]; ok {
+		check("pay_with", `must be "credits"`, func(raw json.RawMessage) bool {
+			return json.Unmarshal(raw, &c.PayWith) == nil && c.PayWith == sql.PayCredits
+		})
+		if c.PayWith == sql.PayCredits && c.Amount > credits.MaxAmount {
+			faults = append(faults, fieldError{"/amount", "must be an integer from 1 to 999999999999 when paid by credits"})
+		}
+	}
 	for name := range m {
 		faults = append(faults, fieldError{"/" + escapePointer(clip(name)), "is not known"})
 	}
@@ -159,7 +174,7 @@ func (c *Command) restore(r idem.Record) (*sql.Order, bool) {
 		return nil, false
 	}
 	return &sql.Order{
-		ID: id, UserID: c.UserID, Amount: c.Amount, Currency: c.Currency, Status: sql.OrderPending,
+		ID: id, UserID: c.UserID, Amount: c.Amount, Currency: c.Currency, Status: sql.OrderPending, PayWith: c.PayWith,
 		CreatedAt: time.UnixMicro(micros).UTC(),
 	}, true
 }

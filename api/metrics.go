@@ -49,7 +49,7 @@ var documented = []struct {
 	route, method string
 	statuses      []int
 }{
-	{routeOrders, http.MethodPost, []int{201, 400, 401, 402, 403, 408, 409, 413, 415, 422, 429, 500, 503}},
+	{routeOrders, http.MethodPost, []int{201, 400, 401, 402, 403, 404, 408, 409, 413, 415, 422, 423, 429, 500, 503}},
 	{routeOrders, http.MethodGet, []int{200, 400, 401, 403, 429, 500, 503}},
 	{routeOrder, http.MethodGet, []int{200, 304, 401, 404, 429, 500, 503}},
 	{routeByKey, http.MethodGet, []int{200, 304, 400, 401, 403, 404, 429, 500, 503}},

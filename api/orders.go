@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/sql"
 )
@@ -35,6 +36,8 @@ type placing struct {
 	wait    time.Duration
 	expired bool
 	headers map[string]string
+	// minted is when the client made its key, if the key says so.
+	minted time.Time
 }
 
 // placed is how an attempt ended, when it ended with an answer that every retry gets.
@@ -134,7 +137,22 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	if err != nil {
 		return placed{}, err
 	}
+	var step payStep
+	if o.PayWith != "" && e != nil {
+		if step, err = s.pay(work, p, o); err != nil {
+			w.doubt = errors.Is(err, credits.ErrUnknown)
+			return placed{}, err
+		}
+		if step.order == nil {
+			return s.placedBefore(work, p, t)
+		}
+		o, e = step.order, step.event
+	}
 	won, created, err := w.write(kept, o, e)
+	if err != nil && step.deducted {
+		// The deduction stands: the order is placed by the next attempt, or by Payments.
+		w.doubt, err = true, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, err)
+	}
 	if err != nil {
 		if errors.Is(err, sql.ErrCommitUnknown) {
 			s.guard.Count(routeOrders, idem.OutcomeUnknown)
@@ -145,7 +163,12 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		return placed{}, err
 	}
 	s.fail(work, "after_commit")
-	if !created {
+	if step.deducted && !paidBy(won.Status, won.PayWith) {
+		s.takeBack(work, step.payment)
+	}
+	if created {
+		s.countPaid(&step)
+	} else {
 		s.guard.Count(routeOrders, idem.OutcomeReplayPG)
 		res, err = s.settle(p, won, t)
 		res.degraded = t.Degraded()
@@ -157,6 +180,28 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		s.guard.Count(routeOrders, idem.OutcomeRejected)
 	}
 	return placed{order: won, degraded: t.Degraded(), after: s.publish(ctx, t, won)}, nil
+}
+
+// placedBefore answers with the order that was found under the key.
+func (s *Server) placedBefore(ctx context.Context, p *placing, t *idem.Ticket) (placed, error) {
+	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	if err != nil {
+		return placed{}, err
+	}
+	s.guard.Count(routeOrders, idem.OutcomeReplayPG)
+	res, err := s.settle(p, o, t)
+	res.degraded = t.Degraded()
+	return res, err
+}
+
+func (s *Server) countPaid(step *payStep) {
+	switch {
+	case step.order == nil:
+	case step.deducted:
+		s.paid.WithLabelValues(payPaid).Inc()
+	default:
+		s.paid.WithLabelValues(payRefused).Inc()
+	}
 }
 
 // overtaken answers for an attempt that lost its lease and did nothing: with the order of whoever took over, if it is
@@ -199,7 +244,7 @@ func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql
 	}
 	o := &sql.Order{
 		ID: id, UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], Fence: t.Token(), Amount: p.cmd.Amount,
-		Currency: p.cmd.Currency, Status: sql.OrderPending, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+		Currency: p.cmd.Currency, Status: sql.OrderPending, PayWith: p.cmd.PayWith, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
 	}
 	if s.accept != nil {
 		refusal, err := s.accept(ctx, *p.cmd)
@@ -211,13 +256,18 @@ func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql
 			return o, nil, nil
 		}
 	}
-	event, err := uuid.NewV7()
+	e, err := announce(o, p.headers)
+	return o, e, err
+}
+
+// announce makes the event of a placed order.
+func announce(o *sql.Order, headers map[string]string) (*sql.Event, error) {
+	id, err := uuid.NewV7()
 	if err != nil {
-		return nil, nil, fmt.Errorf("make an event id: %w", err)
+		return nil, fmt.Errorf("make an event id: %w", err)
 	}
-	return o, &sql.Event{
-		ID: event, AggregateType: "order", AggregateID: id.String(), Type: eventOrderCreated, Payload: render(o),
-		Headers: p.headers,
+	return &sql.Event{
+		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o), Headers: headers,
 	}, nil
 }
 

@@ -60,9 +60,10 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	if applied {
 		c.Header("Preference-Applied", "wait="+strconv.Itoa(int(wait/time.Second)))
 	}
+	minted, _ := mintedAt(key)
 	return &placing{
 		cmd: cmd, key: OrderKey(cmd.UserID, key), fp: cmd.fingerprint(), wait: wait, expired: s.expired(key),
-		headers: traceHeaders(h),
+		headers: traceHeaders(h), minted: minted,
 	}, nil
 }
 
@@ -183,7 +184,10 @@ func etag(body []byte) string {
 
 // orderProblem is the one table from errors to answers. Users never see an error's text.
 func (s *Server) orderProblem(c *gin.Context, err error) *problem {
+	var pe *paymentError
 	switch {
+	case errors.As(err, &pe):
+		return s.creditProblem(c, pe.err)
 	case errors.Is(err, errReused):
 		return &problem{kind: kindKeyReused}
 	case errors.Is(err, errExpired):

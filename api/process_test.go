@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
@@ -29,6 +30,7 @@ const childEnv = "POSTHASTE_TEST_API_CHILD"
 type childConfig struct {
 	Postgres, Redis string
 	Lease           time.Duration
+	Credits         bool
 	Point           string
 	Signal          syscall.Signal
 }
@@ -52,7 +54,15 @@ func child(text string) error {
 	if err != nil {
 		return err
 	}
-	s, err := New(Options{Pool: pool, Redis: rdb, Lease: c.Lease})
+	o := Options{Pool: pool, Redis: rdb, Lease: c.Lease}
+	if c.Credits {
+		client, err := credits.NewClient(c.Redis)
+		if err != nil {
+			return err
+		}
+		o.Credits = credits.New(credits.Options{Redis: client, Pool: pool})
+	}
+	s, err := New(o)
 	if err != nil {
 		return err
 	}

@@ -51,16 +51,20 @@ type Server struct {
 	poolSize int
 	redis    idem.Redis
 	guard    *idem.Guard
-	credits  *credits.Bank
-	accept   AcceptFunc
-	keys     *Keys
+	// lease is the guard's.
+	lease   time.Duration
+	credits *credits.Bank
+	accept  AcceptFunc
+	keys    *Keys
 	// limits has a bucket per key, or one; nil for no limit.
 	limits    []*bucket
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
 	metrics   *metrics
-	engine    *gin.Engine
+	// paid counts the payments of orders by credits.
+	paid   *prometheus.CounterVec
+	engine *gin.Engine
 	// eviction is what the last look at Redis' policy said; nil before the first.
 	eviction atomic.Pointer[string]
 	// failpoint is nil outside tests.
@@ -74,7 +78,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
-		trace: o.Trace, metrics: newMetrics(o.Registerer),
+		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -84,6 +88,9 @@ func New(o Options) (*Server, error) {
 		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
 	}
 	s.limits = newLimits(o.Keys, o.RateLimit)
+	if s.lease = o.Lease; s.lease == 0 {
+		s.lease = idem.DefaultLease
+	}
 	s.guard = idem.New(idem.Options{
 		Redis: o.Redis, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
 	})

@@ -28,12 +28,13 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 	// A restart of Postgres leaves as many dead connections as the pool holds; no client need hear of it.
 	broken := w.s.poolSize
 	for try := 1; ; try++ {
-		won, err = w.once(ctx, o, e)
+		won, created, err = w.once(ctx, o, e)
 		if errors.Is(err, sql.ErrCommitUnknown) {
 			won, err = w.resolve(o, e, err)
+			created = err == nil && won.ID == o.ID
 		}
 		if err == nil {
-			return won, won.ID == o.ID, nil
+			return won, created, nil
 		}
 		if broken > 0 && sql.BrokenConnection(err) {
 			broken--
@@ -51,17 +52,18 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 	}
 }
 
-// once is one transaction.
-func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (*sql.Order, error) {
+// once is one transaction. Several attempts to pay one order give it the same id, so the id does not tell who created it.
+func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sql.OrderTxTimeout)
 	defer cancel()
 	tx, err := sql.BeginOrder(ctx, w.s.pool, o, e)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if !tx.Inserted {
 		tx.Rollback(ctx)
-		return sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
+		won, err = sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
+		return won, false, err
 	}
 	ended := false
 	defer func() {
@@ -74,10 +76,10 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (*sql.Or
 	err = tx.Commit(ctx)
 	if err != nil {
 		w.doubt = errors.Is(err, sql.ErrCommitUnknown)
-		return nil, err
+		return nil, false, err
 	}
 	w.doubt = false
-	return o, nil
+	return o, true, nil
 }
 
 // resolve finds out what an unanswered COMMIT did, by inserting the same row again on other connections: the unique key
@@ -86,7 +88,7 @@ func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, 
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()
 	for try := range 3 {
-		won, err := w.once(ctx, o, e)
+		won, _, err := w.once(ctx, o, e)
 		if err == nil {
 			w.doubt = false
 			return won, nil

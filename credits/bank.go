@@ -331,13 +331,13 @@ func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		res, again, err := a.once(ctx)
 		if again == nil {
-			return res, err
+			return res, a.certain(err)
 		}
 		if time.Now().After(deadline) {
-			return Result{}, again
+			return Result{}, a.certain(again)
 		}
 		if err := pause(ctx, wait/2+rand.N(wait)); err != nil {
-			return Result{}, again
+			return Result{}, a.certain(again)
 		}
 	}
 }
@@ -360,6 +360,16 @@ type attempt struct {
 	bucket int16
 	// asked: the ledger does not have the operation.
 	asked bool
+	// doubt is a call whose outcome is unknown: it may have been done, or be done yet. Only a recorded outcome ends it.
+	doubt error
+}
+
+// certain returns err, unless an earlier call may have carried the operation out all the same.
+func (a *attempt) certain(err error) error {
+	if err == nil || a.doubt == nil || errors.Is(err, ErrUnknown) || errors.Is(err, ErrReused) {
+		return err
+	}
+	return fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 }
 
 // once calls the function and follows what it says. again, if not nil, is the error to give up with if there is no time
@@ -423,9 +433,10 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	}
 	r, waited, err := callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...)
 	if err != nil && !nothingDone(err) {
-		first := err
-		if r, waited, err = callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...); err != nil {
-			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, first, err)
+		a.doubt = err
+		r, waited, err = callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...)
+		if err != nil && !nothingDone(err) {
+			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 		}
 	}
 	if err != nil {

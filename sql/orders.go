@@ -2,7 +2,6 @@ package sql
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -18,6 +17,9 @@ const (
 	OrderPending  = "PENDING"
 	OrderRejected = "REJECTED"
 )
+
+// PayCredits is the one way of paying that this program carries out itself.
+const PayCredits = "credits"
 
 // OrderTxTimeout is the longest an order's transaction takes, from the first statement to the answer of COMMIT; it is
 // shorter than the guard's lease.
@@ -69,6 +71,8 @@ type Order struct {
 	Currency string
 	// Status is OrderPending or OrderRejected.
 	Status string
+	// PayWith is PayCredits for an order that was paid by credits; "" for others.
+	PayWith string
 	// RespStatus and RespBody are the stored answer of a rejected order; zero for others.
 	RespStatus int
 	RespBody   []byte
@@ -127,18 +131,13 @@ func orderBatch(o *Order, e *Event) (*pgx.Batch, error) {
 	b.Queue("BEGIN")
 	b.Queue(orderSettingsSQL, orderStatementTimeout, orderLockTimeout, orderIdleTimeout)
 	b.Queue(orderInsertSQL, o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Fence, o.Amount, o.Currency, o.Status, status,
-		o.RespBody, o.CreatedAt)
+		o.RespBody, o.CreatedAt, o.PayWith)
 	if e == nil {
 		return b, nil
 	}
-	var headers *string
-	if len(e.Headers) > 0 {
-		h, err := json.Marshal(e.Headers)
-		if err != nil {
-			return nil, fmt.Errorf("encode the headers of event %s: %w", e.ID, err)
-		}
-		s := string(h)
-		headers = &s
+	headers, err := encodeHeaders(e.Headers)
+	if err != nil {
+		return nil, err
 	}
 	b.Queue(insertEventSQL, e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers)
 	return b, nil
@@ -312,7 +311,7 @@ func scanOrder(r pgx.Row) (*Order, error) {
 	var o Order
 	var key []byte
 	err := r.Scan(&o.ID, &o.UserID, &key, &o.Fingerprint, &o.Fence, &o.Amount, &o.Currency, &o.Status, &o.RespStatus,
-		&o.RespBody, &o.CreatedAt)
+		&o.RespBody, &o.CreatedAt, &o.PayWith)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, ErrOrderNotFound
 	}

@@ -83,6 +83,8 @@ type relayProcess struct {
 	client interface{ Close() error }
 	// credits is the sync of balances, which has a client of its own.
 	credits       *credits.Sync
+	bank          *credits.Bank
+	payments      *api.Payments
 	creditsClient interface{ Close() error }
 	relay         *outbox.Relay
 	console       *consoleProcess
@@ -131,6 +133,11 @@ func (p *relayProcess) build(ctx context.Context) error {
 	}
 	p.creditsClient = creditsClient
 	p.credits = credits.NewSync(credits.SyncOptions{Redis: creditsClient, Pool: p.pool, Logger: p.log, Registerer: reg})
+	// Without an age for keys: what it repeats or takes back is old by nature.
+	p.bank = credits.New(credits.Options{
+		Redis: creditsClient, Pool: p.pool, Durability: creditDurability(c.Durability), Logger: p.log, Registerer: reg,
+	})
+	p.payments = api.NewPayments(api.PaymentsOptions{Pool: p.pool, Credits: p.bank, Logger: p.log, Registerer: reg})
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication, Logger: p.log})
 	if err != nil {
 		return err
@@ -190,6 +197,8 @@ func (p *relayProcess) run(ctx context.Context) error {
 		return p.relay.Run(gctx)
 	})
 	g.Go(func() error { return p.credits.Run(gctx) })
+	g.Go(func() error { return p.bank.Run(gctx) })
+	g.Go(func() error { return p.payments.Run(gctx) })
 	g.Go(func() error { return p.console.Run(actx) })
 	g.Go(func() error { return httpServer(actx, p.server, p.admin, time.Second) })
 	return g.Wait()

@@ -1,0 +1,347 @@
+package api
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/credits"
+	"posthaste/idem"
+	"posthaste/sql"
+)
+
+const (
+	// payWithin is how long after the request an order may still be placed for a deduction that was found without one;
+	// later it is taken back.
+	payWithin = 15 * time.Minute
+	// straysFor is how long a payment of which nothing was done is watched: a process that was stopped in the middle may
+	// wake up and deduct.
+	straysFor = 48 * time.Hour
+	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis knows it by its id that long.
+	repeatWithin = credits.OutcomeTTL - time.Hour
+
+	paymentsEvery = time.Second
+	paymentsBatch = 100
+	paymentsHold  = 15 * time.Second
+	paymentsWork  = 30 * time.Second
+)
+
+// Outcomes of payments, the values of the outcome label of credits_order_payments_total.
+const (
+	payPaid      = "paid"
+	payRefused   = "refused"
+	payCompleted = "completed"
+	payRefunded  = "refunded"
+	payRepeated  = "repeated"
+	payUnpaid    = "unpaid"
+)
+
+// refundedRefusal is stored when an order could not be placed in time for its deduction.
+var refundedRefusal = Refusal{
+	Status: http.StatusConflict, Code: "payment_refunded", Title: "The order could not be placed in time, and what it cost was given back",
+}
+
+func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
+	m := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "credits_order_payments_total",
+		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; unpaid needs a human.",
+	}, []string{"outcome"})
+	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid} {
+		m.WithLabelValues(o)
+	}
+	if reg != nil {
+		reg.MustRegister(m)
+	}
+	return m
+}
+
+// paymentError is a credits error met while an order was being paid.
+type paymentError struct{ err error }
+
+func (e *paymentError) Error() string { return "pay the order: " + e.err.Error() }
+func (e *paymentError) Unwrap() error { return e.err }
+
+// newPayment makes what is noted for an order. Both operations' ids follow from the order's key: every attempt under one
+// key has the same ones, whatever else it forgets.
+func newPayment(p *placing, o *sql.Order) *sql.Payment {
+	key, user := base64.RawURLEncoding.EncodeToString(p.key[:]), p.cmd.UserID.String()
+	return &sql.Payment{
+		OpID: credits.OpID(idem.NewKey("", user, "PAY", routeOrders, key)), RefundID: credits.OpID(idem.NewKey("", user, "REFUND", routeOrders, key)),
+		UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], OrderID: o.ID, Amount: p.cmd.Amount, Currency: p.cmd.Currency,
+		Headers: p.headers, CreatedAt: o.CreatedAt,
+	}
+}
+
+// deduction is what a payment costs. minted is when the client made its key, if it says so; without it the ledger is asked
+// first, because the key, and with it the operation, may be older than what Redis remembers.
+func deduction(p *sql.Payment, minted time.Time) credits.Op {
+	op := operation(p, credits.Deduct, p.OpID, "order "+p.OrderID.String())
+	op.MintedAt = minted
+	return op
+}
+
+func refund(p *sql.Payment) credits.Op {
+	return operation(p, credits.Add, p.RefundID, "refund of order "+p.OrderID.String())
+}
+
+func operation(p *sql.Payment, k credits.Kind, id uuid.UUID, reference string) credits.Op {
+	op := credits.Op{User: p.UserID, ID: id, Kind: k, Amount: p.Amount, Reference: reference}
+	copy(op.Fingerprint[:], p.Fingerprint)
+	return op
+}
+
+// paidOrder is the order of a payment, and the event that announces it.
+func paidOrder(p *sql.Payment) (*sql.Order, *sql.Event, error) {
+	o := &sql.Order{
+		ID: p.OrderID, UserID: p.UserID, Key: p.Key, Fingerprint: p.Fingerprint, Amount: p.Amount, Currency: p.Currency,
+		Status: sql.OrderPending, PayWith: sql.PayCredits, CreatedAt: p.CreatedAt,
+	}
+	e, err := announce(o, p.Headers)
+	return o, e, err
+}
+
+// payStep is what the payment of an order says about it.
+type payStep struct {
+	order *sql.Order
+	event *sql.Event
+	// deducted: the order must be written, or the deduction taken back.
+	deducted bool
+	payment  *sql.Payment
+}
+
+// pay deducts what an order costs. Nothing is written but the note; the caller writes the order. A nil order: there is one
+// under the key. Errors: paymentError, of which only credits.ErrUnknown leaves open whether something was done; any other
+// means that nothing was.
+func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, error) {
+	noted, err := sql.NotePayment(ctx, s.pool, newPayment(p, o), s.lease)
+	switch {
+	case err != nil:
+		return payStep{}, err
+	case noted == nil:
+		return payStep{}, nil
+	case string(noted.Fingerprint) != string(p.fp[:]):
+		return payStep{}, errReused
+	}
+	s.fail(ctx, "after_note")
+	if s.credits == nil {
+		return payStep{}, &paymentError{credits.ErrUnavailable}
+	}
+	res, err := s.credits.Apply(ctx, deduction(noted, p.minted))
+	if err != nil {
+		return payStep{}, &paymentError{err}
+	}
+	s.fail(ctx, "after_deduct")
+	step := payStep{payment: noted}
+	step.order, step.event, err = paidOrder(noted)
+	if err != nil {
+		return payStep{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
+	}
+	step.order.Fence = o.Fence
+	if step.deducted = res.Outcome == credits.OK; !step.deducted {
+		step.reject(http.StatusPaymentRequired, marshal(refusal(&res)))
+		return step, nil
+	}
+	if res.Replayed {
+		// Perhaps long ago, and taken back since, and the refusal that said so was purged.
+		_, err = sql.CreditEntryByOp(ctx, s.pool, noted.UserID, noted.RefundID)
+		if err == nil {
+			step.deducted = false
+			step.reject(refundedRefusal.Status, refundedRefusal.body())
+		} else if !errors.Is(err, sql.ErrCreditEntryNotFound) {
+			return payStep{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
+		}
+	}
+	return step, nil
+}
+
+// reject makes the order a refusal.
+func (p *payStep) reject(status int, body []byte) {
+	p.order.Status, p.order.RespStatus, p.order.RespBody, p.event = sql.OrderRejected, status, body, nil
+}
+
+// paidBy reports whether an order under the key of a payment is the one that was paid by it: there is one payment per key.
+func paidBy(status, payWith string) bool {
+	return status == sql.OrderPending && payWith == sql.PayCredits
+}
+
+// PaymentsOptions of Payments. Pool and Credits are required.
+type PaymentsOptions struct {
+	// Pool reaches Postgres; its user must be allowed to delete from order_payments. The caller closes it.
+	Pool *sql.Pool
+	// Credits repeats and takes back deductions.
+	Credits *credits.Bank
+	// Logger may be nil.
+	Logger *slog.Logger
+	// Registerer may be nil.
+	Registerer prometheus.Registerer
+}
+
+// Payments finishes the payments of orders that their process did not finish, so that in the end order, event and one
+// deduction are there, or neither order nor event and as much credit as before. What it needs to know is in Postgres: a
+// deduction that was done arrives in the ledger by itself. Any number of them may run.
+type Payments struct {
+	pool    *sql.Pool
+	bank    *credits.Bank
+	log     *slog.Logger
+	metrics *prometheus.CounterVec
+}
+
+// NewPayments returns Payments; it does no I/O.
+func NewPayments(o PaymentsOptions) *Payments {
+	p := &Payments{pool: o.Pool, bank: o.Credits, log: o.Logger, metrics: newPaymentMetric(o.Registerer)}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.log = p.log.With("component", "payments")
+	return p
+}
+
+// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
+func (r *Payments) Run(ctx context.Context) error {
+	for {
+		for {
+			n, err := r.round(ctx)
+			if err != nil && ctx.Err() == nil {
+				r.log.Debug("payments were not looked at, retrying", "err", err)
+			}
+			if n < paymentsBatch || err != nil {
+				break
+			}
+		}
+		if pause(ctx, paymentsEvery) != nil {
+			return nil
+		}
+	}
+}
+
+// round looks at what is due and returns how many that were.
+func (r *Payments) round(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, paymentsWork)
+	defer cancel()
+	for {
+		n, err := sql.ConfirmPayments(ctx, r.pool, paymentsBatch)
+		if err != nil {
+			return 0, err
+		}
+		if n < paymentsBatch {
+			break
+		}
+	}
+	due, err := sql.DuePayments(ctx, r.pool, paymentsBatch, paymentsHold)
+	if err != nil {
+		return 0, err
+	}
+	for i := range due {
+		if err := r.one(ctx, &due[i]); err != nil {
+			r.log.Warn("payment of an order could not be finished, retrying", "order_id", due[i].OrderID, "err", err)
+		}
+	}
+	return len(due), nil
+}
+
+// one brings a payment one step further. The table of docs/credits.md.
+func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
+	ok := string(credits.OK)
+	switch {
+	case paidBy(d.OrderStatus, d.PayWith):
+		if d.Deducted == ok { // since it was confirmed
+			return nil
+		}
+		return r.repeat(ctx, d)
+	case d.Deducted == ok && d.Refunded == ok:
+		r.metrics.WithLabelValues(payRefunded).Inc()
+		return sql.DropPayment(ctx, r.pool, d.OpID)
+	case d.Deducted == ok && d.OrderStatus != "":
+		return r.refund(ctx, &d.Payment)
+	case d.Deducted == ok:
+		return r.place(ctx, d)
+	case d.Deducted != "", d.Age > straysFor: // refused for ever, or never done
+		return sql.DropPayment(ctx, r.pool, d.OpID)
+	default:
+		later := min(max(d.Age/2, paymentsHold), time.Hour)
+		return sql.DeferPayment(ctx, r.pool, d.OpID, &later)
+	}
+}
+
+// place writes the order of a deduction, or, if that comes too late, a refusal, after which the deduction is taken back.
+func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
+	o, e, err := paidOrder(&d.Payment)
+	if err != nil {
+		return err
+	}
+	if d.Age > payWithin {
+		o.Status, o.RespStatus, o.RespBody, e = sql.OrderRejected, refundedRefusal.Status, refundedRefusal.body(), nil
+	}
+	tx, err := sql.BeginOrder(ctx, r.pool, o, e)
+	if err != nil {
+		return err
+	}
+	inserted := tx.Inserted
+	if err := tx.Commit(ctx); err != nil {
+		return err // the next look tells
+	}
+	switch {
+	case !inserted: // somebody else was quicker; the next look tells with what
+	case e != nil:
+		r.metrics.WithLabelValues(payCompleted).Inc()
+		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds", d.Age.Seconds())
+	default:
+		return r.refund(ctx, &d.Payment)
+	}
+	return nil
+}
+
+// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order.
+func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
+	res, err := r.bank.Apply(ctx, refund(p))
+	if err == nil && res.Outcome != credits.OK {
+		err = fmt.Errorf("the refund was refused: %s", res.Outcome)
+	}
+	if err != nil {
+		return fmt.Errorf("take back a deduction: %w", err)
+	}
+	return nil
+}
+
+// repeat deducts what Redis lost after the order was placed. What Redis still has, it does not do again.
+func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
+	unpaid := d.Deducted != "" || d.Age > repeatWithin
+	if !unpaid {
+		res, err := r.bank.Apply(ctx, deduction(&d.Payment, time.Time{}))
+		if err != nil {
+			return fmt.Errorf("repeat a deduction: %w", err)
+		}
+		if res.Outcome == credits.OK && !res.Replayed {
+			r.metrics.WithLabelValues(payRepeated).Inc()
+			r.log.Warn("deduction repeated: redis had lost it after the order was placed", "order_id", d.OrderID)
+		}
+		unpaid = res.Outcome != credits.OK
+	}
+	if !unpaid {
+		return nil
+	}
+	r.metrics.WithLabelValues(payUnpaid).Inc()
+	r.log.Error("order is not paid: redis had lost its deduction, and it cannot be repeated", "order_id", d.OrderID, "user_id", d.UserID)
+	return sql.DeferPayment(ctx, r.pool, d.OpID, nil)
+}
+
+// takeBack refunds at once what a request deducted for an order that cannot be: another command has the key. If it fails,
+// the note brings it to Payments.
+func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
+	res, err := s.credits.Apply(ctx, refund(p))
+	if err == nil && res.Outcome != credits.OK {
+		err = errors.New("the refund was refused")
+	}
+	if err != nil {
+		s.log.Warn("deduction not taken back yet", "order_id", p.OrderID, "err", err)
+		return
+	}
+	s.paid.WithLabelValues(payRefunded).Inc()
+}

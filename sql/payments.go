@@ -1,0 +1,145 @@
+package sql
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Payment is an order that is being paid by credits, as it was noted before the deduction.
+type Payment struct {
+	// OpID is the deduction's id in the ledger, RefundID that of the addition that takes it back.
+	OpID, RefundID uuid.UUID
+	UserID         uuid.UUID
+	// Key and Fingerprint are the order's.
+	Key         [16]byte
+	Fingerprint []byte
+	// OrderID is the id that the order will have.
+	OrderID uuid.UUID
+	// Amount is in credits.
+	Amount   int64
+	Currency string
+	// Headers are those of the order's event; nil for none.
+	Headers map[string]string
+	// CreatedAt is the order's time, in microseconds.
+	CreatedAt time.Time
+}
+
+// NotePayment notes p, to be looked at after a while, unless it is noted or there is an order under its key. It returns
+// what is noted now, an earlier attempt's if there was one; nil: there is an order.
+func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duration) (*Payment, error) {
+	headers, err := encodeHeaders(p.Headers)
+	if err != nil {
+		return nil, err
+	}
+	tag, err := pool.Exec(ctx, query("payment_put"), p.OpID, p.RefundID, p.UserID, p.Key[:], p.Fingerprint, p.OrderID, p.Amount,
+		p.Currency, headers, p.CreatedAt, after)
+	if err != nil {
+		return nil, fmt.Errorf("note the payment of order %s: %w", p.OrderID, err)
+	}
+	if tag.RowsAffected() == 1 {
+		return p, nil
+	}
+	noted := *p
+	var text *string
+	err = pool.QueryRow(ctx, query("payment_get"), p.OpID, p.UserID, p.Key[:]).Scan(&noted.Fingerprint, &noted.OrderID, &noted.CreatedAt, &text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil //nolint:nilnil // documented: the order is there
+	}
+	if err == nil {
+		noted.CreatedAt = noted.CreatedAt.UTC()
+		noted.Headers, err = decodeHeaders(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the noted payment of an order: %w", err)
+	}
+	return &noted, nil
+}
+
+func encodeHeaders(h map[string]string) (*string, error) {
+	if len(h) == 0 {
+		return nil, nil //nolint:nilnil // NULL
+	}
+	b, err := json.Marshal(h)
+	if err != nil {
+		return nil, fmt.Errorf("encode the headers of an event: %w", err)
+	}
+	s := string(b)
+	return &s, nil
+}
+
+func decodeHeaders(text *string) (map[string]string, error) {
+	if text == nil {
+		return nil, nil //nolint:nilnil // NULL
+	}
+	var h map[string]string
+	err := json.Unmarshal([]byte(*text), &h)
+	return h, err
+}
+
+// DuePayment is a payment that did not end by itself in time, with what is known of it.
+type DuePayment struct {
+	Payment
+	// OrderStatus is that of the order under the payment's key, "" if there is none; PayWith is the order's.
+	OrderStatus, PayWith string
+	// Deducted and Refunded are the outcomes of the two operations in the ledger, "" while it does not have them.
+	Deducted, Refunded string
+	// Age is by the database's clock.
+	Age time.Duration
+}
+
+// DuePayments takes up to limit payments that are due, oldest first. Each is due again after hold, for whoever comes then.
+func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]DuePayment, error) {
+	rows, err := db.Query(ctx, query("payment_due"), limit, hold)
+	if err != nil {
+		return nil, fmt.Errorf("read the payments that are due: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (d DuePayment, err error) {
+		var key []byte
+		var headers *string
+		var micros int64
+		if err = r.Scan(&d.OpID, &d.RefundID, &d.UserID, &key, &d.Fingerprint, &d.OrderID, &d.Amount, &d.Currency, &headers,
+			&d.CreatedAt, &d.OrderStatus, &d.PayWith, &d.Deducted, &d.Refunded, &micros); err != nil {
+			return d, err
+		}
+		copy(d.Key[:], key)
+		d.CreatedAt, d.Age = d.CreatedAt.UTC(), time.Duration(micros)*time.Microsecond
+		d.Headers, err = decodeHeaders(headers)
+		return d, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the payments that are due: %w", err)
+	}
+	return list, nil
+}
+
+// ConfirmPayments forgets up to limit payments that are due and whose order and deduction are both there, and returns how
+// many it forgot.
+func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
+	tag, err := db.Exec(ctx, query("payment_confirm"), limit)
+	if err != nil {
+		return 0, fmt.Errorf("forget the payments that are done: %w", err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// DropPayment forgets a payment.
+func DropPayment(ctx context.Context, db DB, op uuid.UUID) error {
+	if _, err := db.Exec(ctx, query("payment_drop"), op); err != nil {
+		return fmt.Errorf("forget payment %s: %w", op, err)
+	}
+	return nil
+}
+
+// DeferPayment has a payment looked at after a while; nil: never again, because only a human can help.
+func DeferPayment(ctx context.Context, db DB, op uuid.UUID, after *time.Duration) error {
+	if _, err := db.Exec(ctx, query("payment_defer"), op, after); err != nil {
+		return fmt.Errorf("defer payment %s: %w", op, err)
+	}
+	return nil
+}

@@ -1,0 +1,1 @@
+DELETE FROM order_payments WHERE op_id = $1
