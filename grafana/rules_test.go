@@ -3,7 +3,9 @@ package grafana
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -11,6 +13,7 @@ import (
 
 type rule struct {
 	Alert       string            `yaml:"alert"`
+	Record      string            `yaml:"record"`
 	Expr        string            `yaml:"expr"`
 	Labels      map[string]string `yaml:"labels"`
 	Annotations map[string]string `yaml:"annotations"`
@@ -36,38 +39,108 @@ func decodeAll[T any](t *testing.T, pattern string) []T {
 	return all
 }
 
-func rules(t *testing.T) []rule {
+func rules(t *testing.T) (alerts, records []rule) {
 	t.Helper()
-	var all []rule
 	for _, f := range decodeAll[struct {
 		Groups []struct {
 			Rules []rule `yaml:"rules"`
 		} `yaml:"groups"`
 	}](t, "prometheus/rules/*.yml") {
 		for _, g := range f.Groups {
-			all = append(all, g.Rules...)
+			for _, r := range g.Rules {
+				if r.Record != "" {
+					records = append(records, r)
+				} else {
+					alerts = append(alerts, r)
+				}
+			}
 		}
 	}
-	return all
+	return alerts, records
 }
+
+var (
+	recordedName = regexp.MustCompile(`\b\w+(?::\w+)+\b`)
+	bareValue    = regexp.MustCompile(`\$value *\}\}`)
+)
 
 func TestRules(t *testing.T) {
 	t.Parallel()
+	alerts, records := rules(t)
+	recorded := map[string]bool{}
+	for _, r := range records {
+		recorded[r.Record] = true
+		for _, fault := range check(r.Expr) {
+			t.Errorf("%s: %s", r.Record, fault)
+		}
+	}
 	var names []string
-	for _, r := range rules(t) {
+	for _, r := range alerts {
 		if r.Alert == "" || slices.Contains(names, r.Alert) {
 			t.Errorf("%q: no alert, or one more of that name", r.Alert)
 		}
 		names = append(names, r.Alert)
-		if s := r.Labels["severity"]; s != "page" && s != "ticket" {
-			t.Errorf("%s: severity %q, want page or ticket", r.Alert, s)
+		if s := r.Labels["severity"]; s != "page" && s != "ticket" && s != "info" {
+			t.Errorf("%s: severity %q, want page, ticket or info", r.Alert, s)
 		}
-		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
-			t.Errorf("%s: no summary or no description", r.Alert)
+		for _, a := range []string{"summary", "description"} {
+			if text := r.Annotations[a]; text == "" || bareValue.MatchString(text) {
+				t.Errorf("%s: %s %q is empty, or shows a value that is not made readable", r.Alert, a, text)
+			}
 		}
 		for _, fault := range check(r.Expr) {
 			t.Errorf("%s: %s", r.Alert, fault)
 		}
+		for _, name := range recordedName.FindAllString(r.Expr, -1) {
+			if !recorded[name] {
+				t.Errorf("%s: nothing records %s", r.Alert, name)
+			}
+		}
+	}
+}
+
+var (
+	headings = regexp.MustCompile(`(?m)^### (\S+)$`)
+	parts    = []string{"**Symptom.**", "**Check.**", "**Mend.**", "**Verify.**"}
+)
+
+// TestRunbook: every alert links to its part of the runbook, which says the four things that matter; and the runbook
+// knows no other alert.
+func TestRunbook(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../docs/runbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(b)
+	sections := map[string]string{}
+	places := headings.FindAllStringSubmatchIndex(page, -1)
+	for i, m := range places {
+		end := len(page)
+		if i+1 < len(places) {
+			end = places[i+1][0]
+		}
+		sections[page[m[2]:m[3]]] = page[m[1]:end]
+	}
+	alerts, _ := rules(t)
+	for _, r := range alerts {
+		if got, want := r.Annotations["runbook_url"], "docs/runbook.md#"+strings.ToLower(r.Alert); got != want {
+			t.Errorf("%s: runbook_url %q, want %s", r.Alert, got, want)
+		}
+		section, ok := sections[r.Alert]
+		if !ok {
+			t.Errorf("%s: the runbook has no such heading", r.Alert)
+			continue
+		}
+		delete(sections, r.Alert)
+		for _, p := range parts {
+			if !strings.Contains(section, p) {
+				t.Errorf("%s: the runbook does not say %s", r.Alert, p)
+			}
+		}
+	}
+	for name := range sections {
+		t.Errorf("the runbook speaks of %s, which is no alert", name)
 	}
 }
 
@@ -94,7 +167,8 @@ func TestRulesAreTested(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range rules(t) {
+	alerts, _ := rules(t)
+	for _, r := range alerts {
 		if !fires[r.Alert] || !quiet[r.Alert] {
 			t.Errorf("%s: tested to fire: %v, to keep quiet: %v; want both", r.Alert, fires[r.Alert], quiet[r.Alert])
 		}
