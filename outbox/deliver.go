@@ -55,7 +55,7 @@ func (s *stream) publishTo(intake, work context.Context, name string, rows []*Ro
 		if len(parked) > 0 {
 			sent = append(sent, events[i])
 		}
-		f.items = append(f.items, Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i]})
+		f.items = append(f.items, Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
 	}
 	f.marks = append(f.marks, Mark{Stream: name, Lane: s.laneID(), Number: receipt.Number})
 	s.l.published(ModeCDC, name, sent)

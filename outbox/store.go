@@ -65,6 +65,8 @@ type Settlement struct {
 	XID         uint32
 	Stream      string
 	EntryID     string
+	// Time is what the entry calls its time; zero if that is when the row was inserted.
+	Time time.Time
 }
 
 // Dead is a parked event.

@@ -260,22 +260,27 @@ func (s *Store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.F
 	for i := range items {
 		ids[i] = items[i].AggregateID
 	}
-	seqs, streams, entries := columns(items)
-	return s.found(ctx, "settle", query("settle"), ids, seqs, streams, entries, s.history > 0)
+	seqs, streams, entries, times := columns(items)
+	return s.found(ctx, "settle", query("settle"), ids, seqs, streams, entries, s.history > 0, times)
 }
 
 // Hunt is Settle in every part.
 func (s *Store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	seqs, streams, entries := columns(items)
-	return s.found(ctx, "hunt", query("hunt"), seqs, streams, entries, s.history > 0)
+	seqs, streams, entries, times := columns(items)
+	return s.found(ctx, "hunt", query("hunt"), seqs, streams, entries, s.history > 0, times)
 }
 
-func columns(items []outbox.Settlement) (seqs []int64, streams, entries []string) {
+func columns(items []outbox.Settlement) (seqs []int64, streams, entries []string, times []*time.Time) {
 	seqs, streams, entries = make([]int64, len(items)), make([]string, len(items)), make([]string, len(items))
+	times = make([]*time.Time, len(items)) // nil: the event's time is when its row was inserted
 	for i := range items {
-		seqs[i], streams[i], entries[i] = items[i].Seq, items[i].Stream, items[i].EntryID
+		it := &items[i]
+		seqs[i], streams[i], entries[i] = it.Seq, it.Stream, it.EntryID
+		if !it.Time.IsZero() {
+			times[i] = &it.Time
+		}
 	}
-	return seqs, streams, entries
+	return seqs, streams, entries, times
 }
 
 // Park moves a row to outbox_dead.

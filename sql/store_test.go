@@ -350,8 +350,15 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	gone.Seq += 1000
 	unknown := settlement(rows[1])
 	unknown.EntryID = ""
-	f, err := s.Settle(ctx, []outbox.Settlement{settlement(rows[0]), unknown, gone})
+	timed := settlement(rows[0])
+	timed.Time = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
+	f, err := s.Settle(ctx, []outbox.Settlement{timed, unknown, gone})
 	must(t, err)
+	for id, want := range map[uuid.UUID]bool{rows[0].ID: true, rows[1].ID: false} {
+		if kept := testenv.Value[bool](t, d, "SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1", id, timed.Time); kept != want {
+			t.Errorf("the time of event %s is kept: %v, want %v", id, kept, want)
+		}
+	}
 	if len(f.Seqs) != 2 || !f.Seqs[rows[0].Seq] || !f.Seqs[rows[1].Seq] {
 		t.Errorf("settled %v", f.Seqs)
 	}

@@ -154,12 +154,12 @@ func TestPlansUseTheIndex(t *testing.T) {
 	d := testenv.Postgres(t)
 	testenv.Bulk(t, d, 100_000, 10)
 	pool := relayPool(t, d.URL)
-	ids, seqs, texts := make([]string, 500), make([]int64, 500), make([]string, 500)
+	ids, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500), make([]*time.Time, 500)
 	for i := range seqs {
 		ids[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
 	}
 	cases := map[string][]any{
-		"settle": {ids, seqs, texts, texts, true}, "hunt": {seqs, texts, texts, true}, "lookup": {ids, seqs},
+		"settle": {ids, seqs, texts, texts, true, times}, "hunt": {seqs, texts, texts, true, times}, "lookup": {ids, seqs},
 		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil, "sweep_park_first": {3, "why", true},
 		"sweep_reached": {3, 100}, "audit": nil, "park": {"bulk-1", 7, "why", "x", 1}, "dead_published": nil,
 	}
