@@ -39,6 +39,9 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	var first error
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
+		if notAStream(err) {
+			continue
+		}
 		if err != nil {
 			s.seen.streams[stream] = before[stream] // unknown is not gone
 			if first == nil {

@@ -209,3 +209,15 @@ func TestObserveBoundsTheGroups(t *testing.T) {
 		t.Errorf("%v groups with a lag of one, want 50", n)
 	}
 }
+
+// A key of another kind where a stream belongs is a matter of its events alone: it must not look like a Redis that is gone.
+func TestAKeyOfAnotherKindStopsNoHousekeeping(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 50)
+	f.do("SET", "outbox.wrong", "not a stream")
+	f.must(f.sink.Trim(t.Context(), "outbox.wrong"))
+	f.must(f.sink.Observe(t.Context(), []string{"outbox.wrong", stream}))
+	if n := f.metric("outbox_stream_length", "stream", stream); n != 50 {
+		t.Errorf("length %v behind a key of another kind, want 50", n)
+	}
+}
