@@ -3,7 +3,6 @@ package console
 import (
 	"context"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -68,12 +67,15 @@ func (c *Console) assemble(now time.Time) State {
 		st, h := r.Status(), r.Health()
 		s.Relay = &Relay{
 			Leader: st.Leader, Mode: string(st.Mode), Phase: st.Phase, Epoch: st.Epoch, Inflight: st.Inflight, Since: st.Since, Ready: h.Ready,
-			Reasons: slices.Concat([]string{}, h.Reasons), Degraded: slices.Concat([]string{}, h.Degraded),
+			Reasons: list(h.Reasons), Degraded: list(h.Degraded),
 		}
 	}
 	s.Verdict = judge(&s, c.o.Doctor.WALBudget)
 	return s
 }
+
+// list is never null in JSON.
+func list(s []string) []string { return append([]string{}, s...) }
 
 func countDead(l deadList) DeadCount {
 	var n DeadCount

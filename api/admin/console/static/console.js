@@ -1,0 +1,538 @@
+// The console: what comes over the event stream is drawn, what is pressed is asked about and sent.
+import { $, h, text, level, count, bytes, span, clock, short, plural } from './util.js';
+import { Pipeline } from './pipeline.js';
+import { Chart } from './chart.js';
+
+const KEEP = 50; // events shown
+const RING = 900; // samples kept
+const SILENT = 3500; // ms without a sign of life until the connection counts as lost
+
+let session = null;
+let state = null;
+let samples = [];
+let events = [];
+let paused = false;
+let heard = 0;
+const opened = Date.now();
+let lostSince = null;
+let token = null;
+try { token = sessionStorage.getItem('posthaste-token'); } catch { /* kept in memory only */ }
+
+// ---- talking to the process
+
+class CallError extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+async function call(method, path, body) {
+  const headers = {};
+  if (method !== 'GET') {
+    headers['Content-Type'] = 'application/json';
+    headers['X-Posthaste-Csrf'] = session?.csrf ?? '';
+    if (token) headers.Authorization = `Bearer ${token}`;
+  }
+  let resp;
+  try {
+    resp = await fetch(`api/${path}`, { method, headers, body: body && JSON.stringify(body), signal: AbortSignal.timeout(12000) });
+  } catch {
+    throw new CallError(0, 'This process does not answer.');
+  }
+  const answer = await resp.json().catch(() => ({}));
+  if (!resp.ok) throw new CallError(resp.status, answer.detail ?? `Status ${resp.status}`);
+  return answer;
+}
+
+// change is a call that changes something. A process that was restarted has another token of its own: get it and try again.
+async function change(method, path, body) {
+  try {
+    return await call(method, path, body);
+  } catch (e) {
+    if (e.status !== 403) throw e;
+    await loadSession();
+    return call(method, path, body);
+  }
+}
+
+async function loadSession() {
+  session = await call('GET', 'session');
+  const facts = [['relay', session.relay], ['this process', `${session.kind} ${session.holder}`], ['version', session.version]];
+  $('process').replaceChildren(...facts.map(([k, v]) => h('span', null, `${k} `, h('b', null, v))));
+  document.title = `posthaste · ${session.relay}`;
+}
+
+async function loadHistory() {
+  const all = await call('GET', 'history');
+  samples = all.samples;
+  events = all.events.reverse();
+  drawCharts();
+  drawEvents();
+}
+
+// ---- the live connection
+
+let source = null;
+
+function connect() {
+  source?.close();
+  source = new EventSource('api/stream');
+  source.addEventListener('state', (e) => {
+    alive();
+    onState(JSON.parse(e.data));
+  });
+  source.addEventListener('events', (e) => {
+    alive();
+    onEvents(JSON.parse(e.data));
+  });
+  source.onerror = () => {
+    // The browser tries again by itself, unless the answer was an error.
+    if (source.readyState === EventSource.CLOSED) retryLater();
+  };
+}
+
+let retrying = null;
+
+function retryLater() {
+  retrying ??= setTimeout(() => { retrying = null; connect(); }, 2000);
+}
+
+function alive() {
+  heard = Date.now();
+  if (lostSince === null) return;
+  lostSince = null;
+  document.body.classList.remove('stale');
+  // Perhaps it is another process by now.
+  loadSession().then(loadHistory).catch(() => {});
+}
+
+function watchConnection() {
+  const pill = $('connection');
+  if (Date.now() - (heard || opened) <= SILENT) {
+    if (!heard) return;
+    level(pill, 'ok');
+    text(pill, 'live');
+    return;
+  }
+  if (lostSince === null) {
+    lostSince = heard || Date.now();
+    document.body.classList.add('stale');
+    retryLater();
+  }
+  if (Date.now() - (heard || opened) > 12000) retryLater(); // neither an error nor a word: the connection hangs
+  level(pill, 'bad');
+  text(pill, heard ? `lost since ${clock(lostSince)}` : 'not connected');
+  drawVerdict({
+    level: 'bad', title: `Connection to this process lost${heard ? ` since ${clock(lostSince)}` : ''}`, parts: {}, also: [], action: '',
+    why: `What you see below is ${heard ? `from ${clock(lostSince)}` : 'empty'}. Events may well be flowing: another process' console, or posthaste status, tells.`,
+    mend: 'Look whether the process runs and whether you can still reach it. This page connects again by itself.',
+  });
+}
+
+// ---- drawing
+
+const MARKS = { ok: '✓', warn: '!', bad: '✕', unknown: '…' };
+const ACTIONS = { dead: 'See dead events', doctor: 'Ask the doctor', groups: 'See groups', mode: 'Choose the mode' };
+
+function drawVerdict(v) {
+  level($('verdict'), v.level);
+  text($('verdict-mark'), MARKS[v.level]);
+  text($('verdict-title'), v.title);
+  text($('verdict-why'), v.why);
+  text($('verdict-mend'), v.mend);
+  $('verdict-mend').hidden = !v.mend;
+  const a = $('verdict-action');
+  a.hidden = !v.action;
+  if (v.action) {
+    if (a.getAttribute('href') !== `#${v.action}`) a.setAttribute('href', `#${v.action}`);
+    text(a, ACTIONS[v.action]);
+  }
+  const also = $('verdict-also');
+  const key = JSON.stringify(v.also);
+  if (also.dataset.key !== key) {
+    also.dataset.key = key;
+    also.replaceChildren(...v.also.map((p) => h('li', { 'data-level': p.level }, h('b', null, p.title), ` ${p.why} ${p.mend}`)));
+    also.hidden = v.also.length === 0;
+  }
+  const badge = { bad: '✕ ', warn: '! ' }[v.level] ?? '';
+  if (session) document.title = `${badge}posthaste · ${session.relay}`;
+}
+
+const pipeline = new Pipeline($('pipeline'));
+
+const charts = [
+  new Chart($('chart-latency'), {
+    title: 'Commit to publish', log: true, format: span, series: [{ key: 'p50', label: 'p50' }, { key: 'p99', label: 'p99' }],
+    none: 'Measured by the relay that publishes',
+  }),
+  new Chart($('chart-backlog'), { title: 'Backlog', format: count, series: [{ key: 'backlog', label: 'events', area: true }], none: 'Known while somebody looks' }),
+  new Chart($('chart-rate'), { title: 'Events per second', format: count, series: [{ key: 'out', label: 'published', area: true }, { key: 'in', label: 'written' }], none: 'Nothing yet' }),
+];
+
+function drawCharts() {
+  const now = samples.length ? samples[samples.length - 1].t : Date.now() / 1000;
+  for (const c of charts) c.update(samples, now);
+}
+
+function drawSources(st) {
+  const one = (name, look) => {
+    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} does not answer since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
+    if (!look.as_of) return h('span', null, `${name} is being asked`);
+    const age = (Date.parse(st.now) - Date.parse(look.as_of)) / 1000;
+    return h('span', { 'data-level': age > 10 ? 'bad' : 'ok' }, age > 3 ? `${name} as of ${clock(look.as_of)}` : `${name} answers`);
+  };
+  const box = h('p', null, one('Postgres', st.postgres), one('Redis', st.redis));
+  if ($('sources').textContent !== box.textContent) $('sources').replaceChildren(...box.childNodes);
+}
+
+function drawMode(st) {
+  const known = st.postgres.as_of;
+  const p = st.postgres.value;
+  for (const b of $('switch').children) b.setAttribute('aria-pressed', String(Boolean(known) && b.dataset.mode === p.desired));
+  const rows = [];
+  if (known) {
+    rows.push(['Active', p.mode === 'standby' ? 'none: no relay has led yet' : `${p.mode} since ${clock(p.changed_at)}`]);
+    if (p.degraded) rows.push(['Because', p.degraded]);
+    rows.push(['Leader', p.led ? p.owner : p.owner ? `nobody; ${p.owner} led last` : 'nobody']);
+    rows.push(['Relays', p.relays ? `${p.relays} connected, epoch ${p.epoch}` : `none connected, epoch ${p.epoch}`]);
+    const slot = p.slot;
+    rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
+    rows.push(['Hand-over', p.handover_lsn === '0/0' ? 'none yet' : `at ${p.handover_lsn}`]);
+  } else {
+    rows.push(['Active', st.postgres.error ? 'unknown: Postgres does not answer' : 'being asked']);
+  }
+  if (st.relay) rows.push(['This relay', `${st.relay.leader ? 'leads' : 'stands by'}, ${st.relay.phase}, ${plural(st.relay.inflight, 'event')} in flight`]);
+  const box = h('dl', null, rows.map(([k, v]) => [h('dt', null, k), h('dd', null, v)]));
+  if ($('mode-rows').textContent !== box.textContent) $('mode-rows').replaceChildren(...box.childNodes);
+}
+
+// ---- the hand-over, as it happens
+
+let handover = null;
+
+// follow begins to watch a switch to a mode, whoever made it.
+function follow(to, p) {
+  handover = { to, at: Date.now(), epoch: p.epoch, lsn: p.handover_lsn, from: p.mode, done: {}, ended: null };
+  $('handover').hidden = false;
+}
+
+function drawHandover(st) {
+  if (!st.postgres.as_of) return;
+  const p = st.postgres.value;
+  if (drawHandover.desired && drawHandover.desired !== p.desired && handover?.to !== p.desired) follow(p.desired, { ...p, mode: drawHandover.mode, handover_lsn: drawHandover.lsn });
+  Object.assign(drawHandover, { desired: p.desired, mode: p.mode, lsn: p.handover_lsn });
+  if (!handover) return;
+  const stream = handover.to !== 'poll';
+  const target = stream ? 'cdc' : 'poll';
+  const same = handover.from === target;
+  const arrived = p.desired === handover.to && p.mode === target && (!stream || p.slot.active);
+  const steps = stream
+    ? [
+        ['asked', `${handover.to} is recorded in Postgres`, p.desired === handover.to],
+        ['sweep', `The sweep empties the table${p.mode === 'poll' ? ` (${count(p.backlog.rows)} left)` : ''}`, arrived || p.handover_lsn !== handover.lsn],
+        ['lsn', `Hand-over at ${p.handover_lsn === handover.lsn && !arrived ? 'the position to come' : p.handover_lsn}`, arrived || p.handover_lsn !== handover.lsn],
+        ['stream', 'The slot streams', arrived],
+      ]
+    : [
+        ['asked', 'poll is recorded in Postgres', p.desired === 'poll'],
+        ['stop', 'The stream settles what is in flight and stops', p.mode === 'poll' || !p.slot.active],
+        ['poll', 'Every relay sweeps', arrived],
+      ];
+  const now = Date.now();
+  let current = true;
+  const items = steps.map(([key, words, done]) => {
+    if (done && !handover.done[key]) handover.done[key] = now - handover.at;
+    const how = done ? 'done' : current ? 'now' : 'later';
+    if (!done) current = false;
+    return h('li', { 'data-step': how }, h('span', null, words), h('span', { class: 'muted' }, done && !same ? `+${span(handover.done[key] / 1000)}` : ''));
+  });
+  if (!arrived && p.degraded) items.push(h('li', null, h('span', { class: 'note' }, p.degraded)));
+  text($('handover-title'), arrived ? (same ? `Already in ${target}: nothing to hand over` : `Switched to ${handover.to} in ${span(Math.max(...Object.values(handover.done)) / 1000)}`) : `Switching to ${handover.to} since ${clock(handover.at)}`);
+  $('handover-steps').replaceChildren(...items);
+}
+
+// ---- tables
+
+const td = (label, props, ...c) => h('td', { 'data-label': label, ...props }, ...c);
+
+function table(cls, heads, rows) {
+  return h('div', { class: 'scroll' }, h('table', { class: `cards ${cls}` }, h('thead', null, h('tr', null, heads.map(([name, num]) => h('th', { scope: 'col', class: num ? 'num' : null }, name)))), h('tbody', null, rows)));
+}
+
+const empty = (strong, rest) => h('p', { class: 'empty' }, h('b', null, strong), ' ', rest);
+
+function drawEvents() {
+  if (paused) return;
+  if (events.length === 0) {
+    $('events-body').replaceChildren(empty('No event yet.', 'As soon as something is published it appears here, newest first.'));
+    return;
+  }
+  const rows = events.map((e) =>
+    h('tr', { class: e.fresh ? 'new' : null },
+      td('Time', null, clock(e.time, true)), td('Type', { class: 'text' }, e.type, e.replayed ? ' (replayed)' : ''), td('Subject', { class: 'id' }, h('button', { type: 'button', class: 'link', onclick: () => trace(e.subject) }, e.subject)),
+      td('Stream', { class: 'text' }, e.stream), td('Entry', { class: 'id' }, e.entry_id)));
+  for (const e of events) e.fresh = false;
+  $('events-body').replaceChildren(table('events', [['Time'], ['Type'], ['Subject'], ['Stream'], ['Entry']], rows));
+}
+
+let eventsDue = null;
+
+function onEvents(list) {
+  for (const e of list) events.unshift({ ...e, fresh: true });
+  events = events.slice(0, KEEP);
+  eventsDue ??= setTimeout(() => { eventsDue = null; drawEvents(); }, 150);
+}
+
+function drawGroups(st) {
+  const look = st.groups;
+  const body = $('groups-body');
+  const list = [...look.value].sort((a, b) => Number(b.abandoned) - Number(a.abandoned) || b.idle_seconds - a.idle_seconds || a.stream.localeCompare(b.stream));
+  const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of)]);
+  if (body.dataset.key === key) return;
+  body.dataset.key = key;
+  if (list.length === 0) {
+    body.replaceChildren(look.error ? empty('Not known.', `Redis does not answer: ${look.error}`)
+      : !look.as_of ? empty('Redis is being asked.', '') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.'));
+    return;
+  }
+  const rows = list.map((g) => {
+    const lvl = g.lost > 0 ? 'bad' : g.abandoned || (g.idle_seconds > 60 && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok';
+    const what = g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
+    return h('tr', null,
+      td('Group', { class: 'text' }, g.group), td('Stream', { class: 'text' }, g.stream), td('State', null, h('span', { class: 'tag', 'data-level': lvl }, what)),
+      td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
+      td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.idle_seconds > 0 ? span(g.idle_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
+  });
+  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], rows));
+}
+
+// ---- dead events
+
+let dead = null;
+let deadKey = '';
+
+async function loadDead(fresh) {
+  try {
+    dead = await call('GET', fresh ? 'dead?fresh=1' : 'dead');
+  } catch (e) {
+    dead = { dead: [], total: 0, error: e.message };
+  }
+  drawDead();
+}
+
+function drawDead() {
+  const body = $('dead-body');
+  const key = JSON.stringify(dead.dead) + dead.error;
+  if (body.dataset.key === key) return;
+  body.dataset.key = key;
+  const open = dead.dead.filter((d) => !d.retrying);
+  $('dead-tools').hidden = open.length === 0;
+  if (dead.dead.length === 0) {
+    body.replaceChildren(dead.error ? empty('Not known.', dead.error) : empty('None.', 'What Redis refuses for its own sake, and what a consumer group gives up, is parked here and can be retried.'));
+    return;
+  }
+  const rows = dead.dead.map((d) => {
+    const name = `${d.type || 'event'} ${short(d.id)}`;
+    return h('tr', null,
+      td('Event', { class: 'text' }, d.type || '(malformed)', h('br'), h('button', { type: 'button', class: 'link', onclick: () => trace(d.id) }, d.id)),
+      td('Of', { class: 'text' }, `${d.aggregate_type}/${d.aggregate_id}`), td('By', null, d.source), td('Why', { class: 'text' }, d.error),
+      td('Tries', { class: 'num' }, count(d.attempts)), td('Since', null, clock(d.dead_at)),
+      td('', { class: 'actions' }, d.retrying ? h('span', { class: 'tag', 'data-level': 'unknown' }, 'on its way') : [
+        h('button', { type: 'button', class: 'small', 'aria-label': `Retry ${name}`, onclick: () => retryDead([d]) }, 'Retry'),
+        h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop ${name}`, onclick: () => dropDead(d) }, 'Drop')]));
+  });
+  body.replaceChildren(table('dead', [['Event'], ['Of'], ['By'], ['Why'], ['Tries', 1], ['Since'], ['']], rows),
+    dead.total > dead.dead.length ? h('p', { class: 'muted' }, `${count(dead.total)} in all; the oldest ${dead.dead.length} are shown.`) : '');
+}
+
+const ids = (list) => ({ ids: [...new Set(list.map((d) => d.id))] });
+
+function report(answer) {
+  const failed = answer.results.filter((r) => r.error);
+  if (failed.length) throw new CallError(0, failed.map((r) => `${r.what}: ${r.error}`).join('; '));
+  if (answer.results.length === 0) throw new CallError(0, 'Nothing was found under this id any more.');
+}
+
+function retryDead(list) {
+  ask({
+    title: list.length === 1 ? 'Retry this event?' : `Retry ${plural(list.length, 'event')}?`, yes: 'Retry',
+    body: [h('p', null, 'An event parked by the relay goes back into the outbox, behind everything in it; one given up by a group goes back to that group. If the cause is not mended, it will be parked again.')],
+    act: async () => { report(await change('POST', 'dead/retry', ids(list))); await loadDead(true); },
+  });
+}
+
+function dropDead(d) {
+  ask({
+    title: 'Drop this event for good?', yes: 'Drop it', danger: true,
+    body: [h('p', null, `${d.type} of ${d.aggregate_type}/${d.aggregate_id} will never be published. This cannot be undone.`), h('p', { class: 'mono' }, d.id)],
+    act: async () => { report(await change('POST', 'dead/drop', ids([d]))); await loadDead(true); },
+  });
+}
+
+// ---- asking before doing
+
+let asked = null;
+
+function ask({ title, body, yes, danger, act }) {
+  asked = { act };
+  text($('ask-title'), title);
+  $('ask-body').replaceChildren(...body);
+  text($('ask-yes'), yes);
+  $('ask-yes').className = danger ? 'danger' : 'primary';
+  $('ask-yes').disabled = false;
+  $('ask-error').hidden = true;
+  $('ask-token').value = '';
+  $('ask-token-label').hidden = !(session?.token_required && !token);
+  $('ask').showModal();
+  ($('ask-token-label').hidden ? $('ask-yes') : $('ask-token')).focus();
+}
+
+$('ask-no').addEventListener('click', () => $('ask').close());
+$('ask-form').addEventListener('submit', async (e) => {
+  e.preventDefault();
+  const now = asked;
+  if ($('ask-token').value) token = $('ask-token').value;
+  $('ask-yes').disabled = true;
+  try {
+    await now.act();
+    try { if (token) sessionStorage.setItem('posthaste-token', token); } catch { /* kept in memory only */ }
+    if (asked === now) $('ask').close();
+  } catch (err) {
+    if (asked !== now) return;
+    if (err.status === 401) {
+      token = null;
+      try { sessionStorage.removeItem('posthaste-token'); } catch { /* was in memory only */ }
+      $('ask-token-label').hidden = false;
+      $('ask-token').value = '';
+      $('ask-token').focus();
+    }
+    text($('ask-error'), err.status === 401 ? 'The admin token is not right. It is the value of POSTHASTE_ADMIN_TOKEN of this process.' : err.message);
+    $('ask-error').hidden = false;
+  } finally {
+    $('ask-yes').disabled = false;
+  }
+});
+
+// ---- the switch
+
+const WHAT = {
+  auto: ['The sweep empties the table, then the relay goes over to the WAL stream.', 'While the slot cannot be used, it sweeps and says why.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
+  cdc: ['As auto; but while it has to sweep, /readyz of the relay answers 503.', 'Choose it if sweeping is too slow for you and you want to be told.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
+  poll: ['The stream settles what is in flight and stops; then every relay sweeps the table.', 'Latency rises from about 2 to about 10 ms. The slot stays and is moved along.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
+};
+
+$('switch').addEventListener('click', (e) => {
+  const to = e.target.closest('button')?.dataset.mode;
+  if (!to) return;
+  const p = state?.postgres.as_of ? state.postgres.value : null;
+  ask({
+    title: `Switch to ${to}?`, yes: `Switch to ${to}`,
+    body: [
+      p ? h('p', null, `Now: desired ${p.desired}, active ${p.mode}, ${plural(p.backlog.rows, 'event')} in the outbox.`) : h('p', null, 'The state is not known: Postgres does not answer.'),
+      h('ul', null, WHAT[to].map((w) => h('li', null, w))),
+      p && !p.led ? h('p', { class: 'error' }, 'No relay leads: it takes effect when one does.') : '',
+    ],
+    act: async () => {
+      await change('PUT', 'mode', { mode: to });
+      if (p) follow(to, p);
+    },
+  });
+});
+
+// ---- trace
+
+function trace(id) {
+  $('trace-id').value = id;
+  $('trace-user').value = '';
+  $('trace').scrollIntoView({ block: 'nearest' });
+  $('trace-form').requestSubmit();
+}
+
+$('trace-form').addEventListener('submit', async (e) => {
+  e.preventDefault();
+  const body = $('trace-body');
+  body.replaceChildren(h('p', { class: 'empty' }, 'Looking…'));
+  const q = new URLSearchParams({ id: $('trace-id').value.trim() });
+  if ($('trace-user').value.trim()) q.set('user', $('trace-user').value.trim());
+  try {
+    const { steps, error } = await call('GET', `trace?${q}`);
+    body.replaceChildren(h('ol', { class: 'path' }, steps.map((st) =>
+      h('li', null, h('span', { class: 'muted' }, clock(st.at, true)), h('b', null, st.place), h('span', null, st.detail, h('br'), h('span', { class: 'mono muted' }, st.id, st.traceparent ? ` trace ${st.traceparent.split('-')[1]}` : ''))))),
+    error ? h('p', { class: 'error' }, error) : '');
+  } catch (err) {
+    body.replaceChildren(err.status === 404 ? empty('Nothing found.', `${err.message[0].toUpperCase()}${err.message.slice(1)}.`) : h('p', { class: 'error' }, err.message));
+  }
+});
+
+// ---- doctor
+
+async function loadDoctor(fresh) {
+  const again = $('doctor-again');
+  again.disabled = true;
+  text($('doctor-age'), 'looking…');
+  try {
+    const d = await call('GET', fresh ? 'doctor?fresh=1' : 'doctor');
+    text($('doctor-age'), `as of ${clock(d.as_of)}`);
+    const row = (f) => h('li', { 'data-level': f.severity }, h('span', null, h('span', { class: 'tag' }, f.severity)), h('b', null, f.check), h('span', null, f.detail, f.mend ? h('span', { class: 'mend' }, f.mend) : ''));
+    const rank = { fail: 0, warn: 1 };
+    const wrong = d.findings.filter((f) => f.severity !== 'ok').sort((a, b) => rank[a.severity] - rank[b.severity]);
+    const fine = d.findings.filter((f) => f.severity === 'ok');
+    $('doctor-body').replaceChildren(
+      wrong.length ? h('ul', { class: 'findings' }, wrong.map(row)) : empty('No complaint.', ''),
+      h('details', null, h('summary', null, `${plural(fine.length, 'check')} fine, with the capacity sum`), h('ul', { class: 'findings' }, fine.map(row))));
+  } catch (err) {
+    text($('doctor-age'), '');
+    $('doctor-body').replaceChildren(h('p', { class: 'error' }, err.message));
+  }
+  again.disabled = false;
+}
+
+// ---- everything together
+
+function onState(st) {
+  state = st;
+  if (st.sample && (!samples.length || samples[samples.length - 1].t < st.sample.t)) {
+    samples.push(st.sample);
+    if (samples.length > RING) samples = samples.slice(-RING);
+    drawCharts();
+  }
+  drawVerdict(st.verdict);
+  drawSources(st);
+  pipeline.draw(st);
+  drawMode(st);
+  drawHandover(st);
+  drawGroups(st);
+  const key = JSON.stringify([st.dead.value, st.dead.error]);
+  if (key !== deadKey) {
+    deadKey = key;
+    loadDead(false);
+  }
+}
+
+$('events-pause').addEventListener('click', (e) => {
+  paused = !paused;
+  e.target.setAttribute('aria-pressed', String(paused));
+  text(e.target, paused ? 'Go on' : 'Pause');
+  drawEvents();
+});
+$('dead-retry-all').addEventListener('click', () => retryDead(dead.dead.filter((d) => !d.retrying)));
+$('doctor-again').addEventListener('click', () => loadDoctor(true));
+
+const themes = ['auto', 'light', 'dark'];
+const themed = () => document.documentElement.dataset.theme ?? 'auto';
+$('theme').addEventListener('click', () => {
+  const next = themes[(themes.indexOf(themed()) + 1) % themes.length];
+  if (next === 'auto') delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = next;
+  try { localStorage.setItem('posthaste-theme', next); } catch { /* until the page is closed */ }
+  text($('theme'), `Theme: ${next}`);
+});
+text($('theme'), `Theme: ${themed()}`);
+
+drawCharts();
+drawEvents();
+connect();
+setInterval(watchConnection, 500);
+loadSession().then(loadHistory).catch(() => {}).finally(() => loadDoctor(false));
+setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null) loadDoctor(false); }, 60000);
