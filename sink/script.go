@@ -42,6 +42,15 @@ var observeLua string
 //go:embed lua/dropgroup.lua
 var dropGroupLua string
 
+//go:embed lua/replay.lua
+var replayLua string
+
+//go:embed lua/replaybegin.lua
+var replayBeginLua string
+
+//go:embed lua/replaynote.lua
+var replayNoteLua string
+
 var (
 	adoptScript   = newScript(gateLua + adoptLua)
 	publishScript = newScript(gateLua + publishLua)
@@ -52,6 +61,10 @@ var (
 	observeScript = newScript(observeLua)
 
 	dropGroupScript = newScript(dropGroupLua)
+
+	replayScript      = newScript(replayLua)
+	replayBeginScript = newScript(replayBeginLua)
+	replayNoteScript  = newScript(replayNoteLua)
 )
 
 // script is a Lua script and the digest Redis knows it by.

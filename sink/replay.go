@@ -1,0 +1,274 @@
+package sink
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// ReplayKept is how long Redis remembers a replay after it last did something, finished or not.
+const ReplayKept = 30 * 24 * time.Hour
+
+// ReplayNote is what Redis remembers of a replay as a whole.
+type ReplayNote struct {
+	// Run tells one beginning of a replay from the next.
+	Run string
+	// Since and Until bound what is replayed, by the time of publishing; fixed when the replay was begun.
+	Since, Until time.Time
+	// Total is how many events there were to replay; -1 if that was not counted.
+	Total int64
+	// Begun is when the replay was begun, Done when it was finished, zero before.
+	Begun, Done time.Time
+	// At is a place in history before which everything is published; "" is the beginning.
+	At string
+	// Count is how many entries had been published when At was noted.
+	Count int64
+}
+
+// ReplayOptions configure a Replay.
+type ReplayOptions struct {
+	// Client is the connection to Redis; see NewClient. The caller closes it.
+	Client redis.UniversalClient
+	// Name identifies the replay: the same name goes on where it stopped.
+	Name string
+	// Source is the source field of every entry, as in Options.
+	Source string
+	// Database is the identity of the database in the gates.
+	Database uuid.UUID
+	// Side says that the target is a stream of its own, to which no relay publishes.
+	Side bool
+}
+
+// Replay publishes entries of history again, beside the gate and without touching it: fencing, numbering, doubt and
+// trimming of a live relay do not notice. Every call may be repeated until it is answered. One goroutine uses it.
+type Replay struct {
+	o     ReplayOptions
+	run   string
+	owner string
+	// cursors are the places up to which the streams are known to be published; nothing for a stream not yet taken over.
+	cursors map[string]string
+}
+
+// NewReplay returns a replay; it does no I/O.
+func NewReplay(o ReplayOptions) *Replay {
+	return &Replay{o: o, owner: token(), cursors: map[string]string{}}
+}
+
+func token() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func (r *Replay) noteKey() string { return "{posthaste}:replay:" + r.o.Name }
+
+// recordKey is in the stream's Cluster slot.
+func recordKey(stream, run string) string {
+	gate := gateKey(stream)
+	return gate[:len(gate)-len(":gate")] + ":replay:" + run
+}
+
+// Find returns the note of the replay, or nil if it was never begun.
+func (r *Replay) Find(ctx context.Context) (*ReplayNote, error) {
+	v, err := r.o.Client.HGetAll(ctx, r.noteKey()).Result()
+	if err != nil {
+		return nil, fmt.Errorf("look for an earlier replay: %w", err)
+	}
+	if v["run"] == "" {
+		return nil, nil //nolint:nilnil // the absence of a note is the answer
+	}
+	return parseNote(v)
+}
+
+// Begin begins the replay that n describes, and returns it; or returns the note of one that has been begun already, unless
+// it is to be restarted. streams are those the replay may publish to: what an earlier run noted there is forgotten, and a
+// process that is still at it stops.
+func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams []string) (*ReplayNote, error) {
+	again := "0"
+	if restart {
+		again = "1"
+	}
+	v, err := run(ctx, r.o.Client, replayBeginScript, []any{
+		1, r.noteKey(), again, ReplayKept.Milliseconds(), "run", token(), "since", n.Since.UnixMicro(), "until", n.Until.UnixMicro(), "total", n.Total,
+		"begun", n.Begun.UnixMicro(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("begin the replay: %w", err)
+	}
+	fields := map[string]string{}
+	for i := 1; i+1 < len(v); i += 2 {
+		fields[text(v, i)] = text(v, i+1)
+	}
+	if old := text(v, 0); old != "" {
+		for _, s := range streams {
+			if err := r.o.Client.Del(ctx, recordKey(s, old)).Err(); err != nil {
+				return nil, fmt.Errorf("end the earlier replay into stream %q: %w", s, err)
+			}
+		}
+	}
+	note, err := parseNote(fields)
+	if err == nil {
+		r.run = note.Run
+	}
+	return note, err
+}
+
+func parseNote(v map[string]string) (*ReplayNote, error) {
+	n := &ReplayNote{Run: v["run"], At: v["at"]}
+	for name, to := range map[string]*time.Time{"since": &n.Since, "until": &n.Until, "begun": &n.Begun, "done": &n.Done} {
+		if v[name] == "" && name == "done" {
+			continue
+		}
+		us, err := strconv.ParseInt(v[name], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("the note of the replay: field %s: %w", name, err)
+		}
+		*to = time.UnixMicro(us).UTC()
+	}
+	var err1, err2 error
+	n.Total, err1 = strconv.ParseInt(v["total"], 10, 64)
+	if v["count"] != "" {
+		n.Count, err2 = strconv.ParseInt(v["count"], 10, 64)
+	}
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("the note of the replay: %w", err)
+	}
+	return n, nil
+}
+
+// ErrReplayTaken means that another process has taken the replay over, or begun it again.
+var ErrReplayTaken = errors.New("another process has taken this replay over")
+
+// ErrReplayGone means that Redis has forgotten how far the replay was.
+var ErrReplayGone = errors.New("redis has forgotten how far this replay was (flushed, evicted, failed over, or begun again elsewhere)")
+
+// ErrReplayMoved means that Redis failed over to a replica, or was restored: entries are gone together with the note of
+// them. Begin again, with a Replay of the same name, goes on from there.
+var ErrReplayMoved = errors.New("redis has lost the last entries of this replay")
+
+// Note remembers that everything before the place at is published, count entries in all; done ends the replay. It is a
+// hint: what decides is noted with every entry.
+func (r *Replay) Note(ctx context.Context, at string, count int64, done time.Time) error {
+	args := []any{1, r.noteKey(), r.run, ReplayKept.Milliseconds(), "at", at, "count", count}
+	if !done.IsZero() {
+		args = append(args, "done", done.UnixMicro())
+	}
+	v, err := run(ctx, r.o.Client, replayNoteScript, args)
+	if err == nil && text(v, 0) != "OK" {
+		err = ErrReplayGone
+	}
+	if err != nil {
+		return fmt.Errorf("note the replay's progress: %w", err)
+	}
+	return nil
+}
+
+// ReplayEntry is an event and its place in history. Places of one replay ascend, and none is "".
+type ReplayEntry struct {
+	Place string
+	Event *outbox.Event
+}
+
+// Take makes this process the one that replays into stream, and returns the place up to which it is published, "" before
+// the first entry. A process that did so before is refused from now on.
+func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
+	if c, ok := r.cursors[stream]; ok {
+		return c, nil
+	}
+	v, err := run(ctx, r.o.Client, replayScript, r.args(stream, "?"))
+	if err == nil {
+		err = r.answer(stream, v)
+	}
+	if err != nil {
+		return "", fmt.Errorf("replay into stream %q: %w", stream, err)
+	}
+	return r.cursors[stream], nil
+}
+
+// Publish appends the entries to a stream that was taken, in one step with the note of how far it is. It may be repeated with
+// the same entries until it returns nil: then each of them is in the stream once. ReplayError says that repeating is no use.
+func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEntry) error {
+	// Some of them may have been appended by a call that failed in the middle.
+	for i := range entries {
+		if entries[i].Place == r.cursors[stream] {
+			entries = entries[i+1:]
+			break
+		}
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	args := r.args(stream, r.cursors[stream])
+	var head []byte
+	for _, e := range entries {
+		head = appendHead(head[:0], e.Event)
+		args = append(args, e.Place, string(head[16:52]), e.Event.Type, e.Event.AggregateID, string(head[52:]), e.Event.Payload, e.Event.TraceParent())
+	}
+	v, err := run(ctx, r.o.Client, replayScript, args)
+	if err == nil {
+		err = r.answer(stream, v)
+	}
+	if err == nil && text(v, 0) == "XADD" {
+		err = replyError(text(v, 2))
+		if class, poison := classify(err.Error()); poison {
+			next := entries[0]
+			for i := range entries {
+				if entries[i].Place == r.cursors[stream] {
+					next = entries[i+1]
+				}
+			}
+			err = &ReplayError{fmt.Sprintf("redis refuses event %s (%s)", next.Event.ID, class)}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("replay into stream %q: %w", stream, err)
+	}
+	return nil
+}
+
+func (r *Replay) args(stream, from string) []any {
+	side := "0"
+	if r.o.Side {
+		side = "1"
+	}
+	return []any{3, stream, gateKey(stream), recordKey(stream, r.run), side, r.o.Database.String(), r.owner, ReplayKept.Milliseconds(), r.o.Source, from}
+}
+
+// ReplayError is a refusal that repeating does not mend.
+type ReplayError struct{ Reason string }
+
+func (e *ReplayError) Error() string { return e.Reason }
+
+// Permanent reports that repeating is no use.
+func (*ReplayError) Permanent() bool { return true }
+
+// answer takes over the place that the script answers with.
+func (r *Replay) answer(stream string, v []any) error {
+	switch text(v, 0) {
+	case "OK", "XADD":
+		r.cursors[stream] = text(v, 1)
+		return nil
+	case "GONE":
+		return ErrReplayGone
+	case "TAKEN":
+		return ErrReplayTaken
+	case "MOVED":
+		return ErrReplayMoved
+	case "TYPE":
+		return &ReplayError{"the key holds a " + text(v, 1) + ", not a stream"}
+	case "LIVE":
+		return &ReplayError{"a relay publishes to it: leave --to away to replay into the events' own streams, or name another stream"}
+	case "FOREIGN":
+		return &ReplayError{fmt.Sprintf("another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt", text(v, 1))}
+	}
+	return errors.New("unexpected reply to the replay script")
+}

@@ -1,0 +1,266 @@
+package sink_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/sink"
+)
+
+// replay returns a replay of the fixture's database under a name.
+func (f *fixture) replay(name string, c redis.UniversalClient, side bool) *sink.Replay {
+	return sink.NewReplay(sink.ReplayOptions{Client: c, Name: name, Source: "/posthaste/test", Database: f.source, Side: side})
+}
+
+func (f *fixture) begin(r *sink.Replay, restart bool) *sink.ReplayNote {
+	f.Helper()
+	n := sink.ReplayNote{Since: time.Unix(1, 0), Until: time.Unix(2, 0), Total: 7, Begun: time.Unix(3, 0)}
+	note, err := r.Begin(f.Context(), n, restart, []string{stream})
+	f.must(err)
+	return note
+}
+
+func (f *fixture) take(r *sink.Replay) string {
+	f.Helper()
+	c, err := r.Take(f.Context(), stream)
+	f.must(err)
+	return c
+}
+
+func replayEntries(from, n int) []sink.ReplayEntry {
+	list := make([]sink.ReplayEntry, n)
+	for i, e := range makeEvents(n) {
+		e.Headers = []byte(`{"traceparent":"00-1"}`)
+		list[i] = sink.ReplayEntry{Place: fmt.Sprintf("%d.1", from+i), Event: e}
+	}
+	return list
+}
+
+// wantReplayed compares the stream with what was replayed, each once and in order.
+func (f *fixture) wantReplayed(lists ...[]sink.ReplayEntry) {
+	f.Helper()
+	var want []string
+	for _, l := range lists {
+		for _, e := range l {
+			want = append(want, e.Event.ID.String())
+		}
+	}
+	var have []string
+	msgs, err := f.server.Client.XRange(f.Context(), stream, "-", "+").Result()
+	f.must(err)
+	for _, m := range msgs {
+		id, _ := m.Values["id"].(string)
+		have = append(have, id)
+		if m.Values["replayed"] != "1" || m.Values["traceparent"] != "00-1" || len(m.Values) != 8 {
+			f.Errorf("entry %v", m.Values)
+		}
+	}
+	if strings.Join(have, " ") != strings.Join(want, " ") {
+		f.Fatalf("%d entries, want %d, in order:\n%v\n%v", len(have), len(want), have, want)
+	}
+}
+
+func TestReplayPublishesOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	f.adopted(3)
+	gateBefore := f.server.Client.HGetAll(ctx, gate).Val()
+	r := f.replay("a", f.client, false)
+	if n, err := r.Find(ctx); err != nil || n != nil {
+		t.Fatalf("found %+v, %v before the beginning", n, err)
+	}
+	begun := f.begin(r, false)
+	if c := f.take(r); c != "" {
+		t.Errorf("a new replay begins at %q", c)
+	}
+	one, two := replayEntries(1, 3), replayEntries(4, 2)
+	f.must(r.Publish(ctx, stream, one))
+	f.must(r.Publish(ctx, stream, one)) // repeated: nothing new
+	f.must(r.Publish(ctx, stream, two))
+	f.wantReplayed(one, two)
+	f.must(r.Note(ctx, "5.1", 5, time.Time{}))
+
+	// Another process goes on, and this one is shut out.
+	other := f.replay("a", f.client, false)
+	if n := f.begin(other, false); n.Run != begun.Run || n.At != "5.1" || n.Count != 5 || n.Total != 7 || !n.Until.Equal(time.Unix(2, 0)) || !n.Done.IsZero() {
+		t.Errorf("the note is %+v", n)
+	}
+	if c := f.take(other); c != "5.1" {
+		t.Errorf("the other process goes on behind %q", c)
+	}
+	three := replayEntries(6, 2)
+	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayTaken) {
+		t.Errorf("a process that was taken over publishes: %v", err)
+	}
+	f.must(other.Publish(ctx, stream, three))
+	f.wantReplayed(one, two, three)
+
+	// Begun again: the old run is over, and does not even note anything.
+	again := f.replay("a", f.client, false)
+	if n := f.begin(again, true); n.Run == begun.Run || n.At != "" || n.Count != 0 {
+		t.Errorf("the note is %+v after a restart", n)
+	}
+	if err := other.Publish(ctx, stream, replayEntries(8, 1)); !errors.Is(err, sink.ErrReplayGone) {
+		t.Errorf("the run that was given up publishes: %v", err)
+	}
+	if err := other.Note(ctx, "9.1", 9, time.Now()); !errors.Is(err, sink.ErrReplayGone) {
+		t.Errorf("the run that was given up notes: %v", err)
+	}
+	if c := f.take(again); c != "" {
+		t.Errorf("begun again at %q", c)
+	}
+	if after := f.server.Client.HGetAll(ctx, gate).Val(); fmt.Sprint(after) != fmt.Sprint(gateBefore) {
+		t.Errorf("the gate was %v and is %v", gateBefore, after)
+	}
+	for _, key := range f.server.Client.Keys(ctx, "*:replay:*").Val() {
+		if ttl := f.server.Client.TTL(ctx, key).Val(); ttl < 29*24*time.Hour {
+			t.Errorf("%s is kept for %v", key, ttl)
+		}
+	}
+}
+
+// The reply is lost, again and again, in the middle of the calls: each entry is there once.
+func TestReplayWithLostReplies(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	p := testenv.NewProxy(t, f.server.Addr())
+	c, err := sink.NewClient("redis://" + p.Addr())
+	f.must(err)
+	t.Cleanup(func() { _ = c.Close() })
+	r := f.replay("a", c, false)
+	f.begin(r, false)
+	f.take(r)
+	var lists [][]sink.ReplayEntry
+	for i := range 5 {
+		list := replayEntries(i*10+1, 10)
+		lists = append(lists, list)
+		p.Toxic(`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":3}}`)
+		if err := r.Publish(ctx, stream, list); err == nil {
+			t.Error("a call without a reply succeeds")
+		}
+		p.Remove("lost")
+		f.must(r.Publish(ctx, stream, list))
+	}
+	f.wantReplayed(lists...)
+}
+
+func TestReplayWithoutMemory(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	r := f.replay("a", f.client, false)
+	f.begin(r, false)
+	f.take(r)
+	one, two := replayEntries(1, 3), replayEntries(4, 3)
+	f.must(r.Publish(ctx, stream, one))
+	f.do("CONFIG", "SET", "maxmemory", "1")
+	for range 2 {
+		if err := r.Publish(ctx, stream, two); sink.Class(err) != "oom" {
+			t.Errorf("class %q of %v, want oom", sink.Class(err), err)
+		}
+	}
+	f.do("CONFIG", "SET", "maxmemory", "0")
+	f.must(r.Publish(ctx, stream, two))
+	f.wantReplayed(one, two)
+	// A restart that finds no memory leaves the note as it was.
+	note := f.begin(r, false)
+	f.do("CONFIG", "SET", "maxmemory", "1")
+	if _, err := f.replay("a", f.client, false).Begin(ctx, *note, true, nil); sink.Class(err) != "oom" {
+		t.Errorf("restart without memory: %v", err)
+	}
+	f.do("CONFIG", "SET", "maxmemory", "0")
+	if n, err := r.Find(ctx); err != nil || n.Run != note.Run {
+		t.Errorf("the note is %+v, %v", n, err)
+	}
+}
+
+// An entry that Redis refuses stops the replay behind the one before it, and names it.
+func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	r := f.replay("a", f.client, false)
+	f.begin(r, false)
+	f.take(r)
+	list := replayEntries(1, 4)
+	// A user who may not add to the stream: nothing was written, nothing is lost.
+	f.do("ACL", "SETUSER", "default", "-xadd")
+	for range 2 {
+		if err := r.Publish(ctx, stream, list); sink.Class(err) != "noperm" {
+			t.Errorf("class %q of %v", sink.Class(err), err)
+		}
+	}
+	f.do("ACL", "SETUSER", "default", "+xadd")
+	f.must(r.Publish(ctx, stream, list))
+	f.wantReplayed(list)
+	// The stream's last possible id: the next XADD fails.
+	f.do("XSETID", stream, "18446744073709551615-18446744073709551614")
+	more := replayEntries(5, 3)
+	if err := r.Publish(ctx, stream, more); sink.Class(err) != "exhausted" {
+		t.Errorf("class %q of %v, want exhausted", sink.Class(err), err)
+	}
+	f.wantReplayed(list, more[:1])
+}
+
+func TestReplayLooksWhereItGoes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	refused := func(r *sink.Replay, name, words string) {
+		t.Helper()
+		_, err := r.Take(ctx, name)
+		var e *sink.ReplayError
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), words) {
+			t.Errorf("into %s: %v, want a refusal with %q", name, err, words)
+		}
+	}
+	f.adopted(1)
+	side := f.replay("side", f.client, true)
+	f.begin(side, false)
+	refused(side, stream, "a relay publishes to it")
+	f.do("SET", "text", "x")
+	refused(side, "text", "holds a string")
+	if _, err := side.Take(ctx, "again.order"); err != nil {
+		t.Error(err)
+	}
+	f.source = uuid.New()
+	foreign := f.replay("foreign", f.client, false)
+	f.begin(foreign, false)
+	refused(foreign, stream, "another database")
+}
+
+// Redis comes back without the last entries and the notes of them, as after a failover.
+func TestReplayAfterLostEntries(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	r := f.replay("a", f.client, false)
+	run := f.begin(r, false).Run
+	f.take(r)
+	one, two := replayEntries(1, 2), replayEntries(3, 2)
+	f.must(r.Publish(ctx, stream, one))
+	record := "{" + stream + "}:replay:" + run
+	dump := f.server.Client.Dump(ctx, record).Val()
+	dumped := f.server.Client.Dump(ctx, stream).Val()
+	f.must(r.Publish(ctx, stream, two))
+	f.must(f.server.Client.RestoreReplace(ctx, record, 0, dump).Err())
+	f.must(f.server.Client.RestoreReplace(ctx, stream, 0, dumped).Err())
+	three := replayEntries(5, 1)
+	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayMoved) {
+		t.Errorf("publish: %v, want ErrReplayMoved", err)
+	}
+	f.must(f.server.Client.Del(ctx, record).Err())
+	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayGone) {
+		t.Errorf("publish: %v, want ErrReplayGone", err)
+	}
+	f.wantReplayed(one)
+}

@@ -1,0 +1,112 @@
+package sql
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
+)
+
+// Selection says which events of history are meant. What is nil or empty does not restrict.
+type Selection struct {
+	// Since and Until bound the time of publishing, both inclusive.
+	Since, Until time.Time
+	ID           *uuid.UUID
+	// Subject is the aggregate id.
+	Subject *string
+	// Type is the event's type, Stream where it was published.
+	Type, Stream string
+}
+
+// Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set back,
+// events published before and after are out of order within the step.
+type Place struct {
+	At  time.Time
+	Seq int64
+}
+
+// Start is the place before the first event published at or after t.
+func Start(t time.Time) Place { return Place{At: t} } // numbers begin at 1
+
+// Replayed is an event out of history.
+type Replayed struct {
+	outbox.Event
+	Place  Place
+	Stream string
+}
+
+// ReplayConfig is PoolConfig for reading history. Every statement is planned for its values: which partitions and which
+// index it needs depends on them.
+func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
+	cfg, err := PoolConfig(url, schema, "replay")
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = 2
+	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_custom_plan"
+	cfg.ConnConfig.RuntimeParams["enable_seqscan"] = "off" // young partitions have no statistics
+	cfg.ConnConfig.RuntimeParams["jit"] = "off"
+	return cfg, nil
+}
+
+// HistoryBounds returns the time by the database's clock, and when the oldest event in history was published, nil if
+// there is none.
+func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time, err error) {
+	if err = db.QueryRow(ctx, query("replay_bounds")).Scan(&now, &oldest); err != nil {
+		err = fmt.Errorf("read the bounds of history: %w", err)
+	}
+	return now, oldest, err
+}
+
+// HistoryWriters names the transactions that may have written history and are not visible yet. Once none of them is left, every
+// event published before the call is.
+func HistoryWriters(ctx context.Context, db DB) (writers []string, err error) {
+	if err = db.QueryRow(ctx, query("replay_writers")).Scan(&writers); err != nil {
+		err = fmt.Errorf("look who writes history: %w", err)
+	}
+	return writers, err
+}
+
+// Selected is what a selection has of one stream.
+type Selected struct {
+	Stream string    `json:"stream"`
+	Events int64     `json:"events"`
+	First  time.Time `json:"first"`
+	Last   time.Time `json:"last"`
+}
+
+// CountHistory counts what a selection has, by stream. It reads all of it.
+func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
+	rows, err := db.Query(ctx, query("replay_count"), s.Since, s.Until, s.ID, s.Subject, s.Type, s.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("count history: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Selected])
+	if err != nil {
+		return nil, fmt.Errorf("count history: %w", err)
+	}
+	return list, nil
+}
+
+// ReadHistory returns the events of the selection behind a place, in the order of publishing: at most limit of them and
+// about as many bytes of payload, at least one if there is one. Nothing stays open in between calls.
+func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, bytes int) ([]Replayed, error) {
+	rows, err := db.Query(ctx, query("replay_page"), after.At, after.Seq, s.Until, s.ID, s.Subject, s.Type, s.Stream, limit, bytes)
+	if err != nil {
+		return nil, fmt.Errorf("read history: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Replayed, err error) {
+		err = row.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.CreatedAt, &r.Stream)
+		r.Seq = r.Place.Seq
+		return r, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read history: %w", err)
+	}
+	return list, nil
+}
