@@ -14,7 +14,7 @@ FUZZTIME ?= 60s
 BENCH    ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full check lint fmt docs fuzz bench rules clean
+.PHONY: help build demo test test-full check lint fmt docs dashboards fuzz bench rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ rules: ## check the Prometheus configuration and rules, and run the rules' tests
 
 docs: ## write the generated documents
 	$(GO) run ./cmd/posthaste gen-docs docs
+
+dashboards: ## write the Grafana dashboards
+	$(GRAFANA) run ./generate dashboards
 
 fuzz: ## fuzz every target for FUZZTIME each
 	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \

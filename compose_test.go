@@ -291,6 +291,15 @@ func TestComposeDashboardPaths(t *testing.T) {
 	}
 	decode(t, "grafana/provisioning/dashboards/posthaste.yml", &provider)
 	home := *g.Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+	b, err := os.ReadFile(filepath.Join("grafana", "dashboards", filepath.Base(home)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if linked := `"url": "/public/posthaste/runbook.md`; !strings.Contains(string(b), linked) || !slices.ContainsFunc(g.Volumes, func(v types.ServiceVolumeConfig) bool {
+		return v.Target == "/usr/share/grafana/public/posthaste" && filepath.Base(v.Source) == "docs"
+	}) {
+		t.Errorf("the panels' links (%s…) do not lead into docs as it is mounted", linked)
+	}
 	for _, v := range g.Volumes {
 		if len(provider.Providers) == 1 && v.Target == provider.Providers[0].Options.Path && v.Target == filepath.Dir(home) {
 			if _, err := os.Stat(filepath.Join(v.Source, filepath.Base(home))); err != nil {

@@ -1,78 +1,93 @@
 package grafana
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/goccy/go-yaml"
 )
 
-type source struct {
+type jsonSource struct {
 	Type string `json:"type"`
 	UID  string `json:"uid"`
 }
 
-type target struct {
-	RefID      string `json:"refId"`
-	Datasource source `json:"datasource"`
-	Expr       string `json:"expr"`
+type jsonTarget struct {
+	RefID      string     `json:"refId"`
+	Datasource jsonSource `json:"datasource"`
+	Expr       string     `json:"expr"`
 }
 
-type panel struct {
+type jsonLink struct {
+	Title string   `json:"title"`
+	Type  string   `json:"type"`
+	URL   string   `json:"url"`
+	Tags  []string `json:"tags"`
+}
+
+type jsonPanel struct {
 	ID          int                      `json:"id"`
 	Type        string                   `json:"type"`
 	Title       string                   `json:"title"`
 	Description string                   `json:"description"`
-	Datasource  source                   `json:"datasource"`
+	Datasource  jsonSource               `json:"datasource"`
 	GridPos     struct{ X, Y, W, H int } `json:"gridPos"`
-	Targets     []target                 `json:"targets"`
-	Panels      []panel                  `json:"panels"`
+	Targets     []jsonTarget             `json:"targets"`
+	Links       []jsonLink               `json:"links"`
+	Panels      []jsonPanel              `json:"panels"`
 	FieldConfig struct {
 		Defaults struct {
-			Unit string `json:"unit"`
+			Unit       string `json:"unit"`
+			Thresholds struct {
+				Steps []struct{ Value *float64 } `json:"steps"`
+			} `json:"thresholds"`
 		} `json:"defaults"`
 	} `json:"fieldConfig"`
 }
 
-type variable struct {
+type jsonVariable struct {
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
 	Query      json.RawMessage `json:"query"`
 	Refresh    int             `json:"refresh"`
-	Datasource source          `json:"datasource"`
+	Datasource jsonSource      `json:"datasource"`
 	Current    struct {
 		Value any `json:"value"`
 	} `json:"current"`
 }
 
-type dashboard struct {
-	UID           string  `json:"uid"`
-	Title         string  `json:"title"`
-	Description   string  `json:"description"`
-	Editable      *bool   `json:"editable"`
-	SchemaVersion int     `json:"schemaVersion"`
-	Panels        []panel `json:"panels"`
+type jsonDashboard struct {
+	UID           string      `json:"uid"`
+	Title         string      `json:"title"`
+	Description   string      `json:"description"`
+	Editable      *bool       `json:"editable"`
+	SchemaVersion int         `json:"schemaVersion"`
+	Tags          []string    `json:"tags"`
+	Links         []jsonLink  `json:"links"`
+	Panels        []jsonPanel `json:"panels"`
 	Annotations   struct {
 		List []struct {
-			Datasource source `json:"datasource"`
-			Expr       string `json:"expr"`
+			Datasource jsonSource `json:"datasource"`
+			Expr       string     `json:"expr"`
 		} `json:"list"`
 	} `json:"annotations"`
 	Templating struct {
-		List []variable `json:"list"`
+		List []jsonVariable `json:"list"`
 	} `json:"templating"`
 }
 
 // templated is the data source that the reader chose.
-var templated = source{Type: "prometheus", UID: "${datasource}"}
+var templated = jsonSource{Type: "prometheus", UID: "${datasource}"}
 
 // each runs f as a test of every dashboard.
-func each(t *testing.T, f func(t *testing.T, d dashboard)) {
+func each(t *testing.T, f func(t *testing.T, d jsonDashboard)) {
 	t.Helper()
 	files, err := filepath.Glob("dashboards/*.json")
 	if err != nil || len(files) == 0 {
@@ -85,7 +100,7 @@ func each(t *testing.T, f func(t *testing.T, d dashboard)) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var d dashboard
+			var d jsonDashboard
 			if err := json.Unmarshal(b, &d); err != nil {
 				t.Fatal(err)
 			}
@@ -94,14 +109,49 @@ func each(t *testing.T, f func(t *testing.T, d dashboard)) {
 	}
 }
 
+// TestDashboardsAreGenerated: the committed files are what the code makes, no more and no less.
+func TestDashboardsAreGenerated(t *testing.T) {
+	t.Parallel()
+	want, err := Dashboards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("dashboards/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		have, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, ok := want[filepath.Base(file)]; !ok || !bytes.Equal(have, text) {
+			t.Errorf("%s is not what the code makes: run make dashboards", file)
+		}
+		delete(want, filepath.Base(file))
+	}
+	for name := range want {
+		t.Errorf("dashboards/%s is missing: run make dashboards", name)
+	}
+}
+
 func TestDashboardHead(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, d dashboard) {
+	each(t, func(t *testing.T, d jsonDashboard) {
 		if d.UID == "" || d.Title == "" || d.Description == "" || d.SchemaVersion == 0 {
 			t.Errorf("uid %q, title %q, description %q, schema %d: none may be empty", d.UID, d.Title, d.Description, d.SchemaVersion)
 		}
 		if d.Editable == nil || *d.Editable {
 			t.Error("editable: the files are the source, so a change in the browser would be lost")
+		}
+		if !slices.ContainsFunc(d.Links, func(l jsonLink) bool { return l.Type == "dashboards" && slices.Equal(l.Tags, d.Tags) }) {
+			t.Errorf("links %v do not lead to the other dashboards, by the tags %v", d.Links, d.Tags)
+		}
+		for _, l := range d.Links {
+			checkLink(t, d.Title, l)
+		}
+		if len(d.Annotations.List) == 0 {
+			t.Error("no annotations: switches of the mode explain most of what one sees")
 		}
 		for _, a := range d.Annotations.List {
 			if a.Datasource != templated {
@@ -117,7 +167,7 @@ func TestDashboardHead(t *testing.T) {
 func TestDashboardVariables(t *testing.T) {
 	t.Parallel()
 	uid := provisioned(t)
-	each(t, func(t *testing.T, d dashboard) {
+	each(t, func(t *testing.T, d jsonDashboard) {
 		var names []string
 		for _, v := range d.Templating.List {
 			names = append(names, v.Name)
@@ -162,7 +212,7 @@ func provisioned(t *testing.T) string {
 
 func TestDashboardPanels(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, d dashboard) {
+	each(t, func(t *testing.T, d jsonDashboard) {
 		ids := map[int]string{}
 		for _, p := range d.Panels {
 			if other, ok := ids[p.ID]; ok || p.ID == 0 {
@@ -185,17 +235,107 @@ func TestDashboardPanels(t *testing.T) {
 				t.Errorf("%s: data source %+v is not the chosen one", p.Title, p.Datasource)
 			}
 			checkTargets(t, p)
+			checkAdvice(t, p)
+		}
+	})
+}
+
+// checkAdvice: a panel says what it shows and what to do, and leads to the runbook and to its metric.
+func checkAdvice(t *testing.T, p jsonPanel) {
+	t.Helper()
+	if len(p.Description) < 60 || !strings.HasSuffix(p.Description, ".") {
+		t.Errorf("%s: the description %q does not say what to do", p.Title, p.Description)
+	}
+	if p.Type == "stat" && len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
+		t.Errorf("%s: no thresholds", p.Title)
+	}
+	for i, s := range p.FieldConfig.Defaults.Thresholds.Steps {
+		if (i == 0) != (s.Value == nil) {
+			t.Errorf("%s: threshold %d begins at %v; only the lowest has no beginning", p.Title, i, s.Value)
+		}
+	}
+	if len(p.Links) != 2 || !strings.HasPrefix(p.Links[0].URL, runbook) || !strings.HasPrefix(p.Links[1].URL, docs+"metrics.md") {
+		t.Errorf("%s: links %v, want one into the runbook and one to the metric", p.Title, p.Links)
+	}
+	for _, l := range p.Links {
+		checkLink(t, p.Title, l)
+	}
+}
+
+var pageHeadings = sync.OnceValue(func() map[string]bool {
+	all := map[string]bool{}
+	for _, page := range []string{"runbook.md", "metrics.md"} {
+		b, err := os.ReadFile(filepath.Join("..", "docs", page))
+		if err != nil {
+			panic(err)
+		}
+		all[docs+page] = true
+		for _, m := range regexp.MustCompile("(?m)^### `?(\\w+)`?$").FindAllStringSubmatch(string(b), -1) {
+			all[docs+page+"#"+strings.ToLower(m[1])] = true
+		}
+	}
+	return all
+})
+
+// checkLink: a link leads to a page of ours, and to a heading on it.
+func checkLink(t *testing.T, title string, l jsonLink) {
+	t.Helper()
+	if l.Type == "link" && !pageHeadings()[l.URL] {
+		t.Errorf("%s: %s leads nowhere", title, l.URL)
+	}
+}
+
+// unshown are the metrics without a panel, with the reason.
+var unshown = map[string]string{
+	"posthaste_build_info":          "a version is not a curve",
+	"outbox_consumer_stream_length": "the panels show the relay's, which sees every stream",
+}
+
+// TestEveryMetricHasAPanel: what is measured can be seen.
+func TestEveryMetricHasAPanel(t *testing.T) {
+	t.Parallel()
+	var all strings.Builder
+	boards, err := Dashboards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range boards {
+		all.Write(b)
+	}
+	for name := range metrics() {
+		shown := regexp.MustCompile(`\b` + name + `(?:_bucket|_count|_sum)?\{`).MatchString(all.String())
+		if _, excused := unshown[name]; shown == excused {
+			t.Errorf("%s: on a panel: %v, excused: %v", name, shown, excused)
+		}
+	}
+}
+
+// TestFirstRowAnswers: what a dashboard asks is answered by numbers at its top.
+func TestFirstRowAnswers(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, d jsonDashboard) {
+		if !strings.HasSuffix(d.Description, "?") {
+			t.Errorf("description %q is no question", d.Description)
+		}
+		rows := 0
+		for _, p := range d.Panels {
+			if p.Type == "row" {
+				rows++
+			}
+			if rows == 1 && p.Type != "row" && p.Type != "stat" || p.Type == "row" && rows == 1 && !strings.HasSuffix(p.Title, "?") {
+				t.Errorf("%s, a %s, stands at the top", p.Title, p.Type)
+			}
 		}
 	})
 }
 
 var (
-	rateCall  = regexp.MustCompile(`\b(?:rate|irate|increase)\(`)
-	rangeText = regexp.MustCompile(`\[([^\]]+)\]`)
+	rateCall  = regexp.MustCompile(`\b(?:rate|irate|increase|[a-z]+_over_time)\(`)
+	rangeText = regexp.MustCompile(`\}\[([^\]]+)\]`)
 	selectors = regexp.MustCompile(`\{[^}]*\}`)
 )
 
-func checkTargets(t *testing.T, p panel) {
+func checkTargets(t *testing.T, p jsonPanel) {
 	t.Helper()
 	refs := map[string]bool{}
 	for _, q := range p.Targets {
@@ -231,7 +371,7 @@ func checkTargets(t *testing.T, p panel) {
 // TestDashboardGrid: every panel is inside the 24 columns, and none covers another.
 func TestDashboardGrid(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, d dashboard) {
+	each(t, func(t *testing.T, d jsonDashboard) {
 		taken := map[[2]int]string{}
 		for _, p := range d.Panels {
 			g := p.GridPos

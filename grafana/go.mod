@@ -1,11 +1,12 @@
 // A module of its own: the PromQL parser's module brings the whole of Prometheus into go.sum, which users of posthaste's
-// packages should not inherit. Only tests live here. Run them with: cd grafana && go test ./...
+// packages should not inherit; so does Grafana's SDK. Run the tests with: cd grafana && go test ./...
 module posthaste/grafana
 
 go 1.26.0
 
 require (
 	github.com/goccy/go-yaml v1.19.2
+	github.com/grafana/grafana-foundation-sdk/go v0.0.18
 	github.com/prometheus/common v0.72.0
 	github.com/prometheus/prometheus v0.315.0
 )

@@ -1,14 +1,13 @@
-// Package grafana checks the dashboards and the Prometheus rules in its folder: every panel and alert asks for metrics
-// that posthaste has, with labels they carry, in valid PromQL.
 package grafana
 
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/prometheus/common/model"
@@ -27,66 +26,90 @@ const (
 type metric struct {
 	kind   kind
 	labels []string
+	// values has those of the closed labels, and of le.
+	values map[string][]string
 }
 
-// metrics are the contract's metrics, and those added since that a panel or an alert uses.
-var metrics = map[string]metric{
-	"outbox_published_total":              {counter, []string{"mode", "stream"}},
-	"outbox_suppressed_total":             {counter, []string{"reason"}},
-	"outbox_parked_total":                 {counter, nil},
-	"outbox_commit_to_publish_seconds":    {histogram, []string{"mode"}},
-	"outbox_publish_seconds":              {histogram, nil},
-	"outbox_publish_errors_total":         {counter, []string{"class"}},
-	"outbox_backlog_rows":                 {gauge, nil},
-	"outbox_backlog_oldest_seconds":       {gauge, nil},
-	"outbox_inflight_events":              {gauge, nil},
-	"outbox_dead_rows":                    {gauge, nil},
-	"outbox_relay_mode":                   {gauge, []string{"mode"}},
-	"outbox_relay_desired_mode":           {gauge, []string{"mode"}},
-	"outbox_relay_leader":                 {gauge, nil},
-	"outbox_relay_epoch":                  {gauge, nil},
-	"outbox_mode_switches_total":          {counter, []string{"from", "to", "reason"}},
-	"outbox_slot_active":                  {gauge, nil},
-	"outbox_slot_retained_bytes":          {gauge, nil},
-	"outbox_slot_confirmed_lag_bytes":     {gauge, nil},
-	"outbox_slot_lost":                    {gauge, nil},
-	"outbox_slot_max_keep_bytes":          {gauge, nil},
-	"outbox_wire_idle_seconds":            {gauge, nil},
-	"outbox_stream_length":                {gauge, []string{"stream"}},
-	"outbox_group_pending":                {gauge, []string{"stream", "group"}},
-	"outbox_group_lag":                    {gauge, []string{"stream", "group"}},
-	"outbox_group_oldest_pending_seconds": {gauge, []string{"stream", "group"}},
-	"outbox_group_idle_seconds":           {gauge, []string{"stream", "group"}},
-	"outbox_trim_lost_total":              {counter, []string{"stream", "group"}},
-	"outbox_events_written_total":         {counter, []string{"type"}},
-	"outbox_scrape_errors_total":          {counter, []string{"collector"}},
-	"redis_memory_ratio":                  {gauge, nil},
-	"redis_eviction_unsafe":               {gauge, nil},
-	"idem_requests_total":                 {counter, []string{"route", "outcome"}},
-	"idem_script_seconds":                 {histogram, []string{"script"}},
-	"http_request_duration_seconds":       {histogram, []string{"route", "method", "status"}},
-	"outbox_audit_failures_total":         {counter, []string{"reason"}},
-	"outbox_consumer_dead_total":          {counter, []string{"group"}},
-	"credits_ops_total":                   {counter, []string{"code"}},
-	"credits_sync_lag_seconds":            {gauge, nil},
-	"credits_lost_operations_total":       {counter, nil},
-	"credits_epoch_bumps_total":           {counter, nil},
-	"credits_frozen_total":                {counter, []string{"reason"}},
-	"up":                                  {gauge, nil},
+var (
+	metricPage = regexp.MustCompile("(?s)### `([^`]+)`\n\n(gauge|counter|histogram) of ([^\n]+)\n(.*?)```promql\n(.*?)\n```")
+	labelText  = regexp.MustCompile("[;,] by `([a-z]+)`: ")
+	inCode     = regexp.MustCompile("`([^`]+)`")
+	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
+)
+
+// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and up.
+var metrics = sync.OnceValue(func() map[string]metric {
+	all := map[string]metric{"up": {kind: gauge}}
+	b, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		panic(err)
+	}
+	for _, m := range metricPage.FindAllStringSubmatch(string(b), -1) {
+		one := metric{
+			kind: map[string]kind{"gauge": gauge, "counter": counter, "histogram": histogram}[m[2]], values: map[string][]string{},
+		}
+		at := labelText.FindAllStringSubmatchIndex(m[3], -1)
+		for i, l := range at {
+			end := len(m[3])
+			if i+1 < len(at) {
+				end = at[i+1][0]
+			}
+			label := m[3][l[2]:l[3]]
+			one.labels = append(one.labels, label)
+			for _, v := range inCode.FindAllStringSubmatch(m[3][l[1]:end], -1) {
+				one.values[label] = append(one.values[label], v[1])
+			}
+		}
+		if bounds := bucketList.FindStringSubmatch(m[4]); bounds != nil {
+			one.values["le"] = append(strings.Split(bounds[1], ", "), "+Inf")
+		}
+		all[m[1]] = one
+	}
+	return all
+})
+
+// TestPageOfMetrics: the page is read as it is meant, and each query on it is one that can be asked.
+func TestPageOfMetrics(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := metricPage.FindAllStringSubmatch(string(b), -1)
+	if n := strings.Count(string(b), "\n### "); n != len(sections) || n < 60 {
+		t.Fatalf("%d sections, of which %d are read", n, len(sections))
+	}
+	for _, m := range sections {
+		for _, fault := range check(m[5]) {
+			t.Errorf("%s: %s: %s", m[1], m[5], fault)
+		}
+	}
+	got, want := metrics()["outbox_commit_to_publish_seconds"], metric{histogram, []string{"mode"}, map[string][]string{
+		"mode": {"cdc", "poll"},
+		"le": {
+			"0.0005", "0.0015", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.5", "2.5", "5.5", "15.5", "60.5", "300.5", "+Inf",
+		},
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("read %v, want %v", got, want)
+	}
+	if got := metrics()["outbox_published_total"]; !slices.Equal(got.labels, []string{"mode", "stream"}) || got.values["stream"] != nil {
+		t.Errorf("read %v, want the labels mode and stream, which is open", got)
+	}
 }
 
 // find returns the metric behind a series name, and the labels the series has.
 func find(series string) (metric, []string, bool) {
 	common := []string{"job", "instance"}
 	if strings.Contains(series, ":") { // a recording rule; TestRules looks for it
-		return metric{gauge, nil}, nil, true
+		return metric{kind: gauge}, nil, true
 	}
-	if m, ok := metrics[series]; ok && m.kind != histogram {
+	if m, ok := metrics()[series]; ok && m.kind != histogram {
 		return m, append(common, m.labels...), true
 	}
 	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 		base, cut := strings.CutSuffix(series, suffix)
-		if m, ok := metrics[base]; cut && ok && m.kind == histogram {
+		if m, ok := metrics()[base]; cut && ok && m.kind == histogram {
 			if suffix == "_bucket" {
 				common = append(common, "le")
 			}
@@ -94,33 +117,6 @@ func find(series string) (metric, []string, bool) {
 		}
 	}
 	return metric{}, nil, false
-}
-
-// TestMetricsAreExported finds the name of every metric above in the code: a renamed metric would leave a panel empty.
-func TestMetricsAreExported(t *testing.T) {
-	t.Parallel()
-	var code strings.Builder
-	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != "..":
-			return filepath.SkipDir
-		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		b, err := os.ReadFile(path)
-		code.Write(b)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range metrics {
-		if name != "up" && !strings.Contains(code.String(), `"`+name+`"`) {
-			t.Errorf("no code exports %s", name)
-		}
-	}
 }
 
 // Grafana replaces these before it asks; any value will do for parsing.
@@ -162,6 +158,9 @@ func checkSelector(s *parser.VectorSelector, path []parser.Node) (faults []strin
 	for _, l := range s.LabelMatchers {
 		if l.Name != model.MetricNameLabel && !slices.Contains(has, l.Name) {
 			faults = append(faults, fmt.Sprintf("%s has no label %s", s.Name, l.Name))
+		}
+		if values, closed := m.values[l.Name]; closed && len(values) > 0 && !slices.ContainsFunc(values, l.Matches) {
+			faults = append(faults, fmt.Sprintf("%s: no %s matches %s", s.Name, l.Name, l.Value))
 		}
 	}
 	rated := slices.ContainsFunc(path, func(n parser.Node) bool {
@@ -221,12 +220,15 @@ func TestCheck(t *testing.T) {
 		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:  true,
 		`sum by (mode) (rate(outbox_published_total[5m])`:                                 false, // does not parse
 		`rate(outbox_publised_total[5m])`:                                                 false, // no such metric
+		`rate(outbox_published_total{mode="pol"}[5m])`:                                    false, // no such value
+		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                 false, // no such bucket
+		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:             true,
 		`rate(outbox_published_total{type="x"}[5m])`:                                      false, // no such label
 		`sum by (topic) (rate(outbox_published_total[5m]))`:                               false, // no such label
-		`outbox_published_total`:                               false, // a counter as it is
-		`rate(outbox_backlog_rows[5m])`:                        false, // the rate of a gauge
-		`rate(outbox_publish_seconds[5m])`:                     false, // a histogram has no series of its own name
-		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`: false, // le is the buckets'
+		`outbox_published_total`:                                                          false, // a counter as it is
+		`rate(outbox_backlog_rows[5m])`:                                                   false, // the rate of a gauge
+		`rate(outbox_publish_seconds[5m])`:                                                false, // a histogram has no series of its own name
+		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`:                            false, // le is the buckets'
 	} {
 		if faults := check(query); (len(faults) == 0) != ok {
 			t.Errorf("%s: got %v, want it to pass: %v", query, faults, ok)

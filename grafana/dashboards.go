@@ -1,0 +1,118 @@
+// Package grafana makes the dashboards, and checks them and the Prometheus rules: every panel and alert asks for metrics
+// that posthaste has (docs/metrics.md, which is generated from its registries), with labels they carry, in valid PromQL.
+//
+// The boards are in overview.go, cdc.go, api.go, redis.go and drill.go; make dashboards writes their JSON.
+package grafana
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+)
+
+const (
+	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own
+	// static files. With a Grafana elsewhere, put the folder there too, or another address here.
+	docs      = "/public/posthaste/"
+	runbook   = docs + "runbook.md#"
+	reference = docs + "metrics.md#"
+
+	tag = "posthaste"
+)
+
+// board is one dashboard: its first row answers its question.
+type board struct {
+	file, title string
+	// question is what the dashboard answers.
+	question string
+	rows     []row
+}
+
+// row is a heading and the panels below it, from left to right.
+type row struct {
+	title  string
+	height int
+	panels []panel
+}
+
+// Dashboards returns the JSON of every dashboard by its file name.
+func Dashboards() (map[string][]byte, error) {
+	all := map[string][]byte{}
+	for _, b := range []board{overview, cdc, api, redis, drill} {
+		d, err := b.build()
+		if err != nil {
+			return nil, fmt.Errorf("dashboard %s: %w", b.file, err)
+		}
+		text, err := json.MarshalIndent(d, "", "  ")
+		if err != nil {
+			return nil, fmt.Errorf("dashboard %s: %w", b.file, err)
+		}
+		all[b.file+".json"] = append(text, '\n')
+	}
+	return all, nil
+}
+
+func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
+	d := dashboard.NewDashboardBuilder("posthaste: " + b.title) //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
+	d.Uid("posthaste-"+b.file).Description(b.question).Tags([]string{tag}).
+		Readonly().Tooltip(dashboard.DashboardCursorSyncCrosshair).Refresh("5s").Time("now-15m", "now").Timezone("browser").Version(1)
+	b.head(d)
+	id, y := uint32(0), uint32(0)
+	next := func() uint32 { id++; return id }
+	for _, r := range b.rows {
+		d.WithRow(dashboard.NewRowBuilder(r.title).Id(next()).GridPos(dashboard.GridPos{X: 0, Y: y, W: columns, H: 1}))
+		y++
+		x := uint32(0)
+		for i, w := range r.widths() {
+			d.WithPanel(r.panels[i].build(next(), dashboard.GridPos{X: x, Y: y, W: w, H: uint32(r.height)}))
+			if x += w; x >= columns && i < len(r.panels)-1 {
+				x, y = 0, y+uint32(r.height)
+			}
+		}
+		y += uint32(r.height)
+	}
+	return d.Build()
+}
+
+const columns = 24
+
+// widths are those of the panels; those without one share their line in thirds.
+func (r row) widths() []uint32 {
+	all := make([]uint32, len(r.panels))
+	for i, p := range r.panels {
+		all[i] = uint32(p.width)
+		if p.width == 0 {
+			all[i] = columns / 3
+		}
+	}
+	return all
+}
+
+// head sets variables, links and annotations, the same on every dashboard.
+func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
+	text := func(s string) dashboard.StringOrArrayOfString { return dashboard.StringOrArrayOfString{String: &s} }
+	all := dashboard.VariableOption{
+		Text: dashboard.StringOrArrayOfString{ArrayOfString: []string{"All"}}, Value: dashboard.StringOrArrayOfString{ArrayOfString: []string{"$__all"}},
+	}
+	values := func(name, query string) *dashboard.QueryVariableBuilder {
+		return dashboard.NewQueryVariableBuilder(name).Label(name).Datasource(source).Definition(query).
+			Query(dashboard.StringOrMap{Map: map[string]any{"qryType": 1, "query": query, "refId": name}}).
+			Refresh(dashboard.VariableRefreshOnTimeRangeChanged).Sort(dashboard.VariableSortAlphabeticalAsc).
+			Multi(true).IncludeAll(true).AllValue(".+").Current(all)
+	}
+	d.WithVariable(dashboard.NewDatasourceVariableBuilder("datasource").Label("Data source").Type("prometheus").
+		Current(dashboard.VariableOption{Text: text("Prometheus"), Value: text("prometheus")})).
+		WithVariable(values("job", `label_values(up{job=~"posthaste.*"}, job)`)).
+		WithVariable(values("instance", `label_values(up{job=~"$job"}, instance)`))
+	d.Link(dashboard.NewDashboardLinkBuilder("Dashboards").Type(dashboard.DashboardLinkTypeDashboards).Tags([]string{tag}).
+		KeepTime(true).IncludeVars(true)).
+		Link(link("Runbook", docs+"runbook.md")).
+		Link(link("Metrics", docs+"metrics.md"))
+	d.Annotation(dashboard.NewAnnotationQueryBuilder().Name("Mode switches").Datasource(source).Enable(true).IconColor(orange).
+		Expr(`sum by (from, to, reason) (increase(outbox_mode_switches_total{` + filter + `}[1m])) > 0`).
+		TitleFormat("{{from}} to {{to}}").TextFormat("{{reason}}").Step("15s"))
+	d.Annotation(dashboard.NewAnnotationQueryBuilder().Name("New owner").Datasource(source).Enable(true).IconColor(blue).
+		Expr(`sum by (instance) (increase(outbox_adoptions_total{` + filter + `}[1m])) > 0`).
+		TitleFormat("{{instance}} leads").TextFormat("the epoch rises").Step("15s"))
+}
