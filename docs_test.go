@@ -175,10 +175,7 @@ func eachFile(t *testing.T, visit func(name, text string)) {
 // the line, and does nothing. What a page only outlines (…, [ID], a|b) is not a command.
 func TestDocsCommands(t *testing.T) {
 	t.Parallel()
-	program := filepath.Join(t.TempDir(), "posthaste")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/posthaste").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	program := program(t)
 	makefile := read(t, "Makefile")
 	tried := map[string]bool{}
 	for _, p := range pages(t) {

@@ -19,7 +19,13 @@ import (
 	"posthaste/sql"
 )
 
-func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+func TestMain(m *testing.M) {
+	code := testenv.Main(m)
+	if built.path != "" {
+		_ = os.RemoveAll(filepath.Dir(built.path))
+	}
+	os.Exit(code)
+}
 
 // as returns the address of the posthaste database for a role.
 func as(role string, pg *testenv.Server) string {

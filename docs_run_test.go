@@ -1,0 +1,345 @@
+package posthaste_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/local"
+	"posthaste/internal/testenv"
+)
+
+// notRun begins the quote above a block of commands that no test runs; the reason follows.
+const notRun = "> Not run by a test: "
+
+// block is one fenced block of a page.
+type block struct {
+	line int // of the opening fence
+	lang string
+	text string
+	// reason is why no test runs it; empty if one does.
+	reason string
+}
+
+// runnable are the languages of blocks that are commands; the other languages are only shown.
+var runnable = []string{"sh", "sql"}
+
+// blocks returns the page's fenced blocks.
+func (p page) blocks() []block {
+	var list []block
+	var current *block
+	reason, paragraph := "", false // of the paragraph above
+	for i, line := range strings.Split(p.text, "\n") {
+		trimmed := strings.TrimSpace(line)
+		switch {
+		case current == nil && strings.HasPrefix(trimmed, "```"):
+			current = &block{line: i + 1, lang: strings.TrimPrefix(trimmed, "```"), reason: reason}
+			reason, paragraph = "", false
+		case current != nil && trimmed == "```":
+			list = append(list, *current)
+			current = nil
+		case current != nil:
+			current.text += line + "\n"
+		case trimmed == "":
+			paragraph = false
+		case !paragraph:
+			paragraph = true
+			reason, _ = strings.CutPrefix(trimmed, notRun)
+			if reason == trimmed {
+				reason = ""
+			}
+		}
+	}
+	return list
+}
+
+var commandPattern = regexp.MustCompile(`(?m)^\s*(?:\$ )?(?:\./bin/)?(?:posthaste|curl|psql|redis-cli|docker|make|go|sudo) `)
+
+// TestDocsBlocks: commands are in blocks that are marked as such, so that TestDocsRun finds them.
+func TestDocsBlocks(t *testing.T) {
+	t.Parallel()
+	for _, p := range pages(t) {
+		for _, b := range p.blocks() {
+			if slices.Contains(runnable, b.lang) {
+				continue
+			}
+			if (b.lang == "" || b.lang == "bash" || b.lang == "shell" || b.lang == "console") && commandPattern.MatchString(b.text) {
+				t.Errorf("%s:%d: commands in a block of language %q: say sh, or sql", p.name, b.line, b.lang)
+			}
+			if b.reason != "" {
+				t.Errorf("%s:%d: no test would run this block anyway: %q", p.name, b.line, b.reason)
+			}
+		}
+	}
+}
+
+// TestDocsRun runs every block of commands of every page, in order, in one shell per page, against a database, a Redis,
+// an API and a relay of the page's own. A block that cannot be run says so to the reader, in the paragraph above it:
+//
+//	> Not run by a test: needs Docker.
+//
+// Assignments with HOST or PORT in capitals are the reader's to fill in; here they name the page's servers.
+func TestDocsRun(t *testing.T) {
+	t.Parallel()
+	for _, p := range pages(t) {
+		run := slices.DeleteFunc(p.blocks(), func(b block) bool { return b.reason != "" || !slices.Contains(runnable, b.lang) })
+		if len(run) == 0 {
+			continue
+		}
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			newGuide(t).run(p, run)
+		})
+	}
+}
+
+// guide is the world in which a page is true: what a reader who follows it has running.
+type guide struct {
+	t     *testing.T
+	dir   string // looks like the repository, with bin/posthaste
+	env   map[string]string
+	redis *testenv.RedisServer
+	db    *testenv.Database
+}
+
+// newGuide starts servers, serve and relay, places an order, and leaves the troubles that pages tell how to look after:
+// a parked event, a consumer group that is behind, and one that nobody reads.
+func newGuide(t *testing.T) *guide {
+	t.Helper()
+	server := testenv.NewServer(t)
+	g := &guide{t: t, dir: t.TempDir(), redis: testenv.Redis(t), db: server.Database(t)}
+	g.env = map[string]string{
+		"POSTHASTE_POSTGRES_URL": g.db.URL, "POSTHASTE_REDIS_URL": g.redis.URL(), "POSTHASTE_DB_PASSWORD": "owner", "POSTHASTE_API_DB_PASSWORD": "api",
+		"PGOPTIONS": "-c client_min_messages=warning", "POSTHASTE_ADMIN_ADDR": "127.0.0.1:0", "POSTHASTE_HTTP_ADDR": "127.0.0.1:0",
+	}
+	g.layOut()
+	serve, relay := g.start("serve"), g.start("relay")
+	g.env["API"], g.env["API_ADMIN"], g.env["RELAY"] = serve.http, serve.admin, relay.admin
+	// What pages take to be the reader's: a database, a table and a role.
+	for _, stmt := range []string{"CREATE DATABASE " + readersDatabase, "CREATE TABLE invoice (number text PRIMARY KEY, total int)", "CREATE ROLE app LOGIN"} {
+		g.db.Exec(t, stmt)
+	}
+	for _, cmd := range [][]any{{"set", "outbox.broken", "not a stream"}, {"xgroup", "create", "outbox.order", "mailer", "0", "mkstream"}, {"xgroup", "create", "outbox.order", "abandoned", "0"}} {
+		if err := g.redis.Client.Do(t.Context(), cmd...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'broken', '1', 'broken.made', '{}')`)
+	g.order()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var parked, waiting int
+		var mode string
+		err := g.db.Pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox), active_mode FROM relay_state").
+			Scan(&parked, &waiting, &mode)
+		if err != nil || parked != 1 || waiting != 0 || mode != "cdc" {
+			return fmt.Errorf("%d events parked, %d waiting, mode %s, %w", parked, waiting, mode, err)
+		}
+		return nil
+	})
+	// What was in the way is gone, so that a retry passes.
+	if err := g.redis.Client.Del(t.Context(), "outbox.broken").Err(); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// layOut makes the folder that commands run in.
+func (g *guide) layOut() {
+	g.t.Helper()
+	root := testenv.Root(g.t)
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "bin" {
+			g.must(os.Symlink(filepath.Join(root, e.Name()), filepath.Join(g.dir, e.Name())))
+		}
+	}
+	bin := filepath.Join(g.dir, "bin")
+	g.must(os.Mkdir(bin, 0o755)) //nolint:gosec // a folder of programs
+	// What runs until it is interrupted, is interrupted.
+	g.must(os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
+case " $* " in
+*" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+program(g.t)+` "$@" ;;
+esac
+exec `+program(g.t)+` "$@"
+`), 0o755)) //nolint:gosec // a program
+	pgBin, err := local.PostgresBin(g.t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	g.must(err)
+	if _, err := os.Stat(filepath.Join(pgBin, "psql")); err == nil {
+		g.must(os.Symlink(filepath.Join(pgBin, "psql"), filepath.Join(bin, "psql")))
+	}
+	g.env["PATH"] = bin + ":" + os.Getenv("PATH")
+}
+
+func (g *guide) must(err error) {
+	g.t.Helper()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+func (g *guide) environ() []string {
+	env := os.Environ()
+	for k, v := range g.env {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
+var built struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+// program returns the binary, built once.
+func program(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		dir, err := os.MkdirTemp("", "posthaste-docs-")
+		if err != nil {
+			built.err = err
+			return
+		}
+		built.path = filepath.Join(dir, "posthaste")
+		//nolint:noctx // it serves all tests, not the one that came first
+		if out, err := exec.Command("go", "build", "-o", built.path, "./cmd/posthaste").CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("build: %w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.path
+}
+
+// process is a running posthaste.
+type process struct{ admin, http string }
+
+// start runs a command of posthaste until the test ends, and waits until it has said where it listens.
+func (g *guide) start(command string) process {
+	g.t.Helper()
+	cmd := exec.Command(program(g.t), command, "--log-format=json") //nolint:noctx // ended below
+	cmd.Env = g.environ()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := cmd.StderrPipe()
+	g.must(err)
+	started, done, ended := make(chan error), make(chan struct{}), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // the parent-death signal is that of the thread
+		started <- cmd.Start()
+		<-done
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	g.must(<-started)
+	g.t.Cleanup(func() { close(done); <-ended })
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		var line struct{ Admin, HTTP string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Admin != "" {
+			go func() { _, _ = io.Copy(io.Discard, log) }()
+			return process{"http://" + line.Admin, "http://" + line.HTTP}
+		}
+	}
+	g.t.Fatalf("%s ended before it said where it listens", command)
+	return process{}
+}
+
+// order places an order; pages know it as ORDER, placed by USER_ID with KEY.
+func (g *guide) order() {
+	g.t.Helper()
+	user, key := uuid.NewString(), uuid.NewString()
+	testenv.Eventually(g.t, 20*time.Second, func() error {
+		req, err := http.NewRequestWithContext(g.t.Context(), http.MethodPost, g.env["API"]+"/orders",
+			strings.NewReader(fmt.Sprintf(`{"user_id":%q,"amount":1999,"currency":"USD"}`, user)))
+		g.must(err)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", key)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		var order struct{ ID string }
+		if err := json.NewDecoder(resp.Body).Decode(&order); err != nil || resp.StatusCode != http.StatusCreated {
+			return fmt.Errorf("POST /orders: status %d, %w", resp.StatusCode, err)
+		}
+		g.env["ORDER"], g.env["USER_ID"], g.env["KEY"] = order.ID, user, key
+		return nil
+	})
+}
+
+// readersDatabase is what pages call the database of a service that writes events of its own.
+const readersDatabase = "shop"
+
+// fillPattern is an assignment that the reader fills in.
+var fillPattern = regexp.MustCompile(`(?m)^(?:export )?([A-Z_]+)=\S*\b(?:HOST|PORT)\b\S*.*$`)
+
+// foreground is a process that the reader leaves running in a terminal of its own; here it has a moment to fail.
+var foreground = regexp.MustCompile(`(?m)^posthaste (?:relay|serve)\b[^&\n]*$`)
+
+// run runs blocks of a page as one script.
+func (g *guide) run(p page, list []block) {
+	g.t.Helper()
+	var script strings.Builder
+	script.WriteString("set -eE\ntrap 'echo \"failed: $at: $BASH_COMMAND\" >&2' ERR\n")
+	for _, b := range list {
+		fmt.Fprintf(&script, "at=%s:%d\n", p.name, b.line)
+		text := fillPattern.ReplaceAllStringFunc(b.text, func(line string) string {
+			name := fillPattern.FindStringSubmatch(line)[1]
+			value := g.env[name]
+			if value == "" {
+				g.t.Errorf("%s:%d: the reader fills in %s, and the test has no value for it", p.name, b.line, name)
+			}
+			if strings.Contains(line, "/"+readersDatabase) {
+				value = strings.Replace(value, "/"+g.db.Name, "/"+readersDatabase, 1)
+			}
+			return "export " + name + "='" + value + "'"
+		})
+		text = foreground.ReplaceAllString(text, "timeout --foreground --preserve-status -s INT 3 $0")
+		if b.lang == "sql" {
+			text = "psql -X -q -v ON_ERROR_STOP=1 \"$POSTHASTE_POSTGRES_URL\" <<'END_OF_BLOCK'\n" + text + "END_OF_BLOCK\n"
+		}
+		script.WriteString(text)
+	}
+	ctx, cancel := context.WithTimeout(g.t.Context(), time.Minute)
+	defer cancel()
+	file := filepath.Join(g.dir, "page.sh")
+	g.must(os.WriteFile(file, []byte(script.String()), 0o600))
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, "bash", "-x", file)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), &out, &out
+	// What the page leaves running ends with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 2 * time.Second
+	err := cmd.Run()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	if err != nil || os.Getenv("POSTHASTE_TEST_LOGS") != "" {
+		g.t.Logf("%s:\n%s", p.name, out.String())
+	}
+	if err != nil {
+		g.t.Errorf("%s: %v", p.name, err)
+	}
+}
