@@ -42,7 +42,8 @@ var (
 
 const (
 	// OutcomeTTL is how long Redis remembers an operation's outcome; the ledger does for ever.
-	OutcomeTTL = 48 * time.Hour
+	OutcomeTTL   = 48 * time.Hour
+	outcomeTTLms = int64(OutcomeTTL / time.Millisecond)
 	// maxStream is how many operations of a bucket may wait for the ledger.
 	maxStream = 10_000
 	// patience bounds the attempts of one operation.
@@ -75,6 +76,7 @@ type Bank struct {
 	redis     redis.UniversalClient
 	pool      *sql.Pool
 	durable   Durability
+	calls     *batcher
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	metrics   *bankMetrics
@@ -107,7 +109,7 @@ type bucket struct {
 // New returns a Bank; it does no I/O.
 func New(o Options) *Bank {
 	b := &Bank{
-		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
+		redis: o.Redis, pool: o.Pool, durable: o.Durability, calls: newBatcher(o.Redis, o.Durability), keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
 		maxStream: maxStream,
 	}
 	if b.log == nil {
@@ -273,15 +275,31 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 // an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering, ErrUnavailable, ErrUnknown,
 // ErrExpired; only after ErrUnknown the operation may have been done.
 func (b *Bank) Apply(ctx context.Context, op Op) (Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
-	defer cancel()
+	// Every step has its own bound, so that the usual one step costs no timer.
 	res, err := b.apply(ctx, &op)
-	b.metrics.ops.WithLabelValues(codeOf(&res, err)).Inc()
+	b.metrics.code[codeOf(&res, err)].Inc()
 	return res, err
 }
 
 // codeOf is the code label of an operation.
 func codeOf(res *Result, err error) string {
+	if err != nil {
+		return codeOfError(err)
+	}
+	if res.Replayed {
+		return "replay"
+	}
+	switch res.Outcome {
+	case Insufficient:
+		return "insufficient"
+	case Overflow:
+		return "overflow"
+	case OK:
+	}
+	return "ok"
+}
+
+func codeOfError(err error) string {
 	for _, c := range []struct {
 		err  error
 		code string
@@ -300,20 +318,7 @@ func codeOf(res *Result, err error) string {
 			return c.code
 		}
 	}
-	switch {
-	case err != nil:
-		return "unavailable"
-	case res.Replayed:
-		return "replay"
-	}
-	switch res.Outcome {
-	case Insufficient:
-		return "insufficient"
-	case Overflow:
-		return "overflow"
-	case OK:
-	}
-	return "ok"
+	return "unavailable"
 }
 
 // errCorrupt means that a key of the operation does not hold what it should.
@@ -426,15 +431,16 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	if !a.asked && a.old(v) {
 		ask = "1"
 	}
-	keys := []string{accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(a.bucket), epochKey(a.bucket)}
-	args := []any{
-		op.Amount, op.fp(), op.User.String(), op.ID.String(), v.epoch, v.floor, OutcomeTTL.Milliseconds(), a.b.maxStream,
-		a.b.durable.name(), ask, op.Reference,
+	user, t := op.User.String(), tag(a.bucket)
+	key := t + ":a:" + user
+	fcall := []any{
+		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(), ask, op.Reference,
 	}
-	r, waited, err := callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...)
+	r, waited, err := a.b.calls.call(ctx, key, fcall)
 	if err != nil && !nothingDone(err) {
 		a.doubt = err
-		r, waited, err = callWait(ctx, a.b.redis, a.b.durable, fn, keys, args...)
+		r, waited, err = a.b.calls.call(ctx, key, fcall)
 		if err != nil && !nothingDone(err) {
 			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 		}
@@ -467,7 +473,9 @@ func (a *attempt) old(v view) bool {
 
 // ledger looks the operation up in Postgres.
 func (a *attempt) ledger(ctx context.Context) (Result, error, error) {
-	e, err := sql.CreditEntryByOp(ctx, a.b.pool, a.op.User, a.op.ID)
+	look, cancel := context.WithTimeout(ctx, patience)
+	e, err := sql.CreditEntryByOp(look, a.b.pool, a.op.User, a.op.ID)
+	cancel()
 	switch {
 	case errors.Is(err, sql.ErrCreditEntryNotFound):
 		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {

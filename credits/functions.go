@@ -107,35 +107,6 @@ func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string
 	return r, nil
 }
 
-// callWait runs a function and waits for what it wrote, on one connection. waited is nil when it is durable.
-func callWait(ctx context.Context, c redis.UniversalClient, d Durability, fn string, keys []string, args ...any) (r []string, waited, err error) {
-	if d == (Durability{}) {
-		r, err = call(ctx, c, fn, keys, args...)
-		return r, nil, err
-	}
-	node, err := primary(ctx, c, keys[0])
-	if err != nil {
-		return nil, nil, err
-	}
-	for try := 0; ; try++ {
-		p := node.Pipeline()
-		f := p.FCall(ctx, fn, keys, args...)
-		w := d.wait(ctx, p)
-		_, _ = p.Exec(ctx) // each command has its own error
-		r, err := f.StringSlice()
-		if functionMissing(err) && try == 0 {
-			if err := loadLibrary(ctx, c); err != nil {
-				return nil, nil, err
-			}
-			continue
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("call %s: %w", fn, err)
-		}
-		return r, d.reached(w), nil
-	}
-}
-
 // nothingDone reports whether a failed call certainly did not happen: it was not sent, or the server refused it. (The
 // functions check everything before their first write, so an error reply means that nothing was written.)
 func nothingDone(err error) bool {
@@ -144,5 +115,5 @@ func nothingDone(err error) bool {
 		return true
 	}
 	var reply redis.Error
-	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || errors.As(err, &reply)
+	return errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || errors.As(err, &reply)
 }

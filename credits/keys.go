@@ -2,6 +2,7 @@ package credits
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -17,7 +18,14 @@ func Bucket(user uuid.UUID) int16 {
 }
 
 // tag is in every key of a bucket, so that Redis Cluster keeps them on one node.
-func tag(bucket int16) string { return fmt.Sprintf("{cr:%03d}", bucket) }
+func tag(bucket int16) string { return tags[bucket] }
+
+var tags = func() (t [Buckets]string) {
+	for b := range t {
+		t[b] = fmt.Sprintf("{cr:%03d}", b)
+	}
+	return t
+}()
 
 func streamKey(bucket int16) string { return tag(bucket) + ":s" }
 func epochKey(bucket int16) string  { return tag(bucket) + ":ep" }
@@ -25,7 +33,16 @@ func epochKey(bucket int16) string  { return tag(bucket) + ":ep" }
 func accountKey(user uuid.UUID) string { return tag(Bucket(user)) + ":a:" + user.String() }
 func lockKey(user uuid.UUID) string    { return tag(Bucket(user)) + ":l:" + user.String() }
 
-func outcomeKey(user, op uuid.UUID) string { return tag(Bucket(user)) + ":i:" + op.String() }
+func outcomeKey(user, op uuid.UUID) string { return outcomeKeyIn(Bucket(user), user, op) }
+
+// outcomeKeyIn hashes user and operation together: an id belongs to its user, and two users may have the same one.
+func outcomeKeyIn(bucket int16, user, op uuid.UUID) string {
+	var both [32]byte
+	copy(both[:16], user[:])
+	copy(both[16:], op[:])
+	sum := sha256.Sum256(both[:])
+	return tag(bucket) + ":i:" + base64.RawURLEncoding.EncodeToString(sum[:16])
+}
 
 // OpID makes an operation's id of a hash of its idempotency key: a UUID of version 8, which says that it is the
 // application's own.

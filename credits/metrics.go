@@ -9,7 +9,9 @@ var codes = []string{
 }
 
 type bankMetrics struct {
-	ops   *prometheus.CounterVec
+	ops *prometheus.CounterVec
+	// code are the counters of ops.
+	code  map[string]prometheus.Counter
 	loads prometheus.Counter
 }
 
@@ -24,8 +26,9 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 			Help: "Accounts read from the ledger because Redis did not have them.",
 		}),
 	}
+	m.code = make(map[string]prometheus.Counter, len(codes))
 	for _, c := range codes {
-		m.ops.WithLabelValues(c)
+		m.code[c] = m.ops.WithLabelValues(c)
 	}
 	if reg != nil {
 		reg.MustRegister(m.ops, m.loads)

@@ -5,7 +5,7 @@
 --   ep    hash    e epoch ('' = stopped), n operations ever, s highest n any caller has seen while it was stopped
 --   s     stream  one entry per operation, refusals included, until it is in the ledger
 --   a:U   hash    account: b balance, q last operation's number, e epoch, s synced q, f why it is frozen
---   i:OP  string  outcome of an operation: fp|code|amount|balance|seq|durability|stream id
+--   i:H   string  outcome of an operation (H: hash of user and operation): fp|code|amount|balance|seq|durability|stream id
 --   l:U   string  lock of a load, or 'absent'
 --
 -- Every function checks everything that can fail (types, arguments, numbers) before its first write, because Redis does
@@ -75,10 +75,10 @@ redis.register_function('cr_add_v1', function(k, a) return apply(k, a, 'add') en
 redis.register_function('cr_deduct_v1', function(k, a) return apply(k, a, 'deduct') end)
 
 -- cr_check closes the bucket if it has lost something, for callers that cannot. keys: ep. args: epoch, floor.
-redis.register_function('cr_check_v1', function(k, a)
+redis.register_function{function_name = 'cr_check_v1', flags = {'allow-oom'}, callback = function(k, a)
   if open(k[1], a[1], a[2]) then return {'OK'} end
   return {'EPOCH'}
-end)
+end}
 
 -- keys: account, ep. args: epoch, floor.
 redis.register_function{function_name = 'cr_get_v1', flags = {'no-writes'}, callback = function(k, a)
@@ -106,11 +106,11 @@ redis.register_function('cr_lock_v1', function(k, a)
 end)
 
 -- keys: lock. args: token.
-redis.register_function('cr_unlock_v1', function(k, a)
+redis.register_function{function_name = 'cr_unlock_v1', flags = {'allow-oom'}, callback = function(k, a)
   if redis.call('GET', k[1]) ~= a[1] then return {'OTHER'} end
   redis.call('DEL', k[1])
   return {'OK'}
-end)
+end}
 
 -- cr_load installs an account as the ledger has it, if it is absent and the ledger has everything of it. keys: account,
 -- ep, stream, lock. args: balance, seq, why frozen or '', epoch, floor, the ledger's mark, user, token, 0 or, if the
@@ -151,26 +151,27 @@ redis.register_function('cr_load_v1', function(k, a)
 end)
 
 -- keys: account. args: the ledger's last seq.
-redis.register_function('cr_evict_v1', function(k, a)
+redis.register_function{function_name = 'cr_evict_v1', flags = {'allow-oom'}, callback = function(k, a)
   if redis.call('HGET', k[1], 'q') ~= a[1] then return {'UNSYNCED'} end
   redis.call('DEL', k[1])
   return {'OK'}
-end)
+end}
 
 -- keys: account. args: reason.
-redis.register_function('cr_freeze_v1', function(k, a)
+redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, callback = function(k, a)
   if redis.call('EXISTS', k[1]) == 1 then redis.call('HSET', k[1], 'f', a[1]) end
   return {'OK'}
-end)
+end}
 
 -- cr_ack drops what the ledger has. keys: stream, accounts. args: first id to keep, a seq per account.
-redis.register_function('cr_ack_v1', function(k, a)
+-- It runs when memory is full too: it is what makes room.
+redis.register_function{function_name = 'cr_ack_v1', flags = {'allow-oom'}, callback = function(k, a)
   redis.call('XTRIM', k[1], 'MINID', a[1])
   for i = 2, #k do
     if redis.call('EXISTS', k[i]) == 1 then redis.call('HSET', k[i], 's', a[i]) end
   end
   return {'OK'}
-end)
+end}
 
 -- keys: ep, stream.
 redis.register_function{function_name = 'cr_look_v1', flags = {'no-writes'}, callback = function(k)
@@ -186,18 +187,18 @@ redis.register_function('cr_init_v1', function(k, a)
 end)
 
 -- keys: ep. args: an n that must have been reached.
-redis.register_function('cr_stop_v1', function(k, a)
+redis.register_function{function_name = 'cr_stop_v1', flags = {'allow-oom'}, callback = function(k, a)
   local h = redis.call('HMGET', k[1], 'n', 's')
   stop(k[1], tonumber(a[1]), h[2])
   return {'OK'}
-end)
+end}
 
 -- cr_open begins an epoch: from now on accounts are loaded from the ledger again. keys: ep, stream. args: epoch, n.
-redis.register_function('cr_open_v1', function(k, a)
+redis.register_function{function_name = 'cr_open_v1', flags = {'allow-oom'}, callback = function(k, a)
   local e = tonumber(redis.call('HGET', k[1], 'e') or '') or 0
   if e >= tonumber(a[1]) then return {'OLD'} end
   if redis.call('XLEN', k[2]) > 0 then return {'UNSYNCED'} end
   redis.call('HSET', k[1], 'e', a[1], 'n', a[2])
   redis.call('HDEL', k[1], 's')
   return {'OK'}
-end)
+end}

@@ -1,0 +1,226 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+)
+
+// Calls that are made at the same time share pipelines: many operations in few reads of the server.
+func TestConcurrentCallsShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(1000)
+	reads := func() int64 {
+		var n int64
+		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(), "total_reads_processed")} {
+			for _, d := range c {
+				n = 10*n + int64(d-'0')
+			}
+		}
+		return n
+	}
+	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 400
+	var wg sync.WaitGroup
+	var ok atomic.Int64
+	for range callers {
+		wg.Go(func() {
+			if r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 1)); err == nil && r.Outcome == OK {
+				ok.Add(1)
+			} else {
+				t.Errorf("%+v %v", r, err)
+			}
+		})
+	}
+	l, err := w.bank.calls.lane(t.Context(), accountKey(user))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 5*time.Second, func() error { // within the client's patience
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if len(l.queue) < callers-lanes*maxBatch || l.running != lanes {
+			return errors.New("not all of them wait yet")
+		}
+		return nil
+	})
+	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	before := reads()
+	wg.Wait()
+	wantEqual(t, "successes", ok.Load(), callers)
+	if n := reads() - before; n > callers/4 {
+		t.Errorf("%d reads of the server for %d operations", n, callers)
+	}
+	w.inStep(user, 1000-callers)
+}
+
+// A connection that dies in the middle of a pipeline: each of its calls finds out by itself, under its own id.
+func TestAPipelineIsCutOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(10_000)
+	proxy := testenv.NewProxy(t, w.redis.Addr())
+	c := w.client("redis://" + proxy.Addr() + "/0")
+	b := w.newBank(func(o *Options) { o.Redis = c })
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
+		t.Fatal(err)
+	}
+	spent := int64(1)
+	for _, bytes := range []string{"700", "9000", "41"} {
+		proxy.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":` + bytes + `}}`)
+		ops := make([]Op, 200)
+		errs := make([]error, len(ops))
+		var wg sync.WaitGroup
+		for i := range ops {
+			ops[i] = newOp(user, Deduct, 1)
+			wg.Go(func() { _, errs[i] = b.Apply(context.Background(), ops[i]) })
+		}
+		wg.Wait()
+		proxy.Remove("cut")
+		unknown := 0
+		for i := range ops {
+			if errors.Is(errs[i], ErrUnknown) {
+				unknown++
+			} else if errs[i] != nil && !errors.Is(errs[i], ErrUnavailable) {
+				t.Errorf("%v", errs[i])
+			}
+			// Whatever was said: repeated, it is done, once.
+			testenv.Eventually(t, 5*time.Second, func() error {
+				r, err := b.Apply(context.Background(), ops[i])
+				if err == nil && (r.Outcome != OK || errs[i] == nil && !r.Replayed) {
+					t.Errorf("repeated after %v: %+v", errs[i], r)
+				}
+				return err
+			})
+		}
+		t.Logf("after %s bytes: %d outcomes unknown", bytes, unknown)
+		spent += int64(len(ops))
+	}
+	w.inStep(user, 10_000-spent)
+}
+
+// Who gives up while waiting has certainly done nothing; who gives up later cannot know.
+func TestGivingUpInTheQueue(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var busy sync.WaitGroup
+	sent := []Op{newOp(user, Deduct, 1), newOp(user, Deduct, 1)} // one per lane
+	l, _ := w.bank.calls.lane(t.Context(), accountKey(user))
+	for i := range sent {
+		busy.Go(func() {
+			if _, err := w.bank.Apply(context.Background(), sent[i]); !errors.Is(err, ErrUnknown) {
+				t.Errorf("a call that was sent to a hanging server: %v", err)
+			}
+		})
+		testenv.Eventually(t, 5*time.Second, func() error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.running != i+1 || len(l.queue) > 0 {
+				return errors.New("not sent yet")
+			}
+			return nil
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	never := newOp(user, Deduct, 7)
+	if _, err := w.bank.Apply(ctx, never); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
+		t.Errorf("a call that was never sent: %v", err)
+	}
+	busy.Wait()
+	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range sent {
+		w.must(op, OK)
+	}
+	w.inStep(user, 98)
+	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1", never.ID), 0)
+}
+
+// An operation's id is its user's: another user in the same bucket may have the same one.
+func TestTwoUsersWithOneID(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.funded(10), uuid.New()
+	for Bucket(b) != Bucket(a) {
+		b = uuid.New()
+	}
+	w.must(newOp(b, Add, 20), OK)
+	op := newOp(a, Deduct, 1)
+	w.must(op, OK)
+	op.User = b
+	if r := w.must(op, OK); r.Replayed || r.Balance != 19 {
+		t.Errorf("got %+v, want the other user's own operation", r)
+	}
+}
+
+// With its memory full Redis refuses every operation before anything is written, and still lets go of what the ledger
+// has: that is how it gets out of it.
+func TestMemoryIsFull(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	for range 20 {
+		w.must(newOp(user, Deduct, 1), OK)
+	}
+	if err := w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	before := w.account(user)["b"]
+	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
+	w.refused(newOp(user, Add, 1), ErrUnavailable)
+	wantEqual(t, "balance", w.account(user)["b"], before)
+	w.settle()
+	wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
+	w.must(newOp(user, Deduct, 1), OK)
+	w.inStep(user, 79)
+}
+
+// A call that may have been carried out is not answered by what the next one was told.
+func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	proxy := testenv.NewProxy(t, w.redis.Addr())
+	c := w.client("redis://" + proxy.Addr() + "/0")
+	b := w.newBank(func(o *Options) { o.Redis = c })
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
+		t.Fatal(err)
+	}
+	op := newOp(user, Deduct, 10)
+	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	go func() {
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if w.redis.Client.HGet(context.Background(), accountKey(user), "b").Val() != "89" {
+				return errors.New("not done yet")
+			}
+			return nil
+		})
+		w.redis.Client.FlushAll(context.Background()) // the repeat finds a server that knows nothing
+		proxy.Remove("lost")
+		proxy.Down()
+		proxy.Up()
+	}()
+	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
+		t.Errorf("got %v, want ErrUnknown", err)
+	}
+}
