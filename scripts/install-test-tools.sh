@@ -1,12 +1,13 @@
 #!/bin/sh
-# Installs the servers that the tests start: Postgres, Redis, and Valkey (which has WAITAOF). Does nothing, quickly, when
-# they are there. Needs apt; elsewhere it says what to install.
+# Installs the servers that the tests start: Postgres, Redis, Valkey (which has WAITAOF), and Prometheus. Does nothing,
+# quickly, when they are there. Needs apt; elsewhere it says what to install.
 set -eu
 
 missing=''
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v valkey-server >/dev/null 2>&1 || missing="$missing valkey-server"
+command -v prometheus >/dev/null 2>&1 || missing="$missing prometheus"
 [ -n "$missing" ] || exit 0
 missing=${missing# }
 

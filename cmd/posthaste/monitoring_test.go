@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/local"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// TestMonitoring: Prometheus scrapes every process of a system under load while its modes toggle. Every query of every
+// panel, annotation and of docs/metrics.md has an answer, every rule is healthy, and exemplars lead to traces.
+func TestMonitoring(t *testing.T) {
+	t.Parallel()
+	db := testenv.NewServer(t, "max_slot_wal_keep_size=1GB").Database(t)
+	w := worldOf(t, db, testenv.Redis(t, "maxmemory 256mb", "maxmemory-policy noeviction"))
+	relays := []*child{w.spawn("relay"), w.spawn("relay")}
+	api, consume := w.spawn("serve"), w.spawn("consume", "--group=shop")
+	p := startPrometheus(t, map[string][]*child{
+		"posthaste-relay": relays, "posthaste-api": {api}, "posthaste-consumer": {consume},
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	for range 4 {
+		wg.Go(func() { customer(ctx, api.http) })
+	}
+	wg.Go(func() {
+		for modes := []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}; ctx.Err() == nil; modes[0], modes[1] = modes[1], modes[0] {
+			if err := sql.SetDesired(ctx, db.Pool, db.Relay, modes[0]); err != nil && ctx.Err() == nil {
+				t.Errorf("toggle: %v", err)
+			}
+			rest(ctx, 3*time.Second)
+		}
+	})
+	waiting := queriesOf(t)
+	t.Logf("%d queries", len(waiting))
+	testenv.Eventually(t, 90*time.Second, func() error {
+		var first error
+		for expr, where := range waiting {
+			if err := p.answers(expr); err != nil {
+				first = fmt.Errorf("%d queries have no answer, one of them %s: %s: %w", len(waiting), where, expr, err)
+				continue
+			}
+			delete(waiting, expr)
+		}
+		return first
+	})
+	for _, name := range []string{"outbox_commit_to_publish_seconds", "http_request_duration_seconds", "outbox_consumer_handle_seconds", "outbox_consumer_delay_seconds"} {
+		testenv.Eventually(t, 30*time.Second, func() error { return p.exemplar(name) })
+	}
+	testenv.Eventually(t, 30*time.Second, p.rules)
+}
+
+// customer orders, repeats itself while the first answer is on its way, reads, and moves credits.
+func customer(ctx context.Context, base string) {
+	user := uuid.NewString()
+	order := fmt.Sprintf(`{"user_id":%q,"amount":100,"currency":"USD"}`, user)
+	for ctx.Err() == nil {
+		key := uuid.NewString()
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { request(ctx, http.MethodPost, base+"/orders", key, order) })
+		}
+		wg.Wait()
+		request(ctx, http.MethodPost, base+"/orders", key, strings.Replace(order, "100", "101", 1)) // the key is taken
+		request(ctx, http.MethodGet, base+"/orders?user_id="+user, "", "")
+		request(ctx, http.MethodPost, base+"/add/"+user, uuid.NewString(), `{"amount":2}`)
+		request(ctx, http.MethodPost, base+"/deduct/"+user, uuid.NewString(), `{"amount":1}`)
+		request(ctx, http.MethodGet, base+"/balance/"+user, "", "")
+		rest(ctx, 50*time.Millisecond)
+	}
+}
+
+// request asks, as part of a sampled trace; what it is answered shows in the metrics.
+func request(ctx context.Context, method, url, key, body string) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Traceparent", fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", "")))
+	if key != "" {
+		req.Header.Set("Idempotency-Key", strconv.Quote(key))
+	}
+	if resp, err := http.DefaultClient.Do(req); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+func rest(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// grafanaVars stand for what Grafana puts in: every job and instance, and windows that fit a scrape every second.
+var grafanaVars = strings.NewReplacer("$job", ".+", "$instance", ".+", "$__rate_interval", "10s", "$__range", "1m")
+
+// queriesOf returns every query that somebody may ask, with where it stands.
+func queriesOf(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	root := testenv.Root(t)
+	files, err := filepath.Glob(filepath.Join(root, "grafana", "dashboards", "*.json"))
+	if err != nil || len(files) != 5 {
+		t.Fatalf("dashboards: %v, %v; want five", files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var board struct {
+			Panels []struct {
+				Title   string
+				Targets []struct{ Expr string }
+			}
+			Annotations struct{ List []struct{ Name, Expr string } }
+		}
+		if err := json.Unmarshal(text, &board); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range board.Panels {
+			for _, q := range p.Targets {
+				all[grafanaVars.Replace(q.Expr)] = filepath.Base(file) + ", " + p.Title
+			}
+		}
+		for _, a := range board.Annotations.List {
+			all[grafanaVars.Replace(a.Expr)] = filepath.Base(file) + ", " + a.Name
+		}
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(string(page), -1) {
+		all[m[1]] = "docs/metrics.md"
+	}
+	return all
+}
+
+// scraper is a Prometheus that looks every second.
+type scraper struct{ url string }
+
+// startPrometheus starts one that scrapes the processes by their job, and evaluates the rules of grafana/prometheus.
+func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
+	t.Helper()
+	bin, err := exec.LookPath("prometheus")
+	if err != nil {
+		t.Fatalf("prometheus is missing: run scripts/install-test-tools.sh (%v)", err)
+	}
+	dir := t.TempDir()
+	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n",
+		filepath.Join(testenv.Root(t), "grafana", "prometheus", "rules", "*.yml"))
+	for job, children := range jobs {
+		var targets []string
+		for _, c := range children {
+			targets = append(targets, strconv.Quote(strings.TrimPrefix(c.admin, "http://")))
+		}
+		config += fmt.Sprintf("  - {job_name: %s, static_configs: [{targets: [%s]}]}\n", job, strings.Join(targets, ", "))
+	}
+	file := filepath.Join(dir, "prometheus.yml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	port, err := local.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	var log strings.Builder
+	cmd := exec.Command(bin, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr, //nolint:noctx // ended by the test
+		"--enable-feature=exemplar-storage", "--log.level=warn")
+	cmd.Stderr = &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // as long as the child: its signal comes when the thread that forked it ends
+		started <- cmd.Start()
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGKILL)
+		<-ended
+		if t.Failed() {
+			t.Logf("prometheus: %s", log.String())
+		}
+	})
+	s := &scraper{"http://" + addr}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var status map[string]any
+		return s.ask("/api/v1/status/buildinfo", nil, &status)
+	})
+	return s
+}
+
+// ask calls the API and decodes what it answers as data.
+func (s *scraper) ask(path string, form url.Values, data any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path+"?"+form.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer := struct {
+		Status, Error string
+		Data          any
+	}{Data: data}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return err
+	}
+	if answer.Status != "success" {
+		return fmt.Errorf("%s: %s", answer.Status, answer.Error)
+	}
+	return nil
+}
+
+// answers reports whether a query has a value now.
+func (s *scraper) answers(expr string) error {
+	var data struct {
+		Result []struct {
+			Value [2]any
+		}
+	}
+	if err := s.ask("/api/v1/query", url.Values{"query": {expr}}, &data); err != nil {
+		return err
+	}
+	for _, r := range data.Result {
+		text, _ := r.Value[1].(string)
+		if v, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(v) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d series, and no value", len(data.Result))
+}
+
+// exemplar reports whether the histogram's buckets lead to a trace.
+func (s *scraper) exemplar(name string) error {
+	now := time.Now()
+	var data []struct {
+		Exemplars []struct{ Labels map[string]string }
+	}
+	err := s.ask("/api/v1/query_exemplars", url.Values{
+		"query": {name + "_bucket"}, "start": {strconv.FormatInt(now.Add(-time.Minute).Unix(), 10)}, "end": {strconv.FormatInt(now.Unix()+1, 10)},
+	}, &data)
+	if err != nil {
+		return err
+	}
+	for _, d := range data {
+		for _, e := range d.Exemplars {
+			if len(e.Labels["trace_id"]) == 32 {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%s has no exemplar with a trace", name)
+}
+
+// rules reports whether every rule has been evaluated without a fault.
+func (s *scraper) rules() error {
+	var data struct {
+		Groups []struct {
+			Rules []struct{ Name, Health, LastError string }
+		}
+	}
+	if err := s.ask("/api/v1/rules", nil, &data); err != nil {
+		return err
+	}
+	n := 0
+	for _, g := range data.Groups {
+		for _, r := range g.Rules {
+			n++
+			if r.Health != "ok" {
+				return fmt.Errorf("rule %s is %s: %s", r.Name, r.Health, r.LastError)
+			}
+		}
+	}
+	if n < 20 {
+		return fmt.Errorf("%d rules; want all of grafana/prometheus/rules", n)
+	}
+	return nil
+}
