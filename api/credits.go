@@ -28,6 +28,7 @@ const (
 // The problems that only credits have.
 var (
 	kindInsufficient = kind{http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false, true}
+	kindForbidden    = kind{http.StatusForbidden, "forbidden", "Only an API key for any user may add credits", false, true}
 	kindUnknownUser  = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
 	kindFrozen       = kind{http.StatusLocked, "account_frozen", "The account is stopped until a human has looked at it", false, true}
 	kindOverflow     = kind{http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large", false, true}
@@ -59,6 +60,11 @@ func creditUser(c *gin.Context) (uuid.UUID, *problem) {
 
 // postCredits is POST /add/{userId} and POST /deduct/{userId}.
 func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
+	if k == credits.Add && !exchangeOf(c).who.any {
+		// A user's own key may spend what the user has. Making credits is for keys that may act for anybody.
+		writeProblem(c, &problem{kind: kindForbidden})
+		return
+	}
 	op, prob := s.readCredits(c, route, k)
 	if prob != nil {
 		writeProblem(c, prob)

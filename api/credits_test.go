@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
 	"posthaste/idem"
@@ -175,16 +176,55 @@ func TestCreditsFailClosed(t *testing.T) {
 	want(t, none.credit("/add/"+user, newKey(), `{"amount":1}`), 503, "credits_store_unavailable")
 }
 
-func TestCreditsOfAnotherUser(t *testing.T) {
+// A user's key spends and reads that user's credits, and makes none: only a key for any user adds.
+func TestKeysDecideWhoMayMakeCredits(t *testing.T) {
 	t.Parallel()
-	k, err := ParseKeys(strings.NewReader("2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae " + testUser)) // "foo"
+	w := newCreditWorld(t, false, func(o *Options) { o.Keys = testKeys(t) })
+	alice, robot := []string{"Authorization", "Bearer alice-key"}, []string{"Authorization", "Bearer robot-key"}
+	post := func(who []string, path, key string) reply {
+		return w.do(http.MethodPost, path, `{"amount":5}`, append([]string{idem.KeyHeader, key}, who...)...)
+	}
+	key := newKey()
+	want(t, post(alice, "/add/"+testUser, key), 403, "forbidden")
+	want(t, post(alice, "/add/"+otherUser, key), 403, "forbidden")
+	want(t, post(robot, "/deduct/"+testUser, newKey()), 404, "unknown_user") // nothing was stored
+	want(t, post(robot, "/add/"+testUser, key), 200, "")
+	want(t, post(robot, "/add/"+otherUser, newKey()), 200, "")
+	want(t, post(alice, "/deduct/"+otherUser, newKey()), 403, "forbidden_user")
+	want(t, w.do(http.MethodGet, "/balance/"+otherUser, "", alice...), 403, "forbidden_user")
+	want(t, w.do(http.MethodGet, "/balance/"+testUser, "", alice...), 200, "")
+	want(t, post(alice, "/deduct/"+testUser, newKey()), 200, "")
+	want(t, post(alice, "/deduct/"+testUser, newKey()), 402, "insufficient_credits")
+	want(t, post(nil, "/add/"+testUser, newKey()), 401, "unauthorized")
+}
+
+// What the account or the bucket cannot do now has a status of its own.
+func TestCreditsThatHaveToWait(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	user := uuid.NewString()
+	w.fund(user, 100)
+	w.redis.Client.HSet(t.Context(), accountOf(user), "f", "gap")
+	key := newKey()
+	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 423, "account_frozen")
+	w.redis.Client.HDel(t.Context(), accountOf(user), "f")
+	// Ten thousand operations that no sync takes away: the bucket is full.
+	bucket, _, _ := strings.Cut(accountOf(user), ":a:")
+	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for range 10_000 {
+			p.XAdd(t.Context(), &redis.XAddArgs{Stream: bucket + ":s", Values: []string{"x", "y"}})
+		}
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newCreditWorld(t, false, func(o *Options) { o.Keys = k })
-	auth := []string{"Authorization", "Bearer foo", idem.KeyHeader, newKey()}
-	want(t, w.do(http.MethodPost, "/add/"+testUser, `{"amount":1}`, auth...), 200, "")
-	want(t, w.do(http.MethodPost, "/add/"+uuid.NewString(), `{"amount":1}`, auth...), 403, "forbidden_user")
-	want(t, w.do(http.MethodGet, "/balance/"+uuid.NewString(), "", auth[:2]...), 403, "forbidden_user")
-	want(t, w.do(http.MethodPost, "/add/"+testUser, `{"amount":1}`), 401, "unauthorized")
+	r := w.credit("/deduct/"+user, key, `{"amount":1}`)
+	want(t, r, 429, "backpressure")
+	if r.header.Get("Retry-After") != "1" {
+		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
+	}
+	want(t, w.post(newKey(), paidJSON(user, 1)), 429, "backpressure")
+	w.redis.Client.XTrimMaxLen(t.Context(), bucket+":s", 1)
+	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 200, "") // the same key: nothing had been done
 }

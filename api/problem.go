@@ -47,7 +47,7 @@ var kinds = []kind{
 	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindRateLimited, kindKeyMissing, kindKeyInvalid,
 	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
 	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
-	kindInsufficient, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits, kindRecovering,
+	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits, kindRecovering,
 }
 
 const problemType = "application/problem+json"
