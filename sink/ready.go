@@ -45,13 +45,13 @@ func (s *Sink) Ready(ctx context.Context) error {
 		if class == "connection" || class == "timeout" || class == "canceled" || class == "noauth" {
 			reason = "unreachable"
 		}
-		return &NotReadyError{Reason: reason, Mend: mend(class), Err: err}
+		return &NotReadyError{Reason: reason, Mend: Mend(class), Err: err}
 	}
 	return s.durabilityExists(ctx)
 }
 
-// mend says what helps against an error class.
-func mend(class string) string {
+// Mend says in a few words what helps against an error of a class.
+func Mend(class string) string {
 	switch class {
 	case "oom":
 		return "raise maxmemory, or shorten the streams"
@@ -93,7 +93,7 @@ func (s *Sink) durabilityExists(ctx context.Context) error {
 func (s *Sink) aofExists(ctx context.Context) error {
 	commands, err := s.client.Do(ctx, "command", "info", "waitaof").Slice()
 	if err != nil {
-		return &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
+		return &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
 	}
 	if len(commands) == 0 || commands[0] == nil {
 		return &NotReadyError{
@@ -118,7 +118,7 @@ func (s *Sink) aofExists(ctx context.Context) error {
 func (s *Sink) info(ctx context.Context, section string) (map[string]string, error) {
 	t, err := s.client.Info(ctx, section).Result()
 	if err != nil {
-		return nil, &NotReadyError{Reason: "unreachable", Mend: mend(Class(err)), Err: err}
+		return nil, &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
 	}
 	m := make(map[string]string)
 	for line := range strings.SplitSeq(t, "\r\n") {

@@ -34,6 +34,7 @@ type CLI struct {
 	Mode        modeCmd        `cmd:"" help:"Show or set the desired mode: auto, cdc or poll."`
 	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot and parked events."`
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
+	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; goes on where the same command stopped."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding has its mend."`

@@ -1,0 +1,681 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+type replayCmd struct {
+	Since   string  `placeholder:"T" help:"Events published at or after T: RFC 3339, or how long ago (90m, 24h)."`
+	Until   string  `placeholder:"T" help:"Events published at or before T. Default: when the replay was begun."`
+	ID      string  `placeholder:"ID" help:"The event with this id."`
+	Subject *string `placeholder:"KEY" help:"Events of this aggregate id."`
+	Type    string  `help:"Only events of this type."`
+	Stream  string  `help:"Only events that were published to this stream."`
+	All     bool    `help:"Everything in history."`
+	To      string  `placeholder:"STREAM" help:"Publish to this stream instead of the events' own."`
+	Rate    string  `default:"1000/s" help:"Events per second at most; 0 for as fast as it goes."`
+	DryRun  bool    `help:"Only say what would be published."`
+	Restart bool    `help:"Begin again instead of going on where the same command stopped."`
+	JSON    bool    `name:"json" help:"Print the result as JSON."`
+}
+
+// Run publishes history again.
+func (c replayCmd) Run(ctx context.Context, e *env) error {
+	r := &replaying{cmd: c, env: e}
+	if err := r.parse(); err != nil {
+		return &usageError{err.Error()}
+	}
+	defer r.close()
+	if err := r.open(ctx); err != nil {
+		return oneLine(err)
+	}
+	if c.DryRun {
+		return oneLine(r.dryRun(ctx))
+	}
+	return oneLine(r.run(ctx))
+}
+
+// Bounds of a page of history. It is one call per stream, in which Redis does nothing else.
+const (
+	replayRows  = 1000
+	replayBytes = 4 << 20
+)
+
+// countTimeout bounds the counting of what there is to do: without a total the replay works as well.
+const countTimeout = 10 * time.Second
+
+// replaying is a replay under way.
+type replaying struct {
+	cmd replayCmd
+	env *env
+
+	sel  sql.Selection
+	rate int
+	// since and until read a time as a point or as how long before now.
+	since, until func(now time.Time) time.Time
+
+	pool   *pgxpool.Pool
+	client *redis.Client
+	replay *sink.Replay
+	// streams are those the relay publishes to.
+	streams []string
+	now     time.Time
+	oldest  time.Time
+
+	progress *tally
+	next     time.Time // when the next page is due by the rate
+}
+
+var (
+	sideStreamPattern = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,200}$`)
+	ratePattern       = regexp.MustCompile(`^(\d{1,9})(/s)?$`)
+)
+
+// parse checks the command line.
+func (r *replaying) parse() error {
+	c := &r.cmd
+	some := c.Since != "" || c.ID != "" || c.Subject != nil
+	switch {
+	case !some && !c.All:
+		return errors.New("say what to replay: --since, --id or --subject, or --all for everything in history")
+	case some && c.All:
+		return errors.New("--all is everything: leave it away with --since, --id or --subject")
+	}
+	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream}
+	if c.ID != "" {
+		id, err := uuid.Parse(c.ID)
+		if err != nil {
+			return fmt.Errorf("--id %q is not a UUID", c.ID)
+		}
+		r.sel.ID = &id
+	}
+	var err error
+	if r.since, err = parseTime("since", c.Since, time.Time{}); err != nil {
+		return err
+	}
+	if r.until, err = parseTime("until", c.Until, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil {
+		return err
+	}
+	m := ratePattern.FindStringSubmatch(c.Rate)
+	if m == nil {
+		return fmt.Errorf("--rate %q: want events per second, as 500 or 500/s, 0 for as fast as it goes", c.Rate)
+	}
+	r.rate, _ = strconv.Atoi(m[1]) // nine digits
+	switch {
+	case c.To == "":
+	case !sideStreamPattern.MatchString(c.To):
+		return errors.New("--to: want a stream's name of letters, digits and _ . : -")
+	case strings.HasSuffix(c.To, ":gate"), strings.HasPrefix(c.To, "dead."):
+		return fmt.Errorf("--to %s: gates and dead streams are posthaste's own; name another stream", c.To)
+	}
+	return nil
+}
+
+// parseTime reads a time, or how long ago it was.
+func parseTime(name, value string, none time.Time) (func(now time.Time) time.Time, error) {
+	if value == "" {
+		return func(time.Time) time.Time { return none }, nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, value); err == nil {
+		return func(time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 {
+		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name, value)
+	}
+	return func(now time.Time) time.Time { return now.Add(-d) }, nil
+}
+
+// name identifies the replay by what was asked for, so that the same command goes on with it.
+func (r *replaying) name(database uuid.UUID) string {
+	c := r.cmd
+	b, _ := json.Marshal([]any{database, c.Since, c.Until, r.sel.ID, c.Subject, c.Type, c.Stream, c.All, c.To})
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:12])
+}
+
+// open connects, and refuses what cannot be replayed.
+func (r *replaying) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	defer cancel()
+	config := r.env.config
+	cfg, err := sql.ReplayConfig(config.PostgresURL, config.Schema)
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	if r.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return err
+	}
+	if err := sql.CheckSchema(ctx, r.pool); err != nil {
+		return err
+	}
+	if err := sql.Register(ctx, r.pool, config.RelayName); err != nil {
+		return err
+	}
+	st, err := sql.ReadState(ctx, r.pool, config.RelayName)
+	if err != nil {
+		return err
+	}
+	if r.streams, err = sql.Streams(ctx, r.pool); err != nil {
+		return err
+	}
+	if slices.Contains(r.streams, r.cmd.To) {
+		return fmt.Errorf("--to %s: the relay publishes to it; leave --to away to replay events into their own streams, or name another stream", r.cmd.To)
+	}
+	if err := r.history(ctx); err != nil {
+		return err
+	}
+	if r.client, err = sink.NewClient(config.RedisURL); err != nil {
+		return &usageError{err.Error()}
+	}
+	r.replay = sink.NewReplay(sink.ReplayOptions{
+		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName, Database: st.Owner.Source, Side: r.cmd.To != "",
+	})
+	return nil
+}
+
+// history looks what there is.
+func (r *replaying) history(ctx context.Context) error {
+	now, oldest, err := sql.HistoryBounds(ctx, r.pool)
+	switch {
+	case err != nil:
+		return err
+	case oldest != nil:
+	case r.env.config.History == 0:
+		return errors.New("history is off (POSTHASTE_HISTORY=0), so nothing was kept that could be replayed: set it to how long events are to be kept; it begins with what is published from then on")
+	default:
+		return errors.New("history is empty: nothing was published within POSTHASTE_HISTORY, or the relay runs with POSTHASTE_HISTORY=0")
+	}
+	r.now, r.oldest = now.UTC(), oldest.UTC()
+	r.sel.Since, r.sel.Until = r.since(r.now), r.until(r.now)
+	if r.sel.Until.After(r.now) {
+		r.sel.Until = r.now // what is published while the replay runs is not history yet
+	}
+	if r.sel.Until.Before(r.sel.Since) {
+		return &usageError{fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since))}
+	}
+	if r.cmd.Since != "" && r.sel.Since.Before(r.oldest) {
+		fmt.Fprintf(r.env.stderr, "history begins at %s; what was published before is not kept any more\n", stamp(r.oldest))
+	}
+	return nil
+}
+
+func (r *replaying) close() {
+	if r.client != nil {
+		_ = r.client.Close()
+	}
+	if r.pool != nil {
+		r.pool.Close()
+	}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
+
+// run replays, from where the same command stopped.
+func (r *replaying) run(ctx context.Context) error {
+	began := time.Now()
+	note, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	resumed := note != nil
+	if resumed && !note.Done.IsZero() {
+		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
+			"this replay was finished at %s (%s events); with --restart it is done again", stamp(note.Done), humanize.Comma(note.Count)))
+	}
+	if !resumed {
+		if note, err = r.begin(ctx); err != nil {
+			return err
+		}
+		if note == nil {
+			return r.nothing()
+		}
+	}
+	r.progress = newTally(r.env.stderr, note.Total, note.Count)
+	if resumed {
+		r.progress.say("going on with the replay begun at %s: %s events are out already (--restart would begin again)", stamp(note.Begun), humanize.Comma(note.Count))
+	}
+	before := note.Count
+	note, err = r.untilDone(ctx, note)
+	r.progress.end()
+	res := replayResult{ReplayNote: *note, Finished: err == nil, Resumed: resumed, Replayed: note.Count - before, Took: time.Since(began)}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.New("interrupted")
+		}
+		fmt.Fprintf(r.env.stderr, "posthaste: %v\n", oneLine(err))
+		how := "the same command goes on from there; with --restart it begins again"
+		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.done(), how))
+		return errSaid
+	}
+	if note.Total > note.Count {
+		_ = r.result(res, "")
+		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short for this rate",
+			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
+	}
+	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), rough(res.Took)))
+}
+
+// find looks for the replay that the same command has begun. It is the first contact to Redis.
+func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
+	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	defer cancel()
+	note, err := r.replay.Find(ctx)
+	if err != nil || note == nil || r.cmd.Restart {
+		return nil, err
+	}
+	r.sel.Since, r.sel.Until = note.Since, note.Until
+	if !note.Done.IsZero() || r.cmd.DryRun {
+		return note, nil
+	}
+	return r.replay.Begin(ctx, *note, false, nil)
+}
+
+// begin fixes what is replayed; nil if that is nothing.
+func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
+	r.progress = newTally(r.env.stderr, -1, 0)
+	if err := r.settled(ctx); err != nil {
+		return nil, err
+	}
+	list, total, err := r.count(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if total == 0 {
+		return nil, nil //nolint:nilnil // nothing to replay is no error
+	}
+	targets := slices.Concat(r.streams, []string{r.cmd.To})
+	for _, s := range list {
+		targets = append(targets, s.Stream)
+	}
+	if r.cmd.To != "" && strings.HasPrefix(r.cmd.To, r.env.config.StreamPrefix) {
+		fmt.Fprintf(r.env.stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n", r.cmd.To)
+	}
+	var note *sink.ReplayNote
+	err = r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+		n := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until, Total: total, Begun: r.now}
+		note, err = r.replay.Begin(ctx, n, r.cmd.Restart, slices.DeleteFunc(targets, func(s string) bool { return s == "" }))
+		return err
+	})
+	return note, err
+}
+
+// settled waits until everything published up to now is visible, so that no event turns up behind the replay's back.
+func (r *replaying) settled(ctx context.Context) error {
+	var writers []string
+	first := true
+	began, said := time.Now(), false
+	for {
+		actx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		now, err := sql.HistoryWriters(actx, r.pool)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if first {
+			writers, first = now, false
+		}
+		writers = slices.DeleteFunc(writers, func(w string) bool { return !slices.Contains(now, w) })
+		if len(writers) == 0 {
+			return nil
+		}
+		if !said && time.Since(began) > 2*time.Second {
+			said = true
+			r.progress.say("waiting for %d transactions that write history to end", len(writers))
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// count counts what is selected; -1 if that takes too long.
+func (r *replaying) count(ctx context.Context) ([]sql.Selected, int64, error) {
+	actx, cancel := context.WithTimeout(ctx, countTimeout)
+	defer cancel()
+	list, err := sql.CountHistory(actx, r.pool, r.sel)
+	if err != nil {
+		if actx.Err() != nil && ctx.Err() == nil {
+			return nil, -1, nil
+		}
+		return nil, 0, err
+	}
+	total := int64(0)
+	for _, s := range list {
+		total += s.Events
+	}
+	return list, total, nil
+}
+
+// untilDone replays page by page until everything is published, and returns how far it came.
+func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink.ReplayNote, error) {
+	for {
+		err := r.pages(ctx, note)
+		if !errors.Is(err, sink.ErrReplayMoved) {
+			return note, err
+		}
+		r.progress.say("%v: going on from what it has", err)
+		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error {
+			n, err := r.replay.Find(ctx)
+			switch {
+			case err != nil:
+				return err
+			case n == nil || n.Run != note.Run:
+				return sink.ErrReplayGone
+			}
+			note, err = r.replay.Begin(ctx, *n, false, nil)
+			return err
+		})
+		if err != nil {
+			return note, err
+		}
+	}
+}
+
+// pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and, with it,
+// the queue.
+func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
+	after := sql.Start(r.sel.Since)
+	if note.At != "" {
+		var err error
+		if after, err = parsePlace(note.At); err != nil {
+			return err
+		}
+	}
+	limit := replayRows
+	if r.rate > 0 {
+		limit = min(max(r.rate/4, 1), replayRows)
+	}
+	for {
+		var page []sql.Replayed
+		err := r.patiently(ctx, mendPostgres, func(ctx context.Context) (err error) {
+			page, err = sql.ReadHistory(ctx, r.pool, r.sel, after, limit, replayBytes)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if len(page) == 0 {
+			break
+		}
+		if err := r.publish(ctx, page); err != nil {
+			return err
+		}
+		after = page[len(page)-1].Place
+		note.At, note.Count = place(after), note.Count+int64(len(page))
+		if err := r.note(ctx, note); err != nil {
+			return err
+		}
+		r.progress.at(note.Count)
+		if err := r.pace(ctx, len(page)); err != nil {
+			return err
+		}
+	}
+	note.Done = time.Now().UTC()
+	return r.note(ctx, note)
+}
+
+func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {
+	return r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Note(ctx, n.At, n.Count, n.Done) })
+}
+
+// publish sends a page to its streams.
+func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
+	var names []string
+	entries := map[string][]sink.ReplayEntry{}
+	for i := range page {
+		name := page[i].Stream
+		if r.cmd.To != "" {
+			name = r.cmd.To
+		}
+		if _, ok := entries[name]; !ok {
+			names = append(names, name)
+		}
+		entries[name] = append(entries[name], sink.ReplayEntry{Place: place(page[i].Place), Event: &page[i].Event})
+	}
+	for _, name := range names {
+		var done string
+		err := r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+			done, err = r.replay.Take(ctx, name)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		rest, err := behind(entries[name], done)
+		if err != nil {
+			return err
+		}
+		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Publish(ctx, name, rest) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// behind returns the entries after a place: those before it were published by a run that ended before it could note so.
+func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error) {
+	if done == "" {
+		return entries, nil
+	}
+	p, err := parsePlace(done)
+	if err != nil {
+		return nil, err
+	}
+	for len(entries) > 0 {
+		q, err := parsePlace(entries[0].Place)
+		if err != nil {
+			return nil, err
+		}
+		if q.At.After(p.At) || q.At.Equal(p.At) && q.Seq > p.Seq {
+			break
+		}
+		entries = entries[1:]
+	}
+	return entries, nil
+}
+
+// place writes a place in history.
+func place(p sql.Place) string { return fmt.Sprintf("%d.%d", p.At.UnixMicro(), p.Seq) }
+
+func parsePlace(s string) (sql.Place, error) {
+	at, seq, ok := strings.Cut(s, ".")
+	us, err1 := strconv.ParseInt(at, 10, 64)
+	n, err2 := strconv.ParseInt(seq, 10, 64)
+	if !ok || err1 != nil || err2 != nil {
+		return sql.Place{}, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
+	}
+	return sql.Place{At: time.UnixMicro(us).UTC(), Seq: n}, nil
+}
+
+// pace waits until n more events are due. Time lost in an outage is not made up for.
+func (r *replaying) pace(ctx context.Context, n int) error {
+	if r.rate == 0 {
+		return ctx.Err()
+	}
+	if now := time.Now(); r.next.Before(now) {
+		r.next = now
+	}
+	r.next = r.next.Add(time.Duration(float64(n) / float64(r.rate) * float64(time.Second)))
+	return pause(ctx, time.Until(r.next))
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(max(d, 0))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
+const callTimeout = 10 * time.Second
+
+func mendRedis(err error) string { return sink.Mend(sink.Class(err)) }
+
+func mendPostgres(error) string { return "check that Postgres runs" }
+
+// patiently repeats a step until it succeeds, and says once when it has to wait and when it goes on.
+func (r *replaying) patiently(ctx context.Context, mend func(err error) string, call func(ctx context.Context) error) error {
+	wait := 100 * time.Millisecond
+	failed := false
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		err := call(actx)
+		cancel()
+		if err == nil {
+			if failed {
+				r.progress.say("going on")
+			}
+			return nil
+		}
+		if final(err) {
+			return err
+		}
+		if !failed {
+			failed = true
+			r.progress.say("%v (%s); waiting", oneLine(err), mend(err))
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, 5*time.Second)
+	}
+}
+
+// final reports whether repeating a step of a replay is no use.
+func final(err error) bool {
+	var p interface{ Permanent() bool }
+	if errors.As(err, &p) && p.Permanent() {
+		return true
+	}
+	for _, e := range []error{sink.ErrReplayGone, sink.ErrReplayMoved, sink.ErrReplayTaken, sql.ErrSchemaMissing} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return strings.HasPrefix(sql.SQLState(err), "42") // a missing right or table
+}
+
+// replayResult is what a replay prints in the end.
+type replayResult struct {
+	sink.ReplayNote
+	// Finished says that everything is out, Resumed that an earlier run had begun, Replayed what this one did.
+	Finished, Resumed bool
+	Replayed          int64
+	Took              time.Duration
+}
+
+func (r *replaying) result(res replayResult, words string) error {
+	if !r.cmd.JSON {
+		if words != "" {
+			fmt.Fprintln(r.env.stdout, words)
+		}
+		return nil
+	}
+	var total *int64
+	if res.Total >= 0 {
+		total = &res.Total
+	}
+	return r.env.json(struct {
+		Finished bool      `json:"finished"`
+		Resumed  bool      `json:"resumed"`
+		Replayed int64     `json:"replayed"`
+		Count    int64     `json:"replayed_in_all"`
+		Total    *int64    `json:"total"`
+		Since    time.Time `json:"since"`
+		Until    time.Time `json:"until"`
+		To       string    `json:"to,omitempty"`
+		Seconds  float64   `json:"seconds"`
+	}{res.Finished, res.Resumed, res.Replayed, res.Count, total, res.Since, res.Until, r.cmd.To, res.Took.Seconds()})
+}
+
+// nothing says that the selection is empty; for an event asked for by its id that is a failure.
+func (r *replaying) nothing() error {
+	if r.sel.ID != nil {
+		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or none of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
+	}
+	zero := int64(0)
+	return r.result(replayResult{ReplayNote: sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until, Total: zero}, Finished: true}, "nothing in history matches")
+}
+
+// dryRun says what would be published.
+func (r *replaying) dryRun(ctx context.Context) error {
+	note, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := sql.CountHistory(ctx, r.pool, r.sel)
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for i := range list {
+		total += list[i].Events
+	}
+	if total == 0 {
+		return r.nothing()
+	}
+	out := int64(0)
+	if note != nil {
+		out = note.Count
+	}
+	if r.cmd.JSON {
+		return r.env.json(struct {
+			DryRun  bool           `json:"dry_run"`
+			Events  int64          `json:"events"`
+			Already int64          `json:"already_replayed"`
+			To      string         `json:"to,omitempty"`
+			Since   time.Time      `json:"since"`
+			Until   time.Time      `json:"until"`
+			Streams []sql.Selected `json:"streams"`
+		}{true, total, out, r.cmd.To, r.sel.Since, r.sel.Until, list})
+	}
+	t := tabwriter.NewWriter(r.env.stdout, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "STREAM\tEVENTS\tFIRST\tLAST\tTO")
+	for _, s := range list {
+		to := s.Stream
+		if r.cmd.To != "" {
+			to = r.cmd.To
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Stream, humanize.Comma(s.Events), stamp(s.First), stamp(s.Last), to)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(r.env.stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out), r.alreadyOut(note))
+	return err
+}
+
+func (r *replaying) alreadyOut(note *sink.ReplayNote) string {
+	if note == nil {
+		return ""
+	}
+	return fmt.Sprintf(", %s of the same command are out already", humanize.Comma(note.Count))
+}
