@@ -14,7 +14,7 @@ FUZZTIME ?= 60s
 BENCH    ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full check lint fmt docs dashboards fuzz bench rules clean
+.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,19 @@ test-full: ## the same at full counts, and the memory and timing bounds, seriall
 	./scripts/install-test-tools.sh
 	POSTHASTE_TEST_FULL=1 $(GO) test -p 1 -count=1 -timeout 30m ./...
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
+
+# The pages run in Debian's chromium, against processes that a Go test starts; node only drives it.
+BROWSER := api/admin/console/browser
+
+test-browser: ## the console in a real browser, against real processes
+	@./scripts/ensure.sh postgres redis chromium node
+	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
+	$(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 5m ./cmd/posthaste
+
+pictures: ## take the console's pictures in docs/img anew
+	@./scripts/ensure.sh postgres redis chromium node
+	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
+	POSTHASTE_SCREENSHOTS=$(CURDIR)/docs/img $(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 15m ./cmd/posthaste
 
 check: lint rules ## formatting, linters, modules, Prometheus rules, generated documents
 	$(GO) mod tidy -diff
@@ -85,4 +98,4 @@ bench: ## Go benchmarks; BENCH selects. For the whole pipeline: posthaste bench
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf bin dist $(BROWSER)/node_modules

@@ -86,6 +86,9 @@ func TestDockerIgnore(t *testing.T) {
 	ignored := map[string]bool{}
 	for line := range strings.Lines(read(t, ".dockerignore")) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			if line == "**/node_modules" {
+				continue // what the browser tests fetch; no package of ours is ever called that
+			}
 			if strings.ContainsAny(line, "*/!") {
 				t.Errorf("%q: only plain names at the top level, which this test can follow", line)
 			}

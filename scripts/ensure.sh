@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that the named programs are there: postgres, redis, valkey, promtool, cc (the race detector wants one).
+# Makes sure that the named programs are there: postgres, redis, valkey, promtool, cc (the race detector wants one),
+# chromium, node (18 or later, with npm).
 #
 # Nothing is touched when they are. What is missing is installed from the distribution when this runs as root on
 # Debian or Ubuntu; otherwise the exact command is printed and the script ends with 1. Installing starts no service:
@@ -23,6 +24,8 @@ have() {
 	valkey) command -v "${POSTHASTE_TEST_VALKEY_BIN:-valkey-server}" >/dev/null ;;
 	promtool) command -v promtool >/dev/null ;;
 	cc) command -v "${CC:-gcc}" >/dev/null ;;
+	chromium) command -v "${POSTHASTE_TEST_CHROMIUM:-chromium}" >/dev/null ;;
+	node) command -v node >/dev/null && command -v npm >/dev/null ;;
 	*)
 		echo "ensure.sh: unknown program: $1" >&2
 		exit 2
@@ -37,6 +40,8 @@ package() {
 	valkey) echo valkey-server ;;
 	promtool) echo prometheus ;;
 	cc) echo gcc libc6-dev ;;
+	chromium) echo chromium fonts-dejavu-core ;; # without a font there is no text
+	node) echo nodejs npm ;;
 	esac
 }
 

@@ -1,0 +1,264 @@
+// Tests of the console in a real browser, against the real processes that cmd/posthaste/browser_test.go has started.
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { after, before, test } from 'node:test';
+import { chromium } from 'playwright-core';
+
+const { RELAY, GUARDED, SERVE, CONTROL, TOKEN, POSTHASTE_SCREENSHOTS: SHOTS } = process.env;
+const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const DESKTOP = { width: 1280, height: 860 };
+const PHONE = { width: 360, height: 780 };
+
+let browser;
+const complaints = []; // what no page may ever do
+
+before(async () => {
+  browser = await chromium.launch({
+    executablePath: process.env.POSTHASTE_TEST_CHROMIUM ?? '/usr/bin/chromium', // Debian's,
+    // A container's root may not sandbox, and its /dev/shm is small.
+    args: ['--disable-dev-shm-usage', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])],
+  });
+});
+
+after(async () => {
+  await browser.close();
+  assert.deepEqual(complaints, [], 'console errors and requests to other hosts');
+});
+
+// open shows the console of a process. expected are complaints of the console that the test provokes.
+async function open(origin, { viewport = DESKTOP, scheme = 'light', expected = [] } = {}) {
+  const context = await browser.newContext({ viewport, colorScheme: scheme, reducedMotion: SHOTS ? 'no-preference' : 'reduce' });
+  const page = await context.newPage();
+  page.setDefaultTimeout(15000);
+  page.on('console', (m) => {
+    if (['error', 'warning'].includes(m.type()) && !expected.some((e) => m.text().includes(e))) complaints.push(`${m.type()}: ${m.text()}`);
+  });
+  page.on('pageerror', (e) => complaints.push(`exception: ${e.message}`));
+  page.on('request', (r) => { if (new URL(r.url()).origin !== origin) complaints.push(`request: ${r.url()}`); });
+  await page.goto(`${origin}/console/`);
+  await page.locator('#connection', { hasText: 'live' }).waitFor();
+  return page;
+}
+
+async function control(path) {
+  const resp = await fetch(`${CONTROL}${path}`, { method: 'POST' });
+  const body = await resp.text();
+  assert.equal(resp.status, 200, `${path}: ${body}`);
+  return JSON.parse(body || 'null');
+}
+
+async function until(what, within, cond) {
+  const end = Date.now() + within;
+  for (;;) {
+    const v = await cond();
+    if (v) return v;
+    if (Date.now() > end) assert.fail(`waited ${within} ms for ${what}`);
+    await new Promise((r) => { setTimeout(r, 50); });
+  }
+}
+
+const relay = async () => (await fetch(`${RELAY}/relay`)).json();
+const mode = (want) => until(`mode ${want}`, 20000, async () => (await relay()).mode === want);
+const verdict = (page, level, within) => page.locator(`#verdict[data-level="${level}"]`).waitFor({ timeout: within });
+const node = (page, name, level, within) => page.locator(`[data-node="${name}"][data-level="${level}"]`).waitFor({ timeout: within });
+
+async function axe(page, what) {
+  await page.evaluate(AXE); // by the debugger, which the page's policy does not bind
+  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
+  const serious = found.violations.filter((v) => ['serious', 'critical'].includes(v.impact));
+  assert.deepEqual(serious.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).join(' | ')}`), [], what);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  assert.ok(wide <= 0, `${what}: the page is ${wide} px too wide`);
+}
+
+async function shot(page, name, options) {
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/${name}.png`, ...options });
+}
+
+const looks = [['light', DESKTOP], ['dark', DESKTOP], ['light', PHONE], ['dark', PHONE]];
+
+// accessible looks at a page in every look there is.
+async function accessible(page, what) {
+  await page.locator('#doctor-age', { hasText: 'as of' }).waitFor();
+  for (const [colorScheme, viewport] of looks) {
+    await page.emulateMedia({ colorScheme });
+    await page.setViewportSize(viewport);
+    await axe(page, `${what}, ${colorScheme}, ${viewport.width} px`);
+  }
+  await page.emulateMedia({ colorScheme: 'light' });
+  await page.setViewportSize(DESKTOP);
+}
+
+test('orders appear as they are placed, without their payload', async () => {
+  const page = await open(RELAY);
+  await verdict(page, 'ok');
+  const ids = await control('/orders');
+  for (const id of ids) await page.locator('#events-body tr', { hasText: id }).waitFor();
+  assert.ok(!(await page.content()).includes('1999'), 'the amount is on the page');
+  await page.locator('[data-node="groups"]', { hasText: '1 consumer group' }).waitFor();
+
+  await page.locator('#events-body tr', { hasText: ids[0] }).getByRole('button').first().click();
+  for (const place of ['order', 'published', 'stream', 'group mailer']) await page.locator('#trace-body li', { hasText: place }).first().waitFor();
+  await page.reload();
+  await page.locator('#events-body tr', { hasText: ids[2] }).waitFor();
+  await page.locator('#chart-backlog path.l1').first().waitFor({ state: 'attached' });
+  await page.context().close();
+});
+
+test('a process without a relay shows what it can', async () => {
+  const page = await open(SERVE);
+  await verdict(page, 'ok');
+  await page.locator('#mode-rows', { hasText: 'cdc since' }).waitFor();
+  await page.locator('#chart-latency', { hasText: 'Measured by the relay' }).waitFor();
+  const ids = await control('/orders');
+  await page.locator('#events-body tr', { hasText: ids[0] }).waitFor();
+  await page.context().close();
+});
+
+test('the switch switches, by keyboard alone', async () => {
+  const page = await open(RELAY);
+  const press = async (name) => {
+    const button = page.locator(`#switch [data-mode="${name}"]`);
+    await page.locator('body').press('Home');
+    await page.evaluate(() => document.activeElement.blur());
+    for (let i = 0; i < 30; i++) {
+      await page.keyboard.press('Tab');
+      if (await button.evaluate((b) => b === document.activeElement)) break;
+    }
+    assert.ok(await button.evaluate((b) => b === document.activeElement), `${name} cannot be reached by Tab`);
+    await page.keyboard.press('Enter');
+    await page.locator('#ask-title', { hasText: `Switch to ${name}?` }).waitFor();
+  };
+  await verdict(page, 'ok');
+  await press('poll');
+  await page.keyboard.press('Escape');
+  assert.equal((await relay()).desired, 'auto', 'Escape did not cancel');
+  await press('poll');
+  await page.keyboard.press('Enter');
+  await page.locator('#handover-title', { hasText: 'Switched to poll' }).waitFor();
+  await mode('poll');
+  await node(page, 'wal', 'off');
+  await page.locator('#switch [data-mode="poll"][aria-pressed="true"]').waitFor();
+  if (SHOTS) await shot(page, 'console-poll');
+  await press('auto');
+  await page.keyboard.press('Enter');
+  await page.locator('#handover-title', { hasText: 'Switched to auto' }).waitFor({ timeout: 25000 });
+  await mode('cdc');
+  await page.context().close();
+});
+
+test('a killed Redis turns the picture red within 5 s, and back', async () => {
+  const page = await open(RELAY);
+  await verdict(page, 'ok');
+  await control('/redis/kill');
+  await Promise.all([node(page, 'redis', 'bad', 5000), verdict(page, 'bad', 5000)]);
+  await page.locator('#verdict-title', { hasText: 'Redis does not take events' }).waitFor();
+  const ids = await control('/orders'); // taken without Redis
+  await page.locator('[data-node="outbox"]', { hasText: 'waiting' }).waitFor();
+  await shot(page, 'console-redis-down');
+  await accessible(page, 'Redis down');
+  await control('/redis/start');
+  await node(page, 'redis', 'ok');
+  await verdict(page, 'ok');
+  await page.locator('#events-body tr', { hasText: ids[2] }).waitFor();
+  await page.context().close();
+});
+
+test('a frozen Redis is shown and does not freeze the page', async () => {
+  const page = await open(RELAY);
+  await verdict(page, 'ok');
+  await control('/redis/freeze');
+  await verdict(page, 'bad', 8000);
+  assert.equal(await page.locator('#connection').textContent(), 'live');
+  await control('/redis/thaw');
+  await verdict(page, 'ok');
+  await page.context().close();
+});
+
+test('a dead event is found, retried and arrives', async () => {
+  const page = await open(RELAY);
+  const id = await control('/poison');
+  await page.locator('#dead-body tr', { hasText: id }).waitFor({ timeout: 30000 });
+  await page.locator('#verdict-title', { hasText: '1 event is parked' }).waitFor();
+  await page.locator('#verdict-action', { hasText: 'dead events' }).click();
+  await shot(page, 'console-dead');
+  await accessible(page, 'a dead event');
+  await control('/mend');
+  await page.getByRole('button', { name: /^Retry invoice\.sent/ }).click();
+  await page.getByRole('button', { name: 'Retry', exact: true }).last().click();
+  await until('the event', 20000, async () => (await control('/invoices')).includes(id));
+  await page.locator('#dead-body', { hasText: 'None.' }).waitFor({ timeout: 60000 });
+  await verdict(page, 'ok');
+  await page.context().close();
+});
+
+test('without the tokens nothing is changed', async () => {
+  const put = (headers) => fetch(`${GUARDED}/console/api/mode`, { method: 'PUT', headers, body: '{"mode":"poll"}' });
+  assert.equal((await put({ Authorization: `Bearer ${TOKEN}` })).status, 403, 'without the page’s token');
+  const { csrf } = await (await fetch(`${GUARDED}/console/api/session`)).json();
+  assert.equal((await put({ 'X-Posthaste-Csrf': csrf })).status, 401, 'without the admin token');
+
+  const page = await open(GUARDED, { expected: ['401'] });
+  await verdict(page, 'ok');
+  const ask = async () => {
+    await page.locator('#switch [data-mode="cdc"]').click();
+    await page.locator('#ask[open]').waitFor();
+  };
+  await ask();
+  await page.locator('#ask-token').fill('wrong');
+  await page.locator('#ask-yes').click();
+  await page.locator('#ask-error', { hasText: 'not right' }).waitFor();
+  await axe(page, 'the dialog');
+  assert.equal((await relay()).desired, 'auto');
+  await page.locator('#ask-token').fill(TOKEN);
+  await page.locator('#ask-yes').click();
+  await until('desired cdc', 5000, async () => (await relay()).desired === 'cdc');
+  await page.locator('#ask[open]').waitFor({ state: 'detached' });
+  await page.reload(); // the token is kept for this tab
+  await verdict(page, 'ok');
+  await page.locator('#switch [data-mode="auto"]').click();
+  assert.equal(await page.locator('#ask-token-label').isVisible(), false, 'asked for the token again');
+  await page.locator('#ask-yes').click();
+  await until('desired auto', 5000, async () => (await relay()).desired === 'auto');
+  await page.context().close();
+});
+
+test('it is accessible, light and dark, on a desk and on a phone', async () => {
+  const page = await open(RELAY);
+  await verdict(page, 'ok');
+  await page.locator('#theme').click(); // what the reader chooses wins over the system
+  assert.equal(await page.locator('html').getAttribute('data-theme'), 'light');
+  await page.locator('#theme').click();
+  await page.locator('#theme').click();
+  await accessible(page, 'all well');
+  await page.context().close();
+});
+
+if (SHOTS) test('pictures for the documentation', async () => {
+  await control('/load?rate=60');
+  const page = await open(RELAY);
+  for (const rate of [60, 180, 120, 240]) {
+    await control(`/load?rate=${rate}`);
+    await page.waitForTimeout(50000);
+  }
+  await shot(page, 'console');
+  for (const [name, scheme, viewport] of [['console-dark', 'dark', DESKTOP], ['console-phone', 'light', PHONE]]) {
+    const p = await open(RELAY, { scheme, viewport });
+    await p.locator('#doctor-age', { hasText: 'as of' }).waitFor();
+    await p.waitForTimeout(3000);
+    await shot(p, name, { fullPage: name === 'console-phone' });
+    await p.context().close();
+  }
+  await control('/load');
+  await page.context().close();
+});
+
+test('a lost process is shown as such', async () => {
+  const page = await open(GUARDED, { expected: ['ERR_CONNECTION_REFUSED', 'ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET'] });
+  await verdict(page, 'ok');
+  await control('/guarded/kill');
+  await page.locator('#connection', { hasText: 'lost since' }).waitFor();
+  await page.locator('#verdict-title', { hasText: 'Connection to this process lost since' }).waitFor();
+  await page.context().close();
+});

@@ -1,0 +1,132 @@
+//go:build browser
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+)
+
+// The browser tests themselves are api/admin/console/browser/console.test.mjs. This test gives them a pipeline of real
+// processes and a way to break and mend it, and runs them. `make test-browser` is how to start it.
+func TestConsoleInABrowser(t *testing.T) {
+	w := newWorld(t)
+	b := &browserWorld{w: w, user: uuid.NewString()}
+	b.relay = w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	b.guarded = w.spawn("relay", "--admin-token=open-sesame")
+	b.serve = w.spawn("serve")
+	w.spawn("consume", "--group=mailer", "--claim-idle=1s")
+	control := httptest.NewServer(b.routes())
+	defer control.Close()
+
+	folder := filepath.Join(testenv.Root(t), "api", "admin", "console", "browser")
+	cmd := exec.CommandContext(t.Context(), "node", "console.test.mjs")
+	cmd.Dir = folder
+	cmd.Env = append(os.Environ(), "RELAY="+b.relay.admin, "GUARDED="+b.guarded.admin, "SERVE="+b.serve.admin, "CONTROL="+control.URL, "TOKEN=open-sesame")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("the browser tests failed: %v", err)
+	}
+}
+
+// browserWorld is what the browser tests can do to the pipeline: a POST to the control server's path does it.
+type browserWorld struct {
+	w                     *world
+	relay, guarded, serve *child
+	user                  string
+	load                  *testenv.Load
+}
+
+func (b *browserWorld) routes() http.Handler {
+	mux := http.NewServeMux()
+	does := func(path string, do func(r *http.Request) (any, error)) {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			v, err := do(r)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			_ = json.NewEncoder(w).Encode(v)
+		})
+	}
+	redis := b.w.redis
+	does("/redis/kill", func(*http.Request) (any, error) { return nil, redis.Kill() })
+	does("/redis/start", func(*http.Request) (any, error) { return nil, redis.Start(context.Background()) })
+	does("/redis/freeze", func(*http.Request) (any, error) { return nil, redis.Signal(syscall.SIGSTOP) })
+	does("/redis/thaw", func(*http.Request) (any, error) { return nil, redis.Signal(syscall.SIGCONT) })
+	does("/orders", func(r *http.Request) (any, error) { return b.orders(r.Context()) })
+	does("/poison", func(r *http.Request) (any, error) {
+		id := uuid.NewString()
+		if err := redis.Client.Set(r.Context(), "outbox.invoice", "not a stream", 0).Err(); err != nil {
+			return nil, err
+		}
+		_, err := b.w.db.Pool.Exec(r.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES ($1, 'invoice', 'inv-7', 'invoice.sent', '{"total": 1}')`, id)
+		return id, err
+	})
+	does("/mend", func(r *http.Request) (any, error) { return nil, redis.Client.Del(r.Context(), "outbox.invoice").Err() })
+	does("/invoices", func(r *http.Request) (any, error) {
+		list, err := redis.Client.XRange(r.Context(), "outbox.invoice", "-", "+").Result()
+		ids := []any{}
+		for _, m := range list {
+			ids = append(ids, m.Values["id"])
+		}
+		return ids, err
+	})
+	does("/load", func(r *http.Request) (any, error) {
+		if b.load != nil {
+			b.load.Stop()
+			b.load = nil
+		}
+		if rate, _ := strconv.Atoi(r.URL.Query().Get("rate")); rate > 0 {
+			b.load = testenv.StartLoad(b.w.t, b.w.db, testenv.LoadOptions{Rate: rate, Tolerant: true})
+		}
+		return nil, nil
+	})
+	does("/guarded/kill", func(*http.Request) (any, error) { b.guarded.kill(); return nil, nil })
+	return mux
+}
+
+// orders places three orders and returns their ids.
+func (b *browserWorld) orders(ctx context.Context) ([]string, error) {
+	var ids []string
+	for range 3 {
+		body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, b.user)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.serve.http+"/orders", bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", uuid.NewString())
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		var order struct{ ID string }
+		if err != nil || json.Unmarshal(answer, &order) != nil || order.ID == "" {
+			return nil, fmt.Errorf("POST /orders: status %d: %s", resp.StatusCode, answer)
+		}
+		ids = append(ids, order.ID)
+	}
+	return ids, nil
+}
