@@ -30,6 +30,8 @@ type ledger struct {
 	duplicates int
 	// froze are the accounts frozen by this batch.
 	froze map[uuid.UUID]string
+	// moved is by how much the accounts of a bucket changed together: what its counter-account moves by.
+	moved map[int16]int64
 	// holes is how many numbers of a bucket are missing.
 	holes map[int16]int64
 }
@@ -125,6 +127,7 @@ func (l *ledger) lookUp(ctx context.Context, tx sql.Tx, entries []*entry) error 
 func (l *ledger) check(entries []*entry) (ask bool) {
 	l.batch, l.duplicates = sql.CreditBatch{}, 0
 	l.changed, l.froze, l.holes = map[uuid.UUID]bool{}, map[uuid.UUID]string{}, map[int16]int64{}
+	l.moved = map[int16]int64{}
 	marks := map[int16]int64{}
 	for b, r := range l.rows {
 		marks[b] = r.Mark
@@ -146,8 +149,8 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 		l.batch.Accounts = append(l.batch.Accounts, *l.accounts[user])
 	}
 	for b, m := range marks {
-		if m != l.rows[b].Mark {
-			l.batch.Marks = append(l.batch.Marks, sql.CreditEpoch{Bucket: b, Mark: m})
+		if m != l.rows[b].Mark || l.moved[b] != 0 {
+			l.batch.Marks = append(l.batch.Marks, sql.CreditEpoch{Bucket: b, Mark: m, Issued: l.rows[b].Issued + l.moved[b]})
 		}
 	}
 	return false
@@ -196,6 +199,7 @@ func (l *ledger) next(a *sql.CreditAccount, e *entry) {
 	case !e.follows(a.Balance):
 		l.refuse(e, reasonBalance)
 	default:
+		l.moved[e.bucket] += e.BalanceAfter - a.Balance
 		a.Balance, a.LastSeq, a.UpdatedAt = e.BalanceAfter, e.Seq, e.CreatedAt
 		l.changed[a.UserID] = true
 		if l.known != nil {

@@ -22,6 +22,7 @@ const (
 	causeBalance = "redis_balance"
 	causeStream  = "stream_incomplete"
 	causeUnknown = "unknown_to_ledger"
+	causeIssued  = "counter_account"
 )
 
 // Difference is an account whose three balances do not agree, and why.
@@ -37,6 +38,16 @@ type Difference struct {
 	Pending int64  `json:"pending"`
 }
 
+// Unbalanced is a bucket whose accounts do not add up to its counter-account: accounts, or their balances, were changed or
+// deleted by hand.
+type Unbalanced struct {
+	Bucket int16 `json:"bucket"`
+	// Issued is the counter-account, Accounts the sum of the accounts' balances.
+	Issued   int64  `json:"issued"`
+	Accounts int64  `json:"accounts"`
+	Cause    string `json:"cause"`
+}
+
 // Report is the result of a reconciliation.
 type Report struct {
 	// Accounts were looked at; Cached of them are in Redis; Pending of those have operations that the ledger does not have
@@ -46,7 +57,12 @@ type Report struct {
 	Pending     int          `json:"pending"`
 	Total       int64        `json:"total"`
 	Differences []Difference `json:"differences"`
+	// Buckets are those whose two sides differ.
+	Buckets []Unbalanced `json:"buckets"`
 }
+
+// Clean reports that everything agrees.
+func (r *Report) Clean() bool { return len(r.Differences) == 0 && len(r.Buckets) == 0 }
 
 const (
 	reconcilePage = 500
@@ -56,9 +72,14 @@ const (
 )
 
 // Reconcile compares, for every account, the sum of the entries, the ledger's balance and the balance in Redis. It changes
-// nothing and may run while balances change.
-func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool) (*Report, error) {
-	r := reconciliation{redis: c, pool: pool, report: &Report{Differences: []Difference{}}, ledger: map[uuid.UUID]bool{}}
+// nothing and may run while balances change. progress, if not nil, is told after each page how many accounts were looked at,
+// of about how many.
+func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, progress func(done, about int64)) (*Report, error) {
+	r := reconciliation{redis: c, pool: pool, report: &Report{Differences: []Difference{}, Buckets: []Unbalanced{}}, ledger: map[uuid.UUID]bool{}}
+	about, err := sql.CreditAccountsCount(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
 	for after := uuid.Nil; ; {
 		page, err := sql.CreditBalances(ctx, pool, after, reconcilePage, nil)
 		if err != nil {
@@ -71,8 +92,23 @@ func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool) (*R
 			return nil, err
 		}
 		after = page[len(page)-1].UserID
+		if done := int64(r.report.Accounts); progress != nil {
+			progress(done, max(about, done))
+		}
+	}
+	if err := r.buckets(ctx); err != nil {
+		return nil, err
 	}
 	return r.report, r.strangers(ctx)
+}
+
+// buckets compares the two sides of each bucket.
+func (r *reconciliation) buckets(ctx context.Context) error {
+	list, err := sql.UnbalancedCreditBuckets(ctx, r.pool)
+	for _, b := range list {
+		r.report.Buckets = append(r.report.Buckets, Unbalanced{b.Bucket, b.Issued, b.Accounts, causeIssued})
+	}
+	return err
 }
 
 type reconciliation struct {

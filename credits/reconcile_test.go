@@ -1,6 +1,7 @@
 package credits
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/google/uuid"
@@ -8,7 +9,7 @@ import (
 
 func (w *world) reconcile() *Report {
 	w.tb.Helper()
-	r, err := Reconcile(w.tb.Context(), w.redis.Client, w.db.Pool)
+	r, err := Reconcile(w.tb.Context(), w.redis.Client, w.db.Pool, nil)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
@@ -24,7 +25,7 @@ func TestReconcile(t *testing.T) {
 		w.must(newOp(users[name], Deduct, 10), OK)
 	}
 	w.settle()
-	if r := w.reconcile(); len(r.Differences) != 0 || r.Accounts != 9 || r.Cached != 9 || r.Total != 810 || r.Pending != 0 {
+	if r := w.reconcile(); !r.Clean() || r.Accounts != 9 || r.Cached != 9 || r.Total != 810 || r.Pending != 0 {
 		t.Fatalf("before: %+v", r)
 	}
 	ctx, c := t.Context(), w.redis.Client
@@ -59,4 +60,75 @@ func TestReconcile(t *testing.T) {
 	}
 	wantEqual(t, "differences", len(r.Differences), 7)
 	wantEqual(t, "the new account", got[fresh], "")
+	// The sum was moved by one: the counter-account shows it too.
+	if len(r.Buckets) != 1 || r.Buckets[0].Bucket != Bucket(users[causeSum]) || r.Buckets[0].Accounts-r.Buckets[0].Issued != 1 {
+		t.Errorf("buckets %+v", r.Buckets)
+	}
+}
+
+// An account that is deleted from the ledger with all of its entries leaves nothing that could contradict itself, but for
+// the other side of the books.
+func TestAVanishedAccountIsMissed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.must(newOp(user, Deduct, 10), OK)
+	w.must(newOp(user, Deduct, 500), Insufficient)
+	w.settle()
+	if ok, err := w.bank.Evict(t.Context(), user); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	w.db.Exec(t, "DELETE FROM credit_entries")
+	w.db.Exec(t, "DELETE FROM credit_accounts")
+	r := w.reconcile()
+	if r.Clean() || len(r.Differences) != 0 || len(r.Buckets) != 1 || r.Buckets[0].Issued != 90 || r.Buckets[0].Accounts != 0 {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// A frozen account is released only when somebody has said which balance stands, and then works again, in step.
+func TestUnfreeze(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		settle  Settlement
+		balance int64
+	}{{SettleLedger, 90}, {SettleRedis, 40}} {
+		t.Run(string(c.settle), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(100)
+			if _, err := w.bank.Unfreeze(t.Context(), uuid.New(), SettleLedger); !errors.Is(err, ErrUnknownUser) {
+				t.Errorf("nobody: %v", err)
+			}
+			w.settle()
+			if _, err := w.bank.Unfreeze(t.Context(), user, SettleLedger); !errors.Is(err, ErrNotFrozen) {
+				t.Errorf("in use: %v", err)
+			}
+			for _, amount := range []int64{10, 20, 30} {
+				w.must(newOp(user, Deduct, amount), OK)
+			}
+			w.tamper(user, func(e []map[string]any) []map[string]any { return []map[string]any{e[0], e[2]} }) // a gap
+			w.settle()
+			w.refused(newOp(user, Deduct, 1), ErrFrozen)
+			a, err := w.bank.Unfreeze(t.Context(), user, SettleNone)
+			if !errors.Is(err, ErrUnsettled) || a.Frozen != reasonGap || a.Ledger != 90 || *a.Redis != 40 || a.Quarantined != 1 ||
+				a.Quarantine[0].Amount != "30" || a.Difference == "" {
+				t.Errorf("not settled: %+v, %v", a, err)
+			}
+			w.db.Exec(t, "UPDATE credit_accounts SET balance = 91 WHERE user_id = $1", user)
+			if _, err := w.bank.Unfreeze(t.Context(), user, c.settle); !errors.Is(err, ErrDamaged) {
+				t.Errorf("with a ledger changed by hand: %v", err)
+			}
+			w.db.Exec(t, "UPDATE credit_accounts SET balance = 90 WHERE user_id = $1", user)
+			w.refused(newOp(user, Deduct, 1), ErrFrozen)
+			if _, err := w.bank.Unfreeze(t.Context(), user, c.settle); err != nil {
+				t.Fatal(err)
+			}
+			w.must(newOp(user, Deduct, 1), OK)
+			w.inStep(user, c.balance-1)
+			if r := w.reconcile(); !r.Clean() {
+				t.Errorf("afterwards: %+v", r)
+			}
+		})
+	}
 }

@@ -36,6 +36,8 @@ type CreditEpoch struct {
 	Epoch int64
 	// Mark is the number of the bucket's last operation that was taken out of its stream.
 	Mark int64
+	// Issued is the bucket's counter-account: what was added to its accounts less what was deducted.
+	Issued int64
 	// BumpedAt is when Epoch was last raised; nil for never.
 	BumpedAt *time.Time
 }
@@ -130,7 +132,7 @@ func creditEpochs(ctx context.Context, db DB, name string, args ...any) ([]Credi
 
 func scanCreditEpoch(r pgx.Row) (CreditEpoch, error) {
 	var e CreditEpoch
-	err := r.Scan(&e.Bucket, &e.Epoch, &e.Mark, &e.BumpedAt)
+	err := r.Scan(&e.Bucket, &e.Epoch, &e.Mark, &e.Issued, &e.BumpedAt)
 	return e, err
 }
 
@@ -245,7 +247,7 @@ type CreditBatch struct {
 	Events []Event
 	// Quarantined are entries that were not applied.
 	Quarantined []CreditQuarantined
-	// Marks are the new marks of the buckets: Bucket and Mark.
+	// Marks are the new marks and counter-accounts of the buckets: Bucket, Mark and Issued.
 	Marks []CreditEpoch
 }
 
@@ -329,6 +331,7 @@ func eventColumns(l []Event) []any {
 func markColumns(l []CreditEpoch) []any {
 	return []any{
 		column(l, func(e *CreditEpoch) int16 { return e.Bucket }), column(l, func(e *CreditEpoch) int64 { return e.Mark }),
+		column(l, func(e *CreditEpoch) int64 { return e.Issued }),
 	}
 }
 
@@ -362,6 +365,65 @@ func CreditBalances(ctx context.Context, db DB, after uuid.UUID, limit int, user
 	})
 	if err != nil {
 		return nil, fmt.Errorf("sum up the ledger: %w", err)
+	}
+	return list, nil
+}
+
+// CreditBucketBalance is a bucket whose accounts do not add up to its counter-account.
+type CreditBucketBalance struct {
+	Bucket int16
+	// Issued is the counter-account, Accounts the sum of the accounts.
+	Issued, Accounts int64
+}
+
+// UnbalancedCreditBuckets returns the buckets whose two sides differ. It reads every account.
+func UnbalancedCreditBuckets(ctx context.Context, db DB) ([]CreditBucketBalance, error) {
+	rows, err := db.Query(ctx, query("credit_reconcile_buckets"))
+	if err != nil {
+		return nil, fmt.Errorf("sum up the buckets: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (b CreditBucketBalance, err error) {
+		err = r.Scan(&b.Bucket, &b.Issued, &b.Accounts)
+		return b, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("sum up the buckets: %w", err)
+	}
+	return list, nil
+}
+
+// CreditAccountsCount returns about how many accounts there are, from the planner's statistics.
+func CreditAccountsCount(ctx context.Context, db DB) (int64, error) {
+	var n int64
+	if err := db.QueryRow(ctx, query("credit_accounts_count")).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count the accounts: %w", err)
+	}
+	return n, nil
+}
+
+// QuarantinedEntry is a stream entry of a frozen account, as far as people need it.
+type QuarantinedEntry struct {
+	Reason   string `json:"reason"`
+	StreamID string `json:"stream_id"`
+	// Kind, Amount and Seq are as the entry had them, which may be nonsense.
+	Kind   string    `json:"kind"`
+	Amount string    `json:"amount"`
+	Seq    string    `json:"seq"`
+	At     time.Time `json:"at"`
+}
+
+// QuarantinedEntries returns up to limit of a user's, oldest first.
+func QuarantinedEntries(ctx context.Context, db DB, user uuid.UUID, limit int) ([]QuarantinedEntry, error) {
+	rows, err := db.Query(ctx, query("credit_quarantine_list"), user, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read the quarantine: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (q QuarantinedEntry, err error) {
+		err = r.Scan(&q.Reason, &q.StreamID, &q.Kind, &q.Amount, &q.Seq, &q.At)
+		return q, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the quarantine: %w", err)
 	}
 	return list, nil
 }

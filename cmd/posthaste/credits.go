@@ -2,10 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"text/tabwriter"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
 	"posthaste/sink"
@@ -13,6 +18,8 @@ import (
 
 type creditsCmd struct {
 	Reconcile creditsReconcileCmd `cmd:"" help:"Compare entries, ledger and Redis for every account, and explain each difference."`
+	Balance   creditsBalanceCmd   `cmd:"" help:"Show one account as ledger and Redis have it."`
+	Unfreeze  creditsUnfreezeCmd  `cmd:"" help:"Release an account that was stopped because its operations contradict the ledger."`
 }
 
 type creditsReconcileCmd struct {
@@ -28,7 +35,7 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 		}
 		defer client.Close()
 		// Not bounded like the other commands: it looks at every account there is.
-		r, err := credits.Reconcile(ctx, client, pool)
+		r, err := credits.Reconcile(ctx, client, pool, reconcileProgress(e.stderr))
 		if err != nil {
 			return err
 		}
@@ -37,7 +44,7 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 		} else {
 			err = printReport(e, r)
 		}
-		if err == nil && len(r.Differences) > 0 {
+		if err == nil && !r.Clean() {
 			err = errSaid
 		}
 		return err
@@ -46,7 +53,11 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 
 func printReport(e *env, r *credits.Report) error {
 	fmt.Fprintf(e.stdout, "%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what is in the streams; %d differences\n",
-		r.Accounts, r.Total, r.Cached, r.Pending, len(r.Differences))
+		r.Accounts, r.Total, r.Cached, r.Pending, len(r.Differences)+len(r.Buckets))
+	for _, b := range r.Buckets {
+		fmt.Fprintf(e.stdout, "bucket %d: its accounts add up to %d, its counter-account says %d: accounts were changed or deleted by hand (%s)\n",
+			b.Bucket, b.Accounts, b.Issued, b.Cause)
+	}
 	if len(r.Differences) == 0 {
 		return nil
 	}
@@ -60,6 +71,117 @@ func printReport(e *env, r *credits.Report) error {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", d.UserID, d.Entries, d.Ledger, inRedis, d.Cause, d.Explanation)
 	}
 	return t.Flush()
+}
+
+// reconcileProgress tells how far a long reconciliation is.
+func reconcileProgress(w io.Writer) func(done, about int64) {
+	const every = 5 * time.Second
+	told := time.Now()
+	return func(done, about int64) {
+		if time.Since(told) >= every {
+			told = time.Now()
+			fmt.Fprintf(w, "%d of about %d accounts\n", done, about)
+		}
+	}
+}
+
+// withBank runs do with what changes balances.
+func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank, c *redis.Client, pool *pgxpool.Pool, id uuid.UUID) error) error {
+	id, err := uuid.Parse(user)
+	if err != nil {
+		return &usageError{fmt.Sprintf("user %q is not a UUID", user)}
+	}
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		client, err := credits.NewClient(e.config.RedisURL)
+		if err != nil {
+			return &usageError{err.Error()}
+		}
+		defer client.Close()
+		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: creditDurability(e.config.Durability)})
+		return do(ctx, bank, client, pool, id)
+	})
+}
+
+type creditsBalanceCmd struct {
+	User string `arg:"" help:"User id."`
+	JSON bool   `name:"json" help:"Print JSON."`
+}
+
+// Run shows one account.
+func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
+	return e.withBank(ctx, c.User, func(ctx context.Context, _ *credits.Bank, client *redis.Client, pool *pgxpool.Pool, user uuid.UUID) error {
+		a, err := credits.Inspect(ctx, client, pool, user)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.json(a)
+		}
+		printAccount(e.stdout, a)
+		return nil
+	})
+}
+
+type creditsUnfreezeCmd struct {
+	User   string `arg:"" help:"User id."`
+	Settle string `enum:",ledger,redis" default:"" help:"Which balance stands if they differ: ledger (what is in quarantine is given up) or redis (the difference becomes an operation)."`
+	Yes    bool   `help:"Do not ask."`
+	JSON   bool   `name:"json" help:"Print JSON: the account as it was, and whether it was released."`
+}
+
+// Run shows why an account is frozen, asks, and releases it.
+func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
+	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client *redis.Client, pool *pgxpool.Pool, user uuid.UUID) error {
+		a, err := credits.Inspect(ctx, client, pool, user)
+		if err != nil {
+			return err
+		}
+		if !c.JSON {
+			printAccount(e.stdout, a)
+		}
+		if err = a.Releasable(credits.Settlement(c.Settle)); err == nil {
+			if err = e.confirm(c.Yes, "Release it?"); err != nil {
+				return err
+			}
+			_, err = b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
+		}
+		if c.JSON {
+			if jerr := e.json(map[string]any{"account": a, "released": err == nil}); jerr != nil {
+				return jerr
+			}
+		}
+		switch {
+		case errors.Is(err, credits.ErrUnsettled):
+			return fmt.Errorf("%w: --settle=ledger or --settle=redis", err)
+		case err != nil:
+			return err
+		}
+		if !c.JSON {
+			fmt.Fprintln(e.stdout, "released")
+		}
+		return nil
+	})
+}
+
+func printAccount(w io.Writer, a *credits.Account) {
+	fmt.Fprintf(w, "ledger: %d credits after operation %d\n", a.Ledger, a.Seq)
+	if a.Redis != nil {
+		fmt.Fprintf(w, "redis:  %d credits after operation %d, %d waiting for the ledger\n", *a.Redis, *a.RedisSeq, a.Waiting)
+	} else {
+		fmt.Fprintln(w, "redis:  not there; it is loaded from the ledger when it is needed")
+	}
+	if a.Difference != "" {
+		fmt.Fprintln(w, "difference:", a.Difference)
+	}
+	switch {
+	case a.Frozen != "":
+		fmt.Fprintf(w, "frozen: %s; %d operations in quarantine\n", a.Frozen, a.Quarantined)
+	case a.RedisFrozen != "":
+		fmt.Fprintf(w, "frozen in Redis only: %s\n", a.RedisFrozen)
+	}
+	for _, q := range a.Quarantine {
+		fmt.Fprintf(w, "  %s %q %q, operation %q (%s, %s)\n", q.At.UTC().Format(time.RFC3339), q.Kind, q.Amount, q.Seq, q.Reason, q.StreamID)
+	}
 }
 
 // creditDurability is what a credit operation waits for: the same as the deletion of a row.

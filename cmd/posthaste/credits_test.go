@@ -102,6 +102,39 @@ func TestCreditsEndToEnd(t *testing.T) {
 	if code := run(t.Context(), append([]string{"credits", "reconcile"}, w.args()...), nil, &out, io.Discard); code != 1 || !strings.Contains(out.String(), "redis_balance") {
 		t.Errorf("with a forged balance: exit %d: %s", code, out.String())
 	}
+	testUnfreezeCommand(t, w, user)
+}
+
+// testUnfreezeCommand releases an account whose balance in Redis was forged.
+func testUnfreezeCommand(t *testing.T, w *world, user string) {
+	t.Helper()
+	command := func(want int, args ...string) string {
+		t.Helper()
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), append(append([]string{"credits"}, args...), w.args()...), nil, &out, &errs); code != want {
+			t.Errorf("%v: exit %d, want %d: %s%s", args, code, want, out.String(), errs.String())
+		}
+		return out.String() + errs.String()
+	}
+	if got := command(1, "unfreeze", user); !strings.Contains(got, "not frozen") {
+		t.Errorf("in use: %s", got)
+	}
+	w.db.Exec(t, "UPDATE credit_accounts SET frozen = 'gap'")
+	if got := command(1, "unfreeze", user, "--yes"); !strings.Contains(got, "frozen: gap") || !strings.Contains(got, "--settle=ledger or --settle=redis") {
+		t.Errorf("unsettled: %s", got)
+	}
+	if got := command(1, "unfreeze", user, "--settle=ledger"); !strings.Contains(got, "--yes") {
+		t.Errorf("not asked: %s", got)
+	}
+	if got := command(0, "unfreeze", user, "--settle=ledger", "--yes", "--json"); !strings.Contains(got, `"released": true`) {
+		t.Errorf("released: %s", got)
+	}
+	if got := command(0, "balance", user); !strings.Contains(got, "ledger: 0 credits") || !strings.Contains(got, "redis:  not there") {
+		t.Errorf("afterwards: %s", got)
+	}
+	command(2, "balance", "somebody")
+	command(1, "balance", uuid.NewString())
+	command(0, "reconcile")
 }
 
 func bucketOf(user string) string { return fmt.Sprintf("%03d", credits.Bucket(uuid.MustParse(user))) }

@@ -1,1 +1,1 @@
-SELECT bucket, epoch, mark, bumped_at FROM credit_epoch WHERE bucket = $1
+SELECT bucket, epoch, mark, issued, bumped_at FROM credit_epoch WHERE bucket = $1

@@ -1,0 +1,179 @@
+package credits
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/sql"
+)
+
+// Account is one account as ledger and Redis have it, for the people who look after it.
+type Account struct {
+	UserID uuid.UUID `json:"user_id"`
+	// Frozen says why the ledger has stopped the account, RedisFrozen why Redis has; "" for an account in use.
+	Frozen      string `json:"frozen"`
+	RedisFrozen string `json:"redis_frozen"`
+	// Ledger is the balance in the ledger after operation Seq.
+	Ledger int64 `json:"ledger"`
+	Seq    int64 `json:"seq"`
+	// Redis is the balance in Redis after operation RedisSeq; nil if the account is not there.
+	Redis    *int64 `json:"redis"`
+	RedisSeq *int64 `json:"redis_seq"`
+	// Waiting is how many of its operations are in the stream.
+	Waiting int64 `json:"waiting"`
+	// Difference explains why the balances do not agree; "" if they do, or will once what waits is in the ledger.
+	Difference string `json:"difference"`
+	// Quarantined is how many stream entries were put aside, Quarantine the first of them.
+	Quarantined int64                  `json:"quarantined"`
+	Quarantine  []sql.QuarantinedEntry `json:"quarantine"`
+
+	// damaged: the ledger contradicts itself.
+	damaged bool
+}
+
+const quarantineShown = 20
+
+// Inspect reads an account. Errors: ErrUnknownUser.
+func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user uuid.UUID) (*Account, error) {
+	r := reconciliation{redis: c, pool: pool}
+	a := &Account{UserID: user, Quarantine: []sql.QuarantinedEntry{}}
+	page, err := sql.CreditBalances(ctx, pool, uuid.Nil, 1, []uuid.UUID{user})
+	if err != nil {
+		return nil, err
+	}
+	b := sql.CreditBalance{CreditAccount: sql.CreditAccount{UserID: user}}
+	if len(page) == 1 {
+		b = page[0]
+	}
+	cached, err := r.cached(ctx, []sql.CreditBalance{b})
+	if err != nil {
+		return nil, err
+	}
+	if len(page) == 0 && !cached[0].there {
+		return nil, ErrUnknownUser
+	}
+	if a.Waiting, _, err = r.waiting(ctx, user, 0); err != nil {
+		return nil, err
+	}
+	if list, err := sql.QuarantinedEntries(ctx, pool, user, quarantineShown); err != nil {
+		return nil, err
+	} else if list != nil {
+		a.Quarantine = list
+	}
+	a.Frozen, a.Ledger, a.Seq, a.Quarantined = b.Frozen, b.Balance, b.LastSeq, b.Quarantined
+	if cached[0].there {
+		a.Redis, a.RedisSeq = &cached[0].balance, &cached[0].seq
+		if a.RedisFrozen, err = c.HGet(ctx, accountKey(user), "f").Result(); err != nil && !errors.Is(err, redis.Nil) {
+			return nil, fmt.Errorf("read the account from Redis: %w", err)
+		}
+	}
+	b.Frozen = "" // else that would be the difference
+	d, _, err := r.look(ctx, &b, cached[0])
+	if err != nil {
+		return nil, err
+	}
+	if d != nil {
+		a.Difference, a.damaged = d.Explanation, d.Cause == causeSum || d.Cause == causeGap
+	}
+	return a, nil
+}
+
+// Settlement says which balance stands when an account is released whose balances do not agree.
+type Settlement string
+
+// The settlements.
+const (
+	// SettleNone releases an account only if nothing has to be settled.
+	SettleNone Settlement = ""
+	// SettleLedger: the ledger's balance stands; what is in quarantine is given up.
+	SettleLedger Settlement = "ledger"
+	// SettleRedis: the balance in Redis stands; the difference becomes an operation of its own.
+	SettleRedis Settlement = "redis"
+)
+
+// Errors of Unfreeze.
+var (
+	// ErrNotFrozen means that there is nothing to release.
+	ErrNotFrozen = errors.New("the account is not frozen")
+	// ErrUnsettled means that the balances do not agree and nobody said which one stands.
+	ErrUnsettled = errors.New("the balances do not agree: say which one stands")
+	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can mend that.
+	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: mend that first")
+	// ErrWaiting means that operations of the account, or of its bucket's sync, are under way.
+	ErrWaiting = errors.New("operations of the account are on their way into the ledger: try again in a moment")
+)
+
+// Unfreeze releases a frozen account and returns it as it was before. Errors: ErrUnknownUser, ErrNotFrozen, ErrUnsettled,
+// ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the ledger's balance and the
+// difference must be settled by an operation.
+func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
+	var a *Account
+	err := sql.InTx(ctx, b.pool, func(tx sql.Tx) error {
+		// No sync works on the bucket meanwhile.
+		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{Bucket(user)})
+		if err != nil {
+			return err
+		}
+		if a, err = Inspect(ctx, b.redis, b.pool, user); err != nil {
+			return err
+		}
+		if err := a.Releasable(s); err != nil {
+			return err
+		}
+		if len(rows) == 0 {
+			return ErrWaiting
+		}
+		_, err = sql.ThawCreditAccount(ctx, tx, user)
+		return err
+	})
+	if err != nil {
+		return a, err
+	}
+	// Redis second: until then its account stays stopped, and the next request loads it from a ledger that is released.
+	if err := b.redis.Del(ctx, accountKey(user)).Err(); err != nil {
+		return a, fmt.Errorf("drop the account from Redis, so that it is loaded again: %w", err)
+	}
+	if s != SettleRedis || a.Redis == nil || *a.Redis == a.Ledger {
+		return a, nil
+	}
+	return a, b.settle(ctx, a)
+}
+
+// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting, ErrUnsettled.
+func (a *Account) Releasable(s Settlement) error {
+	switch {
+	case a.Frozen == "" && a.RedisFrozen == "":
+		return ErrNotFrozen
+	case a.damaged:
+		return ErrDamaged
+	case a.Waiting > 0:
+		return ErrWaiting
+	case s == SettleNone && (a.Difference != "" || a.Redis != nil && *a.Redis != a.Ledger):
+		return ErrUnsettled
+	}
+	return nil
+}
+
+// settle makes an operation of the difference. Its id is made of what it settles, so that it cannot happen twice.
+func (b *Bank) settle(ctx context.Context, a *Account) error {
+	sum := sha256.Sum256([]byte("settle " + a.UserID.String() + " " + strconv.FormatInt(a.Seq, 10)))
+	op := Op{
+		User: a.UserID, ID: OpID([16]byte(sum[:16])), Kind: Add, Amount: *a.Redis - a.Ledger,
+		Reference: "settlement of a frozen account",
+	}
+	if op.Amount < 0 {
+		op.Kind, op.Amount = Deduct, -op.Amount
+	}
+	copy(op.Fingerprint[1:], sum[16:])
+	res, err := b.Apply(ctx, op)
+	if err == nil && res.Outcome != OK {
+		err = fmt.Errorf("the settlement was refused: %s", res.Outcome)
+	}
+	return err
+}
