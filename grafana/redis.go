@@ -129,6 +129,17 @@ var redis = board{
 				queries: []query{{rate("credits_ops_total", "code"), "{{code}}"}},
 			},
 			{
+				title: "Requests of credits, p99", unit: "s", alert: "CreditsStoreUnavailable",
+				means:   "99 of 100 additions, deductions and balances are answered within this time. A rise is Redis, or the durability that it waits for.",
+				queries: []query{{quantile(0.99, `http_request_duration_seconds{route=~"/(add|deduct|balance)/.*"}`, "route"), "{{route}}"}},
+			},
+			{
+				title: "Orders paid", unit: "ops", alert: "CreditsStoreUnavailable",
+				means: "Payments of orders by what became of them. completed and refunded: a process died in between, and the work was ended for " +
+					"it. unpaid: an order stands without its deduction; look at it by hand.",
+				queries: []query{{rate("credits_order_payments_total", "outcome"), "{{outcome}}"}},
+			},
+			{
 				title: "Not yet in the ledger", unit: "s", alert: "CreditsSyncLagging",
 				means:   "Age of the oldest operation that only Redis has. A rise: the relay or Postgres is slow, or gone. If Redis loses its memory now, they are lost.",
 				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
@@ -149,13 +160,17 @@ var redis = board{
 				queries: []query{{"sum by (reason) (increase(credits_frozen_total{FILTER}[$__rate_interval]))", "{{reason}}"}}, steps: none(),
 			},
 			{
-				title: "Lost and rebuilt", unit: "short", alert: "CreditsOperationsLost",
-				means: "Operations that were acknowledged and are gone with Redis' memory; buckets rebuilt from the ledger; accounts read from it. " +
-					"Losses: ask for a durability that survives what happened.",
+				title: "Operations lost", unit: "short", alert: "CreditsOperationsLost",
+				means:   "Operations that were acknowledged and are gone with Redis' memory. Ask for a durability that survives what happened.",
+				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__rate_interval]))", "lost"}}, steps: none(),
+			},
+			{
+				title: "Rebuilt from the ledger", unit: "short", alert: "CreditsEpochBumped",
+				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not have them. Both after a Redis " +
+					"that came back empty; at other times find out who deletes.",
 				queries: []query{
-					{"sum(increase(credits_lost_operations_total{FILTER}[$__rate_interval]))", "operations lost"},
-					{"sum(increase(credits_epoch_bumps_total{FILTER}[$__rate_interval]))", "buckets rebuilt"},
-					{"sum(increase(credits_ledger_reads_total{FILTER}[$__rate_interval]))", "accounts read"},
+					{"sum(increase(credits_epoch_bumps_total{FILTER}[$__rate_interval]))", "buckets"},
+					{"sum(increase(credits_ledger_reads_total{FILTER}[$__rate_interval]))", "accounts"},
 				},
 			},
 		}},

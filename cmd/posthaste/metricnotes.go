@@ -379,6 +379,11 @@ var metricNotes = []struct {
 			"sum by (code) (rate(credits_ops_total[5m]))",
 		},
 		{
+			"credits_order_payments_total",
+			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction; a human must look.",
+			"sum by (outcome) (rate(credits_order_payments_total[5m]))",
+		},
+		{
 			"credits_sync_lag_seconds",
 			"operations are in Redis only: if Redis loses them now, they are gone. The relay or Postgres is slow, or gone.",
 			"max(credits_sync_lag_seconds)",
