@@ -23,6 +23,9 @@ type Selection struct {
 	Type, Stream string
 }
 
+// few reports that the selection names its events.
+func (s Selection) few() bool { return s.ID != nil || s.Subject != nil }
+
 // Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set back,
 // events published before and after are out of order within the step.
 type Place struct {
@@ -48,9 +51,13 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 		return nil, err
 	}
 	cfg.MaxConns = 2
-	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_custom_plan"
-	cfg.ConnConfig.RuntimeParams["enable_seqscan"] = "off" // young partitions have no statistics
-	cfg.ConnConfig.RuntimeParams["jit"] = "off"
+	for name, value := range map[string]string{
+		"plan_cache_mode": "force_custom_plan", "jit": "off",
+		// Young partitions have no statistics: by them a page would be read by sorting the day.
+		"enable_seqscan": "off", "enable_bitmapscan": "off",
+	} {
+		cfg.ConnConfig.RuntimeParams[name] = value
+	}
 	return cfg, nil
 }
 
@@ -82,7 +89,12 @@ type Selected struct {
 
 // CountHistory counts what a selection has, by stream. It reads all of it.
 func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
-	rows, err := db.Query(ctx, query("replay_count"), s.Since, s.Until, s.ID, s.Subject, s.Type, s.Stream)
+	args := []any{s.Since, s.Until, s.Type, s.Stream}
+	name := "replay_count"
+	if s.few() {
+		name, args = "replay_count_of", append(args, s.ID, s.Subject)
+	}
+	rows, err := db.Query(ctx, query(name), args...)
 	if err != nil {
 		return nil, fmt.Errorf("count history: %w", err)
 	}
@@ -93,20 +105,44 @@ func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
 	return list, nil
 }
 
+// scanRows is how many events a page looks at in search of those of a type or a stream.
+const scanRows = 5000
+
 // ReadHistory returns the events of the selection behind a place, in the order of publishing: at most limit of them and
-// about as many bytes of payload, at least one if there is one. Nothing stays open in between calls.
-func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, bytes int) ([]Replayed, error) {
-	rows, err := db.Query(ctx, query("replay_page"), after.At, after.Seq, s.Until, s.ID, s.Subject, s.Type, s.Stream, limit, bytes)
-	if err != nil {
-		return nil, fmt.Errorf("read history: %w", err)
+// about as many bytes of payload. Nothing stays open between two calls. The next page is that behind the returned place; the
+// end is reached when that is the place asked for.
+func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, bytes int) ([]Replayed, Place, error) {
+	scan := limit
+	if s.Type != "" || s.Stream != "" {
+		scan = max(limit, scanRows)
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Replayed, err error) {
-		err = row.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.CreatedAt, &r.Stream)
-		r.Seq = r.Place.Seq
-		return r, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read history: %w", err)
+	args := []any{after.At, after.Seq, s.Until, s.Type, s.Stream, scan, limit, bytes}
+	name := "replay_page"
+	if s.few() {
+		name, args = "replay_page_of", append(args, s.ID, s.Subject)
 	}
-	return list, nil
+	rows, err := db.Query(ctx, query(name), args...)
+	if err != nil {
+		return nil, after, fmt.Errorf("read history: %w", err)
+	}
+	defer rows.Close()
+	var list []Replayed
+	end := after
+	for rows.Next() {
+		var r Replayed
+		var wanted bool
+		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.CreatedAt, &r.Stream, &wanted)
+		if err != nil {
+			return nil, after, fmt.Errorf("read history: %w", err)
+		}
+		end = r.Place
+		if wanted {
+			r.Seq = r.Place.Seq
+			list = append(list, r)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, after, fmt.Errorf("read history: %w", err)
+	}
+	return list, end, nil
 }

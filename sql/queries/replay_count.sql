@@ -1,6 +1,4 @@
 SELECT stream, count(*), min(published_at), max(published_at)
 FROM outbox_history
-WHERE published_at >= $1 AND published_at <= $2
-  AND ($3::uuid IS NULL OR id = $3) AND ($4::text IS NULL OR aggregate_id = $4)
-  AND ($5 = '' OR event_type = $5) AND ($6 = '' OR stream = $6)
+WHERE published_at >= $1 AND published_at <= $2 AND ($3 = '' OR event_type = $3) AND ($4 = '' OR stream = $4)
 GROUP BY stream ORDER BY stream

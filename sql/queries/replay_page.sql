@@ -1,17 +1,22 @@
--- A page of history behind ($1, $2): at most $8 events and about $9 bytes, at least one event. The first condition is what
--- partitions are pruned by.
-SELECT w.published_at, w.seq, w.id, w.aggregate_type, w.aggregate_id, w.event_type, w.payload::text, w.headers::text,
-       coalesce(w.event_time, w.created_at), w.created_at, w.stream
+-- A page of history behind ($1, $2): of the next $6 events those of a type and a stream, at most $7 of them and about $8
+-- bytes. The others come without their bodies: how far the page reaches is to be known. What is wanted is no condition of
+-- the inner query, or a page with little of it could read all of history. The first condition is what partitions are pruned by.
+SELECT w.published_at, w.seq, w.id, w.aggregate_type, w.aggregate_id, w.event_type,
+       CASE WHEN w.wanted THEN w.payload::text END, CASE WHEN w.wanted THEN w.headers::text END,
+       coalesce(w.event_time, w.created_at), w.created_at, w.stream, w.wanted
 FROM (
-    SELECT page.*, sum(page.bytes) OVER (ORDER BY page.published_at, page.seq ROWS UNBOUNDED PRECEDING) - page.bytes AS before
+    SELECT page.*, sum(page.bytes) OVER run - page.bytes AS bytes_before,
+           count(*) FILTER (WHERE page.wanted) OVER run - page.wanted::integer AS events_before
     FROM (
-        SELECT h.*, octet_length(h.payload::text) AS bytes
-        FROM outbox_history h
-        WHERE h.published_at >= $1 AND (h.published_at, h.seq) > ($1, $2::bigint) AND h.published_at <= $3
-          AND ($4::uuid IS NULL OR h.id = $4) AND ($5::text IS NULL OR h.aggregate_id = $5)
-          AND ($6 = '' OR h.event_type = $6) AND ($7 = '' OR h.stream = $7)
-        ORDER BY h.published_at, h.seq LIMIT $8
+        SELECT h.*, CASE WHEN h.wanted THEN octet_length(h.payload::text) ELSE 0 END AS bytes
+        FROM (
+            SELECT *, ($4 = '' OR event_type = $4) AND ($5 = '' OR stream = $5) AS wanted
+            FROM outbox_history
+            WHERE published_at >= $1 AND (published_at, seq) > ($1, $2::bigint) AND published_at <= $3
+            ORDER BY published_at, seq LIMIT $6
+        ) h
     ) page
+    WINDOW run AS (ORDER BY page.published_at, page.seq ROWS UNBOUNDED PRECEDING)
 ) w
-WHERE w.before < $9
+WHERE w.bytes_before < $8 AND w.events_before < $7
 ORDER BY w.published_at, w.seq

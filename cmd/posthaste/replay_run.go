@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// find looks for the replay that the same command has begun. It is the first contact to Redis.
+func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
+	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	defer cancel()
+	note, err := r.replay.Find(ctx)
+	if err != nil || note == nil || r.cmd.Restart {
+		return nil, err
+	}
+	r.sel.Since, r.sel.Until = note.Since, note.Until
+	if !note.Done.IsZero() || r.cmd.DryRun {
+		return note, nil
+	}
+	return r.replay.Begin(ctx, *note, false, nil)
+}
+
+// begin fixes what is replayed; nil if that is nothing.
+func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
+	r.progress = newTally(r.env.stderr, -1, 0)
+	if err := r.settled(ctx); err != nil {
+		return nil, err
+	}
+	list, total, err := r.count(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if total == 0 {
+		return nil, nil //nolint:nilnil // nothing to replay is no error
+	}
+	targets := slices.Concat(r.streams, []string{r.cmd.To})
+	for _, s := range list {
+		targets = append(targets, s.Stream)
+	}
+	if r.cmd.To != "" && strings.HasPrefix(r.cmd.To, r.env.config.StreamPrefix) {
+		fmt.Fprintf(r.env.stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n", r.cmd.To)
+	}
+	var note *sink.ReplayNote
+	err = r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+		n := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until, Total: total, Begun: r.now}
+		note, err = r.replay.Begin(ctx, n, r.cmd.Restart, slices.DeleteFunc(targets, func(s string) bool { return s == "" }))
+		return err
+	})
+	return note, err
+}
+
+// settled waits until everything published up to now is visible, so that no event turns up behind the replay's back.
+func (r *replaying) settled(ctx context.Context) error {
+	var writers []string
+	first := true
+	began, said := time.Now(), false
+	for {
+		actx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		now, err := sql.HistoryWriters(actx, r.pool)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if first {
+			writers, first = now, false
+		}
+		writers = slices.DeleteFunc(writers, func(w string) bool { return !slices.Contains(now, w) })
+		if len(writers) == 0 {
+			return nil
+		}
+		if !said && time.Since(began) > 2*time.Second {
+			said = true
+			r.progress.say("waiting for %d transactions that write history to end", len(writers))
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// count counts what is selected; -1 if that takes too long.
+func (r *replaying) count(ctx context.Context) ([]sql.Selected, int64, error) {
+	actx, cancel := context.WithTimeout(ctx, countTimeout)
+	defer cancel()
+	list, err := sql.CountHistory(actx, r.pool, r.sel)
+	if err != nil {
+		if actx.Err() != nil && ctx.Err() == nil {
+			return nil, -1, nil
+		}
+		return nil, 0, err
+	}
+	total := int64(0)
+	for _, s := range list {
+		total += s.Events
+	}
+	return list, total, nil
+}
+
+// untilDone replays page by page until everything is published, and returns how far it came.
+func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink.ReplayNote, error) {
+	for {
+		err := r.pages(ctx, note)
+		if !errors.Is(err, sink.ErrReplayMoved) {
+			return note, err
+		}
+		r.progress.say("%v: going on from what it has", err)
+		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error {
+			n, err := r.replay.Find(ctx)
+			switch {
+			case err != nil:
+				return err
+			case n == nil || n.Run != note.Run:
+				return sink.ErrReplayGone
+			}
+			note, err = r.replay.Begin(ctx, *n, false, nil)
+			return err
+		})
+		if err != nil {
+			return note, err
+		}
+	}
+}
+
+// pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and, with it,
+// the queue.
+func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
+	after := sql.Start(r.sel.Since)
+	if note.At != "" {
+		var err error
+		if after, err = parsePlace(note.At); err != nil {
+			return err
+		}
+	}
+	limit := replayRows
+	if r.rate > 0 {
+		limit = min(max(r.rate/4, 1), replayRows)
+	}
+	for {
+		var page []sql.Replayed
+		var end sql.Place
+		err := r.patiently(ctx, mendPostgres, func(ctx context.Context) (err error) {
+			page, end, err = sql.ReadHistory(ctx, r.pool, r.sel, after, limit, replayBytes)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if end == after {
+			break
+		}
+		if err := r.publish(ctx, page); err != nil {
+			return err
+		}
+		after = end
+		note.At, note.Count = place(after), note.Count+int64(len(page))
+		if err := r.note(ctx, note); err != nil {
+			return err
+		}
+		r.progress.at(note.Count)
+		if err := r.pace(ctx, len(page)); err != nil {
+			return err
+		}
+	}
+	note.Done = time.Now().UTC()
+	return r.note(ctx, note)
+}
+
+func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {
+	return r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Note(ctx, n.At, n.Count, n.Done) })
+}
+
+// publish sends a page to its streams.
+func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
+	var names []string
+	entries := map[string][]sink.ReplayEntry{}
+	for i := range page {
+		name := page[i].Stream
+		if r.cmd.To != "" {
+			name = r.cmd.To
+		}
+		if _, ok := entries[name]; !ok {
+			names = append(names, name)
+		}
+		entries[name] = append(entries[name], sink.ReplayEntry{Place: place(page[i].Place), Event: &page[i].Event})
+	}
+	for _, name := range names {
+		var done string
+		err := r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+			done, err = r.replay.Take(ctx, name)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		rest, err := behind(entries[name], done)
+		if err != nil {
+			return err
+		}
+		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Publish(ctx, name, rest) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// behind returns the entries after a place: those before it were published by a run that ended before it could note so.
+func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error) {
+	if done == "" {
+		return entries, nil
+	}
+	p, err := parsePlace(done)
+	if err != nil {
+		return nil, err
+	}
+	for len(entries) > 0 {
+		q, err := parsePlace(entries[0].Place)
+		if err != nil {
+			return nil, err
+		}
+		if q.At.After(p.At) || q.At.Equal(p.At) && q.Seq > p.Seq {
+			break
+		}
+		entries = entries[1:]
+	}
+	return entries, nil
+}
+
+// place writes a place in history.
+func place(p sql.Place) string { return fmt.Sprintf("%d.%d", p.At.UnixMicro(), p.Seq) }
+
+func parsePlace(s string) (sql.Place, error) {
+	at, seq, ok := strings.Cut(s, ".")
+	us, err1 := strconv.ParseInt(at, 10, 64)
+	n, err2 := strconv.ParseInt(seq, 10, 64)
+	if !ok || err1 != nil || err2 != nil {
+		return sql.Place{}, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
+	}
+	return sql.Place{At: time.UnixMicro(us).UTC(), Seq: n}, nil
+}
+
+// pace waits until n more events are due. Time lost in an outage is not made up for.
+func (r *replaying) pace(ctx context.Context, n int) error {
+	if r.rate == 0 {
+		return ctx.Err()
+	}
+	if now := time.Now(); r.next.Before(now) {
+		r.next = now
+	}
+	r.next = r.next.Add(time.Duration(float64(n) / float64(r.rate) * float64(time.Second)))
+	return pause(ctx, time.Until(r.next))
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(max(d, 0))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
+const callTimeout = 10 * time.Second
+
+func mendRedis(err error) string { return sink.Mend(sink.Class(err)) }
+
+func mendPostgres(error) string { return "check that Postgres runs" }
+
+// patiently repeats a step until it succeeds, and says once when it has to wait and when it goes on.
+func (r *replaying) patiently(ctx context.Context, mend func(err error) string, call func(ctx context.Context) error) error {
+	wait := 100 * time.Millisecond
+	failed := false
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		err := call(actx)
+		cancel()
+		if err == nil {
+			if failed {
+				r.progress.say("going on")
+			}
+			return nil
+		}
+		if final(err) {
+			return err
+		}
+		if !failed {
+			failed = true
+			r.progress.say("%v (%s); waiting", oneLine(err), mend(err))
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, 5*time.Second)
+	}
+}
+
+// final reports whether repeating a step of a replay is no use.
+func final(err error) bool {
+	var p interface{ Permanent() bool }
+	if errors.As(err, &p) && p.Permanent() {
+		return true
+	}
+	for _, e := range []error{sink.ErrReplayGone, sink.ErrReplayMoved, sink.ErrReplayTaken, sql.ErrSchemaMissing} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return strings.HasPrefix(sql.SQLState(err), "42") // a missing right or table
+}

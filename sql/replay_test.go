@@ -1,0 +1,189 @@
+package sql_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+func replayPool(tb testing.TB, d *testenv.Database) *pgxpool.Pool {
+	tb.Helper()
+	cfg, err := sql.ReplayConfig(d.URL, "public")
+	must(tb, err)
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	must(tb, err)
+	tb.Cleanup(pool.Close)
+	return pool
+}
+
+var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
+// fillHistory writes n events, evenly over three days with a partition each, in the order of publishing.
+func fillHistory(tb testing.TB, d *testenv.Database, n int) {
+	tb.Helper()
+	must(tb, sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour).KeepHistory(tb.Context(), day1))
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', 'o-' || g % 1000, 'order.changed', jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
+		FROM generate_series(1, $1::int) g`, n, day1)
+}
+
+// A page is read by the index, wherever it is and whatever it selects, with statistics or without: it costs what a page
+// costs, not what history has.
+func TestReplayPageIsNoFullScan(t *testing.T) {
+	t.Parallel()
+	n := 150_000
+	if os.Getenv("POSTHASTE_TEST_FULL") != "" {
+		n = 1_000_000
+	}
+	d := testenv.Postgres(t)
+	fillHistory(t, d, n)
+	pool := replayPool(t, d)
+	end := day1.Add(72 * time.Hour)
+	id := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_history WHERE seq = $1", n/2)
+	buffers := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))?(?: ?read=(\d+))?`)
+	for _, statistics := range []string{"none", "fresh"} {
+		if statistics == "fresh" {
+			d.Exec(t, "VACUUM ANALYZE outbox_history")
+		}
+		for name, c := range map[string]struct {
+			query string
+			args  []any
+		}{
+			"the first page":  {"replay_page", []any{day1.Add(-time.Hour), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"a late page":     {"replay_page", []any{day1.Add(71 * time.Hour), n - n/72, end, "", "", 1000, 1000, 4 << 20}},
+			"across midnight": {"replay_page", []any{day1.Add(24*time.Hour - time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"the last page":   {"replay_page", []any{end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"none of a type":  {"replay_page", []any{day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
+			"one event":       {"replay_page_of", []any{day1, 0, end, "", "", 1000, 1000, 4 << 20, id, nil}},
+			"one aggregate":   {"replay_page_of", []any{day1, 0, end, "", "", 1000, 1000, 4 << 20, nil, "o-7"}},
+			"count an event":  {"replay_count_of", []any{day1, end, "", "", id, nil}},
+		} {
+			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t, c.query), c.args...)
+			must(t, err)
+			var lines []string
+			for rows.Next() {
+				var line string
+				must(t, rows.Scan(&line))
+				lines = append(lines, line)
+			}
+			must(t, rows.Err())
+			plan := strings.Join(lines, "\n")
+			m := buffers.FindStringSubmatch(plan)
+			var hit, read int
+			_, _ = fmt.Sscan(m[1], &hit)
+			_, _ = fmt.Sscan(m[2], &read)
+			t.Logf("%s, statistics %s: %d blocks", name, statistics, hit+read)
+			// 1,000 rows lie on about 20 blocks, a thousand of one aggregate on a block each.
+			if strings.Contains(plan, "Seq Scan on outbox_history_2") || hit+read > 1500 {
+				t.Errorf("%s, statistics %s: %d blocks\n%s", name, statistics, hit+read, plan)
+			}
+		}
+	}
+}
+
+func TestReadHistory(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	fillHistory(t, d, 100)
+	// Several at one instant, in the default partition too, one with a time of its own and headers.
+	d.Exec(t, "UPDATE outbox_history SET published_at = $1 WHERE seq BETWEEN 40 AND 49", day1.Add(30*time.Hour))
+	d.Exec(t, "UPDATE outbox_history SET published_at = $1 WHERE seq > 90", day1.Add(100*time.Hour))
+	own := day1.Add(time.Minute)
+	d.Exec(t, `UPDATE outbox_history SET event_time = $1, headers = '{"traceparent": "00-1"}' WHERE seq = 1`, own)
+	pool := replayPool(t, d)
+	sel := sql.Selection{Since: day1, Until: day1.Add(200 * time.Hour)}
+	for _, limit := range []int{1, 3, 7, 1000} {
+		after, seen := sql.Start(sel.Since), map[int64]bool{}
+		for {
+			page, end, err := sql.ReadHistory(t.Context(), pool, sel, after, limit, 1<<20)
+			must(t, err)
+			if end == after {
+				break
+			}
+			if len(page) > limit {
+				t.Fatalf("%d events in a page of %d", len(page), limit)
+			}
+			for _, e := range page {
+				if seen[e.Seq] || e.Place.At.Before(after.At) || end.At.Before(e.Place.At) {
+					t.Fatalf("event %d again, or out of order", e.Seq)
+				}
+				seen[e.Seq] = true
+				if want := day1; e.Seq != 1 && !e.Time.Equal(want) || e.Seq == 1 && (!e.Time.Equal(own) || e.TraceParent() != "00-1") {
+					t.Errorf("event %d has time %v, headers %s", e.Seq, e.Time, e.Headers)
+				}
+			}
+			after = end
+		}
+		if len(seen) != 100 {
+			t.Errorf("%d events in pages of %d", len(seen), limit)
+		}
+	}
+	// Of a type, or of an aggregate, and what lies between is passed.
+	d.Exec(t, "UPDATE outbox_history SET event_type = 'rare', aggregate_id = 'rare' WHERE seq % 30 = 0")
+	rare := "rare"
+	for name, s := range map[string]sql.Selection{
+		"type":    {Since: sel.Since, Until: sel.Until, Type: rare},
+		"subject": {Since: sel.Since, Until: sel.Until, Subject: &rare},
+	} {
+		page, end, err := sql.ReadHistory(t.Context(), pool, s, sql.Start(day1), 2, 1<<20)
+		if must(t, err); len(page) != 2 || page[1].Seq != 60 {
+			t.Errorf("%s: a page of %d events", name, len(page))
+		}
+		page, _, err = sql.ReadHistory(t.Context(), pool, s, end, 2, 1<<20)
+		if must(t, err); len(page) != 1 || page[0].Seq != 90 {
+			t.Errorf("%s: a second page of %d events", name, len(page))
+		}
+	}
+	// Large payloads make small pages, never empty ones.
+	d.Exec(t, "UPDATE outbox_history SET payload = jsonb_build_object('pad', repeat('x', 10000))")
+	for bytes, want := range map[int]int{1: 1, 15_000: 2, 100_000: 10} {
+		page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Start(day1), 50, bytes)
+		if must(t, err); len(page) != want || end != page[want-1].Place {
+			t.Errorf("%d events in a page of %d bytes, want %d", len(page), bytes, want)
+		}
+	}
+}
+
+// Whoever writes history is seen from before the time of his rows until they are visible.
+func TestHistoryWriters(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	pool := replayPool(t, d)
+	writers := func() int {
+		t.Helper()
+		list, err := sql.HistoryWriters(t.Context(), pool)
+		must(t, err)
+		return len(list)
+	}
+	if n := writers(); n != 0 {
+		t.Errorf("%d writers before anybody writes", n)
+	}
+	reading := begin(t, d)
+	var n int
+	must(t, reading.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n))
+	row := insert(t, d, "a")
+	settling, err := relayPool(t, d.URL).Begin(t.Context())
+	must(t, err)
+	var snap string
+	var seqs []int64
+	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []string{"s"}, []string{""}, true, []*time.Time{nil}).Scan(&snap, &seqs)
+	must(t, err)
+	if n := writers(); n != 1 || len(seqs) != 1 {
+		t.Errorf("%d writers while a settling is under way, want 1", n)
+	}
+	must(t, settling.Commit(t.Context()))
+	if n := writers(); n != 0 {
+		t.Errorf("%d writers afterwards", n)
+	}
+	must(t, reading.Rollback(t.Context()))
+}
