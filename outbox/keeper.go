@@ -28,6 +28,8 @@ type slotKeeper struct {
 	// need is a transaction id: the slot's position was set without waiting for what is older, so that a hand-over has to.
 	need uint64
 	last time.Time // of the last advance or nudge
+	// known is set while this process knows of a slot that it has not dropped itself.
+	known bool
 
 	// hit tells a running stream that the budget is exhausted.
 	hitMu sync.Mutex
@@ -104,12 +106,45 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
 		return st, err
 	}
+	if st.Exists {
+		k.know(true)
+	}
 	boolGauge(m.slotActive, st.Active)
 	boolGauge(m.slotLost, st.Lost)
 	m.slotRetained.Set(float64(st.RetainedBytes))
 	m.slotConfirmed.Set(float64(st.ConfirmedLagBytes))
 	m.slotMaxKeep.Set(float64(st.MaxKeepBytes))
 	return st, nil
+}
+
+// know notes whether there is a slot that somebody else would have to drop.
+func (k *slotKeeper) know(known bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.known = known
+}
+
+// Why a slot was made, the values of the reason label of outbox_slot_created_total.
+const (
+	madeNew         = "new"         // there was none, as far as this process knows, or it had dropped it itself
+	madeMissing     = "missing"     // somebody dropped it
+	madeLost        = "lost"        // the server had given it up
+	madePublication = "publication" // the publication had not been whole while it existed
+)
+
+// made says why a slot was made in the place of what st shows.
+func (k *slotKeeper) made(st SlotStatus) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case st.Lost:
+		return madeLost
+	case st.Exists:
+		return madePublication
+	case k.known:
+		return madeMissing
+	}
+	return madeNew
 }
 
 // advance moves the idle slot to the present end of the WAL. The rows it passes are in the table.
@@ -155,6 +190,7 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	defer k.mu.Unlock()
 	k.relay.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes", st.RetainedBytes,
 		"budget_bytes", k.relay.o.WALBudget, "advance_err", err)
+	k.known = false
 	return k.relay.o.Slots.Drop(ctx)
 }
 

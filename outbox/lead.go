@@ -480,6 +480,7 @@ func (l *leadership) ensureSlot(ctx context.Context) error {
 	}
 	created, err := l.o.Slots.Ensure(ctx)
 	if err == nil && created {
+		l.metrics.slotCreated.WithLabelValues(l.keeper.made(st)).Inc()
 		err = l.keeper.ensured(ctx)
 	}
 	return err

@@ -41,6 +41,7 @@ type metrics struct {
 	slotConfirmed   prometheus.Gauge
 	slotLost        prometheus.Gauge
 	slotMaxKeep     prometheus.Gauge
+	slotCreated     *prometheus.CounterVec
 	scrapeErrors    *prometheus.CounterVec
 	settled         prometheus.Counter
 	letGo           prometheus.Counter
@@ -86,6 +87,10 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		slotConfirmed: gauge("outbox_slot_confirmed_lag_bytes", "WAL between the slot's confirmed position and the server's."),
 		slotLost:      gauge("outbox_slot_lost", "1 if the slot was invalidated by the server."),
 		slotMaxKeep:   gauge("outbox_slot_max_keep_bytes", "max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs."),
+		slotCreated: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "outbox_slot_created_total",
+			Help: "Slots made by this instance: new, or because the one before was missing or lost, or its publication was not whole. A rise of missing means that somebody drops it.",
+		}, []string{"reason"}),
 		scrapeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_scrape_errors_total", Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
 		}, []string{"collector"}),
@@ -104,7 +109,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	m.zero()
 	if reg != nil {
 		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.desired,
-			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.scrapeErrors, m.settled, m.letGo,
+			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.slotCreated, m.scrapeErrors, m.settled, m.letGo,
 			m.adoptions, m.auditFailures, m.dead)
 	}
 	return m
@@ -133,6 +138,9 @@ func (m *metrics) zero() {
 	}
 	for _, c := range []string{"backlog", "slot", "dead", "streams"} {
 		m.scrapeErrors.WithLabelValues(c)
+	}
+	for _, r := range []string{madeNew, madeMissing, madeLost, madePublication} {
+		m.slotCreated.WithLabelValues(r)
 	}
 	m.auditFailures.WithLabelValues(ReasonMissed)
 	m.auditFailures.WithLabelValues(ReasonStalled)

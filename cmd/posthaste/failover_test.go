@@ -235,6 +235,7 @@ func TestSlotDropped(t *testing.T) {
 		}
 		return nil
 	})
+	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 1`)
 	// While it is down.
 	if code := r.stop(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)

@@ -139,6 +139,11 @@ var metricNotes = []struct {
 			"max(outbox_slot_lost" + leading + ")",
 		},
 		{
+			"outbox_slot_created_total",
+			"`missing`: somebody dropped the slot under the relay. `lost`: Postgres gave it up. `publication`: the publication had lost the table. No event is lost: the relay sweeps before it streams again.",
+			"sum by (reason) (increase(outbox_slot_created_total[1h]))",
+		},
+		{
 			"outbox_slot_retained_bytes",
 			"a disk fills. A transaction is open somewhere, or nothing confirms: the relay acts at `POSTHASTE_WAL_BUDGET`, Postgres at `outbox_slot_max_keep_bytes`.",
 			"max(outbox_slot_retained_bytes" + leading + ")",
