@@ -83,7 +83,13 @@ var cdc = board{
 					"them. Look for a filter on the publication, or somebody else's hand on the slot.",
 				queries: []query{{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"}}, steps: few(),
 			},
-			switches,
+			{
+				title: "Mode switches and new slots", unit: "short", alert: "OutboxSlotDropped",
+				means: "Why the mode changed, and why a slot was made. missing: somebody drops the slot. lost: Postgres gave it up. silent, " +
+					"connection, stalled: the stream does not hold; see the network and Postgres' log.",
+				queries: append([]query{{"sum by (reason) (increase(outbox_slot_created_total{FILTER}[$__rate_interval]))", "slot made: {{reason}}"}}, switches.queries...),
+				steps:   []step{{0, green}, {4, orange}},
+			},
 		}},
 		{"Sweep", 7, []panel{
 			{
