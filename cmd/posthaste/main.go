@@ -43,6 +43,7 @@ type CLI struct {
 	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`
+	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`
 	Demo        demoCmd        `cmd:"" help:"Run everything on servers of its own and show events arriving."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
 }

@@ -1,0 +1,322 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+type benchDrainCmd struct {
+	benchFlags
+	Events      int    `help:"Events of one measurement." default:"20000"`
+	Size        int    `help:"Bytes of an event's payload." default:"300"`
+	Transaction int    `help:"Events of one transaction." default:"1"`
+	Mode        string `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+	Load        string `help:"backlog (the events are there when the relay starts), stream (they are written while it runs) or both." enum:"backlog,stream,both" default:"both"`
+}
+
+// Run measures throughput.
+func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
+	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 {
+		return &usageError{"--events and --transaction must be at least 1, --size from 16 to 1048576"}
+	}
+	r := &report{
+		Bench: "drain", Settings: map[string]any{"events": c.Events, "size": c.Size, "transaction": c.Transaction, "writers": benchWriters, "sweep_workers": e.config.SweepWorkers},
+		columns: []column{
+			{"per_second", "events/s", 0},
+			{"published_per_second", "published/s", 0},
+			{"settled_per_second", "settled/s", 0},
+			{"behind_ms", "behind ms", 0},
+			{"relay_cpu_us", "relay's CPU µs/event", 1},
+			{"busy_percent", "machine busy %", 0},
+		},
+	}
+	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
+		d := &drain{bench: b, c: c}
+		steps := []step{{"limits in Postgres", 3 * c.Events, d.postgresLimits}, {"limit in Redis", c.Events, d.redisLimit}}
+		for _, load := range only(c.Load, "backlog", "stream") {
+			for _, mode := range only(c.Mode, benchModes...) {
+				run := d.backlog
+				if load == "stream" {
+					run = d.stream
+				}
+				steps = append(steps, step{load + " " + string(mode), c.Events, func(ctx context.Context) error { return run(ctx, mode) }})
+			}
+		}
+		return steps
+	})
+}
+
+// drain measures how fast events leave the outbox.
+type drain struct {
+	*bench
+	c benchDrainCmd
+}
+
+func perSecond(n int, since time.Time) float64 { return float64(n) / time.Since(since).Seconds() }
+
+// postgresLimits measures what Postgres does without a relay: writing the events, sending them through a slot, and
+// deleting them with their history.
+func (d *drain) postgresLimits(ctx context.Context) error {
+	return d.in(ctx, func(ctx context.Context, s *scene) error {
+		if _, err := s.slots.Ensure(ctx); err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction); err != nil {
+			return err
+		}
+		d.report.limit("insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself", d.c.Transaction, benchWriters)).is("per_second", perSecond(d.c.Events, began))
+		d.progress.add(d.c.Events)
+		began = time.Now()
+		if err := s.readSlot(ctx, d.c.Events); err != nil {
+			return fmt.Errorf("read the slot: %w", err)
+		}
+		d.report.limit("slot", "those transactions through a logical replication slot, read and thrown away").is("per_second", perSecond(d.c.Events, began))
+		d.progress.add(d.c.Events)
+		began = time.Now()
+		if err := s.deleteAll(ctx, d.c.Events); err != nil {
+			return fmt.Errorf("delete: %w", err)
+		}
+		d.report.limit("delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections", s.config.SweepWorkers)).is("per_second", perSecond(d.c.Events, began))
+		d.progress.add(d.c.Events)
+		return nil
+	})
+}
+
+// readSlot reads n inserts from the slot. It gives the socket time to fill before each read: being woken for every
+// message would cost more than the decoding.
+func (s *scene) readSlot(ctx context.Context, n int) error {
+	cfg, err := sql.ConnConfig(s.config.PostgresURL, s.config.Schema, "bench")
+	if err != nil {
+		return err
+	}
+	cfg.RuntimeParams["replication"] = "database"
+	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		return pgproto3.NewFrontend(bufio.NewReaderSize(gulping{r}, 256<<10), w)
+	}
+	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+	if err != nil {
+		return err
+	}
+	closed := context.AfterFunc(ctx, func() { _ = conn.Conn().Close() })
+	defer func() {
+		closed()
+		_ = conn.Conn().Close() // in the middle of a stream there is nothing to say
+	}()
+	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{
+		Mode: pglogrepl.LogicalReplication, PluginArgs: []string{"proto_version '1'", "publication_names '" + publication + "'"},
+	})
+	if err != nil {
+		return err
+	}
+	for have := 0; have < n; {
+		msg, err := conn.ReceiveMessage(context.Background()) // a context of each message's own would cost a timer each
+		if err != nil {
+			return err
+		}
+		m, ok := msg.(*pgproto3.CopyData)
+		switch {
+		case !ok:
+		case m.Data[0] == pglogrepl.XLogDataByteID && len(m.Data) > 25 && m.Data[25] == byte(pglogrepl.MessageTypeInsert):
+			have++
+		case m.Data[0] == pglogrepl.PrimaryKeepaliveMessageByteID && m.Data[len(m.Data)-1] == 1:
+			if err := pglogrepl.SendStandbyStatusUpdate(ctx, conn, pglogrepl.StandbyStatusUpdate{WALWritePosition: 1}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// gulping waits a little before each read.
+type gulping struct{ r io.Reader }
+
+// Read implements io.Reader.
+func (g gulping) Read(p []byte) (int, error) {
+	time.Sleep(200 * time.Microsecond)
+	return g.r.Read(p)
+}
+
+// bareDelete is what delivering an event costs Postgres at least.
+const bareDelete = `WITH gone AS (
+    DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1000)) RETURNING *
+), receipt AS (
+    INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, published_at, stream, entry_id, mode)
+    SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, clock_timestamp(), 'bench', '0-0', 'poll' FROM gone WHERE $2
+)
+SELECT count(*) FROM gone`
+
+// deleteAll deletes every row, as many parts at once as the relay sweeps.
+func (s *scene) deleteAll(ctx context.Context, n int) error {
+	cfg, err := sql.RelayPoolConfig(s.config.PostgresURL, s.config.Schema)
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = int32(s.config.SweepWorkers)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var gone atomic.Int64
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(s.config.SweepWorkers)
+	for part := range outbox.Parts {
+		g.Go(func() error {
+			for rows := -1; rows != 0; {
+				if err := pool.QueryRow(gctx, bareDelete, part, s.config.History > 0).Scan(&rows); err != nil {
+					return err
+				}
+				gone.Add(int64(rows))
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if int(gone.Load()) != n {
+		return fmt.Errorf("%d rows were deleted of %d", gone.Load(), n)
+	}
+	return nil
+}
+
+// redisLimit measures the same entries written without a gate, in pipelines over two connections.
+func (d *drain) redisLimit(ctx context.Context) error {
+	key := fmt.Sprintf("posthaste-bench-%s-bare", d.name)
+	defer d.redis.Unlink(context.WithoutCancel(ctx), key)
+	const chunk = 1000
+	payload := benchPayload(d.c.Size)
+	var next atomic.Int64
+	began := time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	for range 2 {
+		g.Go(func() error {
+			for {
+				from := int(next.Add(chunk)) - chunk
+				if from >= d.c.Events {
+					return nil
+				}
+				to := min(from+chunk, d.c.Events)
+				_, err := d.redis.Pipelined(gctx, func(p redis.Pipeliner) error {
+					for n := from; n < to; n++ {
+						p.XAdd(gctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)})
+					}
+					return nil
+				})
+				if err != nil {
+					return fmt.Errorf("write entries: %w", err)
+				}
+				d.progress.add(to - from)
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	d.report.limit("xadd", "the same entries by XADD in pipelines of 1,000, over 2 connections").is("per_second", perSecond(d.c.Events, began))
+	return nil
+}
+
+func bareEntry(n int, payload string) []any {
+	return []any{
+		"id", eventID(n).String(), "type", benchEvent, "source", "/posthaste/bench", "subject", fmt.Sprint(n),
+		"time", "2006-01-02T15:04:05.000000Z", "data", payload,
+	}
+}
+
+// backlog measures a relay that starts in front of a full outbox.
+func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
+	return d.in(ctx, func(ctx context.Context, s *scene) error {
+		if err := s.write(ctx, d.c.Events, d.c.Size, 500); err != nil {
+			return err
+		}
+		w := d.report.result("backlog "+string(mode), "from the relay's start to an empty outbox")
+		used, began := usageNow(), time.Now()
+		err := s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
+			return d.empties(ctx, s, p, w, used, began)
+		})
+		if err != nil {
+			return err
+		}
+		return d.verdict(ctx, s, w, "delete", "xadd")
+	})
+}
+
+// stream measures a relay while the events are written, as fast as Postgres takes them.
+func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
+	return d.in(ctx, func(ctx context.Context, s *scene) error {
+		w := d.report.result("stream "+string(mode), fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast as Postgres takes them", d.c.Transaction))
+		err := s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
+			if err := s.inMode(ctx, p, mode); err != nil {
+				return err
+			}
+			used, began := usageNow(), time.Now()
+			var written time.Time
+			g, gctx := errgroup.WithContext(ctx)
+			g.Go(func() error {
+				defer func() { written = time.Now() }()
+				return s.write(gctx, d.c.Events, d.c.Size, d.c.Transaction)
+			})
+			g.Go(func() error { return d.empties(gctx, s, p, w, used, began) })
+			if err := g.Wait(); err != nil {
+				return err
+			}
+			w.is("behind_ms", ms(time.Since(written)))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		limits := []string{"insert", "slot", "delete", "xadd"}
+		if mode == outbox.ModePoll {
+			limits = slices.DeleteFunc(limits, func(l string) bool { return l == "slot" })
+		}
+		return d.verdict(ctx, s, w, limits...)
+	})
+}
+
+// empties waits until all events are published and settled, and notes how fast that was.
+func (d *drain) empties(ctx context.Context, s *scene, p *relayProcess, w *row, used usage, began time.Time) error {
+	if err := s.published(ctx, p, d.c.Events); err != nil {
+		return err
+	}
+	published := perSecond(d.c.Events, began)
+	if err := s.settled(ctx, p); err != nil {
+		return err
+	}
+	w.is("published_per_second", published)
+	w.is("settled_per_second", perSecond(d.c.Events, began))
+	used.note(w, d.c.Events)
+	return nil
+}
+
+// verdict counts, and names what bounds the rate.
+func (d *drain) verdict(ctx context.Context, s *scene, w *row, limits ...string) error {
+	c, err := s.count(ctx, d.c.Events)
+	if err != nil {
+		return err
+	}
+	w.checked(c)
+	lowest := d.report.against(w, "settled_per_second", limits...)
+	w.Bound = fmt.Sprintf("%s, the lowest limit on its way", lowest)
+	if busy := w.median("busy_percent"); busy >= 90 {
+		w.Bound = fmt.Sprintf("the processors (%.0f %% busy); the lowest limit on its way is %s", busy, lowest)
+	}
+	return nil
+}

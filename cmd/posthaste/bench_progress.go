@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/term"
+)
+
+// progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one line
+// per step.
+type progress struct {
+	w     io.Writer
+	tty   bool
+	began time.Time
+	steps int
+	// count is what the step under way has seen.
+	count atomic.Int64
+
+	mu    sync.Mutex
+	at    int // the step under way, from 1
+	name  string
+	total int
+	since time.Time
+
+	stop chan struct{}
+	once sync.Once
+	done sync.WaitGroup
+}
+
+func newProgress(w io.Writer, steps int) *progress {
+	p := &progress{w: w, steps: steps, began: time.Now(), stop: make(chan struct{})}
+	f, ok := w.(*os.File)
+	p.tty = ok && term.IsTerminal(int(f.Fd()))
+	p.done.Go(func() {
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		for {
+			select {
+			case <-p.stop:
+				return
+			case <-t.C:
+				p.mu.Lock()
+				if p.tty {
+					p.line("\r\x1b[K", "")
+				}
+				p.mu.Unlock()
+			}
+		}
+	})
+	return p
+}
+
+// step ends the step under way and begins the next.
+func (p *progress) step(name string, total int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+	p.at, p.name, p.total, p.since = p.at+1, name, total, time.Now()
+	p.count.Store(0)
+}
+
+// add counts events of the step under way.
+func (p *progress) add(n int) { p.count.Add(int64(n)) }
+
+func (p *progress) end() {
+	switch {
+	case p.at == 0:
+	case p.tty:
+		p.line("\r\x1b[K", "\n")
+	default:
+		p.line("", "\n")
+	}
+}
+
+// line prints the step under way, its rate, and the time that the rest of the benchmark will take if its steps are like
+// those before.
+func (p *progress) line(before, after string) {
+	if p.at == 0 {
+		return
+	}
+	n, took := p.count.Load(), time.Since(p.since)
+	text := fmt.Sprintf("%*d/%d %-22s %9s", len(fmt.Sprint(p.steps)), p.at, p.steps, p.name, humanize.Comma(n))
+	if p.total > 0 {
+		text += " of " + humanize.Comma(int64(p.total))
+	}
+	text += fmt.Sprintf(" in %.1f s, %s/s", took.Seconds(), humanize.Comma(int64(float64(n)/took.Seconds())))
+	behind := float64(p.at - 1)
+	switch {
+	case after != "":
+		behind++
+	case p.total > 0:
+		behind += min(1, float64(n)/float64(p.total))
+	}
+	if behind > 0 {
+		left := time.Duration(float64(time.Since(p.began)) / behind * (float64(p.steps) - behind))
+		text += fmt.Sprintf("; about %v left", left.Round(time.Second))
+	}
+	fmt.Fprint(p.w, before+text+after)
+}
+
+// close ends the last step. It may be called again.
+func (p *progress) close() {
+	p.once.Do(func() {
+		close(p.stop)
+		p.done.Wait()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.end()
+	})
+}

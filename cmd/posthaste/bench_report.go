@@ -1,0 +1,258 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// report is what a benchmark found: limits, which are what a server does when it does nothing else, and results, which
+// are to be read beside them. It is also the form of --json.
+type report struct {
+	Bench    string         `json:"bench"`
+	At       time.Time      `json:"at"`
+	Machine  machine        `json:"machine"`
+	Settings map[string]any `json:"settings"`
+	Limits   []*row         `json:"limits"`
+	Results  []*row         `json:"results"`
+
+	// columns are the figures that people are shown.
+	columns []column
+}
+
+// row is one thing that was measured once in every repetition.
+type row struct {
+	Name string `json:"name"`
+	What string `json:"what"`
+	// Figures by name; the name ends in the unit.
+	Figures map[string]*figure `json:"figures"`
+	// Ratios are Figures over a limit, by the limit's name.
+	Ratios map[string]float64 `json:"ratios,omitempty"`
+	Bound  string             `json:"bound,omitempty"`
+	Check  *check             `json:"check,omitempty"`
+}
+
+// figure is one number of every repetition.
+type figure struct {
+	Median float64   `json:"median"`
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	Runs   []float64 `json:"runs"`
+}
+
+// column shows a figure.
+type column struct {
+	name, head string
+	digits     int
+}
+
+// check is what was counted after the measuring, over all repetitions.
+type check struct {
+	// Committed is how many events or orders were written, Found how many of them are where they belong.
+	Committed int `json:"committed"`
+	Found     int `json:"found"`
+	Lost      int `json:"lost"`
+	Repeated  int `json:"repeated"`
+	// Unknown were never committed.
+	Unknown int `json:"unknown"`
+	// Recorded is how many are in outbox_history; for orders, how many events there are.
+	Recorded int `json:"recorded"`
+	// Replayed counts requests that were answered from an earlier one's order.
+	Replayed int `json:"replayed,omitempty"`
+}
+
+func (c *check) add(o check) {
+	c.Committed += o.Committed
+	c.Found += o.Found
+	c.Lost += o.Lost
+	c.Repeated += o.Repeated
+	c.Unknown += o.Unknown
+	c.Recorded += o.Recorded
+	c.Replayed += o.Replayed
+}
+
+// holds reports whether everything that was committed was found, once.
+func (c *check) holds() bool {
+	return c.Lost == 0 && c.Repeated == 0 && c.Unknown == 0 && c.Found == c.Committed && c.Recorded == c.Committed
+}
+
+// entry returns the row of that name in list, made if need be.
+func entry(list *[]*row, name, what string) *row {
+	for _, r := range *list {
+		if r.Name == name {
+			return r
+		}
+	}
+	r := &row{Name: name, What: what, Figures: map[string]*figure{}, Ratios: map[string]float64{}}
+	*list = append(*list, r)
+	return r
+}
+
+func (r *report) limit(name, what string) *row  { return entry(&r.Limits, name, what) }
+func (r *report) result(name, what string) *row { return entry(&r.Results, name, what) }
+
+// is adds one repetition's number.
+func (r *row) is(name string, v float64) {
+	f := r.Figures[name]
+	if f == nil {
+		f = &figure{}
+		r.Figures[name] = f
+	}
+	f.Runs = append(f.Runs, v)
+	s := slices.Sorted(slices.Values(f.Runs))
+	f.Min, f.Max = s[0], s[len(s)-1]
+	f.Median = (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// median of a figure; 0 when it was not measured.
+func (r *row) median(name string) float64 {
+	if f := r.Figures[name]; f != nil {
+		return f.Median
+	}
+	return 0
+}
+
+// checked adds what was counted after a repetition.
+func (r *row) checked(c check) {
+	if r.Check == nil {
+		r.Check = &check{}
+	}
+	r.Check.add(c)
+}
+
+// spread adds the percentiles of one repetition, in milliseconds.
+func (r *row) spread(took []time.Duration) {
+	s := slices.Sorted(slices.Values(took))
+	for _, q := range []struct {
+		name string
+		of   float64
+	}{{"p50_ms", 0.5}, {"p90_ms", 0.9}, {"p99_ms", 0.99}, {"max_ms", 1}} {
+		if len(s) > 0 {
+			r.is(q.name, ms(s[max(0, int(q.of*float64(len(s))+0.5)-1)]))
+		}
+	}
+}
+
+// find returns a limit that was measured before.
+func (r *report) find(name string) *row {
+	return r.Limits[slices.IndexFunc(r.Limits, func(l *row) bool { return l.Name == name })]
+}
+
+// together is the ratio to what the limits allow one after the other, which is the fair one where they share processors.
+const together = "all of these one after the other"
+
+// against notes what share of the limits' rates a result's rate is, and returns the lowest limit.
+func (r *report) against(w *row, rate string, limits ...string) (lowest string) {
+	least, sum := math.Inf(1), 0.0
+	for _, name := range limits {
+		v := r.find(name).median("per_second")
+		w.Ratios[name] = w.median(rate) / v
+		sum += 1 / v
+		if v < least {
+			lowest, least = name, v
+		}
+	}
+	w.Ratios[together] = w.median(rate) * sum
+	return lowest
+}
+
+// finish prints the report, and returns errFound if it shows that something went wrong.
+func (r *report) finish(e *env, asJSON bool) error {
+	var err error
+	if asJSON {
+		err = e.json(r)
+	} else {
+		err = r.print(e.stdout)
+	}
+	if err != nil {
+		return err
+	}
+	for _, w := range r.Results {
+		if w.Check != nil && !w.Check.holds() {
+			return errFound
+		}
+	}
+	return nil
+}
+
+func (r *report) print(out io.Writer) error {
+	fmt.Fprint(out, r.Machine.text())
+	var set []string
+	for k, v := range r.Settings {
+		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
+	}
+	slices.Sort(set)
+	fmt.Fprintf(out, "settings: %s; median (least–most) of %d repetitions\n\n", strings.Join(set, ", "), r.Settings["runs"])
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	r.table(t, "limit", r.Limits)
+	fmt.Fprintln(t)
+	r.table(t, "result", r.Results)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	for _, w := range r.Results {
+		fmt.Fprintf(out, "%s: %s\n", w.Name, w.What)
+		var parts []string
+		for _, name := range slices.SortedFunc(maps.Keys(w.Ratios), func(a, b string) int { return cmp.Compare(w.Ratios[b], w.Ratios[a]) }) {
+			parts = append(parts, fmt.Sprintf("%s %s", ratioText(w.Ratios[name]), name))
+		}
+		if len(parts) > 0 {
+			fmt.Fprintf(out, "  is %s\n", strings.Join(parts, ", "))
+		}
+		if w.Bound != "" {
+			fmt.Fprintf(out, "  bound by %s\n", w.Bound)
+		}
+		if c := w.Check; c != nil {
+			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d", humanize.Comma(int64(c.Committed)), humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
+			if c.Replayed > 0 {
+				fmt.Fprintf(out, "; %s more answered from an earlier one", humanize.Comma(int64(c.Replayed)))
+			}
+			fmt.Fprintln(out)
+		}
+	}
+	for _, l := range r.Limits {
+		fmt.Fprintf(out, "%s: %s\n", l.Name, l.What)
+	}
+	return nil
+}
+
+// ratioText keeps two digits.
+func ratioText(v float64) string {
+	if v >= 10 {
+		return fmt.Sprintf("%.0f ×", v)
+	}
+	return fmt.Sprintf("%.2g ×", v)
+}
+
+func (r *report) table(t io.Writer, what string, rows []*row) {
+	shown := slices.DeleteFunc(slices.Clone(r.columns), func(c column) bool {
+		return !slices.ContainsFunc(rows, func(w *row) bool { return w.Figures[c.name] != nil })
+	})
+	fmt.Fprint(t, what)
+	for _, c := range shown {
+		fmt.Fprintf(t, "\t%s", c.head)
+	}
+	fmt.Fprintln(t)
+	for _, w := range rows {
+		fmt.Fprint(t, w.Name)
+		for _, c := range shown {
+			f := w.Figures[c.name]
+			if f == nil {
+				fmt.Fprint(t, "\t–")
+				continue
+			}
+			num := func(v float64) string { return humanize.CommafWithDigits(v, c.digits) }
+			fmt.Fprintf(t, "\t%s (%s–%s)", num(f.Median), num(f.Min), num(f.Max))
+		}
+		fmt.Fprintln(t)
+	}
+}

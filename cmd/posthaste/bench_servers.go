@@ -1,0 +1,415 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/cdc"
+	"posthaste/internal/local"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// benchWriters is how many connections insert at once.
+const benchWriters = 8
+
+// open starts servers, or takes those of the settings, and notes what they are.
+func (b *bench) open(ctx context.Context, stderr io.Writer) (err error) {
+	c := &b.config
+	if b.flags.External {
+		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the end.\n", b.name, b.name)
+	} else if err := b.start(ctx); err != nil {
+		return err
+	}
+	c.Schema, c.StreamMaxlen = "public", 0 // streams are counted, so they are not trimmed
+	c.HTTPAddr = "127.0.0.1:0"
+	if c.AdminAddr == "" {
+		c.AdminAddr = "127.0.0.1:0"
+	}
+	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
+		return err
+	}
+	if b.redis, err = consumerClient(c.RedisURL); err != nil {
+		return err
+	}
+	b.report.At = time.Now().UTC().Truncate(time.Second)
+	b.report.Settings["runs"] = b.flags.Runs
+	b.report.Machine, err = b.facts(ctx)
+	return err
+}
+
+// start starts a Postgres and a Redis that keep their data as in production.
+func (b *bench) start(ctx context.Context) error {
+	bin, err := local.PostgresBin(ctx, b.flags.PGBin)
+	if err != nil {
+		return err
+	}
+	redisPath, err := local.RedisBin(b.flags.RedisBin)
+	if err != nil {
+		return err
+	}
+	if b.dir, err = os.MkdirTemp(b.flags.Dir, "posthaste-bench-"); err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = os.RemoveAll(b.dir) })
+	// Postgres may have to run as another user, who must be able to pass through.
+	if err := os.Chmod(b.dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return err
+	}
+	pgDir, redisDir := filepath.Join(b.dir, "postgres"), filepath.Join(b.dir, "redis")
+	for _, d := range []string{pgDir, redisDir} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			return err
+		}
+	}
+	pg, err := local.StartPostgres(ctx, bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on", "shared_buffers=256MB", "max_wal_size=4GB")
+	if err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = pg.Stop("immediate") })
+	rd, err := local.StartRedis(ctx, redisPath, redisDir)
+	if err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = rd.Kill() })
+	b.config.PostgresURL, b.config.RedisURL = pg.URL("postgres"), rd.URL()
+	return nil
+}
+
+func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) {
+	cfg, err := sql.PoolConfig(url, "public", "bench")
+	if err != nil {
+		return nil, &usageError{err.Error()}
+	}
+	cfg.MaxConns = int32(size)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+// close stops what open started.
+func (b *bench) close() {
+	if b.redis != nil {
+		_ = b.redis.Close()
+	}
+	if b.admin != nil {
+		b.admin.Close()
+	}
+	for i := len(b.owned) - 1; i >= 0; i-- {
+		b.owned[i]()
+	}
+}
+
+// machine says what the figures were measured on. Durability is part of it: without fsync a commit costs nothing.
+type machine struct {
+	Cores      int               `json:"cores"`
+	Platform   string            `json:"platform"`
+	Load       float64           `json:"load_average_before"`
+	Servers    string            `json:"servers"`
+	Versions   map[string]string `json:"versions"`
+	Durability map[string]string `json:"durability"`
+}
+
+func (m machine) text() string {
+	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: %s\ndurability: %s\n", m.Cores, m.Platform, m.Load, m.Servers,
+		pairs(m.Versions, "posthaste", "go", "postgres", "redis"),
+		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync", "redis_durability"))
+}
+
+func pairs(m map[string]string, keys ...string) string {
+	list := make([]string, len(keys))
+	for i, k := range keys {
+		list[i] = k + " " + m[k]
+	}
+	return strings.Join(list, ", ")
+}
+
+func (b *bench) facts(ctx context.Context) (machine, error) {
+	m := machine{
+		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "of its own, on this machine",
+		Versions:   map[string]string{"posthaste": version, "go": strings.TrimPrefix(runtime.Version(), "go")},
+		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
+	}
+	if b.flags.External {
+		m.Servers = "external"
+	} else if inMemory(b.dir) {
+		m.Servers += ", their data in memory, where fsync costs nothing (see --dir)"
+	}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if l, err := fs.LoadAvg(); err == nil {
+			m.Load = l.Load1
+		}
+	}
+	rows, err := b.admin.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'synchronous_commit', 'full_page_writes')")
+	if err != nil {
+		return m, err
+	}
+	var name, setting string
+	if _, err := pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
+		if name == "server_version" {
+			m.Versions["postgres"] = setting
+		} else {
+			m.Durability[name] = setting
+		}
+		return nil
+	}); err != nil {
+		return m, err
+	}
+	info, err := b.redis.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return m, fmt.Errorf("ask redis: %w", err)
+	}
+	m.Versions["redis"] = info["Server"]["redis_version"]
+	if v := info["Server"]["valkey_version"]; v != "" {
+		m.Versions["redis"] = "valkey " + v
+	}
+	for _, name := range []string{"appendonly", "appendfsync"} {
+		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
+		if v, err := b.redis.ConfigGet(ctx, name).Result(); err == nil {
+			m.Durability[name] = v[name]
+		}
+	}
+	return m, nil
+}
+
+// inMemory reports whether a folder is on a file system that survives nothing.
+func inMemory(dir string) bool {
+	const tmpfs = 0x01021994
+	var st syscall.Statfs_t
+	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
+}
+
+// usage is the processor time that this process, and the machine, had used at a moment.
+type usage struct {
+	own        time.Duration
+	busy, idle float64
+}
+
+func usageNow() usage {
+	var u usage
+	var r syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &r) == nil {
+		u.own = time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if s, err := fs.Stat(); err == nil {
+			c := s.CPUTotal
+			u.idle = c.Idle + c.Iowait
+			u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+		}
+	}
+	return u
+}
+
+// note adds what was used since u to a row, per event.
+func (u usage) note(w *row, events int) {
+	now := usageNow()
+	w.is("relay_cpu_us", float64((now.own-u.own).Microseconds())/float64(events))
+	if busy, idle := now.busy-u.busy, now.idle-u.idle; busy+idle > 0 {
+		w.is("busy_percent", 100*busy/(busy+idle))
+	}
+}
+
+// scene is one measurement's own database, slot and stream. They are gone when it ends.
+type scene struct {
+	*bench
+	name   string
+	config Config
+	pool   *pgxpool.Pool
+	slots  *cdc.Slots
+}
+
+// in runs do in a new scene and removes it, whatever do says.
+func (b *bench) in(ctx context.Context, do func(ctx context.Context, s *scene) error) (err error) {
+	b.scenes++
+	s := &scene{bench: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config}
+	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
+	s.config.Slot = s.name
+	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
+	s.config.PostgresURL = inDatabase(b.config.PostgresURL, s.name)
+	defer func() { err = errors.Join(err, s.remove(ctx)) }()
+	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{s.name}.Sanitize()); err != nil {
+		return fmt.Errorf("create database %s: %w", s.name, err)
+	}
+	if _, err := sql.Migrate(ctx, s.config.PostgresURL, s.config.Schema, s.log); err != nil {
+		return err
+	}
+	if s.pool, err = openPool(ctx, s.config.PostgresURL, 2*benchWriters); err != nil {
+		return err
+	}
+	if s.slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: s.pool, Slot: s.config.Slot, Logger: s.log}); err != nil {
+		return err
+	}
+	return do(ctx, s)
+}
+
+// inDatabase is the connection string with another database in it.
+func inDatabase(dsn, name string) string {
+	if !strings.Contains(dsn, "://") {
+		return dsn + " dbname=" + name // the last one counts
+	}
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return dsn // parsed before, by the settings
+	}
+	u.Path = "/" + name
+	q := u.Query()
+	q.Del("dbname")
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// remove drops the slot, the database and the keys. It also does after an interruption.
+func (s *scene) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	var errs []error
+	if s.slots != nil {
+		errs = append(errs, s.slots.Drop(ctx))
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	_, err := s.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{s.name}.Sanitize()+" WITH (FORCE)")
+	errs = append(errs, err, s.redis.Unlink(ctx, s.stream(), "{"+s.stream()+"}:gate", "dead."+s.stream()).Err())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// stream is where the scene's events go.
+func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, benchType) }
+
+// relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process, without
+// the sync of credits, which is none of a benchmark's business.
+func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *relayProcess) error) error {
+	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
+		return err
+	}
+	if err := sql.SetDesired(ctx, s.pool, s.config.RelayName, mode); err != nil {
+		return err
+	}
+	p, err := newRelay(ctx, s.config, s.log)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	rctx, stop := context.WithCancel(ctx)
+	g, gctx := errgroup.WithContext(rctx)
+	g.Go(func() error { return p.relay.Run(gctx) })
+	g.Go(func() error { return httpServer(gctx, p.server, p.admin, time.Second) })
+	err = do(gctx, p)
+	stop()
+	// What the relay ended with says more than that the rest was cancelled for it.
+	if werr := g.Wait(); werr != nil && !errors.Is(werr, context.Canceled) {
+		return werr
+	}
+	return err
+}
+
+// until waits until cond holds, and gives up when nothing changes for a minute. cond also returns how far it is.
+func (s *scene) until(ctx context.Context, p *relayProcess, what string, cond func() (holds bool, far int64, err error)) error {
+	last, changed := int64(-1), time.Now()
+	for {
+		holds, far, err := cond()
+		if holds || err != nil {
+			return err
+		}
+		if far != last {
+			last, changed = far, time.Now()
+		}
+		if time.Since(changed) > time.Minute {
+			h := p.relay.Health()
+			return fmt.Errorf("nothing has changed for a minute while waiting for %s; the relay says: %v %v", what, h.Reasons, h.Degraded)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// inMode waits until the relay is in the mode.
+func (s *scene) inMode(ctx context.Context, p *relayProcess, mode outbox.Mode) error {
+	return s.until(ctx, p, "mode "+string(mode), func() (bool, int64, error) {
+		return p.relay.Status().Mode == mode, 0, nil
+	})
+}
+
+// published waits until the stream has n entries.
+func (s *scene) published(ctx context.Context, p *relayProcess, n int) error {
+	return s.until(ctx, p, "every event in the stream", func() (bool, int64, error) {
+		have, err := s.redis.XLen(ctx, s.stream()).Result()
+		s.progress.count.Store(have)
+		return have >= int64(n), have, err
+	})
+}
+
+// settled waits until the outbox is empty.
+func (s *scene) settled(ctx context.Context, p *relayProcess) error {
+	return s.until(ctx, p, "the outbox to be empty", func() (bool, int64, error) {
+		held := int64(p.relay.Status().Inflight)
+		if held > 0 {
+			return false, held, nil
+		}
+		var left bool
+		err := s.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox)").Scan(&left)
+		return !left, -1, err
+	})
+}
+
+// count holds the stream and the history against the n events that were written.
+func (s *scene) count(ctx context.Context, n int) (check, error) {
+	c := check{Committed: n}
+	seen := make([]bool, n)
+	for from := "-"; ; {
+		page, err := s.redis.XRangeN(ctx, s.stream(), from, "+", 1000).Result()
+		if err != nil {
+			return c, err
+		}
+		if len(page) == 0 {
+			break
+		}
+		for _, m := range page {
+			id, _ := m.Values["id"].(string)
+			switch i, ok := eventNumber(id); {
+			case !ok || i >= n:
+				c.Unknown++
+			case seen[i]:
+				c.Repeated++
+			default:
+				seen[i] = true
+				c.Found++
+			}
+		}
+		from = "(" + page[len(page)-1].ID
+	}
+	c.Lost = n - c.Found
+	err := s.pool.QueryRow(ctx, "SELECT count(*) FROM outbox_history").Scan(&c.Recorded)
+	if s.config.History == 0 {
+		c.Recorded = n // there is none
+	}
+	return c, err
+}
