@@ -109,9 +109,10 @@ type bucket struct {
 // New returns a Bank; it does no I/O.
 func New(o Options) *Bank {
 	b := &Bank{
-		redis: o.Redis, pool: o.Pool, durable: o.Durability, calls: newBatcher(o.Redis, o.Durability), keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
+		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
 		maxStream: maxStream,
 	}
+	b.calls = newBatcher(o.Redis, o.Durability, b.metrics.waits)
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}

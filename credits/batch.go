@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -30,19 +31,22 @@ var errNotSent = errors.New("the call was not sent")
 type batcher struct {
 	client  redis.UniversalClient
 	durable Durability
+	// waits gets how long a pipeline took that waited for durability.
+	waits prometheus.Observer
 
 	mu    sync.Mutex
 	nodes map[*redis.Client]*lane
 }
 
-func newBatcher(c redis.UniversalClient, d Durability) *batcher {
-	return &batcher{client: c, durable: d, nodes: map[*redis.Client]*lane{}}
+func newBatcher(c redis.UniversalClient, d Durability, waits prometheus.Observer) *batcher {
+	return &batcher{client: c, durable: d, waits: waits, nodes: map[*redis.Client]*lane{}}
 }
 
 // lane is what waits for one node. Its goroutines live while there is something to send.
 type lane struct {
 	node    *redis.Client
 	durable Durability
+	waits   prometheus.Observer
 
 	mu      sync.Mutex
 	queue   []*waitingCall
@@ -131,7 +135,7 @@ func (b *batcher) lane(ctx context.Context, key string) (*lane, error) {
 	defer b.mu.Unlock()
 	l := b.nodes[node]
 	if l == nil {
-		l = &lane{node: node, durable: b.durable}
+		l = &lane{node: node, durable: b.durable, waits: b.waits}
 		b.nodes[node] = l
 	}
 	return l, nil
@@ -223,7 +227,11 @@ func (l *lane) exec(batch []*waitingCall) {
 		_ = p.Process(ctx, c.cmd) // only queues it
 	}
 	w := l.durable.wait(ctx, p)
+	start := time.Now()
 	_, _ = p.Exec(ctx) // each command has its own error
+	if w != nil {
+		l.waits.Observe(time.Since(start).Seconds())
+	}
 	waited := l.durable.reached(w)
 	for _, c := range batch {
 		c.waited, c.err = waited, c.cmd.Err()

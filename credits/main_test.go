@@ -200,3 +200,11 @@ func counter(c prometheus.Metric) int64 {
 	}
 	return int64(m.GetCounter().GetValue())
 }
+
+func gauge(g prometheus.Metric) int64 {
+	var m dto.Metric
+	if err := g.Write(&m); err != nil {
+		panic(err)
+	}
+	return int64(m.GetGauge().GetValue())
+}

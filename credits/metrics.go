@@ -13,6 +13,7 @@ type bankMetrics struct {
 	// code are the counters of ops.
 	code  map[string]prometheus.Counter
 	loads prometheus.Counter
+	waits prometheus.Histogram
 }
 
 func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
@@ -25,13 +26,18 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 			Name: "credits_ledger_reads_total",
 			Help: "Accounts read from the ledger because Redis did not have them.",
 		}),
+		waits: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "credits_durability_wait_seconds",
+			Help:    "Time of pipelines that waited for replicas or disk. A rise means these are slow; at half a second outcomes become unknown.",
+			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1},
+		}),
 	}
 	m.code = make(map[string]prometheus.Counter, len(codes))
 	for _, c := range codes {
 		m.code[c] = m.ops.WithLabelValues(c)
 	}
 	if reg != nil {
-		reg.MustRegister(m.ops, m.loads)
+		reg.MustRegister(m.ops, m.loads, m.waits)
 	}
 	return m
 }
@@ -62,6 +68,7 @@ type syncMetrics struct {
 	written *prometheus.CounterVec
 	bumps   prometheus.Counter
 	lost    prometheus.Counter
+	drift   prometheus.Gauge
 }
 
 func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
@@ -85,6 +92,10 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		bumps: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "credits_epoch_bumps_total", Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
 		}),
+		drift: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "credits_reconcile_drift",
+			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 minutes. Anything but 0 means the ledger was changed by hand.",
+		}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "credits_lost_operations_total", Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
 		}),
@@ -99,7 +110,7 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		m.frozen.WithLabelValues(r)
 	}
 	if reg != nil {
-		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.lost)
+		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.lost, m.drift)
 	}
 	return m
 }

@@ -24,6 +24,9 @@ const (
 	idleLeast, idleMost = 10 * time.Millisecond, 250 * time.Millisecond
 	// lookEvery is how often the buckets' epochs are compared with the ledger's.
 	lookEvery = time.Second
+	// driftEvery is how often the two sides of the ledger are compared, which reads every account.
+	driftEvery   = 15 * time.Minute
+	driftTimeout = time.Minute
 )
 
 // SyncOptions of a Sync. Redis and Pool are required.
@@ -48,6 +51,8 @@ type Sync struct {
 	// rows are the buckets in use, as of the last look. Owned by Run.
 	rows   []sql.CreditEpoch
 	looked time.Time
+	// balanced is when the two sides of the ledger were compared.
+	balanced time.Time
 	// failpoint is nil outside tests; its error ends a round where it stands.
 	failpoint func(name string) error
 }
@@ -83,6 +88,10 @@ func (s *Sync) Run(ctx context.Context) error {
 			s.log.Info("credits are taken into the ledger again", "failures", failures)
 			failures = 0
 		}
+		if err == nil && len(s.rows) > 0 && time.Since(s.balanced) >= driftEvery {
+			s.balanced = time.Now()
+			s.compare(ctx)
+		}
 		if len(s.rows) == 0 {
 			wait = max(wait, lookEvery) // nobody uses credits
 		}
@@ -91,6 +100,23 @@ func (s *Sync) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// compare tells whether the ledger's accounts and counter-accounts agree.
+func (s *Sync) compare(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, driftTimeout)
+	defer cancel()
+	list, err := sql.UnbalancedCreditBuckets(ctx, s.pool)
+	if err != nil {
+		s.log.Debug("the two sides of the ledger were not compared", "err", err)
+		return
+	}
+	drift := int64(0)
+	for _, b := range list {
+		drift += max(b.Issued-b.Accounts, b.Accounts-b.Issued)
+		s.log.Error("the accounts of a bucket differ from its counter-account", "bucket", b.Bucket, "accounts", b.Accounts, "issued", b.Issued)
+	}
+	s.metrics.drift.Set(float64(drift))
 }
 
 // round looks at every bucket once and returns how many entries it took.

@@ -1,0 +1,212 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+// cluster is three masters that share the slots, and a client of all of them with the settings of NewClient.
+func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer, newClient func() *redis.ClusterClient) {
+	t.Helper()
+	const masters = 3
+	do := func(n *testenv.RedisServer, args ...any) {
+		t.Helper()
+		if err := n.Client.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatalf("%v: %v", args, err)
+		}
+	}
+	var addrs []string
+	for i := range masters {
+		n := start(t, "cluster-enabled yes", "cluster-node-timeout 30000")
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+		do(n, "CLUSTER", "ADDSLOTSRANGE", i*16384/masters, (i+1)*16384/masters-1)
+		do(n, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+	}
+	for _, n := range nodes[1:] {
+		do(nodes[0], "CLUSTER", "MEET", "127.0.0.1", n.Port)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		for _, n := range nodes {
+			info, err := n.Client.ClusterInfo(context.Background()).Result()
+			if err != nil || !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", masters)) {
+				return fmt.Errorf("not one cluster yet: %w", err)
+			}
+		}
+		return nil
+	})
+	return nodes, func() *redis.ClusterClient {
+		c := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, ReadTimeout: time.Second, PoolTimeout: patience,
+		})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+}
+
+// The whole of it on a cluster of three, of Redis and of Valkey: functions on every master, loads, the sync, reconciliation,
+// exactly the balance spent; then one master loses its data, and only its buckets are rebuilt.
+func TestOnACluster(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{"redis": testenv.Redis, "valkey": testenv.Valkey} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nodes, newClient := cluster(t, start)
+			db, log := testenv.Postgres(t), testenv.Logger(t)
+			onCluster := func(o *Options) { o.Redis = newClient() }
+			w := &world{tb: t, db: db, redis: nodes[0]}
+			w.bank = w.newBank(onCluster)
+			w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
+			users := make([]uuid.UUID, 12)
+			for i := range users {
+				users[i] = w.funded(50)
+			}
+			for _, n := range nodes {
+				if n.Client.DBSize(t.Context()).Val() == 0 {
+					t.Error("a master has nothing")
+				}
+				wantEqual(t, "libraries", len(n.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
+			}
+			nodes[1].Client.FunctionFlush(t.Context())
+			banks := []*Bank{w.bank, w.newBank(onCluster), w.newBank(onCluster)}
+			var spent atomic.Int64
+			var wg sync.WaitGroup
+			for i := range users {
+				for j := range 100 {
+					wg.Go(func() {
+						op := newOp(users[i], Deduct, 1)
+						for range 2 { // and once more, in another process
+							r, err := banks[j%3].Apply(context.Background(), op)
+							if err != nil {
+								t.Error(err)
+							} else if r.Outcome == OK && !r.Replayed {
+								spent.Add(1)
+							}
+							j++
+						}
+					})
+				}
+			}
+			wg.Wait()
+			wantEqual(t, "spent", spent.Load(), int64(50*len(users)))
+			for _, u := range users {
+				w.inStep(u, 0)
+			}
+			r, err := Reconcile(t.Context(), newClient(), db.Pool, nil)
+			if err != nil || !r.Clean() || r.Accounts != len(users) || r.Cached != len(users) {
+				t.Errorf("reconciliation: %+v, %v", r, err)
+			}
+			for _, u := range users {
+				w.must(newOp(u, Add, 7), OK)
+			}
+			w.settle()
+			nodes[2].Client.FlushAll(t.Context())
+			w.settle()
+			hit := 0
+			for _, u := range users {
+				testenv.Eventually(t, 10*time.Second, func() error {
+					_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1000))
+					return err
+				})
+				w.inStep(u, 7)
+				if slot := nodes[2].Client.ClusterKeySlot(t.Context(), accountKey(u)).Val(); slot >= 2*16384/3 {
+					hit++
+				}
+			}
+			if n := counter(w.sync.metrics.bumps); n == 0 || n > int64(hit) {
+				t.Errorf("%d buckets rebuilt, %d accounts lost their data", n, hit)
+			}
+			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
+		})
+	}
+}
+
+// A slot moves to another master while operations go on: none is refused for it for long, none is done twice.
+func TestABucketMovesInTheCluster(t *testing.T) {
+	t.Parallel()
+	nodes, newClient := cluster(t, testenv.Redis)
+	db, log := testenv.Postgres(t), testenv.Logger(t)
+	w := &world{tb: t, db: db, redis: nodes[0]}
+	w.bank = w.newBank(func(o *Options) { o.Redis = newClient() })
+	w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
+	user := w.funded(1000)
+	stop := make(chan struct{})
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				op := newOp(user, Deduct, 1)
+				for {
+					r, err := w.bank.Apply(context.Background(), op)
+					if err == nil && r.Outcome == OK {
+						done.Add(1)
+						break
+					}
+					if err != nil && !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknown) || err == nil {
+						t.Errorf("%+v %v", r, err)
+						return
+					}
+				}
+			}
+		})
+	}
+	more := func() {
+		from := done.Load()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if done.Load() < from+20 {
+				return errors.New("no progress")
+			}
+			return nil
+		})
+	}
+	more()
+	slot := int(nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Val())
+	from := slot * 3 / 16384
+	to := (from + 1) % 3
+	ids := make([]string, 3)
+	for i, n := range nodes {
+		ids[i] = n.Client.Do(t.Context(), "CLUSTER", "MYID").Val().(string)
+	}
+	do := func(n int, args ...any) {
+		if err := nodes[n].Client.Do(t.Context(), args...).Err(); err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	do(to, "FUNCTION", "LOAD", "REPLACE", library)
+	do(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from])
+	do(from, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to])
+	for {
+		keys := nodes[from].Client.ClusterGetKeysInSlot(t.Context(), slot, 100).Val()
+		if len(keys) == 0 {
+			break
+		}
+		args := []any{"MIGRATE", "127.0.0.1", nodes[to].Port, "", 0, 5000, "KEYS"}
+		for _, k := range keys {
+			args = append(args, k)
+		}
+		do(from, args...)
+	}
+	for _, n := range []int{to, from} {
+		do(n, "CLUSTER", "SETSLOT", slot, "NODE", ids[to])
+	}
+	more()
+	close(stop)
+	wg.Wait()
+	w.inStep(user, 1000-done.Load())
+}

@@ -1,0 +1,55 @@
+package credits
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Everything is there at zero before anything has happened, so that the first rise is seen as one.
+func TestMetricsBeginAtZero(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	New(Options{Registerer: reg})
+	NewSync(SyncOptions{Registerer: reg})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := map[string]int{}
+	for _, f := range families {
+		series[f.GetName()] = len(f.GetMetric())
+		for _, m := range f.GetMetric() {
+			if m.GetCounter().GetValue()+m.GetGauge().GetValue()+m.GetHistogram().GetSampleSum() != 0 {
+				t.Errorf("%s begins at %v", f.GetName(), m)
+			}
+		}
+	}
+	for name, want := range map[string]int{
+		"credits_ops_total": len(codes), "credits_ledger_reads_total": 1, "credits_durability_wait_seconds": 1, "credits_sync_lag_seconds": 1,
+		"credits_stream_entries": 1, "credits_sync_entries_total": 3, "credits_frozen_total": len(reasons), "credits_epoch_bumps_total": 1,
+		"credits_lost_operations_total": 1, "credits_reconcile_drift": 1, "outbox_events_written_total": 2,
+	} {
+		wantEqual(t, name, series[name], want)
+	}
+	if !slices.Contains(reasons, reasonFork) {
+		t.Error("forks are not counted")
+	}
+}
+
+// The drift is what somebody changed behind the program's back.
+func TestDrift(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.funded(100), w.funded(50)
+	w.settle()
+	w.sync.compare(t.Context())
+	wantEqual(t, "drift", gauge(w.sync.metrics.drift), 0)
+	w.db.Exec(t, "UPDATE credit_accounts SET balance = 93 WHERE user_id = $1", a)
+	w.db.Exec(t, "DELETE FROM credit_accounts WHERE user_id = $1", b)
+	w.sync.compare(t.Context())
+	if got := gauge(w.sync.metrics.drift); got != 57 {
+		t.Errorf("drift %v, want 57", got)
+	}
+}
