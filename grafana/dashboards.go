@@ -72,7 +72,27 @@ func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // cl
 		}
 		y += uint32(r.height)
 	}
-	return d.Build()
+	made, err := d.Build()
+	unhide(&made)
+	return made, err
+}
+
+// unhide undoes the SDK's default of putting links and annotations into a menu.
+func unhide(d *dashboard.Dashboard) { //nolint:staticcheck // as above
+	for i := range d.Links {
+		d.Links[i].Placement = nil
+	}
+	for _, p := range d.Panels {
+		if p.Panel == nil {
+			continue
+		}
+		for i := range p.Panel.Links {
+			p.Panel.Links[i].Placement = nil
+		}
+	}
+	for i := range d.Annotations.List {
+		d.Annotations.List[i].Placement = nil
+	}
 }
 
 const columns = 24

@@ -150,14 +150,22 @@ func (p panel) thresholds() cog.Builder[dashboard.ThresholdsConfig] {
 }
 
 func (p panel) mappings() []dashboard.ValueMapping {
-	if len(p.texts) == 0 {
-		return nil
+	var all []dashboard.ValueMapping
+	if len(p.texts) > 0 {
+		m := dashboard.NewValueMap()
+		for value, t := range p.texts {
+			m.Options[value] = dashboard.ValueMappingResult{Text: cog.ToPtr(t.say), Color: cog.ToPtr(t.color)}
+		}
+		all = append(all, dashboard.ValueMapping{ValueMap: m})
 	}
-	m := dashboard.NewValueMap()
-	for value, t := range p.texts {
-		m.Options[value] = dashboard.ValueMappingResult{Text: cog.ToPtr(t.say), Color: cog.ToPtr(t.color)}
+	if p.empty != "" { // 0/0 is not a number, which would be as bad as the lowest threshold
+		m := dashboard.NewSpecialValueMap()
+		m.Options = dashboard.DashboardSpecialValueMapOptions{
+			Match: dashboard.SpecialValueMatchNullAndNan, Result: dashboard.ValueMappingResult{Text: cog.ToPtr(p.empty), Color: cog.ToPtr(grey)},
+		}
+		all = append(all, dashboard.ValueMapping{SpecialValueMap: m})
 	}
-	return []dashboard.ValueMapping{{ValueMap: m}}
+	return all
 }
 
 // links lead to the runbook, and to what the first metric means.
@@ -221,20 +229,26 @@ func commonParts[B base[B]](b B, p panel, id uint32, at dashboard.GridPos) B {
 
 // build makes the panel of the SDK.
 func (p panel) build(id uint32, at dashboard.GridPos) cog.Builder[dashboard.Panel] {
+	if p.form == number && p.empty == "" && strings.Contains(p.queries[0].expr, "outbox_relay_leader{FILTER} == 1") {
+		p.empty = "no leader"
+	}
 	legend := common.NewVizLegendOptionsBuilder().DisplayMode(common.LegendDisplayModeList).
 		Placement(common.LegendPlacementBottom).ShowLegend(p.form == lines)
 	switch p.form {
 	case number:
 		return commonParts(stat.NewPanelBuilder(), p, id, at).ColorMode(common.BigValueColorModeBackground).
-			GraphMode(common.BigValueGraphModeNone).
+			GraphMode(common.BigValueGraphModeNone).Orientation(common.VizOrientationAuto).
 			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}))
 	case states:
 		return commonParts(statetimeline.NewPanelBuilder(), p, id, at).ShowValue(common.VisibilityModeAuto).MergeValues(true).
-			RowHeight(0.9).FillOpacity(80).LineWidth(0).Legend(legend)
+			RowHeight(0.9).FillOpacity(80).LineWidth(0).Legend(legend).
+			Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeSingle).Sort(common.SortOrderNone))
 	case heat:
 		return commonParts(heatmap.NewPanelBuilder(), p, id, at).CellGap(1).ShowLegend().
 			YAxis(heatmap.NewYAxisConfigBuilder().Unit(p.unit).AxisPlacement(common.AxisPlacementLeft)).
-			Color(heatmap.NewHeatmapColorOptionsBuilder().Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Steps(64))
+			Color(heatmap.NewHeatmapColorOptionsBuilder().Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Steps(64).Exponent(0.5).
+				Fill("dark-orange")).
+			Tooltip(heatmap.NewHeatmapTooltipBuilder().Mode(common.TooltipDisplayModeSingle))
 	default:
 		drawn := common.GraphThresholdsStyleModeOff
 		if len(p.steps) > 1 {
