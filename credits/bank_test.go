@@ -89,7 +89,7 @@ func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
 	w := newWorld(t)
 	balance, deducts := 300, 600
 	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
-		balance, deducts = 5000, 9999
+		balance, deducts = 5000, 10_002 // three processes, a third each
 	}
 	user := w.funded(int64(balance))
 	w.run()
