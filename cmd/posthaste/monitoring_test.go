@@ -42,7 +42,7 @@ func TestMonitoring(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	for range 4 {
+	for range 2 {
 		wg.Go(func() { customer(ctx, api.http) })
 	}
 	wg.Go(func() {
@@ -88,7 +88,7 @@ func customer(ctx context.Context, base string) {
 		request(ctx, http.MethodPost, base+"/add/"+user, uuid.NewString(), `{"amount":2}`)
 		request(ctx, http.MethodPost, base+"/deduct/"+user, uuid.NewString(), `{"amount":1}`)
 		request(ctx, http.MethodGet, base+"/balance/"+user, "", "")
-		rest(ctx, 50*time.Millisecond)
+		rest(ctx, 100*time.Millisecond)
 	}
 }
 
