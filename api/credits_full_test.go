@@ -1,0 +1,131 @@
+//go:build full
+
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/google/uuid"
+
+	"posthaste/credits"
+	"posthaste/idem"
+	"posthaste/internal/testenv"
+)
+
+// rate posts to what target returns, from as many clients, for d.
+func rate(t *testing.T, clients int, d time.Duration, target func(i int64) (url, body, key string)) float64 {
+	t.Helper()
+	var next, done atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range clients {
+		wg.Go(func() {
+			for time.Since(start) < d {
+				url, body, key := target(next.Add(1))
+				r, err := send(context.Background(), http.MethodPost, url, body, idem.KeyHeader, key)
+				if err != nil || r.status != 200 {
+					t.Errorf("%v %v", r, err)
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(done.Load()) / time.Since(start).Seconds()
+}
+
+func middle(list []float64) float64 {
+	slices.Sort(list)
+	return list[len(list)/2]
+}
+
+func v7() string {
+	id, err := uuid.NewV7()
+	if err != nil {
+		panic(err)
+	}
+	return id.String()
+}
+
+// POST /deduct against an empty gin handler that makes one FCALL of the same function, each with a client of its own on
+// the same server, in alternating rounds. The bound is on the median of five ratios.
+func TestFullDeductOverHTTP(t *testing.T) {
+	w := newCreditWorld(t, false, func(o *Options) { o.Logger = nil })
+	w.relay()
+	const users = 500
+	names := make([]string, users)
+	for i := range names {
+		names[i] = uuid.NewString()
+		w.fund(names[i], 900_000_000)
+	}
+	gin.SetMode(gin.ReleaseMode)
+	c, err := credits.NewClient(w.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	e := gin.New()
+	e.POST("/bare/:id", func(g *gin.Context) {
+		user, op := g.Param("id"), g.GetHeader(idem.KeyHeader)
+		tag := fmt.Sprintf("{cr:%03d}", credits.Bucket(uuid.MustParse(user)))
+		r, err := c.FCall(g.Request.Context(), "cr_deduct_v1", []string{tag + ":a:" + user, tag + ":i:" + op, tag + ":s", tag + ":ep"},
+			1, "AAAAAAAAAAAAAAAAAAAAAAA", user, op, 1, 0, 172_800_000, 10_000, "memory", "0", "").StringSlice()
+		if err != nil || r[0] != "OK" {
+			g.String(http.StatusInternalServerError, "%v %v", r, err)
+			return
+		}
+		g.String(http.StatusOK, r[3])
+	})
+	bare := httptest.NewServer(e)
+	defer bare.Close()
+	drained := func() {
+		testenv.Eventually(t, time.Minute, func() error {
+			keys, err := w.redis.Client.Keys(context.Background(), "{cr:*}:s").Result()
+			for _, k := range keys {
+				if n, _ := w.redis.Client.XLen(context.Background(), k).Result(); n > 0 {
+					return errors.New("not in the ledger yet")
+				}
+			}
+			return err
+		})
+	}
+	const clients, round = 64, 2 * time.Second
+	ours := func(i int64) (string, string, string) {
+		return w.url + "/deduct/" + names[i%users], `{"amount":1}`, v7()
+	}
+	theirs := func(i int64) (string, string, string) {
+		return bare.URL + "/bare/" + names[i%users], `{"amount":1}`, v7()
+	}
+	rate(t, clients, 500*time.Millisecond, ours)
+	rate(t, clients, 500*time.Millisecond, theirs)
+	best := 0.0
+	for n := 0; n < attempts && best < 0.75; n++ {
+		var ratios, mine, least []float64
+		for range 5 {
+			drained()
+			b := rate(t, clients, round, theirs)
+			drained()
+			o := rate(t, clients, round, ours)
+			mine, least, ratios = append(mine, o), append(least, b), append(ratios, o/b)
+		}
+		load, _ := os.ReadFile("/proc/loadavg")
+		fmt.Printf("POST /deduct, %d clients: %.0f/s, empty handler with one FCALL %.0f/s, median ratio %.2f (load %.14s)\n",
+			clients, middle(mine), middle(least), middle(ratios), load)
+		best = max(best, middle(ratios))
+	}
+	if best < 0.75 {
+		t.Errorf("POST /deduct reaches %.2f of an empty handler with one FCALL, want 0.75", best)
+	}
+}
