@@ -44,7 +44,7 @@ var cdc = board{
 				queries: []query{{quantile(0.99, `outbox_commit_to_publish_seconds{mode="cdc"}`), ""}}, steps: below(0.1, 0.5),
 			},
 		}},
-		{"Mode", 5, []panel{modePanel}},
+		{"Mode", 6, []panel{modePanel, firing}},
 		{"Slot", 7, []panel{
 			slotWAL, slotAndWire,
 			{

@@ -51,8 +51,9 @@ var drill = board{
 				means:   "Exactly one lane leads at any time. A gap is the time without a leader: the lock of a killed process is free when Postgres sees its connection end.",
 				queries: []query{{"max by (instance) (outbox_relay_leader{FILTER})", "{{instance}}"}},
 			},
+			firing,
 			{
-				form: states, title: "Desired mode", unit: "short", alert: "OutboxModeFlapping", width: 12, texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
+				form: states, title: "Desired mode", unit: "short", alert: "OutboxModeFlapping", width: 24, texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
 				means:   "What posthaste mode or the console asked for; relays follow within a second. Nobody asked: look who did.",
 				queries: []query{{"max by (mode) (outbox_relay_desired_mode{FILTER})", "{{mode}}"}},
 			},

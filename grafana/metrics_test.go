@@ -37,9 +37,12 @@ var (
 	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
 )
 
-// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and up.
+// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and up and ALERTS.
 var metrics = sync.OnceValue(func() map[string]metric {
-	all := map[string]metric{"up": {kind: gauge}}
+	all := map[string]metric{ // Prometheus' own
+		"up":     {kind: gauge},
+		"ALERTS": {kind: gauge, labels: []string{"alertname", "alertstate", "severity"}},
+	}
 	b, err := os.ReadFile("../docs/metrics.md")
 	if err != nil {
 		panic(err)

@@ -10,7 +10,16 @@ var modePanel = panel{
 	form: states, title: "Mode", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
 	means: "cdc: the slot is streamed. poll: the table is swept, which is also how every start begins. standby: another relay " +
 		"leads. Sweeping for long although auto or cdc is desired is the fallback: the annotations have the reason, posthaste doctor the mend.",
-	queries: []query{{modeOf, "{{instance}}"}}, width: 24,
+	queries: []query{{modeOf, "{{instance}}"}}, width: 12,
+}
+
+// firing are the alerts, whatever job and instance they are about.
+var firing = panel{
+	form: states, title: "Firing alerts", unit: "short", width: 12,
+	texts: map[string]text{"0": {"nothing fires", green}, "1": {"firing", red}},
+	means: "One lane per alert of grafana/prometheus/rules while it fires. The runbook has a part for each: what you see, what to " +
+		"look at, what to do, how to know that it is over.",
+	queries: []query{{`max by (alertname) (ALERTS{alertstate="firing"}) or on () vector(0)`, "{{alertname}}"}},
 }
 
 var withinHalfASecond = panel{
@@ -178,7 +187,7 @@ var overview = board{
 	file: "overview", title: "overview", question: "Is anything lost or late, in which mode, and what holds it back?",
 	rows: []row{
 		{"Is anything lost or late?", 5, []panel{withinHalfASecond, oldest, backlog, parked, trimLoss, leaders}},
-		{"In which mode?", 5, []panel{modePanel}},
+		{"In which mode, and what fires?", 6, []panel{modePanel, firing}},
 		{"Flow", 7, []panel{
 			writtenAndPublished, commitToPublish,
 			{

@@ -34,7 +34,7 @@ type panel struct {
 	title string
 	// means says what the panel shows and what to do when it rises.
 	means string
-	// alert names the part of the runbook the panel links to.
+	// alert names the part of the runbook the panel links to; "" is all of it.
 	alert   string
 	unit    string
 	queries []query
@@ -170,11 +170,14 @@ func (p panel) mappings() []dashboard.ValueMapping {
 
 // links lead to the runbook, and to what the first metric means.
 func (p panel) links() []cog.Builder[dashboard.DashboardLink] {
-	meaning := link("Metric: "+p.metric(), reference+p.metric())
-	if p.metric() == "up" { // Prometheus' own
+	mend, meaning := link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)), link("Metric: "+p.metric(), reference+p.metric())
+	if p.alert == "" {
+		mend = link("Runbook", docs+"runbook.md")
+	}
+	if name := p.metric(); name == "up" || name == "ALERTS" { // Prometheus' own
 		meaning = link("Metrics", docs+"metrics.md")
 	}
-	return []cog.Builder[dashboard.DashboardLink]{link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)), meaning}
+	return []cog.Builder[dashboard.DashboardLink]{mend, meaning}
 }
 
 // metric is the first metric that the panel asks for.
