@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -114,6 +115,34 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
 			t.Errorf("%v: %d, want 403", h, status)
 		}
+	}
+}
+
+// A page elsewhere whose name was made to resolve to 127.0.0.1 counts as the same origin in a browser.
+func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
+	t.Parallel()
+	get := func(bound net.Addr, asked, host string) int {
+		h := admin.Handler(admin.Options{Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Bound: bound, Addr: asked})
+		r := httptest.NewRequest(http.MethodGet, "/healthz", nil)
+		r.Host = host
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		return rec.Code
+	}
+	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091}
+	for host, want := range map[string]int{
+		"127.0.0.1:9091": 200, "127.0.0.1": 200, "[::1]:9091": 200, "localhost:9091": 200, "LOCALHOST": 200, "relay.localhost": 200, "127.8.8.8": 200,
+		"evil.example": 421, "evil.example:9091": 421, "localhost.evil.example": 421, "10.0.0.1": 421, "": 421, "127.0.0.1.evil.example": 421,
+	} {
+		if got := get(loopback, "127.0.0.1:9091", host); got != want {
+			t.Errorf("Host %q: %d, want %d", host, got, want)
+		}
+	}
+	if got := get(loopback, "relay.internal:9091", "relay.internal:9091"); got != 200 {
+		t.Errorf("the name that the operator bound: %d", got)
+	}
+	if got := get(&net.TCPAddr{IP: net.IPv4zero, Port: 9091}, "0.0.0.0:9091", "relay.example"); got != 200 {
+		t.Errorf("not on loopback: %d", got)
 	}
 }
 

@@ -90,7 +90,13 @@ func (j *court) add(p Problem) { j.problems = append(j.problems, p) }
 // servers looks whether both servers answer.
 func (j *court) servers() bool {
 	s := j.s
-	if s.Postgres.Error != "" {
+	switch {
+	case s.Postgres.Error != "" && s.Postgres.Refused:
+		j.add(Problem{
+			Level: levelBad, Part: partOutbox, Title: "Postgres refuses", Why: "What was committed is safe. " + sentence(s.Postgres.Error),
+			Mend: "Mend what it complains of; the doctor names the command.", Action: "doctor",
+		})
+	case s.Postgres.Error != "":
 		j.add(Problem{
 			Level: levelBad, Part: partOutbox, Title: "Postgres does not answer",
 			Why:  "Nothing can be ordered and nothing moves; what was committed is safe. " + sentence(s.Postgres.Error),

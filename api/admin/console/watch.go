@@ -3,9 +3,11 @@ package console
 import (
 	"context"
 	_ "embed" // the feed's script
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
@@ -45,6 +47,7 @@ type source[T any] struct {
 	value   T
 	asOf    time.Time // of value; zero if there is none
 	err     string    // of the last look; "" if it succeeded
+	refused bool      // the last look was answered, with an error
 	failing time.Time // since when, if it fails
 }
 
@@ -55,13 +58,15 @@ type Look[T any] struct {
 	// Error is the last look's, and Since when it began to fail; the value is then that of AsOf.
 	Error string     `json:"error,omitempty"`
 	Since *time.Time `json:"since,omitempty"`
-	Value T          `json:"value"`
+	// Refused: it did answer, with that error.
+	Refused bool `json:"refused,omitempty"`
+	Value   T    `json:"value"`
 }
 
 func (s *source[T]) look() Look[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := Look[T]{Error: s.err, Value: s.value}
+	l := Look[T]{Error: s.err, Refused: s.err != "" && s.refused, Value: s.value}
 	if !s.asOf.IsZero() {
 		at := s.asOf
 		l.AsOf = &at
@@ -100,11 +105,16 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 		if s.err == "" {
 			s.failing = began
 		}
-		s.err = plain(err)
+		s.err, s.refused = plain(err), refused(err)
 		return 0 // it may be back at any moment
 	}
 	s.value, s.asOf, s.err = v, now, ""
 	return now.Sub(began)
+}
+
+// refused tells an error that a server answered with from one on the way to it.
+func refused(err error) bool {
+	return sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
 }
 
 // loop asks while somebody looks, until ctx ends.
@@ -241,7 +251,17 @@ func (w *watch) look(now time.Time) seen {
 func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	o := w.c.o
 	st, err := admin.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+	if errors.Is(err, pgx.ErrNoRows) {
+		// No relay has run yet; posthaste status makes the row in the same way.
+		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
+			st, err = admin.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+		}
+	}
 	if err != nil {
+		// What is wrong with the schema says more than what came of it.
+		if serr := sql.CheckSchema(ctx, o.Pool); errors.Is(serr, sql.ErrSchemaMissing) || errors.Is(serr, sql.ErrSchemaNewer) {
+			err = serr
+		}
 		return Postgres{}, err
 	}
 	pulse, err := sql.ReadPulse(ctx, o.Pool)

@@ -2,7 +2,7 @@
 import { h, s, clock } from './util.js';
 
 const SPAN = 900;
-const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [46, 6, 8, 20, 150];
+const [LEFT, RIGHT, TOP, BOTTOM, HEIGHT] = [48, 6, 8, 20, 190];
 
 export class Chart {
   // series: [{key, label, area}]; format turns a value into text; log: logarithmic, from 0.1 ms; none: what an empty chart says

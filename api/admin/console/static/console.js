@@ -177,7 +177,7 @@ function drawCharts() {
 
 function drawSources(st) {
   const one = (name, look) => {
-    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} does not answer since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
+    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} ${look.refused ? 'refuses' : 'does not answer'} since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
     if (!look.as_of) return h('span', null, `${name} is being asked`);
     const age = (Date.parse(st.now) - Date.parse(look.as_of)) / 1000;
     return h('span', { 'data-level': age > 10 ? 'bad' : 'ok' }, age > 3 ? `${name} as of ${clock(look.as_of)}` : `${name} answers`);

@@ -1,0 +1,81 @@
+package console
+
+import (
+	"errors"
+	"testing"
+)
+
+// A viewer that does not read is cut off, and the others notice nothing.
+func TestASlowViewerIsCutOff(t *testing.T) {
+	t.Parallel()
+	h := newHub()
+	slow, err := h.join()
+	if err != nil {
+		t.Fatal(err)
+	}
+	quick, err := h.join()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxQueued + 1 {
+		h.send("state", i)
+		if _, ok := <-quick; !ok {
+			t.Fatal("the quick one was cut off")
+		}
+	}
+	for range maxQueued {
+		if _, ok := <-slow; !ok {
+			t.Fatal("what was queued is lost")
+		}
+	}
+	if _, ok := <-slow; ok {
+		t.Error("the slow one goes on being served")
+	}
+	h.leave(slow) // as its handler does
+	h.send("state", 0)
+	if _, ok := <-quick; !ok || !h.watched() {
+		t.Error("the quick one was forgotten")
+	}
+	h.leave(quick)
+	if h.watched() {
+		t.Error("somebody looks")
+	}
+}
+
+func TestWakingFollowsTheViewers(t *testing.T) {
+	t.Parallel()
+	h := newHub()
+	awake := func() bool {
+		select {
+		case <-h.waking():
+			return true
+		default:
+			return false
+		}
+	}
+	if awake() {
+		t.Error("awake before anybody looks")
+	}
+	for range 2 {
+		ch, err := h.join()
+		if err != nil || !awake() {
+			t.Fatalf("asleep while somebody looks, %v", err)
+		}
+		h.leave(ch)
+		if awake() {
+			t.Error("awake after everybody left")
+		}
+	}
+	for range maxViewers {
+		if _, err := h.join(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.join(); !errors.Is(err, errFull) {
+		t.Errorf("one too many: %v", err)
+	}
+	h.close()
+	if _, err := h.join(); err == nil {
+		t.Error("let in after the end")
+	}
+}

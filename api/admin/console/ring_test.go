@@ -1,0 +1,101 @@
+package console
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// relayMetrics are what a relay registers, and more of what it would have beside it.
+func relayMetrics(tb testing.TB) (prometheus.Gatherer, *prometheus.HistogramVec) {
+	tb.Helper()
+	reg := prometheus.NewRegistry()
+	outbox.New(outbox.Options{Registerer: reg})
+	sink.New(sink.Options{Registerer: reg})
+	own := prometheus.NewRegistry()
+	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "outbox_commit_to_publish_seconds", Buckets: []float64{0.001, 0.01, 0.1, 1}}, []string{"mode"})
+	own.MustRegister(h)
+	h.WithLabelValues("cdc")
+	h.WithLabelValues("poll")
+	return prometheus.Gatherers{reg}, h
+}
+
+func TestTheRingKeepsFifteenMinutes(t *testing.T) {
+	t.Parallel()
+	g, _ := relayMetrics(t)
+	r := newRing(g)
+	start := time.Unix(1_700_000_000, 0)
+	for i := range 1000 {
+		r.add(start.Add(time.Duration(i)*time.Second), true, seen{})
+	}
+	list := r.list()
+	if len(list) != 900 || list[0].At != start.Unix()+100 || list[899].At != start.Unix()+999 || r.latest().At != start.Unix()+999 {
+		t.Fatalf("%d samples from %d to %d", len(list), list[0].At, list[len(list)-1].At)
+	}
+	if s := list[899]; s.Backlog == nil || *s.Backlog != 0 || s.Out == nil || *s.Out != 0 || s.In != nil || s.P50 != nil {
+		t.Errorf("sample of a leader at rest: %+v", s)
+	}
+}
+
+func TestSamplesAreOfWhoKnows(t *testing.T) {
+	t.Parallel()
+	r := newRing(prometheus.NewRegistry())
+	number := func(v float64) *float64 { return &v }
+	at := time.Unix(1_700_000_000, 0)
+	r.add(at, false, seen{})
+	if s := r.latest(); s.Backlog != nil || s.Out != nil || s.In != nil || s.P99 != nil {
+		t.Errorf("nobody looks and nothing leads: %+v", s)
+	}
+	r.add(at, false, seen{written: number(100), added: number(90), backlog: number(10), oldest: number(2)})
+	r.add(at, false, seen{written: number(130), added: number(115), backlog: number(15), oldest: number(2)})
+	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
+		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
+	}
+	// A stream was deleted, or the counter's process restarted: never a negative rate.
+	r.add(at, false, seen{written: number(131), added: number(1), backlog: number(0), oldest: number(0)})
+	if s := r.latest(); *s.Out != 0 || *s.In != 1 {
+		t.Errorf("after a loss: in %v, out %v", *s.In, *s.Out)
+	}
+}
+
+func TestPercentiles(t *testing.T) {
+	t.Parallel()
+	bounds := []float64{0.001, 0.01, 0.1}
+	zero := []uint64{0, 0, 0, 0}
+	for _, c := range []struct {
+		counts []uint64
+		q      float64
+		want   float64
+	}{
+		{[]uint64{100, 100, 100, 100}, 0.5, 0.0005}, // all in the first bucket
+		{[]uint64{0, 100, 100, 100}, 0.5, 0.0055},   // all in the second
+		{[]uint64{90, 98, 100, 100}, 0.99, 0.055},   // the rank is the first of two in the third
+		{[]uint64{0, 0, 0, 10}, 0.5, 0.1},           // beyond the last bound
+		{[]uint64{1, 1, 1, 1}, 0.99, 0.001},         // a single event
+	} {
+		got := percentile(bounds, zero, c.counts, c.q)
+		if got == nil || math.Abs(*got-c.want) > 1e-9 {
+			t.Errorf("%v at %v: got %v, want %v", c.counts, c.q, got, c.want)
+		}
+	}
+	if got := percentile(bounds, []uint64{5, 5, 5, 5}, []uint64{5, 5, 5, 5}, 0.5); got != nil {
+		t.Errorf("without events: %v", *got)
+	}
+	if got := percentile(bounds, []uint64{5, 5, 5, 5}, zero, 0.5); got != nil {
+		t.Errorf("after a restart: %v", *got)
+	}
+}
+
+// BenchmarkSample is what a process pays every second.
+func BenchmarkSample(b *testing.B) {
+	g, _ := relayMetrics(b)
+	r := newRing(g)
+	for b.Loop() {
+		r.add(time.Unix(1, 0), true, seen{})
+	}
+}

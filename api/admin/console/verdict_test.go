@@ -1,0 +1,91 @@
+package console
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/api/admin"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// well is a state in which all is well.
+func well() *State {
+	now := time.Unix(1_700_000_000, 0)
+	s := &State{Now: now}
+	s.Postgres = Look[Postgres]{AsOf: &now, Value: Postgres{
+		Status: admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Owner: "host:1", Slot: admin.Slot{Exists: true, Active: true}}, Led: true, Relays: 1,
+	}}
+	s.Redis = Look[Redis]{AsOf: &now, Value: Redis{Policy: "noeviction"}}
+	return s
+}
+
+// What an operator reads first, for everything that can be wrong.
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	fail := func(s *State) (string, *time.Time) { return "dial tcp: refused", &s.Now }
+	for name, c := range map[string]struct {
+		change             func(s *State)
+		level, title, part string
+	}{
+		"all well":         {func(*State) {}, levelOK, "Nothing is lost, nothing is late", ""},
+		"nothing known":    {func(s *State) { *s = State{} }, levelUnknown, "Looking…", ""},
+		"postgres gone":    {func(s *State) { s.Postgres.Error, s.Postgres.Since = fail(s) }, levelBad, "Postgres does not answer", partOutbox},
+		"no schema":        {func(s *State) { s.Postgres = Look[Postgres]{Error: "the schema is missing", Refused: true} }, levelBad, "Postgres refuses", partOutbox},
+		"redis gone":       {func(s *State) { s.Redis.Error, s.Redis.Since = fail(s) }, levelBad, "Redis does not take events", partRedis},
+		"redis never came": {func(s *State) { s.Redis = Look[Redis]{Error: "refused"} }, levelBad, "Redis does not take events", partRedis},
+		"no relay":         {func(s *State) { s.Postgres.Value.Led, s.Postgres.Value.Relays = false, 0 }, levelBad, "No relay publishes", partPath},
+		"relay takes over": {func(s *State) { s.Postgres.Value.Led = false }, levelWarn, "No relay publishes", partPath},
+		"late":             {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 6} }, levelWarn, "Events are late: the oldest waits 6 s", partOutbox},
+		"very late":        {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 300} }, levelBad, "Events are late: the oldest waits 5 min", partOutbox},
+		"not ready":        {func(s *State) { s.Relay = &Relay{Reasons: []string{"gap: redis lost data"}} }, levelBad, "This relay is not ready", partPath},
+		"degraded": {func(s *State) {
+			s.Postgres.Value.Mode, s.Postgres.Value.Degraded = outbox.ModePoll, "wal_level: not logical"
+		}, levelWarn, "Events flow by sweeping, not by the WAL", partPath},
+		"poll by choice": {func(s *State) {
+			s.Postgres.Value.Mode, s.Postgres.Value.Desired = outbox.ModePoll, outbox.ModePoll
+		}, levelOK, "Nothing is lost, nothing is late", ""},
+		"slot lost": {func(s *State) { s.Postgres.Value.Slot.Lost = true }, levelWarn, "The replication slot is lost", partPath},
+		"much WAL":  {func(s *State) { s.Postgres.Value.Slot.RetainedBytes = 900 }, levelWarn, "The slot holds much WAL", partPath},
+		"poison":    {func(s *State) { s.Dead.Value = DeadCount{Relay: 2, First: "WRONGTYPE"} }, levelBad, "2 events are parked, not published", partPath},
+		"given up":  {func(s *State) { s.Dead.Value = DeadCount{Groups: 1} }, levelWarn, "1 event is given up by a consumer group", partGroups},
+		"abandoned": {func(s *State) {
+			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "old", Lag: 5, Idle: 3 * time.Hour}}
+		}, levelWarn, "Nobody reads for group old on outbox.order", partGroups},
+		"behind": {func(s *State) {
+			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Pending: 5, Idle: 2 * time.Minute}}
+		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
+		"lost to one": {func(s *State) { s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lost: 12}} }, levelBad, "Lost to group g on outbox.order: 12 entries", partGroups},
+		"eviction":    {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
+		"full":        {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},
+	} {
+		s := well()
+		c.change(s)
+		v := judge(s, 1000)
+		if v.Level != c.level || v.Title != c.title {
+			t.Errorf("%s: %s %q, want %s %q", name, v.Level, v.Title, c.level, c.title)
+		}
+		if c.part != "" && v.Parts[c.part] != c.level || c.part == "" && len(v.Parts) > 0 {
+			t.Errorf("%s: parts %v, want %s", name, v.Parts, c.part)
+		}
+		if c.level == levelWarn || c.level == levelBad {
+			if v.Mend == "" || !strings.HasSuffix(v.Why, ".") {
+				t.Errorf("%s: why %q, mend %q", name, v.Why, v.Mend)
+			}
+		}
+	}
+}
+
+// With Redis down events are late because of it, and dead ones are less urgent: the gravest comes first, nothing twice.
+func TestTheGravestComesFirst(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Redis.Error = "refused"
+	s.Postgres.Value.Backlog = admin.Backlog{Rows: 1234, OldestSeconds: 100}
+	s.Dead.Value = DeadCount{Groups: 1}
+	v := judge(s, 0)
+	if v.Title != "Redis does not take events" || !strings.Contains(v.Why, "1,234") || len(v.Also) != 1 || v.Also[0].Level != levelWarn {
+		t.Errorf("%+v", v)
+	}
+}
