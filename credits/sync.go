@@ -282,18 +282,20 @@ func (s *Sync) read(ctx context.Context, rows []sql.CreditEpoch) (*intake, error
 // ack drops what the ledger has from the streams, and tells the accounts how far it is. Accounts that were frozen are
 // stopped first.
 func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
+	of := map[int16][]*sql.CreditAccount{}
+	for user, a := range l.accounts {
+		b := Bucket(user)
+		of[b] = append(of[b], a)
+	}
 	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
-		for user, a := range l.accounts {
-			if a.Frozen != "" {
-				p.FCall(ctx, fnFreeze, []string{accountKey(user)}, a.Frozen)
-			}
-		}
 		for bkt, id := range in.last {
 			keys, args := []string{streamKey(bkt)}, []any{after(id)}
-			for user, a := range l.accounts {
-				if Bucket(user) == bkt {
-					keys, args = append(keys, accountKey(user)), append(args, a.LastSeq)
+			for _, a := range of[bkt] {
+				key := accountKey(a.UserID)
+				if a.Frozen != "" {
+					p.FCall(ctx, fnFreeze, []string{key}, a.Frozen)
 				}
+				keys, args = append(keys, key), append(args, a.LastSeq)
 			}
 			p.FCall(ctx, fnAck, keys, args...)
 		}
