@@ -9,17 +9,26 @@ const (
 	backlogInterval = 2 * time.Second
 	trimInterval    = time.Second
 	historyInterval = 10 * time.Minute
+	// historyRetry is the interval after a failure. Until today's partition is made the default one takes its rows, and
+	// then it keeps the whole day.
+	historyRetry = 20 * time.Second
 )
 
 // keep does the leader's housekeeping until ctx ends: gauges, trimming, dead events, history partitions.
 func (l *leadership) keep(ctx context.Context) {
-	var history, backlog time.Time
+	var history, backlog time.Time // of the next and of the last
+	historyFailed := false
 	for ctx.Err() == nil {
-		if time.Since(history) > historyInterval {
-			history = time.Now()
-			if err := l.o.Store.KeepHistory(ctx, time.Now()); err != nil && ctx.Err() == nil {
-				l.log.Warn("keep history", "err", err)
+		if time.Now().After(history) {
+			history = time.Now().Add(historyInterval)
+			err := l.o.Store.KeepHistory(ctx)
+			if err != nil && ctx.Err() == nil {
+				history = time.Now().Add(historyRetry)
+				if !historyFailed {
+					l.log.Warn("keep history", "err", err)
+				}
 			}
+			historyFailed = err != nil
 		}
 		if time.Since(backlog) > backlogInterval {
 			backlog = time.Now()

@@ -133,8 +133,9 @@ type Store interface {
 	Parked(ctx context.Context) ([]Dead, error)
 	// Housekeep forgets dead events whose retry was published; it returns how many events are parked.
 	Housekeep(ctx context.Context) (dead int64, err error)
-	// KeepHistory makes the history partitions of today and the next days and drops those past the retention.
-	KeepHistory(ctx context.Context, now time.Time) error
+	// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the
+	// database's clock.
+	KeepHistory(ctx context.Context) error
 }
 
 // Locker opens the connection that holds an instance's locks.

@@ -29,7 +29,7 @@ func BenchmarkSettle(b *testing.B) {
 				d.Exec(b, c.ddl)
 			}
 			s := sql.NewStore(relayPool(b, d.URL), "bench", c.history)
-			must(b, s.KeepHistory(b.Context(), time.Now()))
+			must(b, s.KeepHistory(b.Context()))
 			testenv.Bulk(b, d, b.N, 200)
 			rows, err := d.Pool.Query(b.Context(), "SELECT seq, aggregate_id, now() FROM outbox ORDER BY seq")
 			must(b, err)

@@ -10,6 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// trimRows bounds one deletion from the default partition.
+const trimRows = 10_000
+
 // partitionsAhead is how many days beyond today have their history partition made.
 const partitionsAhead = 2
 
@@ -27,19 +30,28 @@ func (s *Store) Housekeep(ctx context.Context) (int64, error) {
 // partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
 const partitionName = "outbox_history_20060102"
 
-// KeepHistory makes the history partitions of today and the next days and drops those past the retention. Without the
-// right to create tables the default partition takes the rows, and the error says so. A failure with one partition does
-// not keep the others from being done.
-func (s *Store) KeepHistory(ctx context.Context, now time.Time) error {
+// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the clock of
+// the database. Without the right to create tables the default partition takes the rows, and the error says so. A failure
+// with one partition does not keep the others from being done.
+func (s *Store) KeepHistory(ctx context.Context) error {
+	return s.keepHistory(ctx, nil)
+}
+
+// KeepHistoryAt is KeepHistory at another time.
+func (s *Store) KeepHistoryAt(ctx context.Context, now time.Time) error {
+	return s.keepHistory(ctx, &now)
+}
+
+func (s *Store) keepHistory(ctx context.Context, at *time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, query("history_partitions"))
-	if err != nil {
+	var now time.Time
+	var names []string
+	if err := s.pool.QueryRow(ctx, query("history_partitions")).Scan(&now, &names); err != nil {
 		return fmt.Errorf("list the history's partitions: %w", err)
 	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return fmt.Errorf("list the history's partitions: %w", err)
+	if at != nil {
+		now = *at
 	}
 	return errors.Join(s.makePartitions(ctx, now, names), s.dropPartitions(ctx, now, names))
 }
@@ -89,16 +101,22 @@ func (s *Store) dropPartitions(ctx context.Context, now time.Time, have []string
 			errs = append(errs, fmt.Errorf("drop history partition %s: %w", name, err))
 		}
 	}
-	if _, err := s.pool.Exec(ctx, query("history_default_trim"), limit); err != nil {
-		errs = append(errs, fmt.Errorf("trim the history's default partition: %w", err))
+	for {
+		tag, err := s.pool.Exec(ctx, query("history_default_trim"), limit, trimRows)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("trim the history's default partition: %w", err))
+		}
+		if err != nil || tag.RowsAffected() < trimRows {
+			return errors.Join(errs...)
+		}
 	}
-	return errors.Join(errs...)
 }
 
-// ddl runs a statement that needs a short exclusive lock and must not make settling queue behind a long wait for it.
+// ddl runs a statement that needs an exclusive lock, and bounds how long settling stands behind it: waiting for the lock,
+// and, where the default partition is read for rows that belong into a new one, holding it.
 func (s *Store) ddl(ctx context.Context, stmt string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'"); err != nil {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '5s'"); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, stmt)

@@ -31,7 +31,7 @@ var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 // fillHistory writes n events, evenly over three days with a partition each, in the order of publishing.
 func fillHistory(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
-	must(tb, sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour).KeepHistory(tb.Context(), day1))
+	must(tb, sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour).KeepHistoryAt(tb.Context(), day1))
 	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
 		SELECT g, gen_random_uuid(), 'order', 'o-' || g % 1000, 'order.changed', jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
 		FROM generate_series(1, $1::int) g`, n, day1)
