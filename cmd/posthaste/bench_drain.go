@@ -41,8 +41,10 @@ func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 			{"published_per_second", "published/s", 0},
 			{"settled_per_second", "settled/s", 0},
 			{"behind_ms", "behind ms", 0},
-			{"relay_cpu_us", "relay's CPU µs/event", 1},
-			{"busy_percent", "machine busy %", 0},
+			{"relay_cpu_us", "relay µs", 1},
+			{"postgres_cpu_us", "postgres µs", 1},
+			{"redis_cpu_us", "redis µs", 1},
+			{"busy_percent", "busy %", 0},
 		},
 	}
 	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
@@ -76,26 +78,42 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 		if _, err := s.slots.Ensure(ctx); err != nil {
 			return err
 		}
-		began := time.Now()
-		if err := s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction); err != nil {
-			return err
+		for _, l := range []struct {
+			name, what string
+			do         func() error
+		}{
+			{
+				"insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself", d.c.Transaction, benchWriters),
+				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
+			},
+			{
+				"slot", "those transactions through a logical replication slot, read and thrown away",
+				func() error { return s.readSlot(ctx, d.c.Events) },
+			},
+			{
+				"delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections", s.config.SweepWorkers),
+				func() error { return s.deleteAll(ctx, d.c.Events) },
+			},
+		} {
+			if err := d.limit(ctx, l.name, l.what, l.do); err != nil {
+				return fmt.Errorf("%s: %w", l.name, err)
+			}
+			d.progress.add(d.c.Events)
 		}
-		d.report.limit("insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself", d.c.Transaction, benchWriters)).is("per_second", perSecond(d.c.Events, began))
-		d.progress.add(d.c.Events)
-		began = time.Now()
-		if err := s.readSlot(ctx, d.c.Events); err != nil {
-			return fmt.Errorf("read the slot: %w", err)
-		}
-		d.report.limit("slot", "those transactions through a logical replication slot, read and thrown away").is("per_second", perSecond(d.c.Events, began))
-		d.progress.add(d.c.Events)
-		began = time.Now()
-		if err := s.deleteAll(ctx, d.c.Events); err != nil {
-			return fmt.Errorf("delete: %w", err)
-		}
-		d.report.limit("delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections", s.config.SweepWorkers)).is("per_second", perSecond(d.c.Events, began))
-		d.progress.add(d.c.Events)
 		return nil
 	})
+}
+
+// limit measures something that handles all events.
+func (d *drain) limit(ctx context.Context, name, what string, do func() error) error {
+	used, began := d.usage(ctx), time.Now()
+	if err := do(); err != nil {
+		return err
+	}
+	w := d.report.limit(name, what)
+	w.is("per_second", perSecond(d.c.Events, began))
+	used.note(w, d.usage(ctx), d.c.Events)
+	return nil
 }
 
 // readSlot reads n inserts from the slot. It gives the socket time to fill before each read: being woken for every
@@ -200,37 +218,34 @@ func (s *scene) deleteAll(ctx context.Context, n int) error {
 func (d *drain) redisLimit(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", d.name)
 	defer d.redis.Unlink(context.WithoutCancel(ctx), key)
-	const chunk = 1000
 	payload := benchPayload(d.c.Size)
-	var next atomic.Int64
-	began := time.Now()
-	g, gctx := errgroup.WithContext(ctx)
-	for range 2 {
-		g.Go(func() error {
-			for {
-				from := int(next.Add(chunk)) - chunk
-				if from >= d.c.Events {
-					return nil
-				}
-				to := min(from+chunk, d.c.Events)
-				_, err := d.redis.Pipelined(gctx, func(p redis.Pipeliner) error {
-					for n := from; n < to; n++ {
-						p.XAdd(gctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)})
+	return d.limit(ctx, "xadd", "the same entries by XADD in pipelines of 1,000, over 2 connections", func() error {
+		const chunk = 1000
+		var next atomic.Int64
+		g, ctx := errgroup.WithContext(ctx)
+		for range 2 {
+			g.Go(func() error {
+				for {
+					from := int(next.Add(chunk)) - chunk
+					if from >= d.c.Events {
+						return nil
 					}
-					return nil
-				})
-				if err != nil {
-					return fmt.Errorf("write entries: %w", err)
+					to := min(from+chunk, d.c.Events)
+					_, err := d.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+						for n := from; n < to; n++ {
+							p.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)})
+						}
+						return nil
+					})
+					if err != nil {
+						return fmt.Errorf("write entries: %w", err)
+					}
+					d.progress.add(to - from)
 				}
-				d.progress.add(to - from)
-			}
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	d.report.limit("xadd", "the same entries by XADD in pipelines of 1,000, over 2 connections").is("per_second", perSecond(d.c.Events, began))
-	return nil
+			})
+		}
+		return g.Wait()
+	})
 }
 
 func bareEntry(n int, payload string) []any {
@@ -247,7 +262,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 			return err
 		}
 		w := d.report.result("backlog "+string(mode), "from the relay's start to an empty outbox")
-		used, began := usageNow(), time.Now()
+		used, began := d.usage(ctx), time.Now()
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
 			return d.empties(ctx, s, p, w, used, began)
 		})
@@ -266,7 +281,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
 			}
-			used, began := usageNow(), time.Now()
+			used, began := d.usage(ctx), time.Now()
 			var written time.Time
 			g, gctx := errgroup.WithContext(ctx)
 			g.Go(func() error {
@@ -302,7 +317,11 @@ func (d *drain) empties(ctx context.Context, s *scene, p *relayProcess, w *row, 
 	}
 	w.is("published_per_second", published)
 	w.is("settled_per_second", perSecond(d.c.Events, began))
-	used.note(w, d.c.Events)
+	now := d.usage(ctx)
+	used.note(w, now, d.c.Events)
+	if now.own > used.own {
+		w.is("relay_cpu_us", (now.own-used.own)*1e6/float64(d.c.Events))
+	}
 	return nil
 }
 

@@ -36,7 +36,8 @@ func (c benchOrdersCmd) Run(ctx context.Context, e *env) error {
 	}
 	r := &report{
 		Bench: "orders", Settings: map[string]any{"concurrency": c.Concurrency, "rate": c.Rate, "duration": c.Duration.String(), "repeat_percent": c.Repeat},
-		columns: append(latencyColumns, column{"busy_percent", "machine busy %", 0}),
+		columns: append(latencyColumns,
+			column{"postgres_cpu_us", "postgres µs", 0}, column{"redis_cpu_us", "redis µs", 0}, column{"busy_percent", "busy %", 0}),
 	}
 	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
 		o := &orders{bench: b, c: c, user: uuid.New()}
@@ -66,12 +67,10 @@ func (o *orders) load(do func(ctx context.Context, n int) error) load {
 	}}
 }
 
-func (o *orders) note(w *row, took []time.Duration, used usage) {
+func (o *orders) note(w *row, took []time.Duration, calls int, used, now usage) {
 	w.is("per_second", float64(len(took))/o.c.Duration.Seconds())
 	w.spread(took)
-	if now := usageNow(); now.busy+now.idle > used.busy+used.idle {
-		w.is("busy_percent", 100*(now.busy-used.busy)/(now.busy+now.idle-used.busy-used.idle))
-	}
+	used.note(w, now, calls)
 }
 
 // pick returns the number of request n's key: for so many of a hundred the one that was answered last.
@@ -91,12 +90,12 @@ func (o *orders) empty(ctx context.Context) error {
 	engine := gin.New()
 	answer := fmt.Appendf(nil, `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING","created_at":"2026-01-02T03:04:05.000000Z"}`, o.user, o.user)
 	engine.POST("/orders", func(c *gin.Context) { c.Data(http.StatusCreated, "application/json", answer) })
-	used := usageNow()
-	took, _, err := o.posting(ctx, engine, func(*http.Response, bool) error { return nil })
+	used := o.usage(ctx)
+	took, calls, err := o.posting(ctx, engine, func(*http.Response, bool) error { return nil })
 	if err != nil {
 		return err
 	}
-	o.note(o.report.limit("empty", "POST to an empty gin handler"), took, used)
+	o.note(o.report.limit("empty", "POST to an empty gin handler"), took, calls, used, o.usage(ctx))
 	return nil
 }
 
@@ -150,8 +149,8 @@ func (o *orders) transaction(ctx context.Context) error {
 	return o.in(ctx, func(ctx context.Context, s *scene) error {
 		return s.asAPI(ctx, func(pool *pgxpool.Pool) error {
 			payload := fmt.Appendf(nil, `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING","created_at":"2026-01-02T03:04:05.000000Z"}`, o.user, o.user)
-			used := usageNow()
-			took, _, err := o.load(func(ctx context.Context, n int) error {
+			used := o.usage(ctx)
+			took, calls, err := o.load(func(ctx context.Context, n int) error {
 				id, err := uuid.NewV7()
 				if err != nil {
 					return err
@@ -169,7 +168,7 @@ func (o *orders) transaction(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took, used)
+			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took, calls, used, o.usage(ctx))
 			return nil
 		})
 	})
@@ -209,7 +208,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 				return err
 			}
 			var replayed atomic.Int64
-			used := usageNow()
+			used := o.usage(ctx)
 			took, calls, err := o.posting(ctx, server.Public(), func(resp *http.Response, repeated bool) error {
 				if again := resp.Header.Get("Idempotent-Replayed"); again != strconv.FormatBool(repeated) {
 					return fmt.Errorf("POST /orders: Idempotent-Replayed is %q, and the key was repeated: %v", again, repeated)
@@ -225,7 +224,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 			if err != nil {
 				return err
 			}
-			o.note(w, took, used)
+			o.note(w, took, calls, used, o.usage(ctx))
 			return o.verdict(ctx, s, w, calls, int(replayed.Load()))
 		})
 	})

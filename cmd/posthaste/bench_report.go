@@ -190,7 +190,7 @@ func (r *report) print(out io.Writer) error {
 		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
 	}
 	slices.Sort(set)
-	fmt.Fprintf(out, "settings: %s; median (least–most) of %d repetitions\n\n", strings.Join(set, ", "), r.Settings["runs"])
+	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy %% the whole machine\n\n", strings.Join(set, ", "))
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	r.table(t, "limit", r.Limits)
 	fmt.Fprintln(t)
@@ -251,7 +251,10 @@ func (r *report) table(t io.Writer, what string, rows []*row) {
 				continue
 			}
 			num := func(v float64) string { return humanize.CommafWithDigits(v, c.digits) }
-			fmt.Fprintf(t, "\t%s (%s–%s)", num(f.Median), num(f.Min), num(f.Max))
+			fmt.Fprintf(t, "\t%s", num(f.Median))
+			if len(f.Runs) > 1 {
+				fmt.Fprintf(t, " (%s–%s)", num(f.Min), num(f.Max))
+			}
 		}
 		fmt.Fprintln(t)
 	}

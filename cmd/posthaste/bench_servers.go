@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -199,32 +200,75 @@ func inMemory(dir string) bool {
 	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
 }
 
-// usage is the processor time that this process, and the machine, had used at a moment.
+// usage is the processor time that was used up to a moment, in seconds: by this process, by the servers, and by the whole
+// machine. Unlike a rate it hardly depends on what else the machine does.
 type usage struct {
-	own        time.Duration
-	busy, idle float64
+	own, postgres, redis float64
+	busy, idle           float64
 }
 
-func usageNow() usage {
+func (b *bench) usage(ctx context.Context) usage {
 	var u usage
-	var r syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &r) == nil {
-		u.own = time.Duration(r.Utime.Nano() + r.Stime.Nano())
-	}
-	if fs, err := procfs.NewDefaultFS(); err == nil {
-		if s, err := fs.Stat(); err == nil {
-			c := s.CPUTotal
-			u.idle = c.Idle + c.Iowait
-			u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	if info, err := b.redis.InfoMap(ctx, "cpu").Result(); err == nil {
+		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+			v, _ := strconv.ParseFloat(info["CPU"][name], 64)
+			u.redis += v
 		}
 	}
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return u // not Linux
+	}
+	if self, err := fs.Self(); err == nil {
+		if s, err := self.Stat(); err == nil {
+			u.own = s.CPUTime()
+		}
+	}
+	if s, err := fs.Stat(); err == nil {
+		c := s.CPUTotal
+		u.idle = c.Idle + c.Iowait
+		u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	}
+	u.postgres = b.postgresCPU(fs)
 	return u
 }
 
-// note adds what was used since u to a row, per event.
-func (u usage) note(w *row, events int) {
-	now := usageNow()
-	w.is("relay_cpu_us", float64((now.own-u.own).Microseconds())/float64(events))
+// postgresCPU sums up the server that this process started: the postmaster, its children, and those that have ended.
+func (b *bench) postgresCPU(fs procfs.FS) (seconds float64) {
+	if b.dir == "" {
+		return 0
+	}
+	const ticks = 100 // per second, see CPUTime
+	text, err := os.ReadFile(filepath.Join(b.dir, "postgres", "data", "postmaster.pid"))
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	postmaster, _ := strconv.Atoi(first)
+	procs, err := fs.AllProcs()
+	if err != nil {
+		return 0
+	}
+	for _, p := range procs {
+		s, err := p.Stat()
+		switch {
+		case err != nil: // it has ended meanwhile
+		case s.PID == postmaster:
+			seconds += s.CPUTime() + float64(s.CUTime+s.CSTime)/ticks
+		case s.PPID == postmaster:
+			seconds += s.CPUTime()
+		}
+	}
+	return seconds
+}
+
+// note adds what was used since u to a row, per event where that is meant.
+func (u usage) note(w *row, now usage, events int) {
+	for name, seconds := range map[string]float64{"postgres_cpu_us": now.postgres - u.postgres, "redis_cpu_us": now.redis - u.redis} {
+		if us := seconds * 1e6 / float64(events); us >= 0.05 { // less is a server that had nothing to do
+			w.is(name, us)
+		}
+	}
 	if busy, idle := now.busy-u.busy, now.idle-u.idle; busy+idle > 0 {
 		w.is("busy_percent", 100*busy/(busy+idle))
 	}
