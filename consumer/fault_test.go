@@ -387,3 +387,36 @@ func TestOptionsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// Redis does not keep how much a group has read over a restart; that is no loss.
+func TestARestartOfRedisIsNoLoss(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "appendfsync always")
+	ctx := t.Context()
+	var rec record
+	reg := prometheus.NewRegistry()
+	start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Metrics: reg})
+	inspected := func(length, lost float64) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n, l := sample(t, reg, "outbox_consumer_stream_length"), sample(t, reg, "outbox_trim_lost_total"); n != length || l != lost {
+				return fmt.Errorf("length %v and %v lost, want %v and %v", n, l, length, lost)
+			}
+			return nil
+		})
+	}
+	fill(t, r.Client, "s", 100, 1)
+	settled(t, r.Client, 10*time.Second, "g", "s")
+	if err := r.Client.XTrimMaxLen(ctx, "s", 60).Err(); err != nil { // acknowledged, every one
+		t.Fatal(err)
+	}
+	inspected(60, 0)
+	if err := r.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, r.Client, "s", 10, 1)
+	inspected(70, 0)
+}

@@ -33,7 +33,7 @@ func Inspect(ctx context.Context, client redis.UniversalClient, stream, group st
 
 // inspect with "settle" makes State.Lost the caller's to count: nobody is told of it again.
 func inspect(ctx context.Context, client redis.UniversalClient, stream, group, settle string) (State, error) {
-	v, err := inspectScript.Run(ctx, client, []string{stream}, group, settle).Int64Slice()
+	v, err := inspectScript.Run(ctx, client, []string{stream, countedKey(stream, group)}, group, settle).Int64Slice()
 	if err != nil {
 		return State{}, fmt.Errorf("inspect group %q on stream %q: %w", group, stream, err)
 	}
@@ -46,6 +46,9 @@ func inspect(ctx context.Context, client redis.UniversalClient, stream, group, s
 	}
 	return s, nil
 }
+
+// countedKey notes which server has counted what the group has read.
+func countedKey(stream, group string) string { return "{" + stream + "}:counted:" + group }
 
 func (s State) lagValue() float64 {
 	if s.Lag < 0 {

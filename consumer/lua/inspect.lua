@@ -4,7 +4,11 @@
 -- after a deletion. The true position is computed here wherever it can be known exactly: at the end of the stream, before
 -- its first entry, or when few entries are left. The difference to entries-read is what was lost. With 'settle' the
 -- counter is set right in the same call, so that a loss is counted once over all the group's consumers.
--- KEYS[1] stream; ARGV group, 'settle' or ''.
+--
+-- entries-read does not survive: a server that replays its append-only file, and a replica that becomes the primary, have
+-- the group's position and an old count. So what the count says is believed only on the server (its run id is noted) that
+-- has been counting since it was last set right; on another one it is set right, and nothing is called lost for it.
+-- KEYS[1] stream, KEYS[2] the note; ARGV group, 'settle' or ''.
 -- Returns {length, pending, ms since the oldest pending entry was added or -1, lag or -1, lost}.
 local k, g = KEYS[1], ARGV[1]
 local function map(a)
@@ -38,13 +42,19 @@ else
   local few = redis.call('XRANGE', k, '(' .. last, '+', 'COUNT', 20)
   if #few < 20 then unread = #few end
 end
+local info = redis.pcall('INFO', 'server')
+local run = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
+local noted = redis.call('GET', KEYS[2]) or run
 local lost = 0
 if unread >= 0 and read ~= added - unread then
-  if read and added - unread > read then lost = added - unread - read end
+  -- What is lost has left the stream.
+  if read and added - unread > read then lost = math.min(added - unread - read, added - s['length']) end
   if ARGV[2] == 'settle' then
     redis.call('XGROUP', 'SETID', k, g, last, 'ENTRIESREAD', added - unread)
   end
 end
+if noted ~= run then lost = 0 end
+if ARGV[2] == 'settle' and unread >= 0 then redis.call('SET', KEYS[2], run, 'EX', 604800) end
 local lag = unread
 if lag < 0 and read then lag = math.max(0, math.min(s['length'], added - read)) end
 local oldest = -1
