@@ -123,7 +123,7 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	t.Parallel()
 	get := func(bound net.Addr, asked, host string) int {
 		h := admin.Handler(admin.Options{Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Bound: bound, Addr: asked})
-		r := httptest.NewRequest(http.MethodGet, "/healthz", nil)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/healthz", nil)
 		r.Host = host
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, r)

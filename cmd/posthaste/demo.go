@@ -170,7 +170,7 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	if err := d.neighbours.start(ctx, g, d); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\n\n", d.serve.public.Addr(), d.adminURL())
+	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\nConsole: %s/console/\n\n", d.serve.public.Addr(), d.adminURL(), d.adminURL())
 	return nil
 }
 

@@ -340,8 +340,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 
 func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	t.Parallel()
-	var w *world
-	w = newWorld(t, func(o *console.Options) {
+	w := newWorld(t, func(o *console.Options) {
 		config, err := sql.PoolConfig("postgres://127.0.0.1:1/none?connect_timeout=1", "public", "console")
 		if err != nil {
 			t.Fatal(err)

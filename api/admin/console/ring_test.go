@@ -11,24 +11,18 @@ import (
 	"posthaste/sink"
 )
 
-// relayMetrics are what a relay registers, and more of what it would have beside it.
-func relayMetrics(tb testing.TB) (prometheus.Gatherer, *prometheus.HistogramVec) {
+// relayMetrics are what a relay and its sink register.
+func relayMetrics(tb testing.TB) prometheus.Gatherer {
 	tb.Helper()
 	reg := prometheus.NewRegistry()
 	outbox.New(outbox.Options{Registerer: reg})
 	sink.New(sink.Options{Registerer: reg})
-	own := prometheus.NewRegistry()
-	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "outbox_commit_to_publish_seconds", Buckets: []float64{0.001, 0.01, 0.1, 1}}, []string{"mode"})
-	own.MustRegister(h)
-	h.WithLabelValues("cdc")
-	h.WithLabelValues("poll")
-	return prometheus.Gatherers{reg}, h
+	return reg
 }
 
 func TestTheRingKeepsFifteenMinutes(t *testing.T) {
 	t.Parallel()
-	g, _ := relayMetrics(t)
-	r := newRing(g)
+	r := newRing(relayMetrics(t))
 	start := time.Unix(1_700_000_000, 0)
 	for i := range 1000 {
 		r.add(start.Add(time.Duration(i)*time.Second), true, seen{})
@@ -93,8 +87,7 @@ func TestPercentiles(t *testing.T) {
 
 // BenchmarkSample is what a process pays every second.
 func BenchmarkSample(b *testing.B) {
-	g, _ := relayMetrics(b)
-	r := newRing(g)
+	r := newRing(relayMetrics(b))
 	for b.Loop() {
 		r.add(time.Unix(1, 0), true, seen{})
 	}
