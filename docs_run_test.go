@@ -2,7 +2,6 @@ package posthaste_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -327,17 +326,18 @@ func (g *guide) run(p page, list []block) {
 	defer cancel()
 	file := filepath.Join(g.dir, "page.sh")
 	g.must(os.WriteFile(file, []byte(script.String()), 0o600))
-	var out bytes.Buffer
+	// A file, not a pipe: what the page leaves running keeps it open, and ends with the page's process group.
+	out, err := os.Create(filepath.Join(g.dir, "page.out"))
+	g.must(err)
+	defer out.Close()
 	cmd := exec.CommandContext(ctx, "bash", "-x", file)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), &out, &out
-	// What the page leaves running ends with it.
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 2 * time.Second
-	err := cmd.Run()
+	err = cmd.Run()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	if err != nil || os.Getenv("POSTHASTE_TEST_LOGS") != "" {
-		g.t.Logf("%s:\n%s", p.name, out.String())
+		g.t.Logf("%s:\n%s", p.name, read(g.t, out.Name()))
 	}
 	if err != nil {
 		g.t.Errorf("%s: %v", p.name, err)
