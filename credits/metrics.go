@@ -29,7 +29,7 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 		waits: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "credits_durability_wait_seconds",
 			Help:    "Time of pipelines that waited for replicas or disk. A rise means these are slow; at half a second outcomes become unknown.",
-			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1},
+			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.1},
 		}),
 	}
 	m.code = make(map[string]prometheus.Counter, len(codes))

@@ -53,8 +53,8 @@ var parked = panel{
 
 var trimLoss = panel{
 	form: number, title: "Missed by groups", unit: "short", alert: "OutboxStreamTrimLoss", width: 4, empty: "0",
-	means: "Entries that left a stream before a consumer group had read them, within the chosen time. They are in outbox_history; " +
-		"publish them again, and find out who trims.",
+	means: "Entries that left a stream before a consumer group had read them, within the chosen time. They are in outbox_history: " +
+		"posthaste replay, and find out who trims.",
 	queries: []query{{increase("outbox_trim_lost_total"), ""}}, steps: none(),
 }
 

@@ -70,7 +70,7 @@ var redis = board{
 			},
 			{
 				title: "Missed", unit: "short", alert: "OutboxStreamTrimLoss",
-				means:   "Entries trimmed before the group had read them: lost to it. They are in outbox_history.",
+				means:   "Entries trimmed before the group had read them: lost to it. They are in outbox_history: posthaste replay.",
 				queries: []query{{"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))", "{{stream}} {{group}}"}}, steps: none(),
 			},
 			{
@@ -150,6 +150,12 @@ var redis = board{
 				queries: []query{{"max(credits_stream_entries{FILTER})", "waiting"}},
 			},
 			{
+				title: "Answers 503 and 423", unit: "reqps", alert: "CreditsStoreUnavailable",
+				means: "503: Redis is away, or cannot do the durability asked for; nothing was done. 423: a frozen account. Clients repeat the " +
+					"former with the same key.",
+				queries: []query{{`sum by (route, status) (rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
+			},
+			{
 				title: "Sync", unit: "ops", alert: "CreditsAccountFrozen",
 				means:   "Operations taken into the ledger. quarantined: they contradict it; posthaste credits reconcile explains. duplicate: the sync was interrupted, harmless.",
 				queries: []query{{rate("credits_sync_entries_total", "outcome"), "{{outcome}}"}},
@@ -158,6 +164,18 @@ var redis = board{
 				title: "Frozen accounts", unit: "short", alert: "CreditsAccountFrozen",
 				means:   "Accounts closed because their operations contradict the ledger. Each needs a human: posthaste credits reconcile.",
 				queries: []query{{"sum by (reason) (increase(credits_frozen_total{FILTER}[$__rate_interval]))", "{{reason}}"}}, steps: none(),
+			},
+			{
+				title: "Wait for durability, p99", unit: "s", alert: "CreditsStoreUnavailable", empty: "nothing to wait for",
+				means: "How long operations wait for replicas or the disk. At half a second their outcome becomes unknown to the client: mend the " +
+					"replica, or the disk. Empty when no durability is asked for.",
+				queries: []query{{quantile(0.99, "credits_durability_wait_seconds"), "p99"}}, steps: []step{{0, green}, {0.1, orange}, {0.5, red}},
+			},
+			{
+				title: "Drift of the ledger", unit: "short", alert: "CreditsAccountFrozen",
+				means: "Credits by which the accounts differ from their counter-accounts, looked at every 15 minutes. Anything but 0: the ledger was " +
+					"changed by hand; posthaste credits reconcile names the accounts.",
+				queries: []query{{"max(abs(credits_reconcile_drift{FILTER}))", "drift"}}, steps: none(),
 			},
 			{
 				title: "Operations lost", unit: "short", alert: "CreditsOperationsLost",

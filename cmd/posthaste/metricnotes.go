@@ -41,7 +41,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_trim_lost_total",
-			"a consumer group has missed events for good, because the stream was trimmed (`POSTHASTE_TRIM=force`, or somebody's XTRIM) before it read them. They are in `outbox_history`.",
+			"a consumer group has missed events for good, because the stream was trimmed (`POSTHASTE_TRIM=force`, or somebody's XTRIM) before it read them. They are in `outbox_history`: `posthaste replay`.",
 			"sum by (stream, group) (increase(outbox_trim_lost_total[1h]))",
 		},
 		{
@@ -266,7 +266,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_group_idle_seconds",
-			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its consumers, or remove the group.",
+			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its consumers, or `posthaste groups drop` it.",
 			"max by (stream, group) (outbox_group_idle_seconds)",
 		},
 		{
@@ -412,6 +412,16 @@ var metricNotes = []struct {
 			"credits_lost_operations_total",
 			"acknowledged operations are gone with Redis' memory. Use a durability that survives what happened.",
 			"sum(increase(credits_lost_operations_total[1h]))",
+		},
+		{
+			"credits_durability_wait_seconds",
+			"replicas or the disk are slow; every operation waits for them. At half a second answers become `outcome_unknown`. Empty with `POSTHASTE_REDIS_DURABILITY=none`.",
+			"histogram_quantile(0.99, sum by (le) (rate(credits_durability_wait_seconds_bucket[5m])))",
+		},
+		{
+			"credits_reconcile_drift",
+			"somebody changed the ledger by hand. `posthaste credits reconcile` names the accounts. It may be below 0, too.",
+			"max(abs(credits_reconcile_drift))",
 		},
 		{
 			"credits_epoch_bumps_total",

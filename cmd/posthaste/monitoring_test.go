@@ -32,7 +32,9 @@ import (
 func TestMonitoring(t *testing.T) {
 	t.Parallel()
 	db := testenv.NewServer(t, "max_slot_wal_keep_size=1GB").Database(t)
-	w := worldOf(t, db, testenv.Redis(t, "maxmemory 256mb", "maxmemory-policy noeviction"))
+	// With a durability, so that what waits for it is measured too.
+	w := worldOf(t, db, testenv.Valkey(t, "appendonly yes", "maxmemory 256mb", "maxmemory-policy noeviction"))
+	w.env = append(w.env, "POSTHASTE_REDIS_DURABILITY=aof")
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	api, consume := w.spawn("serve"), w.spawn("consume", "--group=shop")
 	p := startPrometheus(t, map[string][]*child{
@@ -54,6 +56,9 @@ func TestMonitoring(t *testing.T) {
 		}
 	})
 	waiting := queriesOf(t)
+	for _, counted := range []string{`outbox_events_written_total{type="credits.added"}`, `outbox_events_written_total{type="credits.deducted"}`, `pg_pool_acquires_total{job="posthaste-api"}`} {
+		waiting[counted+" > 0"] = "what is counted"
+	}
 	t.Logf("%d queries", len(waiting))
 	testenv.Eventually(t, 90*time.Second, func() error {
 		var first error
