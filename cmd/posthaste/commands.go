@@ -13,10 +13,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/term"
@@ -87,13 +85,21 @@ func (e *env) confirm(yes bool, question string) error {
 	return nil
 }
 
-type migrateCmd struct{}
+type migrateCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
 
 // Run migrates.
-func (migrateCmd) Run(ctx context.Context, e *env) error {
+func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return oneLine(err)
+	}
+	if c.JSON {
+		if applied == nil {
+			applied = []int64{}
+		}
+		return e.json(map[string]any{"applied": applied})
 	}
 	if len(applied) == 0 {
 		fmt.Fprintln(e.stdout, "the schema is up to date")
@@ -105,6 +111,7 @@ func (migrateCmd) Run(ctx context.Context, e *env) error {
 
 type modeCmd struct {
 	Mode string `arg:"" optional:"" help:"auto, cdc or poll; without it the mode is shown."`
+	JSON bool   `name:"json" help:"Print JSON."`
 }
 
 // Run shows or sets the mode.
@@ -129,73 +136,12 @@ func (c modeCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(e.stdout, "desired %s, active %s\n", st.Desired, st.Active)
-		return nil
+		if c.JSON {
+			return e.json(map[string]any{"desired": st.Desired, "mode": st.Active})
+		}
+		_, err = fmt.Fprintf(e.stdout, "desired %s, active %s\n", st.Desired, st.Active)
+		return err
 	})
-}
-
-type statusCmd struct {
-	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers."`
-	Watch bool `help:"Print it again every second, until interrupted."`
-}
-
-// Run shows the status.
-func (c statusCmd) Run(ctx context.Context, e *env) error {
-	for {
-		err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-			if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
-				return err
-			}
-			slots, err := e.slots(pool)
-			if err != nil {
-				return err
-			}
-			st, err := admin.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
-			if err != nil {
-				return err
-			}
-			if c.JSON {
-				return e.json(st)
-			}
-			return printStatus(e.stdout, e.config.RelayName, st)
-		})
-		if err != nil || !c.Watch {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-			fmt.Fprintln(e.stdout)
-		}
-	}
-}
-
-func printStatus(w io.Writer, name string, st admin.Status) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
-	row("relay", "%s", name)
-	row("mode", "%s (desired %s)", st.Mode, st.Desired)
-	if st.Degraded != "" {
-		row("degraded", "%s", st.Degraded)
-	}
-	row("owner", "%s, epoch %d, since %s", orNone(st.Owner), st.Epoch, humanize.Time(st.ChangedAt))
-	row("backlog", "%s events, oldest %s", humanize.Comma(st.Backlog.Rows), time.Duration(st.Backlog.OldestSeconds*float64(time.Second)).Round(time.Millisecond))
-	switch s := st.Slot; {
-	case !s.Exists:
-		row("slot", "none")
-	case s.Lost:
-		row("slot", "lost (%s)", s.Reason)
-	default:
-		state := "idle"
-		if s.Active {
-			state = "streaming"
-		}
-		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN, humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
-	}
-	row("handover", "%s", st.HandoverLSN)
-	row("dead", "%s", humanize.Comma(st.Dead))
-	return t.Flush()
 }
 
 func orNone(s string) string {
@@ -324,10 +270,15 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
-type versionCmd struct{}
+type versionCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
 
 // Run prints the version.
-func (versionCmd) Run(e *env) error {
+func (c versionCmd) Run(e *env) error {
+	if c.JSON {
+		return e.json(map[string]string{"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+	}
 	_, err := fmt.Fprintf(e.stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/api/admin"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+type statusCmd struct {
+	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers; with --watch one line each time."`
+	Watch bool `help:"Show it every second until interrupted, whatever becomes of Postgres meanwhile."`
+}
+
+// Run shows the status.
+func (c statusCmd) Run(ctx context.Context, e *env) error {
+	if c.Watch {
+		return c.watch(ctx, e)
+	}
+	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		v, err := e.readStatus(ctx, pool)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.json(v.Status)
+		}
+		return v.print(e.stdout, e.config.RelayName, colours(e.stdout))
+	})
+}
+
+// overdue is how long an event may wait until the status calls it broken.
+const overdue = time.Minute
+
+// view is the status, and what it means.
+type view struct {
+	admin.Status
+	// word is ok, degraded or broken; why says so in a few words.
+	word, why string
+}
+
+const (
+	wordOK       = "ok"
+	wordDegraded = "degraded"
+	wordBroken   = "broken"
+)
+
+// readStatus reads the status and judges it.
+func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) {
+	if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
+		return view{}, err
+	}
+	slots, err := e.slots(pool)
+	if err != nil {
+		return view{}, err
+	}
+	st, err := admin.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
+	if err != nil {
+		return view{}, err
+	}
+	pulse, err := sql.ReadPulse(ctx, pool)
+	const insufficientPrivilege = "42501"
+	if err != nil && sql.SQLState(err) != insufficientPrivilege {
+		return view{}, err
+	}
+	v := view{Status: st}
+	v.word, v.why = judge(st, pulse.Led || err != nil) // a role that may not see locks cannot tell that none is held
+	return v, nil
+}
+
+// judge says what matters most: are events lost or late, and why.
+func judge(st admin.Status, led bool) (word, why string) {
+	oldest := time.Duration(st.Backlog.OldestSeconds * float64(time.Second))
+	waiting := fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(st.Backlog.Rows), rough(oldest))
+	switch {
+	case !led && st.Backlog.Rows > 0:
+		return wordBroken, "no relay runs; " + waiting
+	case !led:
+		return wordBroken, "no relay runs"
+	case oldest > overdue:
+		return wordBroken, strings.Join(some(waiting, st.Degraded), "; ")
+	case st.Degraded != "":
+		return wordDegraded, "events are swept although the stream is wanted: " + st.Degraded
+	case st.Slot.Exists && st.Slot.Lost && st.Desired != outbox.ModePoll:
+		return wordDegraded, fmt.Sprintf("the slot is lost (%s)", st.Slot.Reason)
+	case st.Dead > 0:
+		return wordDegraded, fmt.Sprintf("%s events are parked (posthaste dead list)", humanize.Comma(st.Dead))
+	case st.Mode == outbox.ModeCDC:
+		return wordOK, "events are streamed"
+	case st.Desired == outbox.ModePoll:
+		return wordOK, "events are swept, as desired"
+	case st.Mode == outbox.ModePoll:
+		return wordOK, "events are swept; the stream follows when the backlog is drained"
+	}
+	return wordOK, "a relay is starting"
+}
+
+// some returns the texts that are not empty.
+func some(texts ...string) (out []string) {
+	for _, t := range texts {
+		if t != "" {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// colours reports whether w wants them: a terminal, unless its user says otherwise (see no-color.org).
+func colours(w io.Writer) bool {
+	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+// paint colours a word of the status.
+func paint(word string, coloured bool) string {
+	colour, ok := map[string]string{wordOK: "32", wordDegraded: "33", wordBroken: "31"}[word]
+	if !coloured || !ok {
+		return word
+	}
+	return "\x1b[1;" + colour + "m" + word + "\x1b[0m"
+}
+
+func (v view) print(w io.Writer, name string, coloured bool) error {
+	fmt.Fprintf(w, "%s: %s\n\n", paint(v.word, coloured), v.why)
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
+	row("relay", "%s", name)
+	row("mode", "%s (desired %s)", v.Mode, v.Desired)
+	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
+	row("backlog", "%s events, oldest %s", humanize.Comma(v.Backlog.Rows), rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))))
+	switch s := v.Slot; {
+	case !s.Exists:
+		row("slot", "none")
+	case s.Lost:
+		row("slot", "lost (%s)", s.Reason)
+	default:
+		state := "idle"
+		if s.Active {
+			state = "streaming"
+		}
+		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN, humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
+	}
+	row("handover", "%s", cmp.Or(v.HandoverLSN, "none"))
+	row("dead", "%s", humanize.Comma(v.Dead))
+	return t.Flush()
+}
+
+// line is the status in one line, for logs.
+func (v view) line(now time.Time) string {
+	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d dead=%d", now.UTC().Format(time.RFC3339),
+		v.word, v.why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds, max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
+}
+
+// watchInterval is how often the watched status is read, and watchTimeout how long a reading may take.
+const (
+	watchInterval = time.Second
+	watchTimeout  = 3 * time.Second
+)
+
+// watch shows the status until ctx ends: on a terminal it is drawn over, elsewhere it is a line each time. A Postgres that is
+// gone is what one watches for, and no reason to end.
+func (c statusCmd) watch(ctx context.Context, e *env) error {
+	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	terminal := isTerminal(e.stdout)
+	t := time.NewTicker(watchInterval)
+	defer t.Stop()
+	for {
+		actx, cancel := context.WithTimeout(ctx, watchTimeout)
+		v, err := view{}, sql.CheckSchema(actx, pool)
+		if err == nil {
+			v, err = e.readStatus(actx, pool)
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return nil
+		}
+		var second *outbox.SecondNameError
+		if errors.As(err, &second) {
+			return err // the question is wrong, and stays so
+		}
+		if err := c.show(e, v, oneLine(err), terminal); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// show prints one reading of a watch, or why there is none.
+func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
+	now := time.Now()
+	if err != nil {
+		v.word, v.why = wordBroken, "Postgres does not tell: "+err.Error()
+	}
+	switch {
+	case c.JSON:
+		var line any = v.Status
+		if err != nil {
+			line = map[string]string{"error": err.Error()}
+		}
+		b, err := json.Marshal(line)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(e.stdout, "%s\n", b)
+		return err
+	case terminal:
+		var screen strings.Builder
+		screen.WriteString("\x1b[H\x1b[2J")
+		if err != nil {
+			fmt.Fprintf(&screen, "%s: %s\n", paint(v.word, colours(e.stdout)), v.why)
+		} else if err := v.print(&screen, e.config.RelayName, colours(e.stdout)); err != nil {
+			return err
+		}
+		fmt.Fprintf(&screen, "\n%s, every second until Ctrl-C\n", now.Format("15:04:05"))
+		_, err := io.WriteString(e.stdout, screen.String())
+		return err
+	case err != nil:
+		_, err := fmt.Fprintf(e.stdout, "%s %s: %s\n", now.UTC().Format(time.RFC3339), v.word, v.why)
+		return err
+	}
+	_, err = fmt.Fprintln(e.stdout, v.line(now))
+	return err
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/api/admin"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+// The word that matters comes first, and says why.
+func TestStatusJudges(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		st   admin.Status
+		led  bool
+		word string
+		why  string
+	}{
+		"streaming":    {admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "ok", "streamed"},
+		"swept":        {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "ok", "as desired"},
+		"draining":     {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "ok", "drained"},
+		"starting":     {admin.Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "ok", "starting"},
+		"parked":       {admin.Status{Mode: outbox.ModeCDC, Dead: 3}, true, "degraded", "3 events are parked"},
+		"fallen back":  {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"}, true, "degraded", "slot lost"},
+		"slot lost":    {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Slot: admin.Slot{Exists: true, Lost: true, Reason: "wal_removed"}}, true, "degraded", "wal_removed"},
+		"late":         {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 1234, OldestSeconds: 90}}, true, "broken", "1,234 events wait, the oldest for 1m30s"},
+		"nobody":       {admin.Status{Mode: outbox.ModeCDC}, false, "broken", "no relay runs"},
+		"nobody, late": {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 2, OldestSeconds: 1}}, false, "broken", "no relay runs; 2 events wait"},
+	} {
+		if word, why := judge(c.st, c.led); word != c.word || !strings.Contains(why, c.why) {
+			t.Errorf("%s: %s: %s; want %s and %q", name, word, why, c.word, c.why)
+		}
+	}
+}
+
+func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
+	t.Parallel()
+	v := view{Status: admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Slot: admin.Slot{Exists: true, Active: true}}, word: wordDegraded, why: "3 events are parked"}
+	var plain, coloured strings.Builder
+	if err := v.print(&plain, "default", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.print(&coloured, "default", true); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(plain.String(), "\n")
+	if lines[0] != "degraded: 3 events are parked" || strings.Contains(plain.String(), "\x1b") {
+		t.Errorf("plain:\n%s", plain.String())
+	}
+	for _, l := range lines[2 : len(lines)-1] {
+		if len(l) < 11 || l[9] != ' ' || l[10] == ' ' {
+			t.Errorf("line %q is not aligned with the others", l)
+		}
+	}
+	if got := coloured.String(); !strings.HasPrefix(got, "\x1b[1;33mdegraded\x1b[0m: ") || strings.Count(got, "\x1b") != 2 {
+		t.Errorf("coloured: %q", got)
+	}
+}
+
+// A watched status goes on when Postgres goes away and comes back, says so, and ends in order.
+func TestStatusWatchSurvivesPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	p := testenv.NewProxy(t, hostOf(t, w.db.URL))
+	w.pgURL = strings.Replace(w.db.URL, hostOf(t, w.db.URL), p.Addr(), 1)
+	human, script := w.start("status", "--watch"), w.start("status", "--watch", "--json")
+	lines := func(text string, least int) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := strings.Count(human.text(), text); n < least {
+				return fmt.Errorf("%q %d times, want %d: %s", text, n, least, human.text())
+			}
+			return nil
+		})
+	}
+	lines(" ok: events are streamed; mode=cdc", 2)
+	script.waitText(t, `"mode":"cdc"`)
+	p.Down()
+	lines(" broken: Postgres does not tell: ", 2)
+	script.waitText(t, `{"error":`)
+	ok := strings.Count(human.text(), " ok: ")
+	p.Up()
+	lines(" ok: ", ok+2)
+	for _, prog := range []*program{human, script} {
+		if err := prog.cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		<-prog.done
+		if code := prog.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("exit %d after Ctrl-C", code)
+		}
+	}
+	for line := range strings.Lines(script.text()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("line %q is not JSON", line)
+		}
+	}
+	if strings.Contains(human.text(), "\x1b") {
+		t.Error("control characters without a terminal")
+	}
+}
+
+// What a script may want to read, it can have as JSON.
+func TestOneShotCommandsSpeakJSON(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"migrate", "--json"}, `{"applied":[]}`},
+		{[]string{"mode", "poll", "--json"}, `{"desired":"poll","mode":"standby"}`},
+		{[]string{"groups", "list", "--json"}, `[]`},
+	} {
+		r := w.once(c.args...)
+		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != c.want {
+			t.Errorf("%v: exit %d: %s", c.args, r.code, got)
+		}
+	}
+	var v struct{ Version, Go string }
+	if r := w.once("version", "--json"); json.Unmarshal([]byte(r.out), &v) != nil || v.Version == "" || v.Go == "" {
+		t.Errorf("version: %s", r.out)
+	}
+}
