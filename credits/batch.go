@@ -25,6 +25,9 @@ const (
 // errNotSent means that a call gave up before it was sent.
 var errNotSent = errors.New("the call was not sent")
 
+// errNoReply means that a call has neither a reply nor an error.
+var errNoReply = errors.New("the call has no reply")
+
 // batcher lets calls that are made at the same time share pipelines. A call that finds nobody waiting is sent at once;
 // while it is under way, others collect. Each call has its own reply, its own error and its own patience; what they share
 // is the round trip, and the wait for durability behind their writes.
@@ -107,8 +110,20 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 	p := node.Pipeline()
 	_ = p.Process(ctx, cmd)
 	w := b.durable.wait(ctx, p)
-	_, _ = p.Exec(ctx) // each command has its own error
-	return cmd.Val(), b.durable.reached(w), cmd.Err()
+	_, sent := p.Exec(ctx)
+	return cmd.Val(), b.durable.reached(w), errorOf(cmd, sent)
+}
+
+// errorOf is what became of a command of a pipeline, of which sent is the error. A server that refuses a new connection
+// (password, number of clients) is an error of the pipeline alone: the client leaves its commands without reply and error.
+func errorOf(cmd *redis.StringSliceCmd, sent error) error {
+	switch {
+	case cmd.Err() != nil || cmd.Val() != nil:
+		return cmd.Err()
+	case sent != nil:
+		return sent
+	}
+	return errNoReply
 }
 
 // movedAway reports whether a node of a cluster refused a call because another one has its keys.
@@ -228,13 +243,13 @@ func (l *lane) exec(batch []*waitingCall) {
 	}
 	w := l.durable.wait(ctx, p)
 	start := time.Now()
-	_, _ = p.Exec(ctx) // each command has its own error
+	_, sent := p.Exec(ctx)
 	if w != nil {
 		l.waits.Observe(time.Since(start).Seconds())
 	}
 	waited := l.durable.reached(w)
 	for _, c := range batch {
-		c.waited, c.err = waited, c.cmd.Err()
+		c.waited, c.err = waited, errorOf(c.cmd, sent)
 		close(c.done)
 	}
 }

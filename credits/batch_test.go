@@ -224,3 +224,38 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 		t.Errorf("got %v, want ErrUnknown", err)
 	}
 }
+
+// A server that refuses new connections says so to nobody's command in particular: every call of the pipeline is told
+// that nothing was done.
+func TestAServerRefusesConnections(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	admin := w.redis.Client.Conn() // asked for nothing while it stays
+	defer admin.Close()
+	set := func(rules ...any) {
+		if err := admin.Do(t.Context(), append([]any{"ACL", "SETUSER", "default"}, rules...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(">first")
+	b := w.newBank(func(o *Options) { o.Redis = w.client("redis://:first@" + w.redis.Addr() + "/0") })
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil { // the look at the settings is fresh now
+		t.Fatal(err)
+	}
+	set("resetpass", ">second")
+	if err := admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if r, err := b.Apply(context.Background(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
+				t.Errorf("got %+v, %v, want ErrUnavailable", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	set("nopass")
+	w.inStep(user, 99)
+}
