@@ -408,7 +408,15 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 		again, err = a.b.reopen(ctx, a.bucket, v)
 		return res, again, err
 	case "MISMATCH":
-		return res, nil, ErrReused
+		// There is a record; perhaps an older encoding made its fingerprint. It outlives this call by an hour at least, or
+		// the ledger would have been asked, so asking again cannot carry anything out.
+		if len(a.op.Older) == 0 {
+			return res, nil, ErrReused
+		}
+		older := *a.op
+		older.Fingerprint, older.Older = older.Older[0], older.Older[1:]
+		a.op = &older
+		return a.once(ctx)
 	case "UNKNOWN":
 		return res, nil, ErrUnknownUser
 	case "FROZEN":
@@ -486,7 +494,7 @@ func (a *attempt) ledger(ctx context.Context) (Result, error, error) {
 		return a.once(ctx)
 	case err != nil:
 		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	case string(e.Fingerprint) != string(a.op.Fingerprint[:]):
+	case !a.op.same(e.Fingerprint):
 		return Result{}, nil, ErrReused
 	}
 	res := resultOf(e)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 )
@@ -377,4 +378,62 @@ func TestALostReply(t *testing.T) {
 		t.Errorf("got %v, want ErrUnavailable or ErrUnknown", err)
 	}
 	w.inStep(user, 89)
+}
+
+// During a rolling deploy two versions of the library are on one server: each process calls its own functions, whichever
+// was loaded last, and they share accounts and outcomes.
+func TestTwoVersionsSideBySide(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 10)
+	w.must(op, OK)
+	next := strings.NewReplacer("posthaste_credits_v1", "posthaste_credits_v2", "_v1'", "_v2'").Replace(library)
+	if err := w.redis.Client.FunctionLoadReplace(t.Context(), next).Err(); err != nil {
+		t.Fatal(err)
+	}
+	bkt := Bucket(user)
+	args := []any{
+		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10, op.fp(), user.String(),
+		op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
+	}
+	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != "REPLAY" || r[3] != "90" {
+		t.Errorf("the next version on an old record: %v, %v", r, err)
+	}
+	other := newOp(user, Deduct, 5)
+	args[4], args[7], args[8], args[10] = outcomeKey(user, other.ID), 5, other.fp(), other.ID.String()
+	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != string(OK) {
+		t.Errorf("the next version: %v, %v", r, err)
+	}
+	// This version goes on, sees what the other did, and loads its own library again without touching the other's.
+	if r := w.must(other, OK); !r.Replayed || r.Balance != 85 {
+		t.Errorf("got %+v, want a replay", r)
+	}
+	w.redis.Client.FunctionDelete(t.Context(), "posthaste_credits_v1")
+	w.must(newOp(user, Deduct, 5), OK)
+	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}).Val()), 2)
+	w.inStep(user, 80)
+}
+
+// A process whose fingerprints have a newer encoding recognizes what an older one did, in Redis and in the ledger.
+func TestAnOlderFingerprintIsRecognized(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 10)
+	w.must(op, OK)
+	newer := op
+	newer.Older = [][17]byte{{9}, op.Fingerprint}
+	newer.Fingerprint[0] = 2
+	for _, where := range []string{"redis", "the ledger"} {
+		if r := w.must(newer, OK); !r.Replayed || r.Balance != 90 {
+			t.Errorf("in %s: got %+v, want a replay", where, r)
+		}
+		w.settle()
+		w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
+		newer.MintedAt = time.Time{}
+	}
+	newer.Older = newer.Older[:1]
+	w.refused(newer, ErrReused)
+	w.inStep(user, 90)
 }
