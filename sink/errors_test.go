@@ -202,6 +202,12 @@ func TestClassesOfConnecting(t *testing.T) {
 			if strings.Contains(err.Error(), "geheim") {
 				t.Fatalf("the error tells the password: %v", err)
 			}
+			if class == "other" { // nothing that a check needs
+				return nil
+			}
+			if err := s.Check(t.Context(), o, []string{stream}); sink.Class(err) != class { // a pipeline
+				return fmt.Errorf("check: class %q of %w, want %q", sink.Class(err), err, class)
+			}
 			return nil
 		})
 	}

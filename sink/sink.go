@@ -106,9 +106,12 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 	for i, stream := range streams {
 		cmds[i] = pipe.HMGet(ctx, gateKey(stream), "source", "owner")
 	}
-	_, _ = pipe.Exec(ctx) // every command has its own error
+	_, sent := pipe.Exec(ctx)
 	for i, stream := range streams {
 		v, err := cmds[i].Result()
+		if err == nil && len(v) != 2 { // a connection that was refused is nobody's error in particular
+			err = sent
+		}
 		if err == nil {
 			err = judge(stream, v, o)
 		}
