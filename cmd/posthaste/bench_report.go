@@ -250,7 +250,9 @@ func (r *report) table(t io.Writer, what string, rows []*row) {
 				fmt.Fprint(t, "\t–")
 				continue
 			}
-			num := func(v float64) string { return humanize.CommafWithDigits(v, c.digits) }
+			num := func(v float64) string { // CommafWithDigits cuts off
+				return humanize.CommafWithDigits(math.Round(v*math.Pow10(c.digits))/math.Pow10(c.digits), c.digits)
+			}
 			fmt.Fprintf(t, "\t%s", num(f.Median))
 			if len(f.Runs) > 1 {
 				fmt.Fprintf(t, " (%s–%s)", num(f.Min), num(f.Max))

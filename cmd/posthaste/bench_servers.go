@@ -325,7 +325,7 @@ func inDatabase(dsn, name string) string {
 
 // remove drops the slot, the database and the keys. It also does after an interruption.
 func (s *scene) remove(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var errs []error
 	if s.slots != nil {
@@ -335,11 +335,24 @@ func (s *scene) remove(ctx context.Context) error {
 		s.pool.Close()
 	}
 	_, err := s.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{s.name}.Sanitize()+" WITH (FORCE)")
-	errs = append(errs, err, s.redis.Unlink(ctx, s.stream(), "{"+s.stream()+"}:gate", "dead."+s.stream()).Err())
+	errs = append(errs, err, s.removeKeys(ctx))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove %s: %w", s.name, err)
 	}
 	return nil
+}
+
+// removeKeys removes the stream, its gate, and whatever else relay and consumer keep under its name.
+func (s *scene) removeKeys(ctx context.Context) error {
+	var keys []string
+	all := s.redis.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
+	for all.Next(ctx) {
+		keys = append(keys, all.Val())
+	}
+	if err := all.Err(); err != nil || len(keys) == 0 {
+		return err
+	}
+	return s.redis.Unlink(ctx, keys...).Err()
 }
 
 // stream is where the scene's events go.
