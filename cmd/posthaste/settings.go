@@ -7,15 +7,18 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/term"
 
 	"posthaste/outbox"
 	"posthaste/sink"
+	"posthaste/sql"
 )
 
 // defaultPostgresURL is used when neither the setting nor a libpq variable says where Postgres is.
@@ -135,18 +138,14 @@ func (p *parser) duration(name, value string, least time.Duration) time.Duration
 	return d
 }
 
-// secretURL checks the form of a URL without ever quoting it.
-func (p *parser) secretURL(name, value string, schemes ...string) string {
+// scheme checks the beginning of a URL without ever quoting it.
+func (p *parser) scheme(name, value string, schemes ...string) bool {
 	u, err := url.Parse(value)
-	if err == nil {
-		for _, s := range schemes {
-			if u.Scheme == s {
-				return value
-			}
-		}
+	if err == nil && slices.Contains(schemes, u.Scheme) {
+		return true
 	}
 	p.faults = append(p.faults, fmt.Errorf("--%s: want a URL that begins with %s://", name, strings.Join(schemes, ":// or ")))
-	return value
+	return false
 }
 
 // Parse checks every setting and returns what they say, or one error that names every fault.
@@ -172,7 +171,7 @@ func (s Settings) Parse() (Config, error) {
 	}
 	c.Slot = "posthaste_" + s.RelayName
 	c.PostgresURL = p.postgres(s.PostgresURL)
-	c.RedisURL = p.secretURL("redis-url", s.RedisURL, "redis", "rediss", "unix")
+	c.RedisURL = p.redis(s.RedisURL)
 	var err error
 	if c.Durability, err = sink.ParseDurability(s.RedisDurability); err != nil {
 		p.bad("redis-durability", s.RedisDurability, "none, replicas=N or aof")
@@ -222,18 +221,32 @@ func (p *parser) address(name, value string) {
 
 // postgres resolves where Postgres is: the setting, libpq's variables, the default.
 func (p *parser) postgres(value string) string {
-	if value != "" {
-		if strings.Contains(value, "://") {
-			return p.secretURL("postgres-url", value, "postgres", "postgresql")
-		}
-		return value // libpq's keyword=value form
-	}
-	for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
-		if os.Getenv(name) != "" {
-			return ""
+	if value == "" {
+		value = defaultPostgresURL
+		for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
+			if os.Getenv(name) != "" {
+				value = ""
+			}
 		}
 	}
-	return defaultPostgresURL
+	// Without "://" it is libpq's keyword=value form.
+	if strings.Contains(value, "://") && !p.scheme("postgres-url", value, "postgres", "postgresql") {
+		return value
+	}
+	if _, err := sql.PoolConfig(value, "", ""); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--postgres-url: %w", err))
+	}
+	return value
+}
+
+func (p *parser) redis(value string) string {
+	if !p.scheme("redis-url", value, "redis", "rediss", "unix") {
+		return value
+	}
+	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
+		p.faults = append(p.faults, errors.New("--redis-url: want redis://[user[:password]@]host[:port][/database], with known options"))
+	}
+	return value
 }
 
 // logger writes to standard error; standard output is for what a command answers.

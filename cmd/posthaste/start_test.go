@@ -363,6 +363,12 @@ func TestBadSettingsAreNamedAtOnce(t *testing.T) {
 			t.Errorf("%s shows a password", command)
 		}
 	}
+	for _, command := range []string{"migrate", "relay", "version"} {
+		r := runToEnd(t, command, "--postgres-url=postgres://u:"+secret+"@h/d?sslmode=sometimes", "--redis-url=redis://:"+secret+"@h/first", "--window=0")
+		if r.code != 2 || strings.Count(r.errOut, "\n") != 3 || strings.Count(r.errOut, "posthaste: --") != 3 || strings.Contains(r.errOut, secret) {
+			t.Errorf("%s with unknown words in URLs: exit %d: %s", command, r.code, r.errOut)
+		}
+	}
 	for _, args := range [][]string{{"relay", "--no-such-flag"}, {"no-such-command"}, {"mode", "sometimes"}, {"dead", "retry"}, {"dead", "drop", "not-an-id"}, {"consume"}} {
 		runToEnd(t, args...).oneLine(t, 2, "")
 	}
