@@ -178,8 +178,8 @@ func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempt
 	s.sinkFailing.Store(false) // if the stream stands still now, it is not for the sink
 	for {
 		found, err := s.l.o.Store.Park(ctx, r, class, reason, attempts)
-		if err != nil && time.Since(began) > patience {
-			s.l.health.fail(conditionPark, err.Error())
+		if err != nil && time.Since(began) > patience && s.l.health.fail(conditionPark, err.Error()) {
+			s.l.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
 		}
 		if err == nil && (found.Seqs[r.Seq] || found.Snapshot.Visible(r.XID)) {
 			s.l.health.clear(conditionPark)

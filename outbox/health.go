@@ -29,13 +29,16 @@ func newHealth() *health {
 	return &health{bad: map[string]string{}, degraded: map[string]string{}}
 }
 
-func (h *health) fail(name, detail string)    { h.put(h.bad, name, detail) }
-func (h *health) degrade(name, detail string) { h.put(h.degraded, name, detail) }
+// fail reports whether the condition is news.
+func (h *health) fail(name, detail string) bool { return h.put(h.bad, name, detail) }
+func (h *health) degrade(name, detail string)   { h.put(h.degraded, name, detail) }
 
-func (h *health) put(m map[string]string, name, detail string) {
+func (h *health) put(m map[string]string, name, detail string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	_, known := m[name]
 	m[name] = detail
+	return !known
 }
 
 // clear forgets a condition of either kind and reports whether there was one.

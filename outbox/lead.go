@@ -149,7 +149,9 @@ func (l *leadership) answered(ctx context.Context, err error) {
 	case since == 0:
 		l.silent.CompareAndSwap(0, time.Now().UnixNano())
 	case time.Since(time.Unix(0, since)) > patience:
-		l.health.fail(conditionState, err.Error())
+		if l.health.fail(conditionState, err.Error()) {
+			l.log.Warn("the relay's state cannot be read", "err", err)
+		}
 	}
 }
 

@@ -67,8 +67,8 @@ func (s *stream) settle(intake, work context.Context, f *flight) error {
 				return wrap(step, err)
 			}
 			s.l.log.Debug("settling is repeated", "step", step, "err", err)
-			if time.Since(began) > patience {
-				s.l.health.fail(conditionSettle, step+": "+err.Error())
+			if time.Since(began) > patience && s.l.health.fail(conditionSettle, step+": "+err.Error()) {
+				s.l.log.Warn("what is published cannot be settled; it is repeated", "step", step, "err", err)
 			}
 			bo.wait(intake)
 		}
@@ -143,7 +143,9 @@ func (s *stream) done(f *flight, marks []Mark) {
 		s.lanes[m.Stream].settled.Store(m.Number)
 	}
 	s.mu.Unlock()
-	s.l.health.clear(conditionSettle)
+	if s.l.health.clear(conditionSettle) {
+		s.l.log.Info("settling again")
+	}
 	s.finished(f.seqs)
 	if f.end != 0 {
 		s.l.o.Source.Settled(f.end)
