@@ -262,7 +262,13 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 		return r.refund(ctx, &d.Payment)
 	case d.Deducted == ok:
 		return r.place(ctx, d)
-	case d.Deducted != "", d.Age > straysFor: // refused for ever, or never done
+	case d.Deducted != "": // refused for ever
+		return sql.DropPayment(ctx, r.pool, d.OpID)
+	case d.Age > straysFor:
+		never, err := r.bank.Undone(ctx, d.UserID, d.OpID)
+		if err != nil || !never { // on its way into the ledger
+			return err
+		}
 		return sql.DropPayment(ctx, r.pool, d.OpID)
 	default:
 		later := min(max(d.Age/2, paymentsHold), time.Hour)
@@ -312,8 +318,15 @@ func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 
 // repeat deducts what Redis lost after the order was placed. What Redis still has, it does not do again.
 func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
-	unpaid := d.Deducted != "" || d.Age > repeatWithin
-	if !unpaid {
+	unpaid := d.Deducted != ""
+	switch {
+	case unpaid:
+	case d.Age > repeatWithin:
+		var err error
+		if unpaid, err = r.bank.Undone(ctx, d.UserID, d.OpID); err != nil {
+			return err
+		}
+	default:
 		res, err := r.bank.Apply(ctx, deduction(&d.Payment, time.Time{}))
 		if err != nil {
 			return fmt.Errorf("repeat a deduction: %w", err)

@@ -446,6 +446,36 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 	}
 }
 
+// The relay was away for days: what the ledger does not have may still be on its way there, and decides nothing.
+func TestPaymentsWaitForTheLedger(t *testing.T) {
+	t.Parallel()
+	for _, placed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("placed=%v", placed), func(t *testing.T) {
+			t.Parallel()
+			w := newCreditWorld(t, false)
+			user := uuid.NewString()
+			w.fund(user, 100)
+			if !placed {
+				w.s.failpoint = once("after_deduct", func(context.Context) { panic("the request ends here") })
+			}
+			w.post(newKey(), paidJSON(user, 30))
+			w.db.Exec(t, "UPDATE order_payments SET created_at = created_at - interval '49 hours'")
+			w.hasten()
+			newPaymentsRound(w)() // before the sync has done anything
+			orders := 0
+			if placed {
+				orders = 1
+			}
+			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NOT NULL"); n != 1 {
+				t.Errorf("%d notes are still looked at, want 1", n)
+			}
+			w.relay()
+			w.settled()
+			w.checkPaid(w, user, 100, orders)
+		})
+	}
+}
+
 // newPaymentsRound returns one round of Payments.
 func newPaymentsRound(w *world) func() {
 	p := NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: w.s.credits, Logger: testenv.Logger(w.tb)})

@@ -519,6 +519,32 @@ func (a *attempt) result(r []string) (Result, error) {
 	return res, nil
 }
 
+// Undone reports that the ledger does not have an operation and will not get it from the streams either. After an error
+// nothing is known.
+func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
+	// The stream first: what is not in it any more is in the ledger.
+	for from, id := "-", op.String(); ; {
+		list, err := b.redis.XRangeN(ctx, streamKey(Bucket(user)), from, "+", 1000).Result()
+		if err != nil {
+			return false, fmt.Errorf("read a stream: %w", err)
+		}
+		for _, m := range list {
+			if m.Values["o"] == any(id) {
+				return false, nil
+			}
+			from = after(m.ID)
+		}
+		if len(list) < 1000 {
+			break
+		}
+	}
+	_, err := sql.CreditEntryByOp(ctx, b.pool, user, op)
+	if errors.Is(err, sql.ErrCreditEntryNotFound) {
+		return true, nil
+	}
+	return false, err
+}
+
 // reopen follows an EPOCH: somebody has raised the epoch, the bucket was never used, or it must be rebuilt.
 func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err error) {
 	// Everybody who meets the closed bucket asks: once for all of them will do.
