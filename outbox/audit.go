@@ -127,5 +127,26 @@ func (s *stream) auditOnce(ctx context.Context, a *audit) error {
 		defer s.mu.Unlock()
 		_, ok := s.seqs[seq]
 		return ok
-	}, func() (AuditMark, error) { return s.l.o.Store.Audit(ctx) }, time.Now())
+	}, func() (AuditMark, error) {
+		mark, err := s.l.o.Store.Audit(ctx)
+		s.audited(ctx, err)
+		return mark, err
+	}, time.Now())
+}
+
+// audited notes whether the table answered. One audit without an answer is no finding; a table that goes on not answering
+// is not known to be empty.
+func (s *stream) audited(ctx context.Context, err error) {
+	switch {
+	case err == nil:
+		s.unanswered = 0
+		if s.l.health.clear(conditionAudit) {
+			s.l.log.Info("the table can be audited again")
+		}
+	case ctx.Err() != nil:
+	default:
+		if s.unanswered++; s.unanswered > 1 && s.l.health.fail(conditionAudit, err.Error()) {
+			s.l.log.Warn("the table cannot be audited", "err", err)
+		}
+	}
 }

@@ -14,6 +14,7 @@ const patience = 5 * time.Second
 const (
 	conditionSettle = "settle"
 	conditionPark   = "park"
+	conditionAudit  = "audit"
 )
 
 // settleLoop settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats

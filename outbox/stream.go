@@ -45,6 +45,9 @@ type stream struct {
 	// sinkFailing is set while a publish is being repeated: the stream then stands still for a known reason.
 	sinkFailing atomic.Bool
 
+	// unanswered is how many audits in a row the table did not answer. Monitor only.
+	unanswered int
+
 	mu sync.Mutex
 	// seqs are the rows that the publisher has taken and the settler has not finished, for the audit.
 	seqs map[int64]struct{}
@@ -83,6 +86,7 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 	l.gates.fresh = nil
 	l.health.clear(conditionSettle)
 	l.health.clear(conditionPark)
+	l.health.clear(conditionAudit)
 	if n, b := l.window.held(); n > 0 {
 		l.window.release(n, b) // what was not settled is in doubt now, and nobody waits for it
 	}

@@ -148,3 +148,17 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 		waitReady(t, r, 200, 10*time.Second)
 	}
 }
+
+// The table cannot be looked at any more, which nobody notices while nothing is written: readiness says so.
+func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	time.Sleep(6 * time.Second) // beyond the first audit, which ends the stream if it is not answered
+	w.mend(`ALTER TABLE outbox RENAME TO elsewhere`)
+	r.waitReady(t, 503, `relation "outbox" does not exist`)
+	w.mend(`ALTER TABLE elsewhere RENAME TO outbox`)
+	waitReady(t, r, 200, 20*time.Second)
+	w.delivers()
+}
