@@ -21,7 +21,7 @@ type Readiness struct {
 	Reasons []string `json:"reasons,omitempty"`
 	// Mend says what an operator can do, per reason, where there is something to do.
 	Mend []string `json:"mend,omitempty"`
-	// Degraded is what is wrong although orders are taken: "redis", "redis_eviction".
+	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction".
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -31,23 +31,27 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	defer cancel()
 	var r Readiness
 	var wg sync.WaitGroup
-	wg.Go(func() { r.Reasons, r.Mend = s.postgresTrouble(ctx) })
-	var degraded []string
+	var newer, degraded []string
+	wg.Go(func() { r.Reasons, r.Mend, newer = s.postgresTrouble(ctx) })
 	wg.Go(func() { degraded = s.redisTrouble(ctx) })
 	wg.Wait()
-	r.Degraded = degraded
+	r.Degraded = append(newer, degraded...)
 	return r
 }
 
-func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend []string) {
+func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend, degraded []string) {
 	err := sql.CheckSchema(ctx, s.pool)
 	switch {
 	case err == nil:
-		return nil, nil
+		s.fitted.Store(true)
+		return nil, nil, nil
+	case s.fitted.Load() && errors.Is(err, sql.ErrSchemaNewer):
+		// A newer version that migrates leaves the schema fit for this one, which takes orders until it is replaced.
+		return nil, nil, []string{"schema_newer"}
 	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
-		return []string{"schema"}, []string{err.Error()}
+		return []string{"schema"}, []string{err.Error()}, nil
 	default:
-		return []string{"postgres"}, nil
+		return []string{"postgres"}, nil, nil
 	}
 }
 

@@ -67,6 +67,8 @@ type Server struct {
 	engine *gin.Engine
 	// eviction is what the last look at Redis' policy said; nil before the first.
 	eviction atomic.Pointer[string]
+	// fitted is set once the schema has been this binary's.
+	fitted atomic.Bool
 	// failpoint is nil outside tests.
 	failpoint func(ctx context.Context, name string)
 }

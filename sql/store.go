@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +28,8 @@ type Store struct {
 	name string
 	// history is how long delivered events are kept; 0 keeps none.
 	history time.Duration
+	// registered is set once the schema has been this binary's.
+	registered atomic.Bool
 }
 
 var _ outbox.Store = (*Store)(nil)
@@ -60,10 +63,15 @@ var queueSettings = map[string]string{
 func (s *Store) Register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := CheckSchema(ctx, s.pool); err != nil {
+	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
+	if err := CheckSchema(ctx, s.pool); err != nil && !(s.registered.Load() && errors.Is(err, ErrSchemaNewer)) {
 		return err
 	}
-	return Register(ctx, s.pool, s.name)
+	if err := Register(ctx, s.pool, s.name); err != nil {
+		return err
+	}
+	s.registered.Store(true)
+	return nil
 }
 
 // Register makes sure that the only row of relay_state has the given name; a row that no relay ever used is renamed.

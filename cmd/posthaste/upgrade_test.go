@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// A newer version has migrated. What runs goes on, also when it has to lead anew; what starts says what is wrong.
+func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r, api := w.spawn("relay"), w.spawn("serve")
+	w.waitMode("cdc", 20*time.Second)
+	if status, err := api.get("/readyz", nil); err != nil || status != http.StatusOK {
+		t.Fatalf("before: serve answers %d, %v", status, err)
+	}
+	w.db.Exec(t, "INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)")
+	var h struct{ Degraded []string }
+	if status, err := api.get("/readyz", &h); err != nil || status != http.StatusOK || !slices.Contains(h.Degraded, "schema_newer") {
+		t.Errorf("serve answers %d %+v, %v; want 200 and schema_newer among the degraded", status, h, err)
+	}
+	var epoch int64
+	if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch); err != nil {
+		t.Fatal(err)
+	}
+	w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_locks
+		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var now int64
+		if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&now); err != nil || now <= epoch {
+			return fmt.Errorf("epoch %d, was %d, %w", now, epoch, err)
+		}
+		return ready(r, "leader")
+	})
+	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {
+		t.Fatalf("order: %d, %v", a.status, err)
+	}
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	for _, command := range []string{"relay", "serve"} {
+		w.once(command).oneLine(t, 1, "newer")
+	}
+}
