@@ -106,6 +106,7 @@ func New(o Options) *Relay {
 	}
 	r.metrics = newMetrics(o.Registerer, func() float64 { n, _ := r.window.held(); return float64(n) })
 	r.keeper = &slotKeeper{relay: r}
+	r.health.fail(conditionPostgres, "not connected yet")
 	return r
 }
 
@@ -138,7 +139,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// session lives as long as one lock session: it waits for leadership, sweeping along in poll mode, and leads.
+// session lives as long as one lock session. What ends it is said until there is another one: a relay that Postgres does
+// not answer is no standby.
 func (r *Relay) session(ctx context.Context) error {
 	if err := r.o.Store.Register(ctx); err != nil {
 		return r.unavailable(err)
@@ -151,6 +153,14 @@ func (r *Relay) session(ctx context.Context) error {
 	defer locks.Close()
 	r.health.clear(conditionPostgres)
 	r.health.clear(conditionSchema)
+	if err = r.work(ctx, locks); err != nil && ctx.Err() == nil && !errors.Is(err, ErrSuperseded) {
+		return r.unavailable(err)
+	}
+	return err
+}
+
+// work waits for leadership, sweeping along in poll mode, and leads.
+func (r *Relay) work(ctx context.Context, locks LockSession) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -160,5 +162,51 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	r.waitReady(t, 503, `relation "outbox" does not exist`)
 	w.mend(`ALTER TABLE elsewhere RENAME TO outbox`)
 	waitReady(t, r, 200, 20*time.Second)
+	w.delivers()
+}
+
+// Postgres does not answer, at the start and later: from the first to the last answer the relay is not ready. It is no
+// standby that could lead.
+func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
+	w.pgURL = withPassword(t, w.pgURL, proxy.Addr())
+	lost := func() {
+		proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	}
+	// A session that ends once more has tried to reach Postgres.
+	const ended = "relay session ended"
+	unready := func(r *child) {
+		t.Helper()
+		before := strings.Count(r.output(), ended)
+		testenv.Eventually(t, 30*time.Second, func() error {
+			var h struct{ Role string }
+			if status, err := r.get("/readyz", &h); err != nil || status != 503 {
+				t.Fatalf("readyz is %d %+v while Postgres does not answer, %v", status, h, err)
+			}
+			if strings.Count(r.output(), ended) == before {
+				return errors.New("no session was tried yet")
+			}
+			return nil
+		})
+	}
+	lost()
+	r := w.spawn("relay")
+	unready(r)
+	proxy.Remove("lost")
+	w.waitMode("cdc", 20*time.Second)
+	waitReady(t, r, 200, 20*time.Second)
+
+	lost()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if !r.logged("the lock session is gone") {
+			return errors.New("the session is still there")
+		}
+		return nil
+	})
+	unready(r)
+	proxy.Remove("lost")
+	waitReady(t, r, 200, 30*time.Second)
 	w.delivers()
 }
