@@ -10,7 +10,7 @@ import (
 
 // tables are everything the migrations made, dependants first.
 var tables = []string{
-	"credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
+	"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
 	"relay_state", "outbox_dead", "outbox_stream", "outbox_part", "outbox_history", "outbox", "inbox", "orders", versionTable,
 }
 
