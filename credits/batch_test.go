@@ -144,6 +144,12 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	if _, err := w.bank.Apply(ctx, never); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
 		t.Errorf("a call that was never sent: %v", err)
 	}
+	l.mu.Lock()
+	l.running++ // as if another pipeline began now
+	l.mu.Unlock()
+	if batch := l.take(nil); len(batch) != 0 {
+		t.Error("the call would be sent all the same")
+	}
 	busy.Wait()
 	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
