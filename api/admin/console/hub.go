@@ -116,8 +116,6 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.hub.leave(ch)
 	rc := http.NewResponseController(w)
-	// The server's read timeout would end the request's context while the answer is being written.
-	_ = rc.SetReadDeadline(time.Time{})
 	harden(w.Header())
 	w.Header().Set("Content-Type", "text/event-stream")
 	write := func(b []byte) error {

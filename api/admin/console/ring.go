@@ -33,8 +33,33 @@ type Sample struct {
 
 // seen is what Postgres and Redis told a moment ago, if anybody looks.
 type seen struct {
-	written, added  *float64 // counters
+	written, added  *counter
 	backlog, oldest *float64
+}
+
+// counter is a number that rises, and when it was read.
+type counter struct {
+	value float64
+	at    time.Time
+}
+
+// meter makes a rate of a counter that is read less regularly than samples are taken.
+type meter struct {
+	last *counter
+	rate *float64
+}
+
+// read returns the rate per second between the last two different readings; nil if there are none.
+func (m *meter) read(c *counter) *float64 {
+	switch {
+	case c == nil:
+		m.rate = nil
+	case m.last != nil && c.at.After(m.last.at):
+		v := max(c.value-m.last.value, 0) / c.at.Sub(m.last.at).Seconds()
+		m.rate = &v
+	}
+	m.last = c
+	return m.rate
 }
 
 // ring keeps the last samples.
@@ -49,8 +74,8 @@ type ring struct {
 	last    reading
 	windows [latencyWindow][]uint64
 	wn      int
-	written *float64
-	added   *float64
+	written meter
+	added   meter
 }
 
 // reading is what the process' own metrics say at one moment.
@@ -71,19 +96,12 @@ func (r *ring) add(now time.Time, leads bool, s seen) {
 	if leads && out.Backlog == nil {
 		out.Backlog, out.Oldest = &m.backlog, &m.oldest
 	}
-	first := r.last.counts == nil && r.n == 0
-	switch {
-	case first:
-	case leads:
+	first := r.n == 0
+	out.In, out.Out = r.written.read(s.written), r.added.read(s.added)
+	if leads && !first {
 		out.Out = rise(r.last.published, m.published)
-	case s.added != nil && r.added != nil:
-		out.Out = rise(*r.added, *s.added)
 	}
-	switch {
-	case first:
-	case s.written != nil && r.written != nil:
-		out.In = rise(*r.written, *s.written)
-	case m.serves:
+	if out.In == nil && m.serves && !first {
 		out.In = rise(r.last.orders, m.orders)
 	}
 	if m.relays {
@@ -94,7 +112,7 @@ func (r *ring) add(now time.Time, leads bool, s seen) {
 			out.P50, out.P99 = percentile(m.bounds, old, m.counts, 0.5), percentile(m.bounds, old, m.counts, 0.99)
 		}
 	}
-	r.last, r.written, r.added = m, s.written, s.added
+	r.last = m
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.samples[r.n%ringSize] = out

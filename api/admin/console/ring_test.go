@@ -45,14 +45,20 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 	if s := r.latest(); s.Backlog != nil || s.Out != nil || s.In != nil || s.P99 != nil {
 		t.Errorf("nobody looks and nothing leads: %+v", s)
 	}
-	r.add(at, false, seen{written: number(100), added: number(90), backlog: number(10), oldest: number(2)})
-	r.add(at, false, seen{written: number(130), added: number(115), backlog: number(15), oldest: number(2)})
+	read := func(v float64, ms int) *counter { return &counter{v, at.Add(time.Duration(ms) * time.Millisecond)} }
+	r.add(at, false, seen{written: read(100, 0), added: read(90, 0), backlog: number(10), oldest: number(2)})
+	r.add(at, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
 		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
 	}
+	// Nothing new was read meanwhile: the rate stays what it was.
+	r.add(at, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
+	if s := r.latest(); *s.In != 30 || *s.Out != 25 {
+		t.Errorf("without a new reading: in %v, out %v", *s.In, *s.Out)
+	}
 	// A stream was deleted, or the counter's process restarted: never a negative rate.
-	r.add(at, false, seen{written: number(131), added: number(1), backlog: number(0), oldest: number(0)})
-	if s := r.latest(); *s.Out != 0 || *s.In != 1 {
+	r.add(at, false, seen{written: read(131, 3000), added: read(1, 2000), backlog: number(0), oldest: number(0)})
+	if s := r.latest(); *s.Out != 0 || *s.In != 0.5 {
 		t.Errorf("after a loss: in %v, out %v", *s.In, *s.Out)
 	}
 }

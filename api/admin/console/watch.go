@@ -235,15 +235,15 @@ func (w *watch) refresh(ctx context.Context) {
 func (w *watch) look(now time.Time) seen {
 	var s seen
 	if p := w.postgres.look(); p.AsOf != nil && p.Error == "" && now.Sub(*p.AsOf) < 5*time.Second {
-		written, rows, oldest := float64(p.Value.Written), float64(p.Value.Backlog.Rows), p.Value.Backlog.OldestSeconds
-		s.written, s.backlog, s.oldest = &written, &rows, &oldest
+		rows, oldest := float64(p.Value.Backlog.Rows), p.Value.Backlog.OldestSeconds
+		s.written, s.backlog, s.oldest = &counter{float64(p.Value.Written), *p.AsOf}, &rows, &oldest
 	}
 	if f := w.feed.look(); f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second {
 		added := 0.0
 		for _, st := range f.Value {
 			added += float64(max(st.Added, 0))
 		}
-		s.added = &added
+		s.added = &counter{added, *f.AsOf}
 	}
 	return s
 }

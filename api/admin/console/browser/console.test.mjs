@@ -140,7 +140,6 @@ test('the switch switches, by keyboard alone', async () => {
   await mode('poll');
   await node(page, 'wal', 'off');
   await page.locator('#switch [data-mode="poll"][aria-pressed="true"]').waitFor();
-  if (SHOTS) await shot(page, 'console-poll');
   await press('auto');
   await page.keyboard.press('Enter');
   await page.locator('#handover-title', { hasText: 'Switched to auto' }).waitFor({ timeout: 25000 });
@@ -247,7 +246,7 @@ if (SHOTS) test('pictures for the documentation', async () => {
     const p = await open(RELAY, { scheme, viewport });
     await p.locator('#doctor-age', { hasText: 'as of' }).waitFor();
     await p.waitForTimeout(3000);
-    await shot(p, name, { fullPage: name === 'console-phone' });
+    await shot(p, name, name === 'console-phone' ? { fullPage: true, clip: { x: 0, y: 0, ...PHONE, height: 1700 } } : {});
     await p.context().close();
   }
   await control('/load');
