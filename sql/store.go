@@ -64,7 +64,7 @@ func (s *Store) Register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
-	if err := CheckSchema(ctx, s.pool); err != nil && !(s.registered.Load() && errors.Is(err, ErrSchemaNewer)) {
+	if err := CheckSchema(ctx, s.pool); err != nil && (!s.registered.Load() || !errors.Is(err, ErrSchemaNewer)) {
 		return err
 	}
 	if err := Register(ctx, s.pool, s.name); err != nil {
