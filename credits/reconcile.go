@@ -237,43 +237,70 @@ func (r *reconciliation) look(ctx context.Context, b *sql.CreditBalance, c cache
 	case c.seq == b.LastSeq:
 		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false, nil
 	}
-	n, sum, err := r.waiting(ctx, b.UserID, b.LastSeq)
+	list, err := r.waiting(ctx, b.UserID)
 	if err != nil {
 		return nil, false, err
 	}
+	n, sum := between(list, b.LastSeq, c.seq)
 	if n == c.seq-b.LastSeq && b.Balance+sum == c.balance {
 		return nil, true, nil
+	}
+	// What has left the stream since the ledger was read is in the ledger now.
+	now, _, err := sql.CreditAccountAt(ctx, r.pool, Bucket(b.UserID), b.UserID)
+	if err != nil {
+		return nil, false, err
+	}
+	if now != nil && now.LastSeq > b.LastSeq && now.LastSeq <= c.seq {
+		if n, sum := between(list, now.LastSeq, c.seq); n == c.seq-now.LastSeq && now.Balance+sum == c.balance {
+			return nil, true, nil
+		}
 	}
 	d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d", c.seq-b.LastSeq, n, sum)
 	d.Pending = sum
 	return d, false, nil
 }
 
-// waiting returns how many of a user's operations after seq are in the stream, and their sum.
-func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID, seq int64) (n, sum int64, err error) {
+// change is an operation that waits for the ledger: its number, and what it does to the balance.
+type change struct{ seq, by int64 }
+
+// between returns how many operations after number from and up to number to there are, and their sum.
+func between(list []change, from, to int64) (n, sum int64) {
+	for _, c := range list {
+		if c.seq > from && c.seq <= to {
+			n++
+			sum += c.by
+		}
+	}
+	return n, sum
+}
+
+// waiting returns a user's operations that are in the stream.
+func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change, error) {
 	bkt := Bucket(user)
+	var out []change
 	for from := "-"; ; {
 		list, err := r.redis.XRangeN(ctx, streamKey(bkt), from, "+", 1000).Result()
 		if err != nil {
-			return 0, 0, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
+			return nil, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
 		}
 		for _, m := range list {
 			from = after(m.ID)
 			e, err := parseEntry(bkt, m.ID, m.Values)
-			if err != nil || e.UserID != user || e.Seq <= seq {
+			if err != nil || e.UserID != user {
 				continue
 			}
-			n++
+			c := change{seq: e.Seq}
 			switch {
 			case e.Outcome != string(OK):
 			case e.Kind == string(Add):
-				sum += e.Amount
+				c.by = e.Amount
 			default:
-				sum -= e.Amount
+				c.by = -e.Amount
 			}
+			out = append(out, c)
 		}
 		if len(list) < 1000 {
-			return n, sum, nil
+			return out, nil
 		}
 	}
 }

@@ -1,7 +1,9 @@
 package credits
 
 import (
+	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/google/uuid"
@@ -130,5 +132,33 @@ func TestUnfreeze(t *testing.T) {
 				t.Errorf("afterwards: %+v", r)
 			}
 		})
+	}
+}
+
+// An account that changes all the time, and whose stream the sync empties meanwhile, is in order all the same.
+func TestReconcileBesideABusyAccount(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(1_000_000)
+	w.settle()
+	w.run()
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer func() { stop(); wg.Wait() }()
+	for range 8 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = w.bank.Apply(context.Background(), newOp(user, Deduct, 1)) // refused when too many wait
+			}
+		})
+	}
+	for range 8 {
+		r, err := Reconcile(t.Context(), w.redis.Client, w.db.Pool, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.Clean() {
+			t.Errorf("%+v %+v", r.Differences, r.Buckets)
+		}
 	}
 }

@@ -58,9 +58,11 @@ func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user 
 	if len(page) == 0 && !cached[0].there {
 		return nil, ErrUnknownUser
 	}
-	if a.Waiting, _, err = r.waiting(ctx, user, 0); err != nil {
+	waiting, err := r.waiting(ctx, user)
+	if err != nil {
 		return nil, err
 	}
+	a.Waiting = int64(len(waiting))
 	if list, err := sql.QuarantinedEntries(ctx, pool, user, quarantineShown); err != nil {
 		return nil, err
 	} else if list != nil {
