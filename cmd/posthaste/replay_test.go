@@ -278,11 +278,11 @@ func (w *world) waitLen(stream string, n int64) {
 func TestReplayKilled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	const events, kills = 4000, 6
+	const events, kills = 12000, 6
 	ids := w.keep(events, "outbox.order")
 	for i := range kills {
 		p := w.start("replay", "--all", "--rate=3000")
-		w.waitLen("outbox.order", int64((i+1)*events/(kills+2)))
+		w.waitLen("outbox.order", int64((i+1)*500))
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		// What is published after the beginning is not part of it.
@@ -303,7 +303,7 @@ func TestReplayKilled(t *testing.T) {
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	ids := w.keep(2000, "outbox.order")
+	ids := w.keep(10000, "outbox.order")
 	p := w.start("replay", "--all", "--rate=1000/s")
 	w.waitLen("outbox.order", 250)
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
@@ -314,8 +314,8 @@ func TestReplayInterrupted(t *testing.T) {
 		t.Errorf("exit %d", code)
 	}
 	p.waitText(t, "the same command goes on from there")
-	p.waitText(t, "of 2,000 events are out")
-	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 2000 {
+	p.waitText(t, "of 10,000 events are out")
+	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 10000 {
 		t.Errorf("the second run: %+v", v)
 	}
 	w.wantStream("outbox.order", ids)
@@ -325,7 +325,7 @@ func TestReplayInterrupted(t *testing.T) {
 func TestReplayTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	ids := w.keep(2000, "outbox.order")
+	ids := w.keep(10000, "outbox.order")
 	first := w.start("replay", "--all", "--rate=1000")
 	w.waitLen("outbox.order", 250)
 	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed {
@@ -344,7 +344,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	w := newWorld(t, "appendonly yes", "appendfsync always")
 	proxy := testenv.NewProxy(t, w.redis.Addr())
 	w.rdURL = "redis://" + proxy.Addr()
-	const events = 8000
+	const events = 30000
 	ids := w.keep(events, "outbox.order")
 	ctx, client := t.Context(), w.redis.Client
 	p := w.start("replay", "--all", "--rate=2000")
@@ -400,9 +400,13 @@ func TestReplayThroughTrouble(t *testing.T) {
 		proxy.Up()
 	})
 	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'posthaste%replay%' AND datname = current_database()")
+	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
 	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit %d: %s", code, p.text())
+	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
+		t.Errorf("the rest: %+v", v)
 	}
 	w.wantStream("outbox.order", ids)
 }
@@ -516,12 +520,12 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.keep(2000, "outbox.order")
-	p := w.start("replay", "--all", "--rate=1000")
+	w.keep(10000, "outbox.order")
+	p := w.start("replay", "--all", "--rate=2000")
 	w.waitLen("outbox.order", 250)
-	w.db.Exec(t, "DELETE FROM outbox_history WHERE seq > 1900")
+	w.db.Exec(t, "DELETE FROM outbox_history WHERE seq > 9900")
 	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "100 of 2,000 events left history before they were replayed") {
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "100 of 10,000 events left history before they were replayed") {
 		t.Errorf("exit %d: %s", code, p.text())
 	}
 }
