@@ -135,6 +135,33 @@ func TestUnfreeze(t *testing.T) {
 	}
 }
 
+// Redis lost the account, or has it from the ledger again: the operation in quarantine is in neither balance, and is not
+// given up without a word.
+func TestUnfreezeAfterARebuild(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.must(newOp(user, Deduct, 1), OK)
+	w.db.Exec(t, "UPDATE credit_accounts SET balance = 99 WHERE user_id = $1", user)
+	w.settle()
+	w.db.Exec(t, "UPDATE credit_accounts SET balance = 100 WHERE user_id = $1", user)
+	w.redis.Client.Del(t.Context(), accountKey(user))
+	unfreeze := func(s Settlement, want error) {
+		t.Helper()
+		if a, err := w.bank.Unfreeze(t.Context(), user, s); !errors.Is(err, want) {
+			t.Errorf("%q: got %+v, %v, want %v", s, a, err, want)
+		}
+	}
+	unfreeze(SettleNone, ErrUnsettled)
+	unfreeze(SettleRedis, ErrNotInRedis)
+	w.refused(newOp(user, Deduct, 1), ErrFrozen) // which loads it
+	wantEqual(t, "balance in redis", w.account(user)["b"], "100")
+	unfreeze(SettleNone, ErrUnsettled)
+	unfreeze(SettleLedger, nil)
+	w.inStep(user, 100)
+}
+
 // An account that changes all the time, and whose stream the sync empties meanwhile, is in order all the same.
 func TestReconcileBesideABusyAccount(t *testing.T) {
 	t.Parallel()

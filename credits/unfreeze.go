@@ -103,8 +103,11 @@ const (
 var (
 	// ErrNotFrozen means that there is nothing to release.
 	ErrNotFrozen = errors.New("the account is not frozen")
-	// ErrUnsettled means that the balances do not agree and nobody said which one stands.
-	ErrUnsettled = errors.New("the balances do not agree: say which one stands")
+	// ErrUnsettled means that the balances do not agree, or that operations in quarantine would be given up, and nobody
+	// said which balance stands.
+	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: say which balance stands")
+	// ErrNotInRedis means that the balance in Redis was to stand, and there is none.
+	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can stand")
 	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can mend that.
 	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: mend that first")
 	// ErrWaiting means that operations of the account, or of its bucket's sync, are under way.
@@ -112,7 +115,7 @@ var (
 )
 
 // Unfreeze releases a frozen account and returns it as it was before. Errors: ErrUnknownUser, ErrNotFrozen, ErrUnsettled,
-// ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the ledger's balance and the
+// ErrNotInRedis, ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the ledger's balance and the
 // difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
@@ -147,7 +150,8 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 	return a, b.settle(ctx, a)
 }
 
-// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting, ErrUnsettled.
+// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting, ErrUnsettled,
+// ErrNotInRedis.
 func (a *Account) Releasable(s Settlement) error {
 	switch {
 	case a.Frozen == "" && a.RedisFrozen == "":
@@ -156,8 +160,11 @@ func (a *Account) Releasable(s Settlement) error {
 		return ErrDamaged
 	case a.Waiting > 0:
 		return ErrWaiting
-	case s == SettleNone && (a.Difference != "" || a.Redis != nil && *a.Redis != a.Ledger):
+	case s == SettleNone && (a.Quarantined > 0 || a.Difference != "" || a.Redis != nil && *a.Redis != a.Ledger):
+		// Balances that agree prove nothing: after a rebuild Redis has nothing, or what the ledger told it.
 		return ErrUnsettled
+	case s == SettleRedis && a.Redis == nil:
+		return ErrNotInRedis
 	}
 	return nil
 }
