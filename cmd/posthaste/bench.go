@@ -58,6 +58,9 @@ type step struct {
 // errFound is what a benchmark fails with whose own result is wrong.
 var errFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please report this with the relay's log")
 
+// errLeft means that something of a benchmark is still on the servers.
+var errLeft = errors.New("left behind, drop it by hand")
+
 // benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
 func (e *env) benchmark(ctx context.Context, f benchFlags, r *report, steps func(b *bench) []step) (err error) {
 	if f.Runs < 1 {
@@ -79,7 +82,7 @@ func (e *env) benchmark(ctx context.Context, f benchFlags, r *report, steps func
 		for _, s := range list {
 			b.progress.step(s.name, s.total)
 			if err := s.run(ctx); err != nil {
-				if ctx.Err() != nil {
+				if ctx.Err() != nil && !errors.Is(err, errLeft) {
 					return errors.New("interrupted; what it had made is removed")
 				}
 				return oneLine(fmt.Errorf("%s: %w", s.name, err))

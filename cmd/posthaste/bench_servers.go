@@ -337,7 +337,7 @@ func (s *scene) remove(ctx context.Context) error {
 	_, err := s.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{s.name}.Sanitize()+" WITH (FORCE)")
 	errs = append(errs, err, s.removeKeys(ctx))
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove %s: %w", s.name, err)
+		return fmt.Errorf("%s: %w: %w", s.name, errLeft, err)
 	}
 	return nil
 }
@@ -359,7 +359,7 @@ func (s *scene) removeKeys(ctx context.Context) error {
 func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, benchType) }
 
 // relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process, without
-// the sync of credits, which is none of a benchmark's business.
+// the sync of credits: on servers that are not its own it would book other databases' operations into this one.
 func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *relayProcess) error) error {
 	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
 		return err
