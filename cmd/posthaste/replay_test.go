@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -498,6 +499,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = tx.Rollback(context.Background()) }() // the pool's end would wait for it
 	var late string
 	err = tx.QueryRow(t.Context(), `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
 		VALUES (11, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc') RETURNING id::text`).Scan(&late)
