@@ -104,7 +104,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	})
 	bare := httptest.NewServer(e)
 	defer bare.Close()
-	const clients, round = 64, 2 * time.Second
+	const clients, slices, slice = 64, 6, 300 * time.Millisecond
 	ours := func(i int64) (string, string, string) {
 		return w.url + "/deduct/" + names[i%users], `{"amount":1}`, v7()
 	}
@@ -118,14 +118,16 @@ func TestFullDeductOverHTTP(t *testing.T) {
 		var ratios, mine, least []float64
 		for range 5 {
 			drained()
-			b := rate(t, clients, round, theirs)
-			drained()
-			o := rate(t, clients, round, ours)
+			var b, o float64 // a run alternates in slices, so that other work on the machine meets both
+			for range slices {
+				b += rate(t, clients, slice, theirs) / slices
+				o += rate(t, clients, slice, ours) / slices
+			}
 			mine, least, ratios = append(mine, o), append(least, b), append(ratios, o/b)
 		}
 		load, _ := os.ReadFile("/proc/loadavg")
-		fmt.Printf("POST /deduct, %d clients: %.0f/s, empty handler with one FCALL %.0f/s, median ratio %.2f (load %.14s)\n",
-			clients, middle(mine), middle(least), middle(ratios), load)
+		fmt.Printf("POST /deduct, %d clients: %.0f/s, empty handler with one FCALL %.0f/s, median ratio %.2f of %.2f (load %.14s)\n",
+			clients, middle(mine), middle(least), middle(ratios), ratios, load)
 		best = max(best, middle(ratios))
 	}
 	if best < 0.75 {

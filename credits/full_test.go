@@ -112,34 +112,37 @@ func load() string {
 }
 
 // Apply called concurrently, against the bare function over pipelined connections: the same server, accounts and number of
-// operations, in alternating rounds. The bound is on the median of five ratios.
+// operations. A run alternates between them in slices, so that other work on the machine meets both; the bound is on the
+// median of five runs.
 func TestFullDeductRate(t *testing.T) {
-	const perRound = 30_000
+	const perSlice, slices = 2000, 5
 	w := newWorld(t)
 	users := w.fill(2000)
 	w.settle()
 	c := w.client(w.redis.URL())
-	ops := func(n int) []Op {
-		list := make([]Op, n)
+	ops := func() []Op {
+		list := make([]Op, perSlice)
 		for i := range list {
 			list[i] = newV7Op(users[i%len(users)])
 		}
 		return list
 	}
-	w.bankRate(ops(5000), 512)
-	w.bareRate(c, ops(5000), 2, 256)
+	w.bankRate(ops(), 512)
+	w.bareRate(c, ops(), 2, 256)
 	best := 0.0
-	for try := 0; try < 3 && best < 0.85; try++ {
+	for try := 0; try < 4 && best < 0.85; try++ {
 		var ratios, bares, banks []float64
 		for range 5 {
 			w.settle()
-			bare := w.bareRate(c, ops(perRound), 2, 256)
-			w.settle()
-			bank := w.bankRate(ops(perRound), 512)
-			bares, banks, ratios = append(bares, bare), append(banks, bank), append(ratios, bank/bare)
-			fmt.Printf("  bare %.0f/s, bank %.0f/s, ratio %.2f\n", bare, bank, bank/bare)
+			var bare, bank float64 // seconds
+			for range slices {
+				bare += perSlice / w.bareRate(c, ops(), 2, 256)
+				bank += perSlice / w.bankRate(ops(), 512)
+			}
+			bares, banks, ratios = append(bares, perSlice*slices/bare), append(banks, perSlice*slices/bank), append(ratios, bare/bank)
 		}
-		fmt.Printf("deduct, 512 callers: bare FCALL %.0f/s, Apply %.0f/s, median ratio %.2f (load %s)\n", median(bares), median(banks), median(ratios), load())
+		fmt.Printf("deduct, 512 callers: bare FCALL %.0f/s, Apply %.0f/s, median ratio %.2f of %.2f (load %s)\n",
+			median(bares), median(banks), median(ratios), ratios, load())
 		best = max(best, median(ratios))
 	}
 	if best < 0.85 {
