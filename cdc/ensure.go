@@ -24,8 +24,7 @@ func (s *Slots) Ensure(ctx context.Context) (created bool, err error) {
 	}
 	switch {
 	case st.present && !st.ours:
-		return false, slotError(outbox.ReasonSlotForeign,
-			fmt.Errorf("slot %q belongs to another database or another plugin, or is temporary", s.opt.Slot))
+		return false, s.foreign()
 	case st.present && (st.lost() || mended):
 		s.log.WarnContext(ctx, "slot is replaced", "lost", st.lost(), "publication_mended", mended)
 		if err := s.Drop(ctx); err != nil {

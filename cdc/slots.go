@@ -104,6 +104,9 @@ func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 	if out.Lost && out.Reason == "" {
 		out.Reason = "wal_removed" // before Postgres 17 the only one there is
 	}
+	if st.present && !st.ours {
+		return out, nil // what another database's slot holds back is not ours to bound
+	}
 	if st.restart > 0 {
 		out.RetainedBytes = st.wal - st.restart
 	}
@@ -111,6 +114,11 @@ func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 		out.ConfirmedLagBytes = st.wal - st.confirmed
 	}
 	return out, nil
+}
+
+func (s *Slots) foreign() error {
+	return slotError(outbox.ReasonSlotForeign,
+		fmt.Errorf("slot %q belongs to another database or another plugin, or is temporary", s.opt.Slot))
 }
 
 // Drop implements outbox.Slots.
@@ -142,6 +150,14 @@ func (s *Slots) Drop(ctx context.Context) error {
 
 // Evict implements outbox.Slots.
 func (s *Slots) Evict(ctx context.Context) error {
+	// Names of slots are the whole server's: what another database streams from is let alone.
+	st, err := s.state(ctx)
+	if err != nil {
+		return err
+	}
+	if st.present && !st.ours {
+		return s.foreign()
+	}
 	deadline := time.Now().Add(evictTimeout)
 	for evicted := 0; ; {
 		pid, err := s.terminate(ctx)

@@ -60,6 +60,13 @@ func TestRunNamesWhatIsWrongWithTheSlot(t *testing.T) {
 	_, err = e.slots.Ensure(t.Context())
 	wantReason(t, err, outbox.ReasonSlotForeign)
 	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
+	// It is neither ours to drop, nor ours to bound.
+	e.insertMany(t, "a", 100)
+	wantReason(t, e.slots.Evict(t.Context()), outbox.ReasonSlotForeign)
+	wantReason(t, e.slots.Drop(t.Context()), outbox.ReasonSlotForeign)
+	if st := e.status(t); !st.Exists || st.RetainedBytes != 0 || st.ConfirmedLagBytes != 0 {
+		t.Errorf("another database's slot: %+v", st)
+	}
 	other.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
 
 	e.ensure(t)
