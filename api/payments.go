@@ -346,7 +346,7 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 }
 
 // takeBack refunds at once what a request deducted for an order that cannot be: another command has the key. If it fails,
-// the note brings it to Payments.
+// the note brings it to Payments. They count it either way, when ledger and note agree.
 func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
 	res, err := s.credits.Apply(ctx, refund(p))
 	if err == nil && res.Outcome != credits.OK {
@@ -354,7 +354,5 @@ func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
 	}
 	if err != nil {
 		s.log.Warn("deduction not taken back yet", "order_id", p.OrderID, "err", err)
-		return
 	}
-	s.paid.WithLabelValues(payRefunded).Inc()
 }
