@@ -211,10 +211,15 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		if err := slots.Drop(ctx); err != nil {
+		var slot *outbox.SlotError
+		switch err := slots.Drop(ctx); {
+		case errors.As(err, &slot) && slot.Reason == outbox.ReasonSlotForeign:
+			fmt.Fprintf(e.stdout, "slot %s is not this database's and stays\n", e.config.Slot)
+		case err != nil:
 			return err
+		default:
+			fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
 		}
-		fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
 		if err := sql.Uninstall(ctx, pool, publication, c.Tables); err != nil {
 			return err
 		}

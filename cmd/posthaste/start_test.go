@@ -657,3 +657,18 @@ func present(t *testing.T, c *child, series ...string) {
 		return nil
 	})
 }
+
+// Names of slots are the whole server's: uninstalling from one database leaves the slot of another alone.
+func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	other, slot := testenv.Postgres(t), "posthaste_"+w.db.Relay
+	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
+	r := w.once("uninstall", "--yes", "--tables")
+	for _, text := range []string{"slot " + slot + " is not this database's and stays", "publication posthaste is gone", "the tables are gone"} {
+		if r.code != 0 || !strings.Contains(r.out, text) {
+			t.Errorf("exit %d, want 0 and %q: %s%s", r.code, text, r.out, r.errOut)
+		}
+	}
+}
