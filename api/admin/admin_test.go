@@ -200,11 +200,15 @@ func TestHealthMetricsAndProfiles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	for path, want := range map[string]string{
-		"/healthz": "ok", "/readyz": `"role":"standby"`, "/metrics": `outbox_relay_mode{mode="standby"} 1`, "/debug/pprof/": "goroutine",
+		"/healthz": "ok", "/metrics": `outbox_relay_mode{mode="standby"} 1`, "/debug/pprof/": "goroutine",
 	} {
 		if status, body := w.call(t, "GET", path, ""); status != 200 || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, without %q", path, status, want)
 		}
+	}
+	// Its relay does not run, so it has not heard of Postgres.
+	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 || !strings.Contains(body, `"role":"standby"`) || !strings.Contains(body, "reasons") {
+		t.Errorf("/readyz: %d %s", status, body)
 	}
 	if status, _ := w.call(t, "GET", "/nowhere", ""); status != 404 {
 		t.Errorf("an unknown path: %d", status)
