@@ -144,12 +144,18 @@ func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 		}
 		return nil
 	})
+	// A connection that the server refuses is an error of the pipeline and of none of its commands.
 	for _, cmd := range cmds {
-		// A key of another type stands in place of the stream: nothing is pending there any more, and holding on to the
-		// acknowledgement would stop all others.
-		if err = cmd.Err(); err != nil && !strings.HasPrefix(err.Error(), "WRONGTYPE") {
+		e := cmd.Err()
+		if e == nil {
+			continue
+		}
+		err = e
+		if !strings.HasPrefix(e.Error(), "WRONGTYPE") {
 			break
 		}
+		// A key of another type stands in place of the stream: nothing is pending there any more, and holding on to the
+		// acknowledgement would stop all others.
 		err = nil
 	}
 	if n := c.outages.note("ack", "", err); n > 0 {

@@ -16,8 +16,11 @@ const maxGroups = 50
 // observations remember what has series, and how much every group was known to have missed.
 type observations struct {
 	mu      sync.Mutex
-	streams map[string]map[string]int64
+	streams map[string]map[string]loss
 }
+
+// loss is what a group has missed, and how many entries had left the stream before the group was first looked at.
+type loss struct{ missed, goneBefore int64 }
 
 // Observe reads the state of streams and their consumer groups into the metrics, with one call per stream. Series of
 // streams no longer named and of groups that are gone disappear.
@@ -35,7 +38,7 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	}
 	cmds := runAll(ctx, s.client, observeScript, calls)
 	before := s.seen.streams
-	s.seen.streams = make(map[string]map[string]int64, len(streams))
+	s.seen.streams = make(map[string]map[string]loss, len(streams))
 	var first error
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
@@ -73,9 +76,10 @@ func (s *Sink) observeMemory(info map[string]string) {
 }
 
 // observeStream takes the answer of observe.lua and returns how much each group has missed.
-func (s *Sink) observeStream(stream string, reply []any, before map[string]int64) map[string]int64 {
-	s.m.length.WithLabelValues(stream).Set(float64(number(reply, 0)))
-	lost := make(map[string]int64)
+func (s *Sink) observeStream(stream string, reply []any, before map[string]loss) map[string]loss {
+	length, added := number(reply, 0), number(reply, 1)
+	s.m.length.WithLabelValues(stream).Set(float64(length))
+	lost := make(map[string]loss)
 	for _, g := range parseGroups(stream, reply) {
 		name := strings.ToValidUTF8(g.Name, "?")
 		labels := []string{stream, name}
@@ -83,14 +87,28 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]int64
 		s.m.lag.WithLabelValues(labels...).Set(float64(g.Lag))
 		s.m.oldest.WithLabelValues(labels...).Set(g.OldestPending.Seconds())
 		s.m.idle.WithLabelValues(labels...).Set(g.Idle.Seconds())
-		lost[name] = max(g.Lost, before[name])
-		s.m.trimLost.WithLabelValues(labels...).Add(float64(lost[name] - before[name]))
+		was, known := before[name]
+		now := was
+		if !known {
+			now.goneBefore = max(added-length, 0)
+		}
+		missed := g.Lost
+		if missed < 0 && g.Floor == neverRead && added >= 0 {
+			// Redis counts for a group from its first read on; what leaves the stream before that is missed all the same.
+			missed = added - length - now.goneBefore
+		}
+		now.missed = max(missed, was.missed)
+		s.m.trimLost.WithLabelValues(labels...).Add(float64(now.missed - was.missed))
+		lost[name] = now
 	}
 	return lost
 }
 
+// neverRead is the position of a group that was to begin at the first entry and has read nothing.
+const neverRead = "0-0"
+
 // forget removes the series of what is gone.
-func (s *Sink) forget(stream string, groups map[string]int64) {
+func (s *Sink) forget(stream string, groups map[string]loss) {
 	now, ok := s.seen.streams[stream]
 	if !ok {
 		s.m.length.DeleteLabelValues(stream)

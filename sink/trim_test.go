@@ -2,6 +2,7 @@ package sink_test
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -176,6 +177,30 @@ func TestObserve(t *testing.T) {
 		if _, ok := lookup(t, f.reg, name, labels...); ok {
 			t.Errorf("%s%v is still there", name, labels)
 		}
+	}
+}
+
+// A group that has never read misses what is trimmed, too; what left the stream before the group was there does not count.
+func TestObserveCountsWhatAGroupThatNeverReadMisses(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{}, 20)
+	ctx := t.Context()
+	f.do("XTRIM", stream, "MAXLEN", "15")
+	f.group("g", "0")
+	for _, c := range []struct {
+		length int
+		want   float64
+	}{{15, 0}, {12, 3}, {12, 3}, {5, 10}} {
+		f.do("XTRIM", stream, "MAXLEN", strconv.Itoa(c.length))
+		f.must(f.sink.Observe(ctx, []string{stream}))
+		if got := f.metric("outbox_trim_lost_total", "group", "g"); got != c.want {
+			t.Errorf("%v entries lost at length %d, want %v", got, c.length, c.want)
+		}
+	}
+	f.read("g", 1)
+	f.must(f.sink.Observe(ctx, []string{stream}))
+	if got := f.metric("outbox_trim_lost_total", "group", "g"); got < 10 {
+		t.Errorf("%v entries lost after the first read, want at least 10", got)
 	}
 }
 
