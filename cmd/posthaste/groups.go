@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/api/admin"
 	"posthaste/consumer"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -124,8 +125,8 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	}
 	for _, g := range groups {
 		if g.Abandoned() {
-			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: posthaste groups drop --stream=%s --group=%s\n",
-				g.Name, g.Stream, rough(g.Idle), g.Stream, g.Name)
+			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
+				g.Name, g.Stream, rough(g.Idle), admin.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil

@@ -1,8 +1,10 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 )
 
 // A viewer that does not read is cut off, and the others notice nothing.
@@ -77,5 +79,24 @@ func TestWakingFollowsTheViewers(t *testing.T) {
 	h.close()
 	if _, err := h.join(); err == nil {
 		t.Error("let in after the end")
+	}
+}
+
+// What one request asked an hour ago is not what a page that is opened now begins with.
+func TestAnOldLookIsNone(t *testing.T) {
+	t.Parallel()
+	s := source[int]{read: func(context.Context) (int, error) { return 7, nil }}
+	s.once(t.Context())
+	if l := s.look(); l.AsOf == nil || l.Value != 7 {
+		t.Errorf("fresh: %+v", l)
+	}
+	s.looked, s.asOf = s.looked.Add(-time.Hour), s.asOf.Add(-time.Hour)
+	if l := s.look(); l.AsOf != nil || l.Value != 0 {
+		t.Errorf("an hour later: %+v", l)
+	}
+	s.read = func(context.Context) (int, error) { return 8, partial{errors.New("one is missing")} }
+	s.once(t.Context())
+	if l := s.look(); l.AsOf == nil || l.Value != 8 || l.Error == "" || time.Since(*l.Since) > time.Minute {
+		t.Errorf("a part of it: %+v", l)
 	}
 }

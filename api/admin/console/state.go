@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -146,7 +147,7 @@ func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
 		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 		defer cancel()
 		l, err := c.watch.readDead(ctx)
-		if err != nil {
+		if err != nil && !errors.As(err, new(partial)) {
 			c.fail(w, err)
 			return
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"posthaste/api/admin"
 	"posthaste/outbox"
 )
 
@@ -57,6 +58,8 @@ type Problem struct {
 const (
 	lateAfter     = 5.0
 	veryLateAfter = 30.0
+	// unknownAfter is from when on it is said that something cannot be read.
+	unknownAfter = 10 * time.Second
 	// unreadAfter is how long a group may leave an entry lying.
 	unreadAfter = time.Minute
 )
@@ -78,6 +81,9 @@ func judge(s *State, walBudget int64) Verdict {
 	if s.Postgres.Error == "" && s.Postgres.AsOf != nil {
 		j.flow(reachable)
 		j.slot(walBudget)
+	}
+	if reachable {
+		j.unknown()
 	}
 	j.dead()
 	j.groups()
@@ -116,6 +122,23 @@ func (j *court) servers() bool {
 	return s.Postgres.Error == "" && s.Redis.Error == ""
 }
 
+// unknown says what could not be looked at although both servers answer: not to know of a problem is not to have none.
+func (j *court) unknown() {
+	now := j.s.Now
+	cannot := func(part, title, err string, since *time.Time) {
+		if err == "" || since == nil || now.Sub(*since) < unknownAfter {
+			return
+		}
+		j.add(Problem{
+			Level: levelWarn, Part: part, Title: title, Why: "What is wrong with them would not show here. " + sentence(err),
+			Mend: "Look whether this process may read them and whether the server is slow.", Action: "doctor",
+		})
+	}
+	cannot(partPath, "Dead events are not known", j.s.Dead.Error, j.s.Dead.Since)
+	cannot(partGroups, "Consumer groups are not known", j.s.Groups.Error, j.s.Groups.Since)
+	cannot(partRedis, "The streams cannot be read", j.s.Streams.Error, j.s.Streams.Since)
+}
+
 // flow looks whether events move.
 func (j *court) flow(reachable bool) {
 	p := j.s.Postgres.Value
@@ -126,7 +149,7 @@ func (j *court) flow(reachable bool) {
 		}
 		mend := "Start posthaste relay. If it runs, its log says why it does not lead."
 		level := levelBad
-		if p.Relays > 0 {
+		if p.Relays > 0 && p.Backlog.OldestSeconds < veryLateAfter {
 			mend, level = "Wait some seconds: a relay is connected and takes over. If it does not, its log says why.", levelWarn
 		}
 		j.add(Problem{Level: level, Part: partPath, Title: "No relay publishes", Why: why + ".", Mend: mend})
@@ -210,7 +233,7 @@ func (j *court) groups() {
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Nobody reads for group " + on, Action: "groups",
 				Why:  fmt.Sprintf("%s entries wait, for %s. The stream is not trimmed beyond them and fills Redis.", humanize.Comma(max(g.Lag, 0)+g.Pending), span(g.Idle.Seconds())),
-				Mend: fmt.Sprintf("Start its consumers, or, if it is not needed any more: posthaste groups drop %s %s", g.Stream, g.Name),
+				Mend: "Start its consumers, or, if it is not needed any more: " + admin.DropGroupCommand(g.Stream, g.Name),
 			})
 		case g.Owes() && g.Idle >= unreadAfter:
 			j.add(Problem{

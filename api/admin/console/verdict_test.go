@@ -24,7 +24,10 @@ func well() *State {
 // What an operator reads first, for everything that can be wrong.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
-	fail := func(s *State) (string, *time.Time) { return "dial tcp: refused", &s.Now }
+	fail := func(s *State) (string, *time.Time) {
+		since := s.Now.Add(-time.Minute)
+		return "dial tcp: refused", &since
+	}
 	for name, c := range map[string]struct {
 		change             func(s *State)
 		level, title, part string
@@ -37,9 +40,12 @@ func TestVerdicts(t *testing.T) {
 		"redis never came": {func(s *State) { s.Redis = Look[Redis]{Error: "refused"} }, levelBad, "Redis does not take events", partRedis},
 		"no relay":         {func(s *State) { s.Postgres.Value.Led, s.Postgres.Value.Relays = false, 0 }, levelBad, "No relay publishes", partPath},
 		"relay takes over": {func(s *State) { s.Postgres.Value.Led = false }, levelWarn, "No relay publishes", partPath},
-		"late":             {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 6} }, levelWarn, "Events are late: the oldest waits 6 s", partOutbox},
-		"very late":        {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 300} }, levelBad, "Events are late: the oldest waits 5 min", partOutbox},
-		"not ready":        {func(s *State) { s.Relay = &Relay{Reasons: []string{"gap: redis lost data"}} }, levelBad, "This relay is not ready", partPath},
+		"nobody takes over": {func(s *State) {
+			s.Postgres.Value.Led, s.Postgres.Value.Backlog = false, admin.Backlog{Rows: 7, OldestSeconds: 300}
+		}, levelBad, "No relay publishes", partPath},
+		"late":      {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 6} }, levelWarn, "Events are late: the oldest waits 6 s", partOutbox},
+		"very late": {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 300} }, levelBad, "Events are late: the oldest waits 5 min", partOutbox},
+		"not ready": {func(s *State) { s.Relay = &Relay{Reasons: []string{"gap: redis lost data"}} }, levelBad, "This relay is not ready", partPath},
 		"degraded": {func(s *State) {
 			s.Postgres.Value.Mode, s.Postgres.Value.Degraded = outbox.ModePoll, "wal_level: not logical"
 		}, levelWarn, "Events flow by sweeping, not by the WAL", partPath},
@@ -53,6 +59,12 @@ func TestVerdicts(t *testing.T) {
 		"abandoned": {func(s *State) {
 			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "old", Lag: 5, Idle: 3 * time.Hour}}
 		}, levelWarn, "Nobody reads for group old on outbox.order", partGroups},
+		"dead not known":   {func(s *State) { s.Dead.Error, s.Dead.Since = fail(s) }, levelWarn, "Dead events are not known", partPath},
+		"groups not known": {func(s *State) { s.Groups.Error, s.Groups.Since = fail(s) }, levelWarn, "Consumer groups are not known", partGroups},
+		"feed not known":   {func(s *State) { s.Streams.Error, s.Streams.Since = fail(s) }, levelWarn, "The streams cannot be read", partRedis},
+		"not known for a moment": {func(s *State) {
+			s.Dead.Error, s.Dead.Since = "no answer in time", &s.Now
+		}, levelOK, "Nothing is lost, nothing is late", ""},
 		"behind": {func(s *State) {
 			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Pending: 5, Idle: 2 * time.Minute}}
 		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
@@ -87,5 +99,23 @@ func TestTheGravestComesFirst(t *testing.T) {
 	v := judge(s, 0)
 	if v.Title != "Redis does not take events" || !strings.Contains(v.Why, "1,234") || len(v.Also) != 1 || v.Also[0].Level != levelWarn {
 		t.Errorf("%+v", v)
+	}
+}
+
+// The command that a problem names is pasted into a shell: it has to work, and a group's name, which anybody who may write
+// to Redis chooses, must not become a command of its own.
+func TestTheNamedCommandIsSafeToPaste(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"mail":             "posthaste groups drop --stream=outbox.order --group=mail",
+		"a b; rm -rf ~":    "posthaste groups drop --stream=outbox.order --group='a b; rm -rf ~'",
+		"it's":             `posthaste groups drop --stream=outbox.order --group='it'\''s'`,
+		"$(id)\n\u202elia": `posthaste groups drop --stream=outbox.order --group='$(id)??lia'`,
+	} {
+		s := well()
+		s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: name, Lag: 5, Idle: 3 * time.Hour}}
+		if v := judge(s, 0); !strings.HasSuffix(v.Mend, ": "+want) {
+			t.Errorf("group %q: %q, want %q", name, v.Mend, want)
+		}
 	}
 }

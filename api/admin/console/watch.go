@@ -4,6 +4,8 @@ import (
 	"context"
 	_ "embed" // the feed's script
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,7 +51,16 @@ type source[T any] struct {
 	err     string    // of the last look; "" if it succeeded
 	refused bool      // the last look was answered, with an error
 	failing time.Time // since when, if it fails
+	looked  time.Time // when the last look ended
 }
+
+// staleAfter is from when on a look counts as none: the longest pause between two is shorter while somebody looks.
+const staleAfter = 30 * time.Second
+
+// partial is the error of a look that saw something all the same.
+type partial struct{ error }
+
+func (p partial) Unwrap() error { return p.error }
 
 // Look is what is known of a source: a value, and when it was true.
 type Look[T any] struct {
@@ -66,6 +77,9 @@ type Look[T any] struct {
 func (s *source[T]) look() Look[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if time.Since(s.looked) > staleAfter {
+		return Look[T]{} // from a time when somebody else looked
+	}
 	l := Look[T]{Error: s.err, Refused: s.err != "" && s.refused, Value: s.value}
 	if !s.asOf.IsZero() {
 		at := s.asOf
@@ -102,13 +116,17 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 	defer s.mu.Unlock()
 	now := time.Now()
 	if err != nil {
-		if s.err == "" {
+		if s.err == "" || began.Sub(s.looked) > staleAfter {
 			s.failing = began
 		}
-		s.err, s.refused = plain(err), refused(err)
+		s.looked, s.err, s.refused = now, plain(err), refused(err)
+		if errors.As(err, new(partial)) {
+			s.value, s.asOf = v, now
+			return now.Sub(began)
+		}
 		return 0 // it may be back at any moment
 	}
-	s.value, s.asOf, s.err = v, now, ""
+	s.value, s.asOf, s.err, s.looked = v, now, "", now
 	return now.Sub(began)
 }
 
@@ -354,8 +372,12 @@ func (w *watch) recent() []Event {
 
 func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 	groups, err := sink.Groups(ctx, w.c.o.Redis, w.names())
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // of the errors.Join in Groups
+		// A key of another kind has no groups; its events are parked, which is said elsewhere.
+		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(e error) bool { return sink.Class(e) == "wrongtype" })...)
+	}
 	if err != nil && len(groups) > 0 {
-		err = nil // one stream is not one, the others are
+		err = partial{err}
 	}
 	return groups, err
 }
@@ -371,7 +393,7 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	}
 	if err != nil {
 		// Without Redis the relay's own can still be looked after.
-		return deadList{dead: dead}, nil //nolint:nilerr // Redis says so itself, beside it
+		return deadList{dead: dead}, partial{fmt.Errorf("those of consumer groups: %w", err)}
 	}
 	return deadList{dead: dead, groups: groups}, nil
 }

@@ -343,7 +343,8 @@ function drawDead() {
         h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop ${name}`, onclick: () => dropDead(d) }, 'Drop')]));
   });
   body.replaceChildren(table('dead', [['Event'], ['Of'], ['By'], ['Why'], ['Tries', 1], ['Since'], ['']], rows),
-    dead.total > dead.dead.length ? h('p', { class: 'muted' }, `${count(dead.total)} in all; the oldest ${dead.dead.length} are shown.`) : '');
+    dead.total > dead.dead.length ? h('p', { class: 'muted' }, `${count(dead.total)} in all; the oldest ${dead.dead.length} are shown.`) : '',
+    dead.error ? h('p', { class: 'error' }, `Not all are known: ${dead.error}`) : '');
 }
 
 const ids = (list) => ({ ids: [...new Set(list.map((d) => d.id))] });
