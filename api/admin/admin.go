@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -45,7 +46,8 @@ type Options struct {
 	// Console serves /console/; nil for none.
 	Console http.Handler
 	// Addr is the address as the operator wrote it, Bound what it became. On a loopback listener only requests for
-	// loopback names and for Addr's host are answered; nil Bound: every request is.
+	// loopback names and for Addr's host are answered; on another one, without a Token, pages under a name with a dot that is
+	// not Addr's host change nothing. nil Bound: every request is answered.
 	Addr  string
 	Bound net.Addr
 	// Logger may be nil.
@@ -85,23 +87,39 @@ func Handler(o Options) http.Handler {
 	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
 }
 
-// knownHost refuses requests to a loopback listener that were not meant for this machine: a page elsewhere whose name was
-// made to resolve to 127.0.0.1 counts as the same origin in a browser, and could read everything here.
+// knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to its
+// address counts as the same origin in a browser. On a loopback listener that page could read everything; elsewhere, where
+// a process does not know all its names, it must at least not change anything, as long as no token is asked for. (curl
+// sends no Origin.)
 func (s *server) knownHost(next http.Handler) http.Handler {
 	bound, ok := s.Bound.(*net.TCPAddr)
-	if !ok || !bound.IP.IsLoopback() {
+	if !ok {
 		return next
 	}
 	asked, _, _ := net.SplitHostPort(s.Addr)
+	local := bound.IP.IsLoopback()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := hostOf(r.Host)
-		if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
-			host != "" && strings.EqualFold(host, asked) {
-			next.ServeHTTP(w, r)
+		addr, err := netip.ParseAddr(host)
+		known := err == nil && addr.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") || host != "" && strings.EqualFold(host, asked)
+		switch {
+		case known:
+		case local:
+			problem(w, http.StatusMisdirectedRequest, "this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in --admin-addr")
+			return
+		// An address cannot be made to resolve to another, and a name without a dot is nobody else's.
+		case r.Header.Get("Origin") != "" && !safe(r.Method) && s.Token == "" && err != nil && strings.Contains(host, "."):
+			problem(w, http.StatusMisdirectedRequest,
+				"without an admin token nothing is changed under this name; set POSTHASTE_ADMIN_TOKEN, use an address, or name the host in --admin-addr")
 			return
 		}
-		problem(w, http.StatusMisdirectedRequest, "this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in --admin-addr")
+		next.ServeHTTP(w, r)
 	})
+}
+
+// safe reports whether requests of a method change nothing.
+func safe(method string) bool {
+	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions
 }
 
 // hostOf is the name or address in a Host header.

@@ -146,6 +146,44 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	}
 }
 
+// In a container the listener is on every address, and the port is published on the loopback of the operator's machine: a
+// name of somebody else's that was made to resolve to it must not change anything, while other containers, by the service's
+// name, and curl do.
+func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
+	t.Parallel()
+	put := func(token, asked, host, origin string) int {
+		h := admin.Handler(admin.Options{
+			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Token: token, Addr: asked,
+			Bound: &net.TCPAddr{IP: net.IPv6unspecified, Port: 9091},
+		})
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/relay/mode", strings.NewReader("nonsense"))
+		r.Host = host
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		return rec.Code
+	}
+	for host, want := range map[string]int{
+		"evil.example:9091": 421, "evil.example": 421, "EVIL.example.": 421, "127.0.0.1.evil.example:9091": 421, "a..b": 421,
+		"relay:9091": 400, "127.0.0.1:9091": 400, "10.1.2.3:9091": 400, "[fd00::1]:9091": 400, "[::1]:9091": 400, "localhost:9091": 400, "relay.localhost": 400,
+	} {
+		if got := put("", "0.0.0.0:9091", host, "http://"+host); got != want {
+			t.Errorf("a page of %q: %d, want %d", host, got, want)
+		}
+		if got := put("", "0.0.0.0:9091", host, ""); got != 400 {
+			t.Errorf("curl to %q: %d, want 400", host, got)
+		}
+	}
+	if got := put("", "ops.example:9091", "ops.example:9091", "http://ops.example:9091"); got != 400 {
+		t.Errorf("the name that the operator bound: %d", got)
+	}
+	if got := put("secret", "0.0.0.0:9091", "ops.example", "https://ops.example"); got != 401 {
+		t.Errorf("behind a proxy, with a token set: %d, want 401: the token decides", got)
+	}
+}
+
 func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
