@@ -54,6 +54,9 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 		note, err = r.replay.Begin(ctx, n, r.cmd.Restart, slices.DeleteFunc(targets, func(s string) bool { return s == "" }))
 		return err
 	})
+	if note != nil {
+		r.sel.Since, r.sel.Until = note.Since, note.Until // somebody else may have begun it meanwhile
+	}
 	return note, err
 }
 
