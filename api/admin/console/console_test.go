@@ -338,6 +338,29 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
 }
 
+// A backlog of hours takes longer to count than a page waits, and a table may be locked. Postgres is there all the same, and
+// to say that nothing can be ordered would send the operator to the wrong place.
+func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	v := w.view()
+	s := v.until(t, "an error of Postgres", func(s console.State) bool { return s.Postgres.Error != "" })
+	if s.Verdict.Title != "Postgres is too slow to be asked" || !s.Postgres.Slow || s.Verdict.Level != "bad" {
+		t.Errorf("verdict: %+v", s.Verdict)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
+}
+
 func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *console.Options) {

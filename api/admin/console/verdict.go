@@ -97,6 +97,12 @@ func (j *court) add(p Problem) { j.problems = append(j.problems, p) }
 func (j *court) servers() bool {
 	s := j.s
 	switch {
+	case s.Postgres.Slow:
+		j.add(Problem{
+			Level: levelBad, Part: partOutbox, Title: "Postgres is too slow to be asked",
+			Why:  "What was committed is safe; how much of it waits is not known. " + sentence(s.Postgres.Error),
+			Mend: "Look whether a relay runs and at its log, for locks on outbox, and at the load of Postgres.", Action: "doctor",
+		})
 	case s.Postgres.Error != "" && s.Postgres.Refused:
 		j.add(Problem{
 			Level: levelBad, Part: partOutbox, Title: "Postgres refuses", Why: "What was committed is safe. " + sentence(s.Postgres.Error),

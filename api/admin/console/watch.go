@@ -27,6 +27,8 @@ const (
 	groupsEvery   = 2 * time.Second
 	deadEvery     = 5 * time.Second
 	sourceTimeout = 2 * time.Second
+	// pingTimeout bounds the question whether a server that took too long is there at all.
+	pingTimeout = 500 * time.Millisecond
 	// share is what part of the time a source may be busy for us: a read that took long is repeated less often.
 	share = 10
 )
@@ -57,6 +59,9 @@ type source[T any] struct {
 // staleAfter is from when on a look counts as none: the longest pause between two is shorter while somebody looks.
 const staleAfter = 30 * time.Second
 
+// errSlow is the error of a server that answers, but not what was asked.
+var errSlow = errors.New("it answers, but not in time what is asked of it: the outbox is very large or locked, or the server is busy")
+
 // partial is the error of a look that saw something all the same.
 type partial struct{ error }
 
@@ -71,7 +76,9 @@ type Look[T any] struct {
 	Since *time.Time `json:"since,omitempty"`
 	// Refused: it did answer, with that error.
 	Refused bool `json:"refused,omitempty"`
-	Value   T    `json:"value"`
+	// Slow: it is there, but what was asked took too long.
+	Slow  bool `json:"slow,omitempty"`
+	Value T    `json:"value"`
 }
 
 func (s *source[T]) look() Look[T] {
@@ -80,7 +87,7 @@ func (s *source[T]) look() Look[T] {
 	if time.Since(s.looked) > staleAfter {
 		return Look[T]{} // from a time when somebody else looked
 	}
-	l := Look[T]{Error: s.err, Refused: s.err != "" && s.refused, Value: s.value}
+	l := Look[T]{Error: s.err, Refused: s.err != "" && s.refused, Slow: s.err == errSlow.Error(), Value: s.value}
 	if !s.asOf.IsZero() {
 		at := s.asOf
 		l.AsOf = &at
@@ -279,6 +286,13 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 		// What is wrong with the schema says more than what came of it.
 		if serr := sql.CheckSchema(ctx, o.Pool); errors.Is(serr, sql.ErrSchemaMissing) || errors.Is(serr, sql.ErrSchemaNewer) {
 			err = serr
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			pctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
+			defer cancel()
+			if o.Pool.Ping(pctx) == nil {
+				err = errSlow
+			}
 		}
 		return Postgres{}, err
 	}

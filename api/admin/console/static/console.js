@@ -177,7 +177,7 @@ function drawCharts() {
 
 function drawSources(st) {
   const one = (name, look) => {
-    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} ${look.refused ? 'refuses' : 'does not answer'} since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
+    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} ${look.slow ? 'is too slow' : look.refused ? 'refuses' : 'does not answer'} since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
     if (!look.as_of) return h('span', null, `${name} is being asked`);
     const age = (Date.parse(st.now) - Date.parse(look.as_of)) / 1000;
     return h('span', { 'data-level': age > 10 ? 'bad' : 'ok' }, age > 3 ? `${name} as of ${clock(look.as_of)}` : `${name} answers`);
@@ -200,7 +200,7 @@ function drawMode(st) {
     rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
     rows.push(['Hand-over', p.handover_lsn === '0/0' ? 'none yet' : `at ${p.handover_lsn}`]);
   } else {
-    rows.push(['Active', st.postgres.error ? 'unknown: Postgres does not answer' : 'being asked']);
+    rows.push(['Active', st.postgres.error ? `unknown: Postgres ${st.postgres.slow ? 'is too slow' : 'does not answer'}` : 'being asked']);
   }
   if (st.relay) rows.push(['This relay', `${st.relay.leader ? 'leads' : 'stands by'}, ${st.relay.phase}, ${plural(st.relay.inflight, 'event')} in flight`]);
   const box = h('dl', null, rows.map(([k, v]) => [h('dt', null, k), h('dd', null, v)]));
