@@ -42,6 +42,8 @@ type Group struct {
 	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the oldest
 	// entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
 	Idle time.Duration
+	// Waits is how long the oldest entry that is unread or pending has been waiting, whether or not anybody reads; 0 without.
+	Waits time.Duration
 	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
 	Lost int64
 	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group; 0
@@ -74,11 +76,12 @@ func (g Group) MarshalJSON() ([]byte, error) {
 		OldestPending float64  `json:"oldest_pending_seconds"`
 		Seen          *float64 `json:"seen_seconds"`
 		Idle          float64  `json:"idle_seconds"`
+		Waits         float64  `json:"waits_seconds"`
 		Lost          int64    `json:"lost"`
 		HoldsBack     int64    `json:"holds_back"`
 		Abandoned     bool     `json:"abandoned"`
 	}{
-		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Lost,
+		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Waits.Seconds(), g.Lost,
 		g.HoldsBack, g.Abandoned(),
 	})
 }
@@ -128,7 +131,8 @@ func parseGroups(stream string, reply []any) []Group {
 		if oldest != "" && lessID(oldest, g.Floor) {
 			g.Floor = oldest
 		}
-		g.Idle = max(g.OldestPending, age(now, unread))
+		g.Waits = max(g.OldestPending, age(now, unread))
+		g.Idle = g.Waits
 		if g.Seen >= 0 {
 			g.Idle = min(g.Idle, g.Seen)
 		}

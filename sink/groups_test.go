@@ -81,9 +81,10 @@ func TestGroups(t *testing.T) {
 		if r := g["reading"]; r.Lag != 2 || r.Pending != 8 || r.Consumers != 1 || r.Abandoned() || r.Idle > time.Minute || r.Seen < 0 || r.Lost != 0 {
 			t.Errorf("a group that is behind, and read: %+v", r)
 		}
+		about(t, "how long it keeps an entry waiting", g["reading"].Waits, 2*time.Hour)
 		about(t, "its oldest pending entry's age", g["reading"].OldestPending, 2*time.Hour)
 		for _, name := range []string{"latest", "done"} {
-			if d := g[name]; d.Lag != 0 || d.Pending != 0 || d.Idle != 0 || d.Abandoned() || d.Owes() {
+			if d := g[name]; d.Lag != 0 || d.Pending != 0 || d.Idle != 0 || d.Waits != 0 || d.Abandoned() || d.Owes() {
 				t.Errorf("a group for which nothing waits: %+v", d)
 			}
 		}

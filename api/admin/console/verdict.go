@@ -62,6 +62,8 @@ const (
 	unknownAfter = 10 * time.Second
 	// unreadAfter is how long a group may leave an entry lying.
 	unreadAfter = time.Minute
+	// behindAfter is the same for a group whose consumers are at work, which may try an entry again for some minutes.
+	behindAfter = 5 * time.Minute
 )
 
 type court struct {
@@ -241,10 +243,10 @@ func (j *court) groups() {
 				Why:  fmt.Sprintf("%s entries wait, for %s. The stream is not trimmed beyond them and fills Redis.", humanize.Comma(max(g.Lag, 0)+g.Pending), span(g.Idle.Seconds())),
 				Mend: "Start its consumers, or, if it is not needed any more: " + admin.DropGroupCommand(g.Stream, g.Name),
 			})
-		case g.Owes() && g.Idle >= unreadAfter:
+		case g.Owes() && (g.Idle >= unreadAfter || g.Waits >= behindAfter):
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Group " + on + " does not keep up", Action: "groups",
-				Why:  fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", humanize.Comma(max(g.Lag, 0)), humanize.Comma(g.Pending), span(g.Idle.Seconds())),
+				Why:  fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", humanize.Comma(max(g.Lag, 0)), humanize.Comma(g.Pending), span(max(g.Idle, g.Waits).Seconds())),
 				Mend: "Look whether its consumers run, and at their logs.",
 			})
 		}

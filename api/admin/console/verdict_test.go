@@ -68,6 +68,9 @@ func TestVerdicts(t *testing.T) {
 		"behind": {func(s *State) {
 			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Pending: 5, Idle: 2 * time.Minute}}
 		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
+		"read too slowly": {func(s *State) {
+			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lag: 5000, Pending: 1, Waits: time.Hour}}
+		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
 		"lost to one": {func(s *State) { s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lost: 12}} }, levelBad, "Lost to group g on outbox.order: 12 entries", partGroups},
 		"eviction":    {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
 		"full":        {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},

@@ -287,7 +287,7 @@ function onEvents(list) {
 function drawGroups(st) {
   const look = st.groups;
   const body = $('groups-body');
-  const list = [...look.value].sort((a, b) => Number(b.abandoned) - Number(a.abandoned) || b.idle_seconds - a.idle_seconds || a.stream.localeCompare(b.stream));
+  const list = [...look.value].sort((a, b) => Number(b.abandoned) - Number(a.abandoned) || b.waits_seconds - a.waits_seconds || a.stream.localeCompare(b.stream));
   const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of)]);
   if (body.dataset.key === key) return;
   body.dataset.key = key;
@@ -297,12 +297,12 @@ function drawGroups(st) {
     return;
   }
   const rows = list.map((g) => {
-    const lvl = g.lost > 0 ? 'bad' : g.abandoned || (g.idle_seconds > 60 && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok';
+    const lvl = g.lost > 0 ? 'bad' : g.abandoned || ((g.idle_seconds >= 60 || g.waits_seconds >= 300) && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok';
     const what = g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
     return h('tr', null,
       td('Group', { class: 'text' }, g.group), td('Stream', { class: 'text' }, g.stream), td('State', null, h('span', { class: 'tag', 'data-level': lvl }, what)),
       td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
-      td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.idle_seconds > 0 ? span(g.idle_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
+      td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.waits_seconds > 0 ? span(g.waits_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
   });
   body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], rows));
 }
