@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,6 +94,20 @@ func TestReadiness(t *testing.T) {
 	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis_eviction"]}` {
 		t.Errorf("unsafe eviction: %d %s", status, body)
 	}
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1")
+	if status, body = readyz(w.s); status != 200 || !strings.Contains(body, `{"degraded":["guard: OOM `) {
+		t.Errorf("memory full: %d %s", status, body)
+	}
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
+	if status, body = readyz(w.s); status != 200 || body != "{}" {
+		t.Errorf("well again: %d %s", status, body)
+	}
+	w.db.Exec(t, "ALTER TABLE outbox RENAME TO elsewhere")
+	if status, body = readyz(w.s); status != 503 || !strings.Contains(body, `"reasons":["tables"]`) || !strings.Contains(body, "table outbox ") {
+		t.Errorf("no outbox: %d %s", status, body)
+	}
+	w.db.Exec(t, "ALTER TABLE elsewhere RENAME TO outbox")
 	if err := w.redis.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -17,11 +17,12 @@ const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "schema". Empty when ready.
+	// Reasons why no order can be taken: "postgres", "schema", "tables". Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// Mend says what an operator can do, per reason, where there is something to do.
 	Mend []string `json:"mend,omitempty"`
-	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction".
+	// Degraded is what is wrong although orders are taken: "schema_newer", "redis",
+	// "redis_eviction", "guard: " with what Redis says to the guard's script.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -44,10 +45,19 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend, degraded [
 	switch {
 	case err == nil:
 		s.fitted.Store(true)
-		return nil, nil, nil
 	case s.fitted.Load() && errors.Is(err, sql.ErrSchemaNewer):
 		// A newer version that migrates leaves the schema fit for this one, which takes orders until it is replaced.
-		return nil, nil, []string{"schema_newer"}
+		degraded, err = []string{"schema_newer"}, nil
+	}
+	if err == nil {
+		err = sql.CheckOrderTables(ctx, s.pool)
+	}
+	var tables *sql.OrderTablesError
+	switch {
+	case err == nil:
+		return nil, nil, degraded
+	case errors.As(err, &tables):
+		return []string{"tables"}, []string{err.Error()}, degraded
 	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
 		return []string{"schema"}, []string{err.Error()}, nil
 	default:
@@ -61,6 +71,10 @@ func (s *Server) redisTrouble(ctx context.Context) []string {
 	}
 	if policy := s.checkEviction(ctx); policy != "" && policy != evictionSafe {
 		return []string{"redis_eviction"}
+	}
+	// A server that answers a PING may still refuse every script: memory is full, it is a replica, rights are missing.
+	if err := s.guard.Check(ctx); err != nil {
+		return []string{"guard: " + err.Error()}
 	}
 	return nil
 }

@@ -121,6 +121,25 @@ func CheckSchema(ctx context.Context, db DB) error {
 	return nil
 }
 
+// OrderTablesError names tables that an order is written to and that the connection's role cannot use.
+type OrderTablesError struct{ Tables string }
+
+func (e *OrderTablesError) Error() string {
+	return "orders cannot be written: table " + e.Tables + " is not there or its rights are missing (GRANT SELECT, INSERT ON orders and INSERT ON outbox)"
+}
+
+// CheckOrderTables reports whether orders could be written: nil, an OrderTablesError, or an error of the connection.
+func CheckOrderTables(ctx context.Context, db DB) error {
+	var tables string
+	if err := db.QueryRow(ctx, query("order_tables")).Scan(&tables); err != nil {
+		return fmt.Errorf("look for the tables of orders: %w", err)
+	}
+	if tables != "" {
+		return &OrderTablesError{tables}
+	}
+	return nil
+}
+
 func latestMigration() int64 {
 	entries, err := migrationFiles.ReadDir("migrations")
 	if err != nil {
