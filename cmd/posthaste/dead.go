@@ -61,8 +61,8 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			if d.Retrying {
 				state = "retrying"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s/%s\t%d\t%s\t%s\t%s\n", d.ID, d.Source, d.Type, d.AggregateType, d.AggregateID, d.Attempts,
-				humanize.Time(d.DeadAt), state, d.Error)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s/%s\t%d\t%s\t%s\t%s\n", d.ID, foreign(d.Source), foreign(d.Type), foreign(d.AggregateType), foreign(d.AggregateID), d.Attempts,
+				humanize.Time(d.DeadAt), state, foreign(d.Error))
 		}
 		return t.Flush()
 	})

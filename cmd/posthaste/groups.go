@@ -112,7 +112,7 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
 	for _, g := range groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", g.Stream, g.Name, groupState(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", foreign(g.Stream), foreign(g.Name), groupState(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending),
 			rough(g.OldestPending), rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
 	}
 	if err := t.Flush(); err != nil {
@@ -120,13 +120,13 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	}
 	for _, g := range groups {
 		if g.HoldsBack > 0 {
-			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", g.Name, humanize.Comma(g.HoldsBack), g.Stream)
+			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", foreign(g.Name), humanize.Comma(g.HoldsBack), foreign(g.Stream))
 		}
 	}
 	for _, g := range groups {
 		if g.Abandoned() {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
-				g.Name, g.Stream, rough(g.Idle), admin.DropGroupCommand(g.Stream, g.Name))
+				foreign(g.Name), foreign(g.Stream), rough(g.Idle), admin.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil

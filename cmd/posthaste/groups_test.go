@@ -1,16 +1,36 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/api/admin"
 	"posthaste/internal/testenv"
+	"posthaste/sink"
 )
+
+// Aggregate ids, groups' names and handlers' errors are anybody's: they break no line and steer no terminal.
+func TestTablesTakeNoOrders(t *testing.T) {
+	t.Parallel()
+	const hostile = "a\x1b[2J\r\nb\tc\u202ed\x9b0m"
+	var out bytes.Buffer
+	err := errors.Join(printSteps(&out, []admin.Step{{Place: "outbox", ID: hostile, Detail: hostile}}),
+		printGroups(&out, []sink.Group{{Stream: hostile, Name: hostile, Lag: 1, Idle: 2 * time.Hour, HoldsBack: 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		t.Errorf("%d lines: %q", n, out.String())
+	}
+}
 
 // groupLine is what groups list --json prints of a group.
 type groupLine struct {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -62,7 +64,21 @@ func printSteps(w io.Writer, steps []admin.Step) error {
 		if !s.At.IsZero() {
 			at = s.At.UTC().Format("2006-01-02 15:04:05.000000")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, s.Place, s.ID, s.Detail)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, s.Place, foreign(s.ID), foreign(s.Detail))
 	}
 	return t.Flush()
+}
+
+// foreign is text of somebody else's (an aggregate id, a group's name, a handler's error) for a line of a table: it can neither
+// break the line nor steer the terminal.
+func foreign(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, s)
 }
