@@ -27,6 +27,11 @@ const (
 	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis knows it by its id that long.
 	repeatWithin = credits.OutcomeTTL - time.Hour
 
+	purgeEvery = time.Hour
+	purgeBatch = 1000
+	// refusalAge is how long a refusal is remembered.
+	refusalAge = 30 * 24 * time.Hour
+
 	paymentsEvery = time.Second
 	paymentsBatch = 100
 	paymentsHold  = 15 * time.Second
@@ -41,6 +46,8 @@ const (
 	payRefunded  = "refunded"
 	payRepeated  = "repeated"
 	payUnpaid    = "unpaid"
+	// payUnrefunded: the account could not take the deduction back.
+	payUnrefunded = "unrefunded"
 )
 
 // refundedRefusal is stored when an order could not be placed in time for its deduction.
@@ -51,9 +58,9 @@ var refundedRefusal = Refusal{
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
 	m := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "credits_order_payments_total",
-		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; unpaid needs a human.",
+		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; unpaid and unrefunded need a human.",
 	}, []string{"outcome"})
-	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid} {
+	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid, payUnrefunded} {
 		m.WithLabelValues(o)
 	}
 	if reg != nil {
@@ -185,7 +192,8 @@ type PaymentsOptions struct {
 
 // Payments finishes the payments of orders that their process did not finish, so that in the end order, event and one
 // deduction are there, or neither order nor event and as much credit as before. What it needs to know is in Postgres: a
-// deduction that was done arrives in the ledger by itself. Any number of them may run.
+// deduction that was done arrives in the ledger by itself. It also forgets refused orders after 30 days, which takes a right
+// to delete that serve need not have. Any number of them may run.
 type Payments struct {
 	pool    *sql.Pool
 	bank    *credits.Bank
@@ -205,7 +213,12 @@ func NewPayments(o PaymentsOptions) *Payments {
 
 // Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
 func (r *Payments) Run(ctx context.Context) error {
+	var purged time.Time
 	for {
+		if time.Since(purged) >= purgeEvery {
+			purged = time.Now()
+			r.purge(ctx)
+		}
 		for {
 			n, err := r.round(ctx)
 			if err != nil && ctx.Err() == nil {
@@ -217,6 +230,22 @@ func (r *Payments) Run(ctx context.Context) error {
 		}
 		if pause(ctx, paymentsEvery) != nil {
 			return nil
+		}
+	}
+}
+
+// purge forgets old refusals in small transactions, and stops at the first error.
+func (r *Payments) purge(ctx context.Context) {
+	for {
+		work, cancel := context.WithTimeout(ctx, paymentsWork)
+		n, err := sql.PurgeRejected(work, r.pool, time.Now().Add(-refusalAge), purgeBatch)
+		cancel()
+		if err != nil {
+			r.log.Debug("refusals were not purged", "err", err)
+			return
+		}
+		if n < purgeBatch {
+			return
 		}
 	}
 }
@@ -304,16 +333,19 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	return nil
 }
 
-// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order.
+// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order. A refusal is
+// final, as every outcome under one id is, so a human is called instead of repeating it.
 func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 	res, err := r.bank.Apply(ctx, refund(p))
-	if err == nil && res.Outcome != credits.OK {
-		err = fmt.Errorf("the refund was refused: %s", res.Outcome)
-	}
 	if err != nil {
 		return fmt.Errorf("take back a deduction: %w", err)
 	}
-	return nil
+	if res.Outcome == credits.OK {
+		return nil
+	}
+	r.metrics.WithLabelValues(payUnrefunded).Inc()
+	r.log.Error("deduction cannot be taken back: the account refuses the addition", "order_id", p.OrderID, "user_id", p.UserID, "outcome", res.Outcome)
+	return sql.DeferPayment(ctx, r.pool, p.OpID, nil)
 }
 
 // repeat deducts what Redis lost after the order was placed. What Redis still has, it does not do again.

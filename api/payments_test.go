@@ -397,6 +397,47 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.checkPaid(w, user, 100, 0)
 }
 
+// A deduction that the account cannot take back is left to a human, once, and is not tried again for ever.
+func TestADeductionThatCannotBeGivenBack(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	w.relay()
+	user := uuid.NewString()
+	w.fund(user, 100)
+	w.s.failpoint = once("after_deduct", func(ctx context.Context) {
+		w.db.Exec(t, "UPDATE order_payments SET created_at = created_at - interval '16 minutes'")
+		w.redis.Client.HSet(ctx, accountOf(user), "b", credits.MaxBalance)
+		panic("the request ends here")
+	})
+	key := newKey()
+	want(t, w.post(key, paidJSON(user, 30)), 500, "internal_error")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		w.db.Exec(t, "UPDATE order_payments SET due = clock_timestamp() WHERE due > clock_timestamp()")
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL"); n != 1 {
+			return fmt.Errorf("%d payments wait for a human, want 1", n)
+		}
+		return nil
+	})
+	want(t, w.post(key, paidJSON(user, 30)), 409, "payment_refunded")
+}
+
+// Refusals are forgotten after 30 days, by the relay: serve has no right to delete.
+func TestOldRefusalsArePurged(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	for _, days := range []int{29, 31} {
+		w.db.Exec(t, `INSERT INTO orders (id, user_id, idem_key, idem_fp, fence, amount, currency, status, resp_status, resp_body, created_at)
+			VALUES ($1, $2, $4, '\x01', 0, 1, 'USD', 'REJECTED', 402, '{}', now() - make_interval(days => $3))`, uuid.New(), uuid.New(), days, []byte(fmt.Sprintf("%016d", days)))
+	}
+	w.relay()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); n != 1 {
+			return fmt.Errorf("%d refusals, want 1", n)
+		}
+		return nil
+	})
+}
+
 // Redis loses a deduction after the order was placed: it is deducted again, once, under the same id; or, if the user has
 // spent the credits, it is reported.
 func TestALostDeductionIsRepeated(t *testing.T) {

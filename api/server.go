@@ -148,47 +148,20 @@ func (s *Server) routes() *gin.Engine {
 	return e
 }
 
-// Housekeeping of Run.
-const (
-	evictionEvery = 15 * time.Second
-	purgeEvery    = time.Hour
-	purgeBatch    = 1000
-	// refusalAge is how long a refusal is remembered.
-	refusalAge = 30 * 24 * time.Hour
-)
+// evictionEvery is how often Run looks at Redis' eviction policy.
+const evictionEvery = 15 * time.Second
 
-// Run does the housekeeping until ctx ends: it watches Redis' eviction policy, and forgets refusals after 30 days. Its
-// error is nil then; what fails is tried again at the next turn.
+// Run watches Redis' eviction policy until ctx ends, and returns nil then.
 func (s *Server) Run(ctx context.Context) error {
-	look, purge := time.NewTicker(evictionEvery), time.NewTicker(purgeEvery)
+	look := time.NewTicker(evictionEvery)
 	defer look.Stop()
-	defer purge.Stop()
 	s.checkEviction(ctx)
-	s.purge(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-look.C:
 			s.checkEviction(ctx)
-		case <-purge.C:
-			s.purge(ctx)
-		}
-	}
-}
-
-// purge forgets old refusals in small transactions, and stops at the first error.
-func (s *Server) purge(ctx context.Context) {
-	for {
-		work, cancel := context.WithTimeout(ctx, 30*time.Second)
-		n, err := sql.PurgeRejected(work, s.pool, time.Now().Add(-refusalAge), purgeBatch)
-		cancel()
-		if err != nil {
-			s.log.Debug("refusals were not purged", "err", err)
-			return
-		}
-		if n < purgeBatch {
-			return
 		}
 	}
 }

@@ -134,9 +134,9 @@ var redis = board{
 				queries: []query{{quantile(0.99, `http_request_duration_seconds{route=~"/(add|deduct|balance)/.*"}`, "route"), "{{route}}"}},
 			},
 			{
-				title: "Orders paid", unit: "ops", alert: "CreditsStoreUnavailable",
+				title: "Orders paid", unit: "ops", alert: "CreditsOrderPaymentStuck",
 				means: "Payments of orders by what became of them. completed and refunded: a process died in between, and the work was ended for " +
-					"it. unpaid: an order stands without its deduction; look at it by hand.",
+					"it. unpaid: an order stands without its deduction. unrefunded: credits of a refused order could not be given back.",
 				queries: []query{{rate("credits_order_payments_total", "outcome"), "{{outcome}}"}},
 			},
 			{

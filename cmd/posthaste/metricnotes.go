@@ -385,7 +385,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_order_payments_total",
-			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction; a human must look.",
+			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was refused and its credits could not be given back. A human must look.",
 			"sum by (outcome) (rate(credits_order_payments_total[5m]))",
 		},
 		{
