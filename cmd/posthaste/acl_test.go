@@ -86,7 +86,12 @@ func TestARedisUserWithTheRightsOfThePage(t *testing.T) {
 		return nil
 	})
 	for _, command := range [][]string{
-		{"replay", "--all", "--to=outbox.side"}, {"replay", "--all"}, {"groups", "list"}, {"doctor"}, {"status"}, {"dead", "list"},
+		{"replay", "--all", "--to=outbox.side"},
+		{"replay", "--all"},
+		{"groups", "list"},
+		{"doctor"},
+		{"status"},
+		{"dead", "list"},
 		{"credits", "reconcile"},
 	} {
 		if r := w.once(command...); r.code != 0 || strings.Contains(r.out+r.errOut, "NOPERM") {
