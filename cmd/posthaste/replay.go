@@ -240,7 +240,8 @@ func (r *replaying) run(ctx context.Context) error {
 	resumed := note != nil
 	if resumed && !note.Done.IsZero() {
 		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
-			"this replay was finished at %s (%s events); with --restart it is done again", stamp(note.Done), humanize.Comma(note.Count)))
+			"this replay was finished at %s (%s events, published until %s); with --restart it is done again, up to now", stamp(note.Done),
+			humanize.Comma(note.Count), stamp(note.Until)))
 	}
 	if !resumed {
 		if note, err = r.begin(ctx); err != nil {
