@@ -17,10 +17,19 @@ const maxGroups = 50
 type observations struct {
 	mu      sync.Mutex
 	streams map[string]map[string]loss
+	// server is the run id of the Redis that was looked at last.
+	server string
 }
 
-// loss is what a group has missed, and how many entries had left the stream before the group was first looked at.
-type loss struct{ missed, goneBefore int64 }
+// loss is what a group has missed.
+type loss struct {
+	missed int64
+	// goneBefore is how many entries had left the stream before the group was first looked at.
+	goneBefore int64
+	// excess is by how much Redis' count of entries read is too small. It does not survive a restart or a failover: the
+	// group has its position then, and an old count.
+	excess int64
+}
 
 // Observe reads the state of streams and their consumer groups into the metrics, with one call per stream. Series of
 // streams no longer named and of groups that are gone disappear.
@@ -32,6 +41,12 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 		return fmt.Errorf("observe: %w", err)
 	}
 	s.observeMemory(info)
+	server, err := s.info(ctx, "server")
+	if err != nil {
+		return fmt.Errorf("observe: %w", err)
+	}
+	same := s.seen.server == server["run_id"]
+	s.seen.server = server["run_id"]
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups, maxConsumers}}
@@ -52,7 +67,7 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 			}
 			continue
 		}
-		s.seen.streams[stream] = s.observeStream(stream, reply, before[stream])
+		s.seen.streams[stream] = s.observeStream(stream, reply, before[stream], same)
 	}
 	for stream, groups := range before {
 		s.forget(stream, groups)
@@ -75,8 +90,9 @@ func (s *Sink) observeMemory(info map[string]string) {
 	s.m.eviction.Set(unsafe)
 }
 
-// observeStream takes the answer of observe.lua and returns how much each group has missed.
-func (s *Sink) observeStream(stream string, reply []any, before map[string]loss) map[string]loss {
+// observeStream takes the answer of observe.lua and returns how much each group has missed; same tells that it is from the
+// server that was looked at before.
+func (s *Sink) observeStream(stream string, reply []any, before map[string]loss, same bool) map[string]loss {
 	length, added := number(reply, 0), number(reply, 1)
 	s.m.length.WithLabelValues(stream).Set(float64(length))
 	lost := make(map[string]loss)
@@ -97,7 +113,10 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss)
 			// Redis counts for a group from its first read on; what leaves the stream before that is missed all the same.
 			missed = added - length - now.goneBefore
 		}
-		now.missed = max(missed, was.missed)
+		if known && !same {
+			now.excess = max(missed-was.missed, 0)
+		}
+		now.missed = max(missed-now.excess, was.missed)
 		s.m.trimLost.WithLabelValues(labels...).Add(float64(now.missed - was.missed))
 		lost[name] = now
 	}

@@ -1,8 +1,10 @@
 package sink_test
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,6 +179,41 @@ func TestObserve(t *testing.T) {
 		if _, ok := lookup(t, f.reg, name, labels...); ok {
 			t.Errorf("%s%v is still there", name, labels)
 		}
+	}
+}
+
+// A server that was restarted has a group's position and an old count of what it read: that is no loss.
+func TestObserveAfterARestartOfRedis(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{}, 10)
+	ctx := t.Context()
+	f.group("g", "0")
+	f.read("g", 2)
+	f.do("BGREWRITEAOF") // the file's count of entries read is 2 from now on
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info, "aof_rewrite_in_progress:0") || strings.Contains(info, "aof_rewrite_scheduled:1") {
+			return errors.New("still rewriting")
+		}
+		return nil
+	})
+	f.read("g", 2)
+	f.do("XTRIM", stream, "MAXLEN", "6")
+	lost := func() float64 {
+		t.Helper()
+		f.must(f.sink.Observe(ctx, []string{stream}))
+		return f.metric("outbox_trim_lost_total", "group", "g")
+	}
+	if n := lost(); n != 0 {
+		t.Fatalf("%v lost before the restart", n)
+	}
+	f.must(f.server.Kill())
+	f.must(f.server.Start(ctx))
+	if n := lost(); n != 0 {
+		t.Errorf("%v lost by a restart", n)
+	}
+	f.do("XTRIM", stream, "MAXLEN", "4")
+	if n := lost(); n != 2 {
+		t.Errorf("%v lost, want the 2 that were trimmed unread", n)
 	}
 }
 
