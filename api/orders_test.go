@@ -157,6 +157,10 @@ func TestReads(t *testing.T) {
 	if got.status != 200 || got.body != last {
 		t.Errorf("get: %v, want %s", got, last)
 	}
+	if r := w.do("HEAD", "/orders/"+o.ID.String(), ""); r.status != 200 || r.body != "" || r.header.Get("Etag") != got.header.Get("Etag") ||
+		r.header.Get("Content-Length") != got.header.Get("Content-Length") {
+		t.Errorf("HEAD: %v %v", r, r.header)
+	}
 	for _, tag := range []string{got.header.Get("Etag"), "W/" + got.header.Get("Etag"), `"x", ` + got.header.Get("Etag"), "*"} {
 		if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", tag); r.status != 304 || r.body != "" || r.header.Get("Etag") == "" {
 			t.Errorf("If-None-Match %s: %v", tag, r)

@@ -118,9 +118,6 @@ func write(c *gin.Context, status int, contentType string, body []byte) {
 	h.Set("Content-Type", contentType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	c.Status(status)
-	if c.Request.Method == http.MethodHead {
-		body = nil
-	}
 	_, _ = c.Writer.Write(body) // a client that is gone hears nothing, and nothing depends on it
 	exchangeOf(c).end = time.Now()
 }

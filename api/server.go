@@ -115,8 +115,17 @@ func newLimits(k *Keys, rate float64) []*bucket {
 	return limits
 }
 
-// Public returns the handler of the public listener; see NewHTTPServer.
-func (s *Server) Public() http.Handler { return s.engine }
+// Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the server sends
+// the header only (RFC 9110, 9.3.2).
+func (s *Server) Public() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodHead {
+			r = r.WithContext(r.Context()) // a copy: the server looks at the method of its own
+			r.Method = http.MethodGet
+		}
+		s.engine.ServeHTTP(w, r)
+	})
+}
 
 // Routes, the values of the route label.
 const (
