@@ -50,6 +50,8 @@ type view struct {
 	admin.Status
 	// word is ok, degraded or broken; why says so in a few words.
 	word, why string
+	// trend is how the backlog changes; "" if it does not, or is not watched.
+	trend string
 }
 
 const (
@@ -139,7 +141,8 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	row("relay", "%s", name)
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
-	row("backlog", "%s events, oldest %s", humanize.Comma(v.Backlog.Rows), rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))))
+	row("backlog", "%s", strings.Join(some(humanize.Comma(v.Backlog.Rows)+" events",
+		"oldest "+rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))), v.trend), ", "))
 	switch s := v.Slot; {
 	case !s.Exists:
 		row("slot", "none")
@@ -159,8 +162,41 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 
 // line is the status in one line, for logs.
 func (v view) line(now time.Time) string {
+	why := strings.Join(some(v.why, v.trend), ", ")
 	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d dead=%d", now.UTC().Format(time.RFC3339),
-		v.word, v.why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds, max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
+		v.word, why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds, max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
+}
+
+// trend watches a backlog, to say how fast a large one is swept and how long that will take.
+type trend struct{ seen []reading }
+
+type reading struct {
+	at   time.Time
+	rows int64
+}
+
+// trendReadings is how many readings a trend is made of; one is smoother than the size of a batch.
+const trendReadings = 10
+
+// note takes a reading and returns the trend in words: "" for a backlog that stays as it is, or is a moment's.
+func (t *trend) note(at time.Time, rows int64) string {
+	t.seen = append(t.seen, reading{at, rows})
+	if len(t.seen) > trendReadings {
+		t.seen = t.seen[1:]
+	}
+	first := t.seen[0]
+	took := at.Sub(first.at).Seconds()
+	if took <= 0 || min(rows, first.rows) == 0 {
+		return ""
+	}
+	switch perSecond := float64(rows-first.rows) / took; {
+	case perSecond <= -1:
+		left := time.Duration(float64(rows) / -perSecond * float64(time.Second))
+		return fmt.Sprintf("falling by %s/s, about %s left", humanize.Comma(int64(-perSecond)), rough(left))
+	case perSecond >= 1:
+		return fmt.Sprintf("growing by %s/s", humanize.Comma(int64(perSecond)))
+	}
+	return ""
 }
 
 // watchInterval is how often the watched status is read, and watchTimeout how long a reading may take.
@@ -183,6 +219,7 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 	}
 	defer pool.Close()
 	terminal := isTerminal(e.stdout)
+	var backlog trend
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
 	for {
@@ -194,6 +231,9 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 		cancel()
 		if ctx.Err() != nil {
 			return nil
+		}
+		if err == nil {
+			v.trend = backlog.note(time.Now(), v.Backlog.Rows)
 		}
 		var second *outbox.SecondNameError
 		if errors.As(err, &second) {

@@ -130,3 +130,30 @@ func TestOneShotCommandsSpeakJSON(t *testing.T) {
 		t.Errorf("version: %s", r.out)
 	}
 }
+
+// A large backlog says how fast it falls and how long that will take; a small one that comes and goes says nothing.
+func TestStatusTellsHowABacklogFalls(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		rows []int64
+		want string
+	}{
+		{"one reading", []int64{1000}, ""},
+		{"falls", []int64{100_000, 98_000, 96_000}, "falling by 2,000/s, about 48s left"},
+		{"grows", []int64{100, 350}, "growing by 250/s"},
+		{"stands", []int64{7, 7, 7}, ""},
+		{"is a moment's", []int64{0, 5}, ""},
+		{"is gone", []int64{5000, 0}, ""},
+		{"turned round long ago", append([]int64{0, 1_000_000}, 90, 80, 70, 60, 50, 40, 30, 20, 10, 9), "falling by 9/s, about 1s left"},
+	} {
+		var tr trend
+		got := ""
+		for i, n := range c.rows {
+			got = tr.note(time.Unix(int64(i), 0), n)
+		}
+		if got != c.want {
+			t.Errorf("a backlog that %s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
