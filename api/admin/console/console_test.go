@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -283,6 +284,20 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 	}
 	if _, body := w.call("GET", "/console/api/history", ""); !strings.Contains(body, "o-1") || strings.Contains(body, "4111") {
 		t.Errorf("history: %s", body)
+	}
+	// Large ones cost Redis as much as a few small ones: the newest are shown.
+	values[9] = strings.Repeat("x", 400<<10)
+	_, err = w.redis.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+		for range 10 {
+			p.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"}, values...)...)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, err = v.next("events"); err != nil || strings.Count(d, `"stream":"outbox.order"`) != 3 {
+		t.Errorf("%d of ten large events are shown, want 3: %v", strings.Count(d, `"stream":"outbox.order"`), err)
 	}
 }
 

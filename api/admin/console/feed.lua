@@ -1,5 +1,5 @@
 -- Reads how a stream stands and what is new in it, without the payloads.
--- KEYS stream. ARGV the last entry id seen ('' for none), how many new entries at most
+-- KEYS stream. ARGV the last entry id seen ('' for none), how many new entries at most (fewer when they are large)
 -- Answers {length, entries added, last id, {entry id, id, type, subject, time, replayed}…}, newest first; a missing stream
 -- answers {0, 0, ''}.
 local stream = KEYS[1]
@@ -10,10 +10,18 @@ for i = 1, #info, 2 do s[info[i]] = info[i + 1] end
 local answer = {s['length'], s['entries-added'] or -1, s['last-generated-id']}
 if s['last-generated-id'] == ARGV[1] then return answer end
 local from = ARGV[1] == '' and '-' or '(' .. ARGV[1]
-for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', from, 'COUNT', ARGV[2])) do
+local to, bytes = '+', 0
+-- One at a time: a payload may be 8 MiB, and Redis copies each that is asked for. What does not fit is not shown.
+for _ = 1, tonumber(ARGV[2]) do
+  local entry = redis.call('XREVRANGE', stream, to, from, 'COUNT', 1)[1]
+  if not entry or bytes > 1048576 then break end
   local f = {}
-  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  for i = 1, #entry[2], 2 do
+    f[entry[2][i]] = entry[2][i + 1]
+    bytes = bytes + #entry[2][i + 1]
+  end
   local function field(name) return string.sub(f[name] or '', 1, 200) end
   answer[#answer + 1] = {entry[1], field('id'), field('type'), field('subject'), field('time'), field('replayed')}
+  to = '(' .. entry[1]
 end
 return answer
