@@ -42,15 +42,15 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 	out := make([]Dead, len(list))
 	for i, d := range list {
 		out[i] = Dead{
-			Source: sourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
+			Source: SourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
 			Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt, Retrying: d.Retrying,
 		}
 	}
 	return out, nil
 }
 
-// sourceRelay is the source of what the relay has parked; a group's is its name.
-const sourceRelay = "relay"
+// SourceRelay is the source of what the relay has parked; a group's is its name.
+const SourceRelay = "relay"
 
 // GroupDead shows what a consumer group has given up in the form of the relay's parked events.
 func GroupDead(g consumer.DeadEntry, prefix string) Dead {
@@ -92,9 +92,17 @@ type DeadIn struct {
 	Groups []consumer.DeadEntry
 }
 
-// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: of whom it
-// speaks, and an error or nil. The error it returns is one that kept it from beginning.
-func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(what string, err error)) error {
+// DeadName is how people are told of a dead event.
+func DeadName(id, source string) string {
+	if source == SourceRelay {
+		return id
+	}
+	return id + " (group " + source + ")"
+}
+
+// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: the event's id,
+// its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning.
+func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(id, source string, err error)) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
 		wanted[id.String()] = true
@@ -110,7 +118,7 @@ func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bo
 		id := strings.ToLower(g.EventID)
 		if all || wanted[id] {
 			handled[id] = true
-			said(g.EventID+" (group "+g.Group+")", a.Group(ctx, d.Client, g))
+			said(g.EventID, g.Group, a.Group(ctx, d.Client, g))
 		}
 	}
 	for _, id := range ids {
@@ -118,7 +126,7 @@ func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bo
 		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
 			continue // only a group had it, or it is gone since it was listed
 		}
-		said(id.String(), err)
+		said(id.String(), SourceRelay, err)
 	}
 	return nil
 }

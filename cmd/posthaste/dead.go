@@ -69,19 +69,21 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 }
 
 type deadRetryCmd struct {
-	ID  []string `arg:"" optional:"" help:"Event ids."`
-	All bool     `help:"Every dead event."`
+	ID   []string `arg:"" optional:"" help:"Event ids."`
+	All  bool     `help:"Every dead event."`
+	JSON bool     `name:"json" help:"Print JSON."`
 }
 
 // Run retries dead events.
 func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
-	return e.onDead(ctx, c.ID, c.All, admin.RetryDead())
+	return e.onDead(ctx, c.ID, c.All, c.JSON, admin.RetryDead())
 }
 
 type deadDropCmd struct {
-	ID  []string `arg:"" optional:"" help:"Event ids."`
-	All bool     `help:"Every dead event."`
-	Yes bool     `help:"Do not ask."`
+	ID   []string `arg:"" optional:"" help:"Event ids."`
+	All  bool     `help:"Every dead event."`
+	Yes  bool     `help:"Do not ask."`
+	JSON bool     `name:"json" help:"Print JSON."`
 }
 
 // Run drops dead events.
@@ -91,11 +93,21 @@ func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	return e.onDead(ctx, c.ID, c.All, admin.DropDead())
+	return e.onDead(ctx, c.ID, c.All, c.JSON, admin.DropDead())
+}
+
+// deadResult is what became of one dead event.
+type deadResult struct {
+	// ID is the event's, Source "relay" or the consumer group.
+	ID     string `json:"id"`
+	Source string `json:"source"`
+	// OK says that it was done; Error, why it was not.
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
 }
 
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
-func (e *env) onDead(ctx context.Context, names []string, all bool, a admin.DeadAction) error {
+func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a admin.DeadAction) error {
 	if all == (len(names) > 0) {
 		return &usageError{"name event ids, or all of them with --all"}
 	}
@@ -108,14 +120,22 @@ func (e *env) onDead(ctx context.Context, names []string, all bool, a admin.Dead
 	}
 	return e.withDead(ctx, func(ctx context.Context, d *admin.DeadIn) error {
 		failed := false
-		err := d.Each(ctx, a, ids, all, func(what string, err error) {
-			if err != nil {
+		results := []deadResult{}
+		err := d.Each(ctx, a, ids, all, func(id, source string, err error) {
+			switch {
+			case err != nil:
 				failed = true
 				fmt.Fprintln(e.stderr, "posthaste:", err)
-				return
+				results = append(results, deadResult{ID: id, Source: source, Error: err.Error()})
+			case asJSON:
+				results = append(results, deadResult{ID: id, Source: source, OK: true})
+			default:
+				fmt.Fprintf(e.stdout, "%s %s\n", foreign(admin.DeadName(id, source)), a.Done)
 			}
-			fmt.Fprintf(e.stdout, "%s %s\n", what, a.Done)
 		})
+		if err == nil && asJSON {
+			err = e.json(results)
+		}
 		if err == nil && failed {
 			err = errSaid
 		}

@@ -172,6 +172,7 @@ type groupsDropCmd struct {
 	Group  string `required:"" help:"Consumer group."`
 	Force  bool   `help:"Drop it even if a consumer seems to be active."`
 	Yes    bool   `help:"Do not ask."`
+	JSON   bool   `name:"json" help:"Print JSON."`
 }
 
 // Run drops a consumer group.
@@ -210,6 +211,15 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 			if err := consumer.Drop(ctx, g.client, d); err != nil && !errors.Is(err, consumer.ErrDeadGone) {
 				return fmt.Errorf("the group is gone; its dead events are still listed by posthaste dead list: %w", err)
 			}
+		}
+		if c.JSON {
+			return e.json(struct {
+				Stream  string `json:"stream"`
+				Group   string `json:"group"`
+				Pending int64  `json:"pending"`
+				Unread  int64  `json:"unread"` // -1 if Redis cannot tell
+				Dead    int    `json:"dead"`
+			}{c.Stream, c.Group, group.Pending, group.Lag, len(dead)})
 		}
 		fmt.Fprintf(e.stdout, "group %s of stream %s is gone, and with it %s\n", c.Group, c.Stream, what)
 		return nil

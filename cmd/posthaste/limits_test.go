@@ -550,7 +550,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
 			t.Fatal(err)
 		}
-		if r := w.once("dead", "retry", first); r.code != 0 || !strings.HasPrefix(r.out, first) {
+		if r := w.once("dead", "retry", "--json", first); r.code != 0 || !strings.Contains(r.out, `"id": "`+first+`"`) || !strings.Contains(r.out, `"ok": true`) {
 			t.Errorf("dead retry: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
 		w.waitIDs("outbox.bad", first)

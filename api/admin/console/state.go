@@ -153,8 +153,8 @@ func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
 		}
 		in := admin.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
 		results := []result{}
-		err = in.Each(ctx, a, body.IDs, false, func(what string, err error) {
-			res := result{What: what}
+		err = in.Each(ctx, a, body.IDs, false, func(id, source string, err error) {
+			res := result{What: admin.DeadName(id, source)}
 			if err != nil {
 				res.Error = plain(err)
 			}
