@@ -23,8 +23,13 @@ type Selection struct {
 	Type, Stream string
 }
 
-// few reports that the selection names its events.
-func (s Selection) few() bool { return s.ID != nil || s.Subject != nil }
+// query returns the text of queries/<name>.sql over the part of history to look at, whose parameters come first.
+func (s Selection) query(name string) string {
+	if s.ID != nil || s.Subject != nil {
+		return query("replay_few") + query(name)
+	}
+	return query("replay_all") + query(name)
+}
 
 // Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set back,
 // events published before and after are out of order within the step.
@@ -89,12 +94,7 @@ type Selected struct {
 
 // CountHistory counts what a selection has, by stream. It reads all of it.
 func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
-	args := []any{s.Since, s.Until, s.Type, s.Stream}
-	name := "replay_count"
-	if s.few() {
-		name, args = "replay_count_of", append(args, s.ID, s.Subject)
-	}
-	rows, err := db.Query(ctx, query(name), args...)
+	rows, err := db.Query(ctx, s.query("replay_count"), s.ID, s.Subject, s.Since, s.Until, s.Type, s.Stream)
 	if err != nil {
 		return nil, fmt.Errorf("count history: %w", err)
 	}
@@ -116,12 +116,7 @@ func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, by
 	if s.Type != "" || s.Stream != "" {
 		scan = max(limit, scanRows)
 	}
-	args := []any{after.At, after.Seq, s.Until, s.Type, s.Stream, scan, limit, bytes}
-	name := "replay_page"
-	if s.few() {
-		name, args = "replay_page_of", append(args, s.ID, s.Subject)
-	}
-	rows, err := db.Query(ctx, query(name), args...)
+	rows, err := db.Query(ctx, s.query("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream, scan, limit, bytes)
 	if err != nil {
 		return nil, after, fmt.Errorf("read history: %w", err)
 	}

@@ -56,19 +56,19 @@ func TestReplayPageIsNoFullScan(t *testing.T) {
 			d.Exec(t, "VACUUM ANALYZE outbox_history")
 		}
 		for name, c := range map[string]struct {
-			query string
-			args  []any
+			part, query string
+			args        []any
 		}{
-			"the first page":  {"replay_page", []any{day1.Add(-time.Hour), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"a late page":     {"replay_page", []any{day1.Add(71 * time.Hour), n - n/72, end, "", "", 1000, 1000, 4 << 20}},
-			"across midnight": {"replay_page", []any{day1.Add(24*time.Hour - time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"the last page":   {"replay_page", []any{end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"none of a type":  {"replay_page", []any{day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
-			"one event":       {"replay_page_of", []any{day1, 0, end, "", "", 1000, 1000, 4 << 20, id, nil}},
-			"one aggregate":   {"replay_page_of", []any{day1, 0, end, "", "", 1000, 1000, 4 << 20, nil, "o-7"}},
-			"count an event":  {"replay_count_of", []any{day1, end, "", "", id, nil}},
+			"the first page":  {"replay_all", "replay_page", []any{nil, nil, day1.Add(-time.Hour), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"a late page":     {"replay_all", "replay_page", []any{nil, nil, day1.Add(71 * time.Hour), n - n/72, end, "", "", 1000, 1000, 4 << 20}},
+			"across midnight": {"replay_all", "replay_page", []any{nil, nil, day1.Add(24*time.Hour - time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"the last page":   {"replay_all", "replay_page", []any{nil, nil, end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
+			"none of a type":  {"replay_all", "replay_page", []any{nil, nil, day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
+			"one event":       {"replay_few", "replay_page", []any{id, nil, day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"one aggregate":   {"replay_few", "replay_page", []any{nil, "o-7", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"count an event":  {"replay_few", "replay_count", []any{id, nil, day1, end, "", ""}},
 		} {
-			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t, c.query), c.args...)
+			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t, c.part)+queryText(t, c.query), c.args...)
 			must(t, err)
 			var lines []string
 			for rows.Next() {

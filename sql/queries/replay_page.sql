@@ -1,4 +1,4 @@
--- A page of history behind ($1, $2): of the next $6 events those of a type and a stream, at most $7 of them and about $8
+-- A page of history (replay_all or replay_few) behind ($3, $4): of the next $8 events those of a type and a stream, at most $9 of them and about $10
 -- bytes. The others come without their bodies: how far the page reaches is to be known. What is wanted is no condition of
 -- the inner query, or a page with little of it could read all of history. The first condition is what partitions are pruned by.
 SELECT w.published_at, w.seq, w.id, w.aggregate_type, w.aggregate_id, w.event_type,
@@ -10,13 +10,13 @@ FROM (
     FROM (
         SELECT h.*, CASE WHEN h.wanted THEN octet_length(h.payload::text) ELSE 0 END AS bytes
         FROM (
-            SELECT *, ($4 = '' OR event_type = $4) AND ($5 = '' OR stream = $5) AS wanted
-            FROM outbox_history
-            WHERE published_at >= $1 AND (published_at, seq) > ($1, $2::bigint) AND published_at <= $3
-            ORDER BY published_at, seq LIMIT $6
+            SELECT *, ($6 = '' OR event_type = $6) AND ($7 = '' OR stream = $7) AS wanted
+            FROM history
+            WHERE published_at >= $3 AND (published_at, seq) > ($3, $4::bigint) AND published_at <= $5
+            ORDER BY published_at, seq LIMIT $8
         ) h
     ) page
     WINDOW run AS (ORDER BY page.published_at, page.seq ROWS UNBOUNDED PRECEDING)
 ) w
-WHERE w.bytes_before < $8 AND w.events_before < $7
+WHERE w.bytes_before < $10 AND w.events_before < $9
 ORDER BY w.published_at, w.seq
