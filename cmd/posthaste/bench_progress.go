@@ -3,13 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"golang.org/x/term"
 )
 
 // progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one line
@@ -34,9 +32,7 @@ type progress struct {
 }
 
 func newProgress(w io.Writer, steps int) *progress {
-	p := &progress{w: w, steps: steps, began: time.Now(), stop: make(chan struct{})}
-	f, ok := w.(*os.File)
-	p.tty = ok && term.IsTerminal(int(f.Fd()))
+	p := &progress{w: w, tty: isTerminal(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
 	p.done.Go(func() {
 		t := time.NewTicker(time.Second)
 		defer t.Stop()

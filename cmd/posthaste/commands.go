@@ -10,14 +10,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"runtime"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/term"
 
 	"posthaste/api/admin"
 	"posthaste/cdc"
@@ -74,7 +72,7 @@ func (e *env) confirm(yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	if f, ok := e.stdin.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+	if !isTerminal(e.stdin) {
 		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
 	}
 	fmt.Fprintf(e.stderr, "%s [y/N] ", question)

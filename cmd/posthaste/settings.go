@@ -14,7 +14,6 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/term"
 
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -187,7 +186,7 @@ func (s Settings) Parse() (Config, error) {
 	}
 	switch s.LogFormat {
 	case "":
-		c.LogText = term.IsTerminal(int(os.Stderr.Fd()))
+		c.LogText = isTerminal(os.Stderr)
 	default:
 		c.LogText = p.choice("log-format", s.LogFormat, "json", "text") == "text"
 	}
