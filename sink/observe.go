@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -36,17 +37,13 @@ type loss struct {
 func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.seen.mu.Lock()
 	defer s.seen.mu.Unlock()
-	info, err := s.info(ctx, "memory")
+	info, err := s.info(ctx, "server", "memory")
 	if err != nil {
 		return fmt.Errorf("observe: %w", err)
 	}
 	s.observeMemory(info)
-	server, err := s.info(ctx, "server")
-	if err != nil {
-		return fmt.Errorf("observe: %w", err)
-	}
-	same := s.seen.server == server["run_id"]
-	s.seen.server = server["run_id"]
+	same := s.seen.server == info["run_id"]
+	s.seen.server = info["run_id"]
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups, maxConsumers}}
@@ -142,12 +139,14 @@ func (s *Sink) forget(stream string, groups map[string]loss) {
 	}
 }
 
-// lessID compares entry ids.
-func lessID(a, b string) bool {
+// CompareIDs orders stream entry ids as Redis does: negative if a is before b, 0 if they are the same.
+func CompareIDs(a, b string) int {
 	am, as := splitID(a)
 	bm, bs := splitID(b)
-	return am < bm || am == bm && as < bs
+	return cmp.Or(cmp.Compare(am, bm), cmp.Compare(as, bs))
 }
+
+func lessID(a, b string) bool { return CompareIDs(a, b) < 0 }
 
 func splitID(id string) (ms, seq uint64) {
 	m, q, _ := strings.Cut(id, "-")

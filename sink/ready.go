@@ -114,9 +114,9 @@ func (s *Sink) aofExists(ctx context.Context) error {
 	return nil
 }
 
-// info returns one section of INFO.
-func (s *Sink) info(ctx context.Context, section string) (map[string]string, error) {
-	t, err := s.client.Info(ctx, section).Result()
+// info returns sections of INFO, whose fields have different names.
+func (s *Sink) info(ctx context.Context, sections ...string) (map[string]string, error) {
+	t, err := s.client.Info(ctx, sections...).Result()
 	if err != nil {
 		return nil, &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
 	}
@@ -139,22 +139,18 @@ type Warning struct {
 
 // Warnings looks for unsafe settings of Redis.
 func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
-	memory, err := s.info(ctx, "memory")
-	if err != nil {
-		return nil, err
-	}
-	persistence, err := s.info(ctx, "persistence")
+	info, err := s.info(ctx, "memory", "persistence")
 	if err != nil {
 		return nil, err
 	}
 	var w []Warning
-	if p := memory["maxmemory_policy"]; unsafeEviction(p) {
+	if p := info["maxmemory_policy"]; unsafeEviction(p) {
 		w = append(w, Warning{
 			Name: "eviction_policy", Text: fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
 			Mend: "set maxmemory-policy noeviction",
 		})
 	}
-	if persistence["aof_enabled"] == "0" {
+	if info["aof_enabled"] == "0" {
 		w = append(w, Warning{
 			Name: "aof_off", Text: "the append-only file is off: a restart of Redis loses every event since the last snapshot",
 			Mend: "set appendonly yes",

@@ -3,12 +3,15 @@ package admin
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/api"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -80,7 +83,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRo
 			return nil, err
 		case len(pending) > 0:
 			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer, pending[0].RetryCount)
-		case before(g.LastDeliveredID, r.EntryID):
+		case sink.CompareIDs(g.LastDeliveredID, r.EntryID) < 0:
 			state = "not delivered yet"
 		}
 		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state})
@@ -90,18 +93,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRo
 
 // entryTime reads the time in a stream entry's id.
 func entryTime(id string) time.Time {
-	ms, _ := splitEntry(id)
+	half, _, _ := strings.Cut(id, "-")
+	ms, _ := strconv.ParseInt(half, 10, 64) // Redis' own ids always have this form
 	return time.UnixMilli(ms)
-}
-
-// before compares stream entry ids.
-func before(a, b string) bool {
-	am, as := splitEntry(a)
-	bm, bs := splitEntry(b)
-	return am < bm || am == bm && as < bs
-}
-
-func splitEntry(id string) (ms, seq int64) {
-	_, _ = fmt.Sscanf(id, "%d-%d", &ms, &seq) // Redis' own ids always have this form
-	return ms, seq
 }

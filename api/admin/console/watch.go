@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -50,8 +51,7 @@ type source[T any] struct {
 	mu      sync.Mutex
 	value   T
 	asOf    time.Time // of value; zero if there is none
-	err     string    // of the last look; "" if it succeeded
-	refused bool      // the last look was answered, with an error
+	err     error     // of the last look
 	failing time.Time // since when, if it fails
 	looked  time.Time // when the last look ended
 }
@@ -87,14 +87,14 @@ func (s *source[T]) look() Look[T] {
 	if time.Since(s.looked) > staleAfter {
 		return Look[T]{} // from a time when somebody else looked
 	}
-	l := Look[T]{Error: s.err, Refused: s.err != "" && s.refused, Slow: s.err == errSlow.Error(), Value: s.value}
+	l := Look[T]{Value: s.value}
 	if !s.asOf.IsZero() {
 		at := s.asOf
 		l.AsOf = &at
 	}
-	if s.err != "" {
+	if s.err != nil {
 		since := s.failing
-		l.Since = &since
+		l.Error, l.Since, l.Refused, l.Slow = plain(s.err), &since, refused(s.err), errors.Is(s.err, errSlow)
 	}
 	return l
 }
@@ -103,7 +103,7 @@ func (s *source[T]) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var none T
-	s.value, s.asOf, s.err = none, time.Time{}, ""
+	s.value, s.asOf, s.err = none, time.Time{}, nil
 }
 
 // once asks, unless somebody is asking already, and returns how long it took.
@@ -123,17 +123,17 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 	defer s.mu.Unlock()
 	now := time.Now()
 	if err != nil {
-		if s.err == "" || began.Sub(s.looked) > staleAfter {
+		if s.err == nil || began.Sub(s.looked) > staleAfter {
 			s.failing = began
 		}
-		s.looked, s.err, s.refused = now, plain(err), refused(err)
+		s.looked, s.err = now, err
 		if errors.As(err, new(partial)) {
 			s.value, s.asOf = v, now
 			return now.Sub(began)
 		}
 		return 0 // it may be back at any moment
 	}
-	s.value, s.asOf, s.err, s.looked = v, now, "", now
+	s.value, s.asOf, s.err, s.looked = v, now, nil, now
 	return now.Sub(began)
 }
 
@@ -321,11 +321,14 @@ func (w *watch) readRedis(ctx context.Context) (Redis, error) {
 	if err := w.sink.Ready(ctx); err != nil {
 		return Redis{}, err
 	}
-	info, err := redisInfo(ctx, w.c.o.Redis)
+	info, err := w.c.o.Redis.InfoMap(ctx, "memory").Result()
 	if err != nil {
 		return Redis{}, err
 	}
-	return Redis{UsedBytes: info.int("used_memory"), MaxBytes: info.int("maxmemory"), Policy: info["maxmemory_policy"]}, nil
+	memory := info["Memory"]
+	used, _ := strconv.ParseInt(memory["used_memory"], 10, 64)
+	limit, _ := strconv.ParseInt(memory["maxmemory"], 10, 64)
+	return Redis{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, nil
 }
 
 //go:embed feed.lua
@@ -343,7 +346,7 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		last := w.last[name]
 		w.mu.Unlock()
 		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
-		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		if sink.Class(err) == "wrongtype" {
 			streams = append(streams, Stream{Name: name, Length: -1, Added: -1})
 			continue // its events are parked, which is said elsewhere
 		}
