@@ -357,12 +357,7 @@ func TestALostReply(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
-	proxy := testenv.NewProxy(t, w.redis.Addr())
-	c := w.client("redis://" + proxy.Addr() + "/0")
-	b := w.newBank(func(o *Options) { o.Redis = c })
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
-		t.Fatal(err)
-	}
+	b, proxy := w.proxied(user)
 	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	op := newOp(user, Deduct, 10)
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {

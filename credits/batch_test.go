@@ -72,12 +72,7 @@ func TestAPipelineIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(10_000)
-	proxy := testenv.NewProxy(t, w.redis.Addr())
-	c := w.client("redis://" + proxy.Addr() + "/0")
-	b := w.newBank(func(o *Options) { o.Redis = c })
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
-		t.Fatal(err)
-	}
+	b, proxy := w.proxied(user)
 	spent := int64(1)
 	for _, bytes := range []string{"700", "9000", "41"} {
 		proxy.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":` + bytes + `}}`)
@@ -206,12 +201,7 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
-	proxy := testenv.NewProxy(t, w.redis.Addr())
-	c := w.client("redis://" + proxy.Addr() + "/0")
-	b := w.newBank(func(o *Options) { o.Redis = c })
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
-		t.Fatal(err)
-	}
+	b, proxy := w.proxied(user)
 	op := newOp(user, Deduct, 10)
 	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	go func() {

@@ -164,7 +164,7 @@ func TestFullSyncKeepsUp(t *testing.T) {
 		start := time.Now()
 		worst := 0.0
 		for i := range perSecond * seconds / 500 {
-			time.Sleep(time.Until(start.Add(time.Duration(i) * time.Second * 500 / perSecond)))
+			<-time.After(time.Until(start.Add(time.Duration(i) * time.Second * 500 / perSecond))) // the writers' pace
 			list := make([]Op, 500)
 			for j := range list {
 				list[j] = newV7Op(users[(i*500+j)%len(users)])

@@ -63,6 +63,18 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 	return New(o)
 }
 
+// proxied is a bank that reaches Redis through a proxy and has deducted 1 from user, so that it is connected.
+func (w *world) proxied(user uuid.UUID) (*Bank, *testenv.Proxy) {
+	w.tb.Helper()
+	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
+	c := w.client("redis://" + proxy.Addr() + "/0")
+	b := w.newBank(func(o *Options) { o.Redis = c })
+	if _, err := b.Apply(w.tb.Context(), newOp(user, Deduct, 1)); err != nil {
+		w.tb.Fatal(err)
+	}
+	return b, proxy
+}
+
 func (w *world) newSync() *Sync {
 	return NewSync(SyncOptions{Redis: w.client(w.redis.URL()), Pool: w.db.Pool, Logger: testenv.Logger(w.tb)})
 }

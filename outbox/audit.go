@@ -140,6 +140,7 @@ func (s *stream) audited(ctx context.Context, err error) {
 	switch {
 	case err == nil:
 		s.unanswered = 0
+		s.l.log.Debug("the table is audited")
 		if s.l.health.clear(conditionAudit) {
 			s.l.log.Info("the table can be audited again")
 		}

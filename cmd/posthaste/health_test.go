@@ -157,7 +157,12 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	w := newWorld(t)
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	time.Sleep(6 * time.Second) // beyond the first audit, which ends the stream if it is not answered
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !r.logged("the table is audited") {
+			return errors.New("not audited yet: a first audit without an answer would end the stream")
+		}
+		return nil
+	})
 	w.mend(`ALTER TABLE outbox RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox" does not exist`)
 	w.mend(`ALTER TABLE elsewhere RENAME TO outbox`)
