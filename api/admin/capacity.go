@@ -72,7 +72,7 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 		return // nobody uses credits
 	}
 	if n := len(frozen); n > 0 {
-		d.add(SeverityWarn, "credit accounts", "posthaste credits reconcile says why; see docs/credits.md, then thaw them",
+		d.add(SeverityWarn, "credit accounts", "posthaste credits reconcile says why, posthaste credits unfreeze releases them; see docs/credits.md",
 			"%d frozen: their operations contradict the ledger", n)
 	} else {
 		d.add(SeverityOK, "credit accounts", "", "none is frozen")
