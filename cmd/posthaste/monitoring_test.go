@@ -60,7 +60,7 @@ func TestMonitoring(t *testing.T) {
 		waiting[counted+" > 0"] = "what is counted"
 	}
 	t.Logf("%d queries", len(waiting))
-	testenv.Eventually(t, 90*time.Second, func() error {
+	testenv.Eventually(t, 3*time.Minute, func() error {
 		var first error
 		for expr, where := range waiting {
 			if err := p.answers(expr); err != nil {
@@ -190,10 +190,11 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	port, err := local.FreePort()
+	port, hold, err := local.ReservePort()
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = hold.Close() })
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	var log strings.Builder
 	cmd := exec.Command(bin, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr, //nolint:noctx // ended by the test

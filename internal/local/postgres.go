@@ -24,6 +24,7 @@ type Postgres struct {
 	// Port is the TCP port on 127.0.0.1; it stays the same over Restart.
 	Port int
 
+	hold *os.File // of the port; given back when nothing refers to the server any more
 	bin  string
 	args []string
 	cred *syscall.Credential
@@ -98,16 +99,10 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	}, settings...) {
 		p.args = append(p.args, "-c", s)
 	}
-	// The port was free a moment ago; another process may have taken it since.
-	for range 5 {
-		if p.Port, err = FreePort(); err != nil {
-			return nil, err
-		}
-		if err = p.run(ctx); err == nil || !strings.Contains(err.Error(), "in use") {
-			break
-		}
+	if p.Port, p.hold, err = ReservePort(); err != nil {
+		return nil, err
 	}
-	return p, err
+	return p, p.run(ctx)
 }
 
 func serverUser(dir string) (*syscall.Credential, error) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -74,14 +73,28 @@ func (p *process) stop(sig os.Signal, grace time.Duration) error {
 	return nil
 }
 
-// FreePort returns a loopback port that was free a moment ago.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binds and closes, nothing to cancel
+// ReservePort takes a free loopback port and keeps it until hold is closed: a socket that is bound and does not listen. A
+// server that asks for just this port gets it, now and after every restart, because both let their address be shared;
+// whoever asks for any free port gets another one, and clients are refused while the server is down.
+func ReservePort() (port int, hold *os.File, err error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
+		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	hold = os.NewFile(uintptr(fd), "reserved port")
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	var at syscall.Sockaddr
+	if err == nil {
+		at, err = syscall.Getsockname(fd)
+	}
+	if err != nil {
+		_ = hold.Close()
+		return 0, nil, fmt.Errorf("reserve a port: %w", err)
+	}
+	return at.(*syscall.SockaddrInet4).Port, hold, nil
 }
 
 // tail keeps the last bytes a child printed, for error messages.

@@ -22,6 +22,7 @@ type Redis struct {
 	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
 	Port int
 
+	hold   *os.File // of the port; given back when nothing refers to the server any more
 	bin    string
 	config []string
 	proc   *process
@@ -57,15 +58,10 @@ func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis,
 		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
 	}, config...)
 	var err error
-	for range 5 {
-		if r.Port, err = FreePort(); err != nil {
-			return nil, err
-		}
-		if err = r.Start(ctx); err == nil || !strings.Contains(err.Error(), "in use") {
-			break
-		}
+	if r.Port, r.hold, err = ReservePort(); err != nil {
+		return nil, err
 	}
-	return r, err
+	return r, r.Start(ctx)
 }
 
 // Start starts a stopped server again, on the same port and data. Config lines given here are added and win.

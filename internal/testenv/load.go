@@ -120,7 +120,7 @@ func padding(n int) string {
 
 // transaction writes n events of one aggregate under its lock.
 func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a commit may be held back on purpose
 	defer cancel()
 	ids := make([]uuid.UUID, n)
 	tx, err := l.pool.Begin(ctx)

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -8,6 +9,8 @@ import (
 	"github.com/Shopify/toxiproxy/v2/toxics"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+
+	"posthaste/internal/local"
 )
 
 // Proxy stands between a client and a server and does to the connection what a network does.
@@ -19,10 +22,15 @@ type Proxy struct {
 // NewProxy starts a proxy for upstream ("host:port").
 func NewProxy(tb testing.TB, upstream string) *Proxy {
 	tb.Helper()
+	port, hold, err := local.ReservePort()
+	if err != nil {
+		tb.Fatal(err)
+	}
 	srv := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop())
-	p := &Proxy{tb: tb, proxy: toxiproxy.NewProxy(srv, strings.ReplaceAll(tb.Name(), "/", "_"), "127.0.0.1:0", upstream)}
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	p := &Proxy{tb: tb, proxy: toxiproxy.NewProxy(srv, strings.ReplaceAll(tb.Name(), "/", "_"), addr, upstream)}
 	p.Up()
-	tb.Cleanup(p.proxy.Stop)
+	tb.Cleanup(func() { p.proxy.Stop(); _ = hold.Close() })
 	return p
 }
 

@@ -321,18 +321,25 @@ func Root(tb testing.TB) string {
 // synchronous_standby_names a while after the reload.
 func (d *Database) WaitHeld(tb testing.TB) {
 	tb.Helper()
-	Eventually(tb, 10*time.Second, func() error {
-		ctx, cancel := context.WithTimeout(tb.Context(), 300*time.Millisecond)
-		defer cancel()
-		err := pgx.BeginFunc(ctx, d.Pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()")
-			if err == nil {
-				_, err = tx.Exec(ctx, "CREATE TABLE held_probe (); DROP TABLE held_probe")
-			}
-			return err
-		})
-		if ctx.Err() == nil {
-			return fmt.Errorf("commits are not held back: %v", err) //nolint:errorlint // nil when they are not
+	ctx, cancel := context.WithCancel(tb.Context())
+	probe, err := pgx.Connect(ctx, d.URL)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer func() { _ = probe.Close(context.Background()) }()
+		for err := error(nil); err == nil; {
+			_, err = probe.Exec(ctx, "SET synchronous_commit = on; CREATE TABLE held_probe (); DROP TABLE held_probe")
+		}
+	}()
+	defer func() { cancel(); <-ended }() // cuts the probe's connection, and the commit it waits for is done
+	Eventually(tb, 30*time.Second, func() error {
+		var waits bool
+		err := d.Pool.QueryRow(ctx, "SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", probe.PgConn().PID()).Scan(&waits)
+		if err != nil || !waits {
+			return fmt.Errorf("commits are not held back, %w", err)
 		}
 		return nil
 	})
