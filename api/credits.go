@@ -148,7 +148,7 @@ func isReference(raw json.RawMessage, to *string) bool {
 func writeCredits(c *gin.Context, r *credits.Result) {
 	h := c.Writer.Header()
 	h.Set("Idempotent-Replayed", strconv.FormatBool(r.Replayed))
-	h.Set("Idempotency-Expires", r.At.Add(credits.OutcomeTTL).UTC().Format(http.TimeFormat))
+	h.Set("Idempotency-Expires", remembered(r.At, credits.OutcomeTTL).UTC().Format(http.TimeFormat))
 	if r.Replayed {
 		h.Set("Original-Date", r.At.UTC().Format(http.TimeFormat))
 	}

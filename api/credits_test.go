@@ -99,6 +99,19 @@ func TestCredits(t *testing.T) {
 		t.Errorf("durable: %v", r)
 	}
 	want(t, w.do(http.MethodGet, "/balance/"+user+"?consistency=x", ""), 400, "invalid_parameter")
+	// The ledger remembers for ever: no date in the past, which would say that the key may be used again.
+	w.db.Exec(t, "UPDATE credit_entries SET created_at = now() - interval '3 days' WHERE op_id = $1", op.OpID)
+	w.redis.Client.FlushAll(t.Context())
+	testenv.Eventually(t, 10*time.Second, func() error {
+		r := w.credit("/add/"+user, key, `{"amount":100,"reference":"gift"}`)
+		if r.body != first.body {
+			return errors.New(r.body)
+		}
+		if at, err := http.ParseTime(r.header.Get("Idempotency-Expires")); err != nil || at.Before(time.Now()) {
+			t.Errorf("expires %v, %v", at, err)
+		}
+		return nil
+	})
 	// The event is the response.
 	var data string
 	if err := w.db.Pool.QueryRow(t.Context(), `SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'

@@ -146,7 +146,7 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	h := c.Writer.Header()
 	o := res.order
 	h.Set("Idempotent-Replayed", strconv.FormatBool(res.replayed))
-	h.Set("Idempotency-Expires", s.expires(o).UTC().Format(http.TimeFormat))
+	h.Set("Idempotency-Expires", remembered(o.CreatedAt, s.guard.TTL()).UTC().Format(http.TimeFormat))
 	if res.replayed {
 		h.Set("Original-Date", o.CreatedAt.UTC().Format(http.TimeFormat))
 	}
@@ -165,12 +165,12 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	write(c, http.StatusCreated, jsonType, body)
 }
 
-// expires is until when a key is remembered, at least. Orders are remembered for ever; a date in the past would tell a
-// client that its key may be executed again.
-func (s *Server) expires(o *sql.Order) time.Time {
-	t := o.CreatedAt.Add(s.guard.TTL())
+// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it for ever; a
+// date in the past would tell a client that its key may be executed again.
+func remembered(done time.Time, ttl time.Duration) time.Time {
+	t := done.Add(ttl)
 	if now := time.Now(); t.Before(now) {
-		return now.Add(s.guard.TTL())
+		return now.Add(ttl)
 	}
 	return t
 }
