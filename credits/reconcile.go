@@ -171,6 +171,8 @@ func (r *reconciliation) again(ctx context.Context, b *sql.CreditBalance) (*Diff
 type cachedAccount struct {
 	there        bool
 	balance, seq int64
+	// foreign: the key has another type.
+	foreign bool
 }
 
 func (r *reconciliation) cached(ctx context.Context, page []sql.CreditBalance) ([]cachedAccount, error) {
@@ -183,18 +185,22 @@ func (r *reconciliation) cached(ctx context.Context, page []sql.CreditBalance) (
 		current[e.Bucket] = strconv.FormatInt(e.Epoch, 10)
 	}
 	cmds := make([]*redis.SliceCmd, len(page))
-	_, err = r.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, _ = r.redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its own error
 		for i := range page {
 			cmds[i] = p.HMGet(ctx, accountKey(page[i].UserID), "b", "q", "e")
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read balances from Redis: %w", err)
-	}
 	out := make([]cachedAccount, len(page))
 	for i := range page {
-		v := cmds[i].Val()
+		v, err := cmds[i].Result()
+		if err != nil && wrongType(err) {
+			out[i].foreign = true
+			continue
+		}
+		if err != nil || len(v) != 3 {
+			return nil, fmt.Errorf("read balances from Redis: %w", err)
+		}
 		if v[2] != any(current[Bucket(page[i].UserID)]) {
 			continue // absent, or of an epoch that is over
 		}
@@ -230,6 +236,8 @@ func (r *reconciliation) look(ctx context.Context, b *sql.CreditBalance, c cache
 		return diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq), false, nil
 	case b.Frozen != "":
 		return diff(causeFrozen, "frozen for %s; %d operations are in quarantine", b.Frozen, b.Quarantined), false, nil
+	case c.foreign:
+		return diff(causeBalance, "the account's key in Redis has another type: it was made by hand"), false, nil
 	case !c.there, c.seq == b.LastSeq && c.balance == b.Balance:
 		return nil, false, nil
 	case c.seq < b.LastSeq:
@@ -280,6 +288,9 @@ func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change,
 	var out []change
 	for from := "-"; ; {
 		list, err := r.redis.XRangeN(ctx, streamKey(bkt), from, "+", 1000).Result()
+		if err != nil && wrongType(err) {
+			return out, nil // it was replaced by hand: what was in it is missing
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
 		}

@@ -68,6 +68,31 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// Keys that somebody has overwritten are a difference like any other, and hide nobody else's.
+func TestReconcileKeysOfAnotherType(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	account, stream, ahead := w.funded(100), w.funded(100), w.funded(100)
+	w.settle()
+	w.must(newOp(stream, Deduct, 1), OK)
+	for _, k := range []string{accountKey(account), streamKey(Bucket(stream)), accountKey(uuid.New())} {
+		w.redis.Client.Set(t.Context(), k, "somebody's", 0)
+	}
+	w.redis.Client.HSet(t.Context(), accountKey(ahead), "b", 101)
+	got := map[uuid.UUID]string{}
+	r := w.reconcile()
+	for _, d := range r.Differences {
+		got[d.UserID] = d.Cause
+	}
+	if got[account] != causeBalance || got[stream] != causeStream || got[ahead] != causeBalance || len(got) != 4 {
+		t.Errorf("got %+v", r.Differences)
+	}
+	a, err := Inspect(t.Context(), w.redis.Client, w.db.Pool, account)
+	if err != nil || a.Difference == "" || a.Redis != nil {
+		t.Errorf("got %+v, %v", a, err)
+	}
+}
+
 // An account that is deleted from the ledger with all of its entries leaves nothing that could contradict itself, but for
 // the other side of the books.
 func TestAVanishedAccountIsMissed(t *testing.T) {
