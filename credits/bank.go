@@ -157,11 +157,23 @@ func (b *Bank) refresh(ctx context.Context) {
 
 // learn takes over a row of the ledger. Floors of an older epoch are forgotten: what it lost is counted and given up.
 func (b *Bank) learn(r sql.CreditEpoch) {
-	k := &b.buckets[r.Bucket]
+	if lost := b.buckets[r.Bucket].learn(r); lost > 0 {
+		b.metrics.lost.Add(float64(lost))
+		b.log.Error("redis had lost operations that this process had answered, and the rebuild did not know of them", "bucket", r.Bucket,
+			"epoch", r.Epoch, "lost_operations", lost)
+	}
+}
+
+// learn returns how many operations this process was told of that are neither in the ledger nor counted as lost by whoever
+// raised the epoch: nobody had asked this process before.
+func (k *bucket) learn(r sql.CreditEpoch) (lost int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case r.Epoch > k.epoch:
+		if k.epoch > 0 {
+			lost = max(0, k.floor-r.Mark)
+		}
 		k.epoch, k.floor = r.Epoch, r.Mark
 	case r.Epoch == k.epoch:
 		k.floor = max(k.floor, r.Mark)
@@ -169,6 +181,7 @@ func (b *Bank) learn(r sql.CreditEpoch) {
 	if r.BumpedAt != nil && r.Epoch == k.epoch {
 		k.bumped = *r.BumpedAt
 	}
+	return lost
 }
 
 // told raises the floor of a bucket to a number that Redis replied with under epoch.
@@ -402,6 +415,8 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 	case "ASK":
 		return a.ledger(ctx)
 	case "MISS":
+		// What the ledger did not have before the load, it may have since.
+		a.asked = false
 		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
 		return res, again, err
 	case "EPOCH":
@@ -437,7 +452,10 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 		fn = fnDeduct
 	}
 	ask := "0"
-	if !a.asked && a.old(v) {
+	switch {
+	case a.asked:
+		ask = "2"
+	case a.old(v):
 		ask = "1"
 	}
 	user, t := op.User.String(), tag(a.bucket)

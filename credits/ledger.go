@@ -3,8 +3,11 @@ package credits
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -168,7 +171,7 @@ func (l *ledger) one(e *entry) {
 		l.refuse(e, reasonMalformed)
 		return
 	}
-	if l.known != nil && l.known.bySeq[numbered{e.UserID, e.Seq}] == e.OpID {
+	if op, ok := l.numbered(e); ok && op == e.OpID {
 		l.duplicates++
 		return
 	}
@@ -177,7 +180,7 @@ func (l *ledger) one(e *entry) {
 	case a != nil && a.Frozen != "":
 		l.refuse(e, a.Frozen)
 	case a == nil && e.Seq == 1:
-		a = &sql.CreditAccount{UserID: e.UserID}
+		a = &sql.CreditAccount{UserID: e.UserID, UpdatedAt: e.CreatedAt}
 		l.accounts[e.UserID] = a
 		l.next(a, e)
 	case a == nil:
@@ -189,8 +192,9 @@ func (l *ledger) one(e *entry) {
 
 // next applies an entry to an account in use, if it follows.
 func (l *ledger) next(a *sql.CreditAccount, e *entry) {
+	_, taken := l.numbered(e) // although the account is not there yet: its row was changed, or deleted
 	switch {
-	case e.Seq <= a.LastSeq:
+	case e.Seq <= a.LastSeq || taken:
 		l.refuse(e, reasonFork)
 	case e.Seq > a.LastSeq+1:
 		l.refuse(e, reasonGap)
@@ -213,6 +217,14 @@ func (l *ledger) next(a *sql.CreditAccount, e *entry) {
 	}
 }
 
+// numbered returns the operation that the ledger has under the entry's number.
+func (l *ledger) numbered(e *entry) (op uuid.UUID, ok bool) {
+	if l.known != nil {
+		op, ok = l.known.bySeq[numbered{e.UserID, e.Seq}]
+	}
+	return op, ok
+}
+
 func (l *ledger) knows(e *entry) bool {
 	if l.known == nil {
 		return false
@@ -223,17 +235,43 @@ func (l *ledger) knows(e *entry) bool {
 
 // refuse puts e aside and freezes its account: only its own, and nothing is lost.
 func (l *ledger) refuse(e *entry, reason string) {
-	raw, err := json.Marshal(e.raw)
-	if err != nil {
-		raw = []byte("{}") // strings always encode
-	}
-	raw = bytes.ReplaceAll(raw, []byte(`\u0000`), []byte(`\ufffd`)) // jsonb cannot hold it
-	q := sql.CreditQuarantined{Bucket: e.bucket, StreamID: e.StreamID, Reason: reason, Entry: string(raw)}
+	q := sql.CreditQuarantined{Bucket: e.bucket, StreamID: e.StreamID, Reason: reason, Entry: string(rawEntry(e.raw))}
 	if e.UserID != uuid.Nil && Bucket(e.UserID) == e.bucket {
 		q.UserID = &e.UserID
 		l.freeze(e, reason)
 	}
 	l.batch.Quarantined = append(l.batch.Quarantined, q)
+}
+
+// maxRaw is how much of an entry the quarantine keeps: it is part of a key there, and a key fits into a third of a page.
+const maxRaw = 1500
+
+// rawEntry returns an entry's fields as JSON. Of one that is too long to be an operation, it tells how it begins.
+func rawEntry(fields map[string]any) []byte {
+	size := 0
+	for name, v := range fields {
+		s, _ := v.(string)
+		size += len(name) + len(s) + 2*entryOverhead
+	}
+	raw := encodeRaw(fields)
+	if size <= maxRaw {
+		return raw
+	}
+	sum := sha256.Sum256(raw)
+	return encodeRaw(map[string]any{
+		"begins": strings.ToValidUTF8(string(raw[:maxRaw/2]), ""), "bytes": len(raw), "sha256": hex.EncodeToString(sum[:]),
+	})
+}
+
+// entryOverhead is what jsonb needs for a name or a value beside its text.
+const entryOverhead = 4
+
+func encodeRaw(fields map[string]any) []byte {
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return []byte("{}") // strings and numbers always encode
+	}
+	return bytes.ReplaceAll(raw, []byte(`\u0000`), []byte(`\ufffd`)) // jsonb cannot hold it
 }
 
 func (l *ledger) freeze(e *entry, reason string) {

@@ -1,6 +1,10 @@
 package credits
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // codes are the values of the code label of credits_ops_total.
 var codes = []string{
@@ -14,6 +18,7 @@ type bankMetrics struct {
 	code  map[string]prometheus.Counter
 	loads prometheus.Counter
 	waits prometheus.Histogram
+	lost  prometheus.Counter
 }
 
 func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
@@ -39,7 +44,25 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 	if reg != nil {
 		reg.MustRegister(m.ops, m.loads, m.waits)
 	}
+	m.lost = newLost(reg)
 	return m
+}
+
+// newLost returns the counter that banks and syncs of one process share.
+func newLost(reg prometheus.Registerer) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "credits_lost_operations_total", Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
+	})
+	if reg == nil {
+		return c
+	}
+	var have prometheus.AlreadyRegisteredError
+	if err := reg.Register(c); errors.As(err, &have) {
+		return have.ExistingCollector.(prometheus.Counter) //nolint:forcetypeassert // nobody else has a metric of this name
+	} else if err != nil {
+		panic(err) // as MustRegister does
+	}
+	return c
 }
 
 // Outcomes of stream entries, the values of the outcome label of credits_sync_entries_total.
@@ -96,9 +119,7 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Name: "credits_reconcile_drift",
 			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 minutes. Anything but 0 means the ledger was changed by hand.",
 		}),
-		lost: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "credits_lost_operations_total", Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
-		}),
+		lost: newLost(reg),
 	}
 	for _, o := range []string{entryApplied, entryDuplicate, entryQuarantined} {
 		m.entries.WithLabelValues(o)
@@ -110,7 +131,7 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		m.frozen.WithLabelValues(r)
 	}
 	if reg != nil {
-		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.lost, m.drift)
+		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.drift)
 	}
 	return m
 }

@@ -122,11 +122,13 @@ func resultOf(e *sql.CreditEntry) Result {
 	}
 }
 
-// streamTime returns the time in a stream entry's id.
+// streamTime returns the time in a stream entry's id. Ids only rise: after one that was made by hand with a time far ahead
+// every other has that time too, which must still be one that Postgres can hold.
 func streamTime(id string) (time.Time, bool) {
+	const most = 253_402_300_799_000 // the end of the year 9999
 	ms, _, ok := strings.Cut(id, "-")
-	n, err := strconv.ParseInt(ms, 10, 64)
-	return time.UnixMilli(n).UTC(), ok && err == nil
+	n, err := strconv.ParseUint(ms, 10, 64)
+	return time.UnixMilli(int64(min(n, most))).UTC(), ok && err == nil
 }
 
 var errMalformed = errors.New("malformed")

@@ -2,6 +2,7 @@ package credits
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -10,28 +11,53 @@ import (
 	"posthaste/sql"
 )
 
-// rebuildLost rebuilds every bucket that Redis cannot go on with.
+// rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the others.
 func (s *Sync) rebuildLost(ctx context.Context) error {
 	states, err := s.look(ctx, s.rows)
 	if err != nil {
 		return err
 	}
-	for i := range s.rows {
-		if !states[i].lost(s.rows[i]) && !states[i].tail(s.rows[i]) {
-			continue
+	for i, r := range s.rows {
+		switch {
+		case states[i].foreign:
+			err = errForeign // nothing can be rebuilt over it
+		case states[i].ahead(r):
+			err = s.follow(ctx, r.Bucket)
+		case states[i].lost(r), states[i].tail(r):
+			err = s.rebuild(ctx, r.Bucket)
+		default:
+			err = nil
 		}
-		if err := s.rebuild(ctx, s.rows[i].Bucket); err != nil {
-			return fmt.Errorf("rebuild bucket %d: %w", s.rows[i].Bucket, err)
+		var refused redis.Error // by the server, for something about this bucket
+		if err != nil && !errors.Is(err, errForeign) && !errors.As(err, &refused) {
+			return fmt.Errorf("rebuild bucket %d: %w", r.Bucket, err)
 		}
+		s.tell(r.Bucket, err)
 	}
 	return nil
 }
+
+// tell says once why a bucket stays closed.
+func (s *Sync) tell(bkt int16, err error) {
+	if err == nil {
+		delete(s.stuck, bkt)
+		return
+	}
+	if why := err.Error(); s.stuck[bkt] != why {
+		s.stuck[bkt] = why
+		s.log.Error("the bucket's accounts cannot be used: a human must look at its keys in Redis", "bucket", bkt, "err", err)
+	}
+}
+
+var errForeign = errors.New("a key of the bucket holds something of another type")
 
 // state is what Redis has of a bucket.
 type state struct {
 	epoch string
 	// n is the number of the last operation, seen the highest a caller has claimed, length that of the stream.
 	n, seen, length int64
+	// foreign: one of its keys has another type.
+	foreign bool
 }
 
 // lost reports whether Redis has lost operations or the epoch, compared with a row of the ledger read before or after.
@@ -40,9 +66,21 @@ func (t state) lost(r sql.CreditEpoch) bool {
 	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
 	}
-	epoch, _ := strconv.ParseInt(t.epoch, 10, 64) // '' is 0: stopped
-	return epoch < r.Epoch || t.n < r.Mark
+	return t.number() < r.Epoch || t.n < r.Mark
 }
+
+// number is the epoch as a number, 0 for a bucket that is stopped and for what is no number.
+func (t state) number() int64 {
+	const most = 1 << 53
+	n, err := strconv.ParseInt(t.epoch, 10, 64)
+	if err != nil || n > most {
+		return 0
+	}
+	return n
+}
+
+// ahead reports whether Redis is in an epoch that the ledger does not know. r must be locked, or it may know it by now.
+func (t state) ahead(r sql.CreditEpoch) bool { return t.number() > r.Epoch }
 
 // tail reports whether the end of the stream is missing. r must be locked, or the entries may be in the ledger by now.
 func (t state) tail(r sql.CreditEpoch) bool { return t.length == 0 && t.n > r.Mark }
@@ -69,7 +107,7 @@ func (s *Sync) look(ctx context.Context, rows []sql.CreditEpoch) ([]state, error
 		for i := range rows {
 			f, err := cmds[i].StringSlice()
 			if err != nil && wrongType(err) {
-				states[i] = state{epoch: "0"} // somebody's own key: nothing can be rebuilt over it
+				states[i].foreign = true
 				continue
 			}
 			if err != nil || len(f) != 4 {
@@ -112,6 +150,28 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	return nil
 }
 
+// follow has the ledger take over the epoch of Redis, because Postgres has lost the raise of it: it was restored to an
+// earlier time. What else it has lost, the next look finds.
+func (s *Sync) follow(ctx context.Context, bkt int16) error {
+	var from, to int64
+	err := sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
+		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+		if err != nil || len(rows) == 0 { // somebody else is at it
+			return err
+		}
+		states, err := s.look(ctx, rows)
+		if err != nil || states[0].foreign || !states[0].ahead(rows[0]) {
+			return err
+		}
+		from, to = rows[0].Epoch, states[0].number()
+		return sql.RaiseCreditEpoch(ctx, tx, bkt, to)
+	})
+	if err == nil && to > 0 {
+		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket", bkt, "epoch", to, "ledger_epoch", from)
+	}
+	return err
+}
+
 // close stops a bucket if it is certain, under its lock, that it has lost something.
 func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 	err = sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
@@ -120,7 +180,7 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 			return err
 		}
 		states, err := s.look(ctx, rows)
-		if err != nil || (!states[0].lost(rows[0]) && !states[0].tail(rows[0])) {
+		if err != nil || states[0].foreign || (!states[0].lost(rows[0]) && !states[0].tail(rows[0])) {
 			return err
 		}
 		sure = true
@@ -140,7 +200,7 @@ func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error
 			return err
 		}
 		states, err := s.look(ctx, rows)
-		if err != nil || states[0].epoch != "" || states[0].length > 0 {
+		if err != nil || states[0].foreign || states[0].epoch != "" || states[0].length > 0 {
 			return err
 		}
 		// Numbers never begin again: what a process was told under an older epoch stays below.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -51,6 +52,8 @@ type Sync struct {
 	// rows are the buckets in use, as of the last look. Owned by Run.
 	rows   []sql.CreditEpoch
 	looked time.Time
+	// stuck is why buckets cannot be rebuilt. Owned by Run.
+	stuck map[int16]string
 	// balanced is when the two sides of the ledger were compared.
 	balanced time.Time
 	// failpoint is nil outside tests; its error ends a round where it stands.
@@ -59,7 +62,7 @@ type Sync struct {
 
 // NewSync returns a Sync; it does no I/O.
 func NewSync(o SyncOptions) *Sync {
-	s := &Sync{redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer)}
+	s := &Sync{redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer), stuck: map[int16]string{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -315,8 +318,12 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 func after(id string) string {
 	for i := len(id) - 1; i >= 0; i-- {
 		if id[i] == '-' {
-			if n, err := strconv.ParseUint(id[i+1:], 10, 64); err == nil {
+			n, err := strconv.ParseUint(id[i+1:], 10, 64)
+			if err == nil && n < math.MaxUint64 {
 				return id[:i+1] + strconv.FormatUint(n+1, 10)
+			}
+			if ms, err := strconv.ParseUint(id[:i], 10, 64); err == nil && ms < math.MaxUint64 {
+				return strconv.FormatUint(ms+1, 10) + "-0"
 			}
 		}
 	}

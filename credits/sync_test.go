@@ -2,6 +2,7 @@ package credits
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
@@ -167,12 +168,134 @@ func TestAnEntryOfNobody(t *testing.T) {
 	w := newWorld(t)
 	user := w.funded(5)
 	key := streamKey(Bucket(user))
-	for _, v := range []map[string]any{{"x": "y"}, {"u": uuid.NewString(), "n": "x\x00"}, {"u": "not a user", "n": "-1"}} {
+	// Too long for a row of the quarantine, and too random to be compressed.
+	long := make([]byte, 9000)
+	_, _ = rand.Read(long)
+	values := []map[string]any{{"x": "y"}, {"u": uuid.NewString(), "n": "x\x00"}, {"u": "not a user", "n": "-1"}, {"x": long}}
+	for _, v := range values {
 		w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: v})
 	}
 	w.must(newOp(user, Deduct, 2), OK)
 	w.inStep(user, 3)
-	wantEqual(t, "put aside", testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user), 3)
+	wantEqual(t, "put aside", testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user), 4)
+}
+
+// Ids of a stream can be made by hand, and those that Redis makes never fall behind them.
+func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"1-18446744073709551615", "9000000000000000000-0"} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user, other := uuid.New(), uuid.New()
+			w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: streamKey(Bucket(user)), ID: id, Values: map[string]any{"x": "y"}})
+			testenv.Eventually(t, 10*time.Second, func() error {
+				_, _ = w.sync.round(t.Context())
+				_, err := w.bank.Apply(t.Context(), newOp(user, Add, 5))
+				return err
+			})
+			w.must(newOp(other, Add, 7), OK)
+			w.inStep(other, 7)
+			w.inStep(user, 5)
+			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
+		})
+	}
+}
+
+// An account whose row was set back, or deleted, contradicts its own entries as soon as it is used. Nobody else waits for it.
+func TestARowOfTheLedgerIsSetBack(t *testing.T) {
+	t.Parallel()
+	for name, back := range map[string]string{
+		"deleted":  "DELETE FROM credit_accounts WHERE user_id = $1",
+		"set back": "UPDATE credit_accounts SET last_seq = 1, balance = 100 WHERE user_id = $1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user, other := w.funded(100), w.funded(50)
+			w.must(newOp(user, Deduct, 10), OK)
+			w.settle()
+			w.db.Exec(t, back, user)
+			w.redis.Client.Del(t.Context(), accountKey(user))
+			w.must(newOp(user, Add, 1), OK)
+			w.must(newOp(other, Deduct, 1), OK)
+			w.inStep(other, 49)
+			wantEqual(t, "reason", w.ledger(user).Frozen, reasonFork)
+			w.refused(newOp(user, Add, 1), ErrFrozen)
+		})
+	}
+}
+
+// A bucket whose keys were overwritten by somebody cannot be used. The others can.
+func TestABucketOfAnotherType(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]func(int16) string{"epoch": epochKey, "stream": streamKey} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user, other := w.funded(5), w.funded(5)
+			for Bucket(other) == Bucket(user) {
+				other = w.funded(5)
+			}
+			w.settle()
+			ctx, k := t.Context(), key(Bucket(user))
+			w.redis.Client.Set(ctx, k, "somebody's", 0)
+			w.refused(newOp(user, Deduct, 1), ErrUnavailable)
+			w.must(newOp(other, Deduct, 2), OK)
+			w.inStep(other, 3)
+			// Once the key is gone the bucket is rebuilt.
+			w.redis.Client.Del(ctx, k)
+			w.settle()
+			w.must(newOp(user, Deduct, 1), OK)
+			w.inStep(user, 4)
+		})
+	}
+}
+
+// Postgres was restored to a time before the last rebuild: Redis is in an epoch that the ledger does not know.
+func TestTheLedgerForgotAnEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.flush()
+	w.settle()
+	w.must(newOp(user, Deduct, 10), OK)
+	w.inStep(user, 90)
+	w.db.Exec(t, "UPDATE credit_epoch SET epoch = 1, bumped_at = NULL")
+	w.bank = w.newBank() // another process
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.settle()
+	w.must(newOp(user, Deduct, 1), OK)
+	w.inStep(user, 89)
+}
+
+// An operation that was lost and given up did not happen, although Redis still remembers its outcome: a repeat carries it
+// out. One that is in the ledger is replayed.
+func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	kept, lost, refused := newOp(user, Deduct, 10), newOp(user, Deduct, 20), newOp(user, Deduct, 1000)
+	w.must(kept, OK)
+	w.must(refused, Insufficient)
+	w.settle()
+	w.must(lost, OK)
+	w.redis.Client.Del(t.Context(), streamKey(Bucket(user)))
+	w.settle()
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	for op, want := range map[*Op]bool{&kept: true, &lost: false} {
+		if r := w.must(*op, OK); r.Replayed != want {
+			t.Errorf("%+v: replayed %v, want %v", *op, r.Replayed, want)
+		}
+	}
+	if r := w.must(lost, OK); !r.Replayed || r.Balance != 70 {
+		t.Errorf("again: %+v", r)
+	}
+	if r := w.must(refused, Insufficient); !r.Replayed || r.Balance != 90 {
+		t.Errorf("the refusal: %+v", r)
+	}
+	w.inStep(user, 70)
 }
 
 // Redis forgets everything: nobody changes a balance before the ledger has rebuilt it, and what was lost is counted.
@@ -201,6 +324,23 @@ func TestFlushAll(t *testing.T) {
 	}
 	w.must(newOp(user, Deduct, 90), OK)
 	w.inStep(user, 0)
+}
+
+// The sync notices a loss, and rebuilds, before a process that was told of more is asked again: that process counts the rest.
+func TestALossThatOnlyAnIdleProcessKnows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	for range 3 {
+		w.must(newOp(user, Deduct, 20), OK)
+	}
+	w.flush()
+	w.settle()
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	w.bank.refresh(t.Context())
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost), 3)
+	w.inStep(user, 100)
 }
 
 // Everything is lost before the ledger had any of it.

@@ -146,6 +146,14 @@ func BumpCreditEpoch(ctx context.Context, tx pgx.Tx, bucket int16, mark int64) (
 	return epoch, nil
 }
 
+// RaiseCreditEpoch sets a bucket's epoch to a higher one. tx must hold the bucket's row.
+func RaiseCreditEpoch(ctx context.Context, tx pgx.Tx, bucket int16, epoch int64) error {
+	if _, err := tx.Exec(ctx, query("credit_epoch_raise"), bucket, epoch); err != nil {
+		return fmt.Errorf("raise the epoch of credit bucket %d to %d: %w", bucket, epoch, err)
+	}
+	return nil
+}
+
 // CreditAccountAt returns a user's account (nil if there is none) together with the epoch and mark of its bucket, all of
 // one moment. Errors: ErrCreditBucketUnused.
 func CreditAccountAt(ctx context.Context, db DB, bucket int16, user uuid.UUID) (*CreditAccount, CreditEpoch, error) {

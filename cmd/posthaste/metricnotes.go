@@ -420,7 +420,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_reconcile_drift",
-			"somebody changed the ledger by hand. `posthaste credits reconcile` names the accounts. It may be below 0, too.",
+			"somebody changed the ledger by hand. `posthaste credits reconcile` names the accounts.",
 			"max(abs(credits_reconcile_drift))",
 		},
 		{

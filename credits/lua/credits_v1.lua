@@ -5,7 +5,8 @@
 --   ep    hash    e epoch ('' = stopped), n operations ever, s highest n any caller has seen while it was stopped
 --   s     stream  one entry per operation, refusals included, until it is in the ledger
 --   a:U   hash    account: b balance, q last operation's number, e epoch, s synced q, f why it is frozen
---   i:H   string  outcome of an operation (H: hash of user and operation): fp|code|amount|balance|seq|durability|stream id
+--   i:H   string  outcome of an operation (H: hash of user and operation):
+--                 fp|code|amount|balance|seq|durability|stream id|epoch
 --   l:U   string  lock of a load, or 'absent'
 --
 -- Every function checks everything that can fail (types, arguments, numbers) before its first write, because Redis does
@@ -40,13 +41,18 @@ local function apply(keys, args, kind)
   if not n then return {'EPOCH'} end
   local prev = redis.call('GET', idem)
   if prev then
-    local f, code, a, b, q, d, id = string.match(prev, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$')
+    local f, code, a, b, q, d, id, e =
+      string.match(prev, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$')
     if not f then return {'CORRUPT'} end
     if f ~= fp then return {'MISMATCH'} end
-    -- WAIT and WAITAOF promise to wait for the last write of their connection, and a repeat has none yet. (Redis 7.0 happens
-    -- to wait for everything before its last command; nothing promises that.)
-    if dur ~= 'memory' then redis.call('PEXPIRE', idem, ttl) end
-    return {'REPLAY', code, a, b, q, d, id, text(n)}
+    -- What was given up when an older epoch ended did not happen, whatever is remembered of it. The ledger tells.
+    if e ~= epoch and ask ~= '2' then return {'ASK'} end
+    if e == epoch then
+      -- WAIT and WAITAOF promise to wait for the last write of their connection, and a repeat has none yet. (Redis 7.0
+      -- happens to wait for everything before its last command; nothing promises that.)
+      if dur ~= 'memory' then redis.call('PEXPIRE', idem, ttl) end
+      return {'REPLAY', code, a, b, q, d, id, text(n)}
+    end
   end
   if ask == '1' then return {'ASK'} end
   local h = redis.call('HMGET', acct, 'b', 'q', 'f', 'e')
@@ -65,12 +71,13 @@ local function apply(keys, args, kind)
     'd', dur, 'e', epoch, 'n', m, 'r', ref)
   redis.call('HSET', acct, 'b', b, 'q', q)
   redis.call('HSET', ep, 'n', m)
-  redis.call('SET', idem, fp .. '|' .. code .. '|' .. amt .. '|' .. b .. '|' .. q .. '|' .. dur .. '|' .. id, 'PX', ttl)
+  redis.call('SET', idem,
+    fp .. '|' .. code .. '|' .. amt .. '|' .. b .. '|' .. q .. '|' .. dur .. '|' .. id .. '|' .. epoch, 'PX', ttl)
   return {code, code, amt, b, q, dur, id, m}
 end
 
 -- keys: account, outcome, stream, ep. args: amount, fp, user, op, epoch, floor, ttl ms, longest stream, durability,
--- 1 = ask the ledger unless the outcome is known here, reference.
+-- 1 = ask the ledger unless the outcome is known here, 2 = the ledger does not have the operation, 0 = neither; reference.
 redis.register_function('cr_add_v1', function(k, a) return apply(k, a, 'add') end)
 redis.register_function('cr_deduct_v1', function(k, a) return apply(k, a, 'deduct') end)
 
