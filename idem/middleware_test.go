@@ -104,7 +104,7 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range n {
 			wg.Go(func() {
-				status, header, text := pay(t, s, "u", key, "5 EUR")
+				status, header, text := pay(t, s, "u", key, "5 EUR", "Prefer", "wait=10")
 				texts[i] = fmt.Sprint(status, header.Get("Location"), header.Get("Content-Type"), text)
 				if (header.Get("Idempotent-Replayed") == "true") == (header.Get("Set-Cookie") != "") {
 					t.Errorf("a cookie was replayed, or lost: %v", header)
@@ -237,7 +237,7 @@ func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 		cancel()
 		<-gone
 		time.AfterFunc(50*time.Millisecond, func() { close(goOn) })
-		if status, header, text := pay(t, s, "u", key, "x"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
+		if status, header, text := pay(t, s, "u", key, "x", "Prefer", "wait=10"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
 			t.Error(status, header, text)
 		}
 		if runs.Load() != 1 {

@@ -75,6 +75,7 @@ func zombieBeats(t *testing.T, g, other *Guard, _ *testenv.RedisServer) bool {
 }
 
 func resends(t *testing.T, g, _ *Guard, _ *testenv.RedisServer) bool {
+	g.lease = time.Minute
 	req := request("k", "a")
 	g.acquire(t.Context(), &req, "same")
 	return g.acquire(t.Context(), &req, "same").Outcome == Busy
@@ -103,6 +104,7 @@ func clockSteppedBack(t *testing.T, g, _ *Guard, r *testenv.RedisServer) bool {
 }
 
 func takesOverEarly(t *testing.T, g, other *Guard, _ *testenv.RedisServer) bool {
+	g.lease = time.Minute
 	begin(t, g, request("k", "a"))
 	return begin(t, other, request("k", "a")).Outcome == Proceed
 }
@@ -119,6 +121,7 @@ func expiresAtWork(t *testing.T, g, other *Guard, _ *testenv.RedisServer) bool {
 // deploys has an old version and a new one, with another encoding of the command, side by side: finished and pending
 // records of the one are the other's too.
 func deploys(t *testing.T, g, other *Guard, r *testenv.RedisServer) bool {
+	g.lease = time.Minute
 	v1 := request("finished", "a")
 	v2 := request("finished", "a")
 	v2.Fingerprint, v2.Older = NewFingerprint(2, "a"), []Fingerprint{v1.Fingerprint}

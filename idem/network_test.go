@@ -2,35 +2,59 @@ package idem
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 )
+
+// deaf is a client hook whose connections lose one reply: the server has sent it, nobody hears it, the connection ends.
+type deaf struct {
+	commandHook
+	next atomic.Bool
+}
+
+type deafConn struct {
+	net.Conn
+	deaf *deaf
+}
+
+func (d *deaf) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := next(ctx, network, addr)
+		return deafConn{c, d}, err
+	}
+}
+
+func (c deafConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil && c.deaf.next.CompareAndSwap(true, false) {
+		_ = c.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
 
 // A reply is lost after the script ran; the client sends it again, and nothing is different.
 func TestLostRepliesOfEveryScript(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	p := testenv.NewProxy(t, r.Addr())
-	g := guardOn(t, "redis://"+p.Addr()+"/0")
+	g := guardOn(t, r.URL())
+	d := &deaf{commandHook: func([]any) error { return nil }}
+	g.client.AddHook(d)
 	// loses runs f while the reply of its first command is lost, and nothing after it.
 	loses := func(name string, f func()) {
 		t.Helper()
 		ran := calls(t, r, "evalsha")
-		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-		done := make(chan struct{})
-		go func() { defer close(done); f() }()
-		testenv.Eventually(t, 5*time.Second, func() error {
-			if calls(t, r, "evalsha") == ran {
-				return errors.New("the script did not run")
-			}
-			return nil
-		})
-		p.Remove("lost") // which cuts the connection
-		<-done
+		d.next.Store(true)
+		f()
 		if n := calls(t, r, "evalsha") - ran; n != 2 {
 			t.Errorf("%s: sent %d times, want 2", name, n)
 		}
@@ -41,23 +65,23 @@ func TestLostRepliesOfEveryScript(t *testing.T) {
 		warm.Commit(t.Context(), result)
 		_ = warm.Heartbeat(t.Context())
 		req := request(end, "a")
-		var d Decision
-		loses("acquire", func() { d = begin(t, g, req) })
-		wantOutcome(t, d, Proceed)
-		if d.Ticket.Degraded() {
+		var got Decision
+		loses("acquire", func() { got = begin(t, g, req) })
+		wantOutcome(t, got, Proceed)
+		if got.Ticket.Degraded() {
 			t.Fatal("the guard gave up after one lost reply")
 		}
 		loses("heartbeat", func() {
-			if err := d.Ticket.Heartbeat(t.Context()); err != nil {
+			if err := got.Ticket.Heartbeat(t.Context()); err != nil {
 				t.Errorf("heartbeat: %v", err)
 			}
 		})
 		if end == "commit" {
-			loses("publish", func() { d.Ticket.Commit(t.Context(), result) })
+			loses("publish", func() { got.Ticket.Commit(t.Context(), result) })
 			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|")
 			continue
 		}
-		loses("release", func() { d.Ticket.Abort(t.Context()) })
+		loses("release", func() { got.Ticket.Abort(t.Context()) })
 		if v := rawRecord(t, r.Client, req.Key); v != "" {
 			t.Errorf("left behind: %q", v)
 		}
@@ -126,27 +150,28 @@ func TestARecordOfALaterVersionIsLeftToTheDatabase(t *testing.T) {
 
 func TestTheCacheForgets(t *testing.T) {
 	t.Parallel()
-	c := newCache(2, 50*time.Millisecond)
-	a, b, d := NewKey("a"), NewKey("b"), NewKey("d")
-	c.put(a, "f", result)
-	c.put(b, "f", result)
-	if _, _, ok := c.get(a); !ok {
-		t.Error("a is forgotten at once")
-	}
-	c.put(d, "f", result)
-	if _, _, ok := c.get(b); ok {
-		t.Error("the one used longest ago is still there")
-	}
-	if _, _, ok := c.get(a); !ok {
-		t.Error("the one just used is gone")
-	}
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if _, _, ok := c.get(a); ok {
-			return errors.New("still there")
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache(2, 50*time.Millisecond)
+		a, b, d := NewKey("a"), NewKey("b"), NewKey("d")
+		c.put(a, "f", result)
+		c.put(b, "f", result)
+		if _, _, ok := c.get(a); !ok {
+			t.Error("a is forgotten at once")
 		}
-		return nil
+		c.put(d, "f", result)
+		if _, _, ok := c.get(b); ok {
+			t.Error("the one used longest ago is still there")
+		}
+		<-time.After(50 * time.Millisecond)
+		if _, _, ok := c.get(a); !ok {
+			t.Error("the one just used is gone before its time")
+		}
+		<-time.After(time.Nanosecond)
+		if _, _, ok := c.get(a); ok {
+			t.Error("the one just used stays for ever")
+		}
+		if c.order.Len() != len(c.byKey) {
+			t.Errorf("%d in order, %d by key", c.order.Len(), len(c.byKey))
+		}
 	})
-	if c.order.Len() != len(c.byKey) {
-		t.Errorf("%d in order, %d by key", c.order.Len(), len(c.byKey))
-	}
 }

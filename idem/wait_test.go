@@ -27,17 +27,19 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 	d := begin(t, owner, request("k", "a"))
 	got := make([]Decision, n)
 	released := make([]time.Time, n)
+	const answering = 100 * time.Millisecond // a database that takes its time
 	var asked atomic.Int64
 	var wg sync.WaitGroup
+	begun := time.Now()
 	for i := range n {
 		wg.Go(func() {
 			req := request("k", "a")
 			req.Wait = 20 * time.Second
 			req.Lookup = func(ctx context.Context) (Found, error) {
 				asked.Add(1)
-				select { // a database that takes its time
+				select {
 				case <-ctx.Done():
-				case <-time.After(100 * time.Millisecond):
+				case <-time.After(answering):
 				}
 				return Found{}, ctx.Err()
 			}
@@ -45,7 +47,7 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 			released[i] = time.Now()
 		})
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 15*time.Second, func() error {
 		if waiting(g, d.Ticket.key) < n {
 			return errors.New("not all wait yet")
 		}
@@ -53,9 +55,9 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 	})
 	before := calls(t, r, "get")
 	start := time.Now()
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if time.Since(start) < 700*time.Millisecond {
-			return errors.New("polls are being counted")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if time.Since(start) < 700*time.Millisecond || asked.Load() == 0 {
+			return errors.New("polls are being counted, and the database is asked")
 		}
 		return nil
 	})
@@ -63,8 +65,9 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 	if polls, took := calls(t, r, "get")-before, time.Since(start); polls > 20+int(took/(pollLast/2)) {
 		t.Errorf("%d polls in %v for %d waiters", polls, took, n)
 	}
-	if n := asked.Load(); n == 0 || n > 20 {
-		t.Errorf("the database was asked %d times for all of them", n)
+	// Who asks while an answer is on its way joins: never two at once, however long it takes them all to come.
+	if n, most := asked.Load(), 1+int64(time.Since(begun)/answering); n > most {
+		t.Errorf("the database was asked %d times for all of them, want %d at most", n, most)
 	}
 	published := time.Now()
 	d.Ticket.Commit(t.Context(), result)
@@ -117,7 +120,7 @@ func TestWaitEndsWithTheLease(t *testing.T) {
 	start := time.Now()
 	d := begin(t, g, req)
 	wantOutcome(t, d, Proceed)
-	if took := time.Since(start); took > 2*time.Second {
+	if took := time.Since(start); took > req.Wait/2 {
 		t.Errorf("took over after %v", took)
 	}
 }
