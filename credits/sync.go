@@ -127,6 +127,10 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	if time.Since(s.looked) >= lookEvery {
+		// What waits is known to Redis alone. Asked for first, the lag rises while Postgres does not answer, too.
+		if _, err := s.waiting(ctx); err != nil {
+			return 0, err
+		}
 		rows, err := sql.CreditBuckets(ctx, s.pool)
 		if err != nil {
 			return 0, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
@@ -387,6 +389,35 @@ func TestTheSyncNoticesALoss(t *testing.T) {
 			w.inStep(user, balance)
 		})
 	}
+}
+
+// While Postgres does not answer, operations go on and wait in Redis; how many, and how long, is known all the same.
+func TestTheLagRisesWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	pool, err := pgxpool.New(t.Context(), w.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	w.sync.pool = pool
+	if _, err := w.sync.round(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pool.Close() // of the sync alone
+	w.must(newOp(user, Deduct, 10), OK)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		w.sync.looked = time.Time{}
+		if _, err := w.sync.round(t.Context()); err == nil {
+			return errors.New("a round without Postgres is not a failure")
+		}
+		if waiting, lag := gauge(w.sync.metrics.pending), gauge(w.sync.metrics.lag); waiting != 1 || lag < 1 {
+			return fmt.Errorf("%d operations wait for %d s; want 1, and more than a second", waiting, lag)
+		}
+		return nil
+	})
 }
 
 // A crash in the middle of a rebuild: the bucket stays closed until another one has finished it.
