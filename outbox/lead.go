@@ -48,6 +48,9 @@ func (l *leadership) run(ctx context.Context) error {
 			l.health.clear(c)
 		}
 		l.metrics.idle()
+		if l.o.Unobserve != nil {
+			l.o.Unobserve()
+		}
 		l.log.Info("not leading any more")
 	}()
 	wg.Go(func() { l.keep(kctx) })

@@ -148,7 +148,7 @@ func (m *metrics) zero() {
 
 // idle resets the gauges that only a leader feeds: another instance shows them now.
 func (m *metrics) idle() {
-	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.dead} {
+	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.dead} {
 		g.Set(0)
 	}
 }

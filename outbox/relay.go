@@ -41,6 +41,8 @@ type Options struct {
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
 	Observe func(ctx context.Context, streams []string) error
+	// Unobserve, if not nil, is called when this instance leads no more: those gauges are another's to show.
+	Unobserve func()
 	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode, after
 	// their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for anything.
 	OnPublished func(mode Mode, stream string, events []*Event)

@@ -69,3 +69,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	return m
 }
+
+// gaugesOfGroups are the gauges by stream and group.
+func (m *metrics) gaugesOfGroups() []*prometheus.GaugeVec {
+	return []*prometheus.GaugeVec{m.pending, m.lag, m.oldest, m.idle}
+}

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // maxGroups bounds the groups of a stream that get series of their own.
@@ -133,10 +131,28 @@ func (s *Sink) forget(stream string, groups map[string]loss) {
 		if _, still := now[group]; still {
 			continue
 		}
-		for _, v := range []*prometheus.MetricVec{s.m.pending.MetricVec, s.m.lag.MetricVec, s.m.oldest.MetricVec, s.m.idle.MetricVec, s.m.trimLost.MetricVec} {
+		for _, v := range s.m.gaugesOfGroups() {
 			v.DeleteLabelValues(stream, group)
 		}
+		s.m.trimLost.DeleteLabelValues(stream, group)
 	}
+}
+
+// Unobserve takes back what Observe shows: it is another instance's to show now, and would be old here. How much groups have
+// missed is a count, and stays.
+func (s *Sink) Unobserve() {
+	s.seen.mu.Lock()
+	defer s.seen.mu.Unlock()
+	for stream, groups := range s.seen.streams {
+		s.m.length.DeleteLabelValues(stream)
+		for group := range groups {
+			for _, v := range s.m.gaugesOfGroups() {
+				v.DeleteLabelValues(stream, group)
+			}
+		}
+	}
+	s.m.memory.Set(0)
+	s.m.eviction.Set(0)
 }
 
 // CompareIDs orders stream entry ids as Redis does: negative if a is before b, 0 if they are the same.

@@ -182,6 +182,38 @@ func TestObserve(t *testing.T) {
 	}
 }
 
+// What another instance shows from now on is not shown here, but for what was counted.
+func TestUnobserve(t *testing.T) {
+	t.Parallel()
+	f := trimming(t, sink.Options{MaxLen: 100}, 10)
+	ctx := t.Context()
+	f.group("g", "0")
+	f.read("g", 4)
+	f.do("CONFIG", "SET", "maxmemory", "100mb")
+	f.do("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+	f.must(f.sink.Observe(ctx, []string{stream}))
+	f.do("XTRIM", stream, "MAXLEN", "3")
+	f.must(f.sink.Observe(ctx, []string{stream}))
+	f.sink.Unobserve()
+	for _, name := range []string{
+		"outbox_stream_length", "outbox_group_pending", "outbox_group_lag", "outbox_group_oldest_pending_seconds", "outbox_group_idle_seconds",
+	} {
+		if _, ok := lookup(t, f.reg, name); ok {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	for name, want := range map[string]float64{"redis_memory_ratio": 0, "redis_eviction_unsafe": 0, "outbox_trim_lost_total": 3} {
+		if got := f.metric(name); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	// Leading again, it shows them again, and counts no loss twice.
+	f.must(f.sink.Observe(ctx, []string{stream}))
+	if n, lost := f.metric("outbox_stream_length"), f.metric("outbox_trim_lost_total"); n != 3 || lost != 3 {
+		t.Errorf("length %v, lost %v; want 3 and 3", n, lost)
+	}
+}
+
 // A server that was restarted has a group's position and an old count of what it read: that is no loss.
 func TestObserveAfterARestartOfRedis(t *testing.T) {
 	t.Parallel()

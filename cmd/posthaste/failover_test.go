@@ -122,6 +122,8 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
 	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	const observed = "outbox_stream_length{"
+	testenv.Eventually(t, 10*time.Second, func() error { return first.shows(observed, true) })
 	first.signal(syscall.SIGSTOP)
 	at := time.Now()
 	testenv.Eventually(t, 15*time.Second, func() error { return ready(second, "leader") })
@@ -129,6 +131,8 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	first.signal(syscall.SIGCONT)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
+	// What it saw when it led would stand beside what the new leader sees.
+	testenv.Eventually(t, 20*time.Second, func() error { return first.shows(observed, false) })
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
 }
@@ -267,11 +271,18 @@ func TestFlushallInMidStream(t *testing.T) {
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	gaps := func() float64 { // what OutboxRedisLostData fires at
+		text, _ := r.metrics()
+		v, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
+		return v
+	}
 	for _, mode := range []string{"cdc", "poll"} {
 		if mode == "poll" {
 			r.setMode("poll")
 			w.waitMode("poll", 20*time.Second)
 		}
+		w.waitCommitted(load, load.Committed()+300) // in mid-stream, not before it
+		before := gaps()
 		if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -279,6 +290,9 @@ func TestFlushallInMidStream(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 || load.Committed() < want {
 				return fmt.Errorf("%d entries, %w", n, err)
+			}
+			if now := gaps(); now <= before {
+				return fmt.Errorf("%v gaps after the flush, %v before", now, before)
 			}
 			return nil
 		})

@@ -178,8 +178,8 @@ const metricsIntro = `# Metrics
 answers while Postgres and Redis hang, with what was last known. Every value of a closed label exists from the start, at
 zero; those are listed. Beside these every process has Go's own metrics, ` + "`go_…`" + ` and ` + "`process_…`" + `.
 
-Gauges of the table, the slot and the streams are kept by the leading relay; a standby shows 0. Hence ` + "`max`" + `, or a join
-with ` + "`outbox_relay_leader`" + `. Buckets are no whole numbers, because Prometheus writes those in two ways. A trace id is
+Gauges of the table, the slot and the streams are kept by the leading relay; a standby shows 0, or no series where there is
+one per stream. Hence ` + "`max`" + `, or a join with ` + "`outbox_relay_leader`" + `. Buckets are no whole numbers, because Prometheus writes those in two ways. A trace id is
 attached to the buckets of ` + "`http_request_duration_seconds`, `outbox_commit_to_publish_seconds` and `outbox_consumer_…_seconds`" + `
 where the request or event had a sampled one; OpenMetrics and Prometheus' ` + "`--enable-feature=exemplar-storage`" + ` show it.
 

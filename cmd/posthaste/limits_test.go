@@ -263,6 +263,15 @@ func (c *child) metrics() (string, error) {
 	return b.String(), err
 }
 
+// shows tells whether /metrics has, or has not, a series that begins with prefix.
+func (c *child) shows(prefix string, want bool) error {
+	text, err := c.metrics()
+	if err == nil && strings.Contains(text, "\n"+prefix) != want {
+		err = fmt.Errorf("series %s: want it there: %v", prefix, want)
+	}
+	return err
+}
+
 // sample finds a series by its name and labels.
 func sample(text, series string) (float64, bool) {
 	for line := range strings.Lines(text) {

@@ -157,7 +157,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget,
 		Poison: c.Poison, DrainTimeout: c.DrainTimeout, Store: sql.NewStore(p.pool, c.RelayName, c.History),
 		Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log), Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper,
-		SinkReady: p.sink.Ready, Observe: p.sink.Observe, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
+		SinkReady: p.sink.Ready, Observe: p.sink.Observe, Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 	})
 	if p.admin, err = listen(ctx, c.AdminAddr); err != nil {
 		return err
