@@ -7,12 +7,12 @@ var api = board{
 	rows: []row{
 		{"Do clients get their answers?", 5, []panel{
 			{
-				form: number, title: "Answers that are errors", unit: "percentunit", alert: "OutboxIdempotencyRedisErrors", width: 4, empty: "no requests",
+				form: number, title: "Answers that are errors", unit: "percentunit", alert: "ApiErrors", width: 4, empty: "no requests",
 				means:   "Share of answers with a status of 500 and above. 503 is Postgres (or Redis, for credits) away: clients may repeat with the same key.",
 				queries: []query{{errorShare, ""}}, steps: below(0.001, 0.01),
 			},
 			{
-				form: number, title: "POST /orders, p99", unit: "s", alert: "OutboxIdempotencyRedisErrors", width: 4, empty: "no orders",
+				form: number, title: "POST /orders, p99", unit: "s", alert: "ApiErrors", width: 4, empty: "no orders",
 				means:   "99 of 100 orders are answered within this time. A rise: see the wait for a connection, then Postgres.",
 				queries: []query{{quantile(0.99, `http_request_duration_seconds{method="POST", route="/orders"}`), ""}}, steps: below(0.25, 0.5),
 			},
@@ -27,7 +27,7 @@ var api = board{
 				queries: []query{{rate(`idem_requests_total{outcome="degraded"}`) + " / " + rate("idem_requests_total"), ""}}, steps: below(0.001, 0.01),
 			},
 			{
-				form: number, title: "Outcome unknown", unit: "short", alert: "OutboxIdempotencyRedisErrors", width: 4, empty: "0",
+				form: number, title: "Outcome unknown", unit: "short", alert: "ApiErrors", width: 4, empty: "0",
 				means: "Requests within the chosen time whose commit nobody could confirm: the connection broke at that moment. The client's " +
 					"repetition with the same key tells.",
 				queries: []query{{increase(`idem_requests_total{outcome="unknown"}`), ""}}, steps: few(),
@@ -42,12 +42,12 @@ var api = board{
 		{"Requests", 7, []panel{
 			requests, requestDuration,
 			{
-				form: heat, title: "Duration, distribution", unit: "s", alert: "OutboxIdempotencyRedisErrors",
+				form: heat, title: "Duration, distribution", unit: "s", alert: "ApiErrors",
 				means:   "Every request's time. A second band above the first are requests that wait: for a connection, a lock, or another attempt on their key.",
 				queries: []query{{rate("http_request_duration_seconds_bucket", "le"), "{{le}}"}},
 			},
 			{
-				title: "Orders: p50, p95, p99", unit: "s", alert: "OutboxIdempotencyRedisErrors",
+				title: "Orders: p50, p95, p99", unit: "s", alert: "ApiErrors",
 				means: "Duration of POST /orders. p99 alone: single slow commits. All three: Postgres, or the network to it. The dots are traces.",
 				queries: []query{
 					{quantile(0.5, `http_request_duration_seconds{method="POST", route="/orders"}`), "p50"},
@@ -62,7 +62,7 @@ var api = board{
 				queries: []query{{rate("outbox_events_written_total", "type"), "{{type}}"}},
 			},
 			{
-				title: "Errors by status", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+				title: "Errors by status", unit: "reqps", alert: "ApiErrors",
 				means:   "Answers of 400 and above. 409 and 422 are keys reused or in flight, 429 the rate limit, 402 a refused payment, 503 a server away.",
 				queries: []query{{`sum by (status) (rate(http_request_duration_seconds_count{status=~"[45]..", FILTER}[$__rate_interval]))`, "{{status}}"}},
 			},

@@ -8,7 +8,8 @@ var drill = board{
 				form: number, title: "Written, not published", unit: "short", alert: "OutboxRelayNotPublishing", width: 4,
 				means: "Events written less events published, within the chosen time. After the drill it must be 0, give or take what " +
 					"Prometheus extrapolates at the edges; what is missing shows as the backlog. Other services' events make it negative.",
-				queries: []query{{increase("outbox_events_written_total") + " - " + increase("outbox_published_total"), ""}},
+				// The histogram counts what is published from zero on; outbox_published_total begins with its stream's first event.
+				queries: []query{{increase("outbox_events_written_total") + " - " + increase("outbox_commit_to_publish_seconds_count"), ""}},
 				steps:   []step{{0, green}, {100, orange}},
 			},
 			backlog,
@@ -80,7 +81,7 @@ var drill = board{
 				queries: []query{{"max by (instance) (outbox_relay_epoch{FILTER})", "{{instance}}"}},
 			},
 			{
-				title: "Requests that failed", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+				title: "Requests that failed", unit: "reqps", alert: "ApiErrors",
 				means: "Answers of 500 and above, and requests decided without Redis. Killing Redis or a relay must fail no order; stopping Postgres " +
 					"fails all until it is back.",
 				queries: []query{

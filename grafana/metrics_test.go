@@ -37,11 +37,13 @@ var (
 	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
 )
 
-// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and up and ALERTS.
+// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and what Prometheus and
+// its client libraries have by themselves.
 var metrics = sync.OnceValue(func() map[string]metric {
-	all := map[string]metric{ // Prometheus' own
-		"up":     {kind: gauge},
-		"ALERTS": {kind: gauge, labels: []string{"alertname", "alertstate", "severity"}},
+	all := map[string]metric{
+		"up":      {kind: gauge},
+		"ALERTS":  {kind: gauge, labels: []string{"alertname", "alertstate", "severity"}},
+		startedAt: {kind: gauge},
 	}
 	b, err := os.ReadFile("../docs/metrics.md")
 	if err != nil {
@@ -101,6 +103,9 @@ func TestPageOfMetrics(t *testing.T) {
 	}
 }
 
+// startedAt tells which processes are young: what those have counted has happened just now.
+const startedAt = "process_start_time_seconds"
+
 // find returns the metric behind a series name, and the labels the series has.
 func find(series string) (metric, []string, bool) {
 	common := []string{"job", "instance"}
@@ -152,7 +157,8 @@ func check(query string) []string {
 	return faults
 }
 
-// checkSelector: the metric exists, the matchers name its labels, and a counter is only ever seen through a rate.
+// checkSelector: the metric exists, the matchers name its labels, and a counter is only ever seen through a rate, or while
+// its process is young.
 func checkSelector(s *parser.VectorSelector, path []parser.Node) (faults []string) {
 	m, has, ok := find(s.Name)
 	if !ok {
@@ -170,10 +176,18 @@ func checkSelector(s *parser.VectorSelector, path []parser.Node) (faults []strin
 		c, ok := n.(*parser.Call)
 		return ok && slices.Contains([]string{"rate", "irate", "increase"}, c.Func.Name)
 	})
-	if rated == (m.kind == gauge) {
+	if rated == (m.kind == gauge) && !(m.kind == counter && ofTheYoung(path, s)) {
 		faults = append(faults, fmt.Sprintf("%s: counters go through rate or increase, gauges do not", s.Name))
 	}
 	return faults
+}
+
+// ofTheYoung reports whether s is on the left of an "and" whose right side looks at the start of the processes.
+func ofTheYoung(path []parser.Node, s *parser.VectorSelector) bool {
+	return slices.ContainsFunc(path, func(n parser.Node) bool {
+		b, ok := n.(*parser.BinaryExpr)
+		return ok && b.Op == parser.LAND && contains(b.LHS, s) && strings.Contains(b.RHS.String(), startedAt)
+	})
 }
 
 // checkLabels: every series below expr has the labels that it is grouped or matched by.
@@ -215,23 +229,25 @@ func contains(expr parser.Node, s *parser.VectorSelector) (found bool) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for query, ok := range map[string]bool{
-		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:     true,
-		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:        true,
-		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`: true,
-		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`: false, // no such label
-		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                       false, // no such label
-		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:  true,
-		`sum by (mode) (rate(outbox_published_total[5m])`:                                 false, // does not parse
-		`rate(outbox_publised_total[5m])`:                                                 false, // no such metric
-		`rate(outbox_published_total{mode="pol"}[5m])`:                                    false, // no such value
-		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                 false, // no such bucket
-		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:             true,
-		`rate(outbox_published_total{type="x"}[5m])`:                                      false, // no such label
-		`sum by (topic) (rate(outbox_published_total[5m]))`:                               false, // no such label
-		`outbox_published_total`:                                                          false, // a counter as it is
-		`rate(outbox_backlog_rows[5m])`:                                                   false, // the rate of a gauge
-		`rate(outbox_publish_seconds[5m])`:                                                false, // a histogram has no series of its own name
-		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`:                            false, // le is the buckets'
+		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:          true,
+		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:             true,
+		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`:      true,
+		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`:      false, // no such label
+		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                            false, // no such label
+		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:       true,
+		`sum by (mode) (rate(outbox_published_total[5m])`:                                      false, // does not parse
+		`rate(outbox_publised_total[5m])`:                                                      false, // no such metric
+		`rate(outbox_published_total{mode="pol"}[5m])`:                                         false, // no such value
+		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                      false, // no such bucket
+		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:                  true,
+		`rate(outbox_published_total{type="x"}[5m])`:                                           false, // no such label
+		`sum by (topic) (rate(outbox_published_total[5m]))`:                                    false, // no such label
+		`outbox_published_total`:                                                               false, // a counter as it is
+		`outbox_published_total and on (job, instance) outbox_relay_leader == 1`:               false, // the same
+		`outbox_parked_total and on (job, instance) time() - process_start_time_seconds < 600`: true,
+		`rate(outbox_backlog_rows[5m])`:                                                        false, // the rate of a gauge
+		`rate(outbox_publish_seconds[5m])`:                                                     false, // a histogram has no series of its own name
+		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`:                                 false, // le is the buckets'
 	} {
 		if faults := check(query); (len(faults) == 0) != ok {
 			t.Errorf("%s: got %v, want it to pass: %v", query, faults, ok)

@@ -13,13 +13,17 @@ var modePanel = panel{
 	queries: []query{{modeOf, "{{instance}}"}}, width: 12,
 }
 
-// firing are the alerts, whatever job and instance they are about.
+// ourAlerts match those of grafana/prometheus/rules: a Prometheus that is shared has others too.
+const ourAlerts = "Api.+|Credits.+|Outbox.+|Redis(Evic|Mem).+|SlotScrape.+|Target.+"
+
+// firing are our alerts, whatever job and instance they are about.
 var firing = panel{
 	form: states, title: "Firing alerts", unit: "short", width: 12,
 	texts: map[string]text{"0": {"nothing fires", green}, "1": {"firing", red}},
 	means: "One lane per alert of grafana/prometheus/rules while it fires. The runbook has a part for each: what you see, what to " +
 		"look at, what to do, how to know that it is over.",
-	queries: []query{{`max by (alertname) (ALERTS{alertstate="firing"}) or on () vector(0)`, "{{alertname}}"}},
+	queries: []query{{`max by (alertname) (ALERTS{alertstate="firing", alertname=~"` + ourAlerts +
+		`"}) or on () label_replace(vector(0), "alertname", "alerts", "", "")`, "{{alertname}}"}},
 }
 
 var withinHalfASecond = panel{
@@ -62,7 +66,7 @@ var leaders = panel{
 	form: number, title: "Leaders", unit: "short", alert: "OutboxNoLeader", width: 4,
 	means: "Relays that hold the leader lock. One is right. None for more than a few seconds: no relay runs, or none reaches " +
 		"Postgres; /readyz says which.",
-	queries: []query{{"sum(outbox_relay_leader{FILTER})", ""}}, steps: []step{{0, red}, {1, green}, {2, red}},
+	queries: []query{{"sum(outbox_relay_leader{FILTER}) or vector(0)", ""}}, steps: []step{{0, red}, {1, green}, {2, red}},
 }
 
 var writtenAndPublished = panel{
@@ -165,13 +169,13 @@ var redisMemory = panel{
 }
 
 var requests = panel{
-	title: "Requests", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+	title: "Requests", unit: "reqps", alert: "ApiErrors",
 	means:   "Requests by route and status. 503: Postgres is away, or Redis for credits. 409, 422: clients and their keys. 429: the rate limit.",
 	queries: []query{{rate("http_request_duration_seconds_count", "route", "status") + " > 0", "{{route}} {{status}}"}}, empty: "no requests",
 }
 
 var requestDuration = panel{
-	title: "Request duration", unit: "s", alert: "OutboxIdempotencyRedisErrors",
+	title: "Request duration", unit: "s", alert: "ApiErrors",
 	means:   "99 of 100 requests are faster than this, by route. A rise is Postgres, mostly: see the wait for a connection. The dots are traces.",
 	queries: []query{{quantile(0.99, "http_request_duration_seconds", "route"), "{{route}}"}}, steps: []step{{0, green}, {0.5, red}},
 }

@@ -71,7 +71,7 @@ func none() []step { return []step{{0, green}, {1, red}} }
 // few makes thresholds for what may happen now and then.
 func few() []step { return []step{{0, green}, {1, orange}} }
 
-// leading is a gauge as the leading relay has it; the others show 0 or what they last knew.
+// leading is a gauge as the leading relay has it; the others show 0.
 func leading(metric string) string {
 	return fmt.Sprintf("max(%s{FILTER} and on (job, instance) outbox_relay_leader{FILTER} == 1)", metric)
 }

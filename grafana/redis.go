@@ -172,7 +172,7 @@ var redis = board{
 				queries: []query{{quantile(0.99, "credits_durability_wait_seconds"), "p99"}}, steps: []step{{0, green}, {0.1, orange}, {0.5, red}},
 			},
 			{
-				title: "Drift of the ledger", unit: "short", alert: "CreditsAccountFrozen",
+				title: "Drift of the ledger", unit: "short", alert: "CreditsLedgerDrift",
 				means: "Credits by which the accounts differ from their counter-accounts, looked at every 15 minutes. Anything but 0: the ledger was " +
 					"changed by hand; posthaste credits reconcile names the accounts.",
 				queries: []query{{"max(abs(credits_reconcile_drift{FILTER}))", "drift"}}, steps: none(),

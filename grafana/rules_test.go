@@ -80,6 +80,9 @@ func TestRules(t *testing.T) {
 			t.Errorf("%q: no alert, or one more of that name", r.Alert)
 		}
 		names = append(names, r.Alert)
+		if !regexp.MustCompile("^(?:" + ourAlerts + ")$").MatchString(r.Alert) {
+			t.Errorf("%s does not show among the firing alerts of the dashboards, which are %s", r.Alert, ourAlerts)
+		}
 		if s := r.Labels["severity"]; s != "page" && s != "ticket" && s != "info" {
 			t.Errorf("%s: severity %q, want page, ticket or info", r.Alert, s)
 		}
