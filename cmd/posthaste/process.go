@@ -181,8 +181,31 @@ func holder() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
+// inTime runs work until ctx ends, and then no longer than the drain timeout: a server that does not answer would hold up the
+// end by one timeout after the other. What is left to the end of the process is what a crash would leave.
+func (c Config) inTime(ctx context.Context, log *slog.Logger, work func(ctx context.Context) error) error {
+	done := make(chan error, 1)
+	go func() { done <- work(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(max(c.DrainTimeout, time.Second)):
+		log.Warn("not everything has stopped within the drain timeout; ending all the same")
+		return nil
+	}
+}
+
 // run relays until ctx ends.
 func (p *relayProcess) run(ctx context.Context) error {
+	return p.config.inTime(ctx, p.log, p.work)
+}
+
+func (p *relayProcess) work(ctx context.Context) error {
 	defer p.close()
 	// The relay's memory is bounded by its window; without a limit the collector lets the heap grow to twice that.
 	if os.Getenv("GOMEMLIMIT") == "" {
@@ -313,6 +336,10 @@ func (p *serveProcess) build(ctx context.Context) error {
 
 // run serves until ctx ends.
 func (p *serveProcess) run(ctx context.Context) error {
+	return p.config.inTime(ctx, p.log, p.work)
+}
+
+func (p *serveProcess) work(ctx context.Context) error {
 	defer p.close()
 	if err := p.checkSchema(ctx); err != nil {
 		return err

@@ -404,15 +404,13 @@ func TestStartsThatWaitingCannotMend(t *testing.T) {
 func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 	t.Parallel()
 	const drain = 3 * time.Second
-	for _, up := range []bool{true, false} {
-		name := "Redis up"
-		if !up {
-			name = "Redis down"
-		}
+	for _, name := range []string{"all is well", "Redis down", "Postgres silent"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inModes(t, func(t *testing.T, mode string) {
 				w := newWorld(t)
+				proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
+				w.pgURL = withPassword(t, w.pgURL, proxy.Addr())
 				r := w.relayIn(mode, fmt.Sprintf("--drain-timeout=%v", drain))
 				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 				testenv.Eventually(t, 20*time.Second, func() error {
@@ -421,11 +419,14 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 					}
 					return nil
 				})
-				if !up {
+				switch name {
+				case "Redis down":
 					if err := w.redis.Kill(); err != nil {
 						t.Fatal(err)
 					}
 					r.waitReady(t, http.StatusServiceUnavailable, "")
+				case "Postgres silent":
+					proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 				}
 				at := time.Now()
 				if code := r.stop(); code != 0 {
@@ -437,10 +438,13 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 					t.Errorf("the stop took %v, the drain timeout is %v", took, drain)
 				}
 				load.Stop()
-				if !up {
+				switch name {
+				case "Redis down":
 					if err := w.redis.Start(t.Context()); err != nil {
 						t.Fatal(err)
 					}
+				case "Postgres silent":
+					proxy.Remove("lost")
 				}
 				w.spawn("relay")
 				w.oracle.Check(t, load, 30*time.Second)
