@@ -25,7 +25,7 @@ type Selection struct {
 
 // query returns the text of queries/<name>.sql over the part of history to look at, whose parameters come first.
 func (s Selection) query(name string) string {
-	if s.ID != nil || s.Subject != nil {
+	if s.ID != nil {
 		return query("replay_few") + query(name)
 	}
 	return query("replay_all") + query(name)

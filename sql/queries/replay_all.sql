@@ -1,2 +1,3 @@
--- All of history, for replay_page and replay_count. The conditions only name the parameters, which replay_few needs.
-WITH history AS NOT MATERIALIZED (SELECT * FROM outbox_history WHERE $1::uuid IS NULL AND $2::text IS NULL)
+-- History, of an aggregate or all of it, for replay_page and replay_count: there is an index for either. The first condition
+-- only names the parameter, which replay_few needs.
+WITH history AS NOT MATERIALIZED (SELECT * FROM outbox_history WHERE $1::uuid IS NULL AND ($2::text IS NULL OR aggregate_id = $2))
