@@ -3,9 +3,12 @@ package sql
 // DoctorFacts returns the query for what posthaste doctor wants to know of the server. It needs no schema.
 func DoctorFacts() string { return query("doctor_facts") }
 
-// DoctorPublication returns the query whether the publication $1 announces inserts into the outbox, and whether the role
-// may create tables beside it.
+// DoctorPublication returns the query whether the publication $1 announces inserts into the outbox.
 func DoctorPublication() string { return query("doctor_publication") }
+
+// DoctorRights returns the query for the rights on tables that the role lacks, "" for none, and whether it may make the
+// history's partitions, make the publication, and see the transactions of others.
+func DoctorRights() string { return query("doctor_rights") }
 
 // DoctorSlot returns the query for the slot named $1.
 func DoctorSlot() string { return query("doctor_slot") }

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -100,7 +101,7 @@ func (d *doctor) postgres(ctx context.Context) {
 	defer func() { _ = conn.Close(ctx) }()
 	f, err := readFacts(ctx, conn)
 	if err != nil {
-		d.add(SeverityFail, "postgres", "", "%v", oneLine(err))
+		d.add(SeverityFail, "postgres", "ask again; if it stays, Postgres' log says why", "%v", oneLine(err))
 		return
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
@@ -133,7 +134,14 @@ func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 
 func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
 	if err := sql.CheckSchema(ctx, conn); err != nil {
-		d.add(SeverityFail, "schema", "posthaste migrate", "%v", err)
+		mend := "let this role read posthaste's tables (scripts/roles.sql)"
+		switch {
+		case errors.Is(err, sql.ErrSchemaMissing):
+			mend = "posthaste migrate; or correct --schema, which is " + d.config.Schema
+		case errors.Is(err, sql.ErrSchemaNewer):
+			mend = "use the version that migrated it, or a later one"
+		}
+		d.add(SeverityFail, "schema", mend, "%v", oneLine(err))
 		return
 	}
 	d.add(SeverityOK, "schema", "", "migrated")
@@ -149,20 +157,42 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
 		d.desired = st.Desired
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
-	var published, mayCreate bool
-	if err := conn.QueryRow(ctx, sql.DoctorPublication(), d.config.Publication).Scan(&published, &mayCreate); err != nil {
-		d.add(SeverityFail, "publication", "", "%v", err)
+	d.rights(ctx, conn)
+}
+
+// rights tells what the role may not do. The tables' owner may everything but the last.
+func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
+	var lacks string
+	var published, partitions, publication, statistics bool
+	err := conn.QueryRow(ctx, sql.DoctorRights()).Scan(&lacks, &partitions, &publication, &statistics)
+	if err == nil {
+		err = conn.QueryRow(ctx, sql.DoctorPublication(), d.config.Publication).Scan(&published)
+	}
+	if err != nil {
+		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", oneLine(err))
 		return
 	}
-	if published {
-		d.add(SeverityOK, "publication", "", "%s has the outbox table", d.config.Publication)
-	} else {
-		d.add(SeverityWarn, "publication", "the relay makes it again if it owns the table; else: CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert')",
-			"%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
+	if lacks != "" {
+		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role", "this role lacks %s", lacks)
 	}
-	if !mayCreate {
+	if !partitions {
 		d.add(SeverityWarn, "history partitions", "GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
-			"this role may not create tables: history goes to the default partition")
+			"this role may not make and drop them: history goes to the default partition")
+	}
+	switch {
+	case published && publication:
+		d.add(SeverityOK, "publication", "", "%s has the outbox table", d.config.Publication)
+	case published:
+		d.add(SeverityWarn, "publication", "GRANT CREATE ON DATABASE to the relay's role, and make it owner of outbox",
+			"%s has the outbox table; if it is dropped, this role may not make it again", d.config.Publication)
+	case publication:
+		d.add(SeverityWarn, "publication", "nothing to do: the relay makes it again", "%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
+	default:
+		d.add(SeverityWarn, "publication", "CREATE PUBLICATION "+d.config.Publication+" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
+			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role may not make it", d.config.Publication)
+	}
+	if !statistics {
+		d.add(SeverityWarn, "statistics right", "GRANT pg_read_all_stats to the relay's role", "this role does not see which transaction of another role holds the WAL back")
 	}
 }
 
@@ -237,12 +267,17 @@ func (d *doctor) redis(ctx context.Context) {
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
-		d.add(SeverityFail, "redis", "", "%v", err)
+		mend := sink.Mend(sink.Class(err))
+		var unready *sink.NotReadyError
+		if errors.As(err, &unready) {
+			mend = unready.Mend
+		}
+		d.add(SeverityFail, "redis", mend, "%s", strings.TrimSuffix(oneLine(err), " ("+mend+")"))
 		return
 	}
 	info, err := client.InfoMap(ctx, "server", "memory", "persistence").Result()
 	if err != nil {
-		d.add(SeverityFail, "redis", "", "%v", err)
+		d.add(SeverityFail, "redis", sink.Mend(sink.Class(err)), "%v", oneLine(err))
 		return
 	}
 	d.add(SeverityOK, "redis", "", "version %s, reachable and writable, durability %s", info["Server"]["redis_version"], d.config.Durability)

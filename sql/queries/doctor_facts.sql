@@ -5,7 +5,9 @@ SELECT current_setting('server_version_num')::integer,
        current_setting('max_wal_senders')::integer,
        (SELECT count(*) FROM pg_stat_replication)::integer,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+       -- A managed service may give the right by membership.
+       EXISTS (SELECT 1 FROM pg_roles WHERE rolname = current_user AND (rolreplication OR rolsuper)
+               OR rolname = 'rds_replication' AND pg_has_role(oid, 'USAGE')),
        pg_is_in_recovery(),
        current_setting('synchronized_standby_slots', true),
        (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout')

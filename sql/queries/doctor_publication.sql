@@ -1,3 +1,2 @@
 SELECT EXISTS (SELECT 1 FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
-               WHERE p.pubname = $1 AND r.prrelid = 'outbox'::regclass AND p.pubinsert),
-       has_schema_privilege((SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass), 'CREATE')
+               WHERE p.pubname = $1 AND r.prrelid = 'outbox'::regclass AND p.pubinsert)

@@ -1,0 +1,11 @@
+-- What the role lacks of what a relay does: rights on tables ('' for none), making history's partitions, making the publication
+-- again, and seeing the transactions of others.
+SELECT coalesce((SELECT string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
+                 FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_history', '{SELECT,INSERT,DELETE}'), ('outbox_part', '{SELECT,UPDATE}'),
+                              ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'),
+                              ('relay_state', '{SELECT,INSERT,UPDATE}')) AS need(t, ps), unnest(ps) AS p
+                 WHERE NOT has_table_privilege(t, p)), ''),
+       pg_has_role(h.relowner, 'USAGE') AND has_schema_privilege(h.relnamespace, 'CREATE'),
+       pg_has_role(o.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE'),
+       pg_has_role('pg_read_all_stats', 'USAGE')
+FROM pg_class o, pg_class h WHERE o.oid = 'outbox'::regclass AND h.oid = 'outbox_history'::regclass
