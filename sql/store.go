@@ -77,12 +77,17 @@ func (s *Store) Register(ctx context.Context) error {
 // Register makes sure that the only row of relay_state has the given name; a row that no relay ever used is renamed.
 // Errors: *outbox.SecondNameError.
 func Register(ctx context.Context, db DB, name string) error {
-	if _, err := db.Exec(ctx, query("state_register"), name); err != nil {
-		return fmt.Errorf("register relay %q: %w", name, err)
-	}
 	var existing string
 	var epoch int64
-	if err := db.QueryRow(ctx, query("state_names")).Scan(&existing, &epoch); err != nil {
+	// Read before it is written: a role that may only look, may look.
+	err := db.QueryRow(ctx, query("state_names")).Scan(&existing, &epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if _, err := db.Exec(ctx, query("state_register"), name); err != nil {
+			return fmt.Errorf("register relay %q: %w", name, err)
+		}
+		err = db.QueryRow(ctx, query("state_names")).Scan(&existing, &epoch)
+	}
+	if err != nil {
 		return fmt.Errorf("read the relay's name: %w", err)
 	}
 	if existing == name {

@@ -101,7 +101,8 @@ func DeadName(id, source string) string {
 }
 
 // Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: the event's id,
-// its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning.
+// its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning, or that of ctx, which
+// ends it between two events.
 func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(id, source string, err error)) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
@@ -115,6 +116,9 @@ func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bo
 	}
 	handled := map[string]bool{}
 	for _, g := range d.Groups {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		id := strings.ToLower(g.EventID)
 		if all || wanted[id] {
 			handled[id] = true
@@ -122,6 +126,9 @@ func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bo
 		}
 	}
 	for _, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		err := a.Relay(ctx, d.Pool, id)
 		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
 			continue // only a group had it, or it is gone since it was listed

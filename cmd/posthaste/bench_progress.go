@@ -81,11 +81,14 @@ func (p *progress) line(before, after string) {
 		return
 	}
 	n, took := p.count.Load(), time.Since(p.since)
-	text := fmt.Sprintf("%*d/%d %-22s %9s", len(fmt.Sprint(p.steps)), p.at, p.steps, p.name, humanize.Comma(n))
+	text := fmt.Sprintf("%*d/%d %-18s %9s", len(fmt.Sprint(p.steps)), p.at, p.steps, p.name, humanize.Comma(n))
 	if p.total > 0 {
 		text += " of " + humanize.Comma(int64(p.total))
 	}
-	text += fmt.Sprintf(" in %.1f s, %s/s", took.Seconds(), humanize.Comma(int64(float64(n)/took.Seconds())))
+	if after != "" {
+		text += fmt.Sprintf(" in %.1f s", took.Seconds())
+	}
+	text += fmt.Sprintf(", %s/s", humanize.Comma(int64(float64(n)/took.Seconds())))
 	behind := float64(p.at - 1)
 	switch {
 	case after != "":
@@ -96,6 +99,9 @@ func (p *progress) line(before, after string) {
 	if behind > 0 {
 		left := time.Duration(float64(time.Since(p.began)) / behind * (float64(p.steps) - behind))
 		text += fmt.Sprintf("; about %v left", left.Round(time.Second))
+	}
+	if after == "" {
+		text = clip(text, width(p.w))
 	}
 	fmt.Fprint(p.w, before+text+after)
 }

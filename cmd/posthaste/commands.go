@@ -30,6 +30,25 @@ const oneShotTimeout = 15 * time.Second
 
 // withPool runs do with a pool on a migrated schema.
 func (e *env) withPool(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
+	return e.withDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := e.checkSchema(ctx, pool); err != nil {
+			return err
+		}
+		return do(ctx, pool)
+	})
+}
+
+// checkSchema is sql.CheckSchema with the name of what is missing: often it is there, and called otherwise.
+func (e *env) checkSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	err := sql.CheckSchema(ctx, pool)
+	if errors.Is(err, sql.ErrSchemaMissing) {
+		return fmt.Errorf("database %q, --schema=%s: %w", pool.Config().ConnConfig.Database, e.config.Schema, err)
+	}
+	return err
+}
+
+// withDatabase runs do with a pool on whatever is there.
+func (e *env) withDatabase(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
 	defer cancel()
 	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
@@ -41,9 +60,6 @@ func (e *env) withPool(ctx context.Context, do func(ctx context.Context, pool *p
 		return err
 	}
 	defer pool.Close()
-	if err := sql.CheckSchema(ctx, pool); err != nil {
-		return oneLine(err)
-	}
 	return oneLine(do(ctx, pool))
 }
 
@@ -52,8 +68,14 @@ func oneLine(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "\n") {
 		return err
 	}
-	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
+	return folded{err}
 }
+
+type folded struct{ err error }
+
+func (f folded) Error() string { return strings.Join(strings.Fields(f.err.Error()), " ") }
+
+func (f folded) Unwrap() error { return f.err }
 
 func (e *env) slots(pool *pgxpool.Pool) (*cdc.Slots, error) {
 	return cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Schema: e.config.Schema, Slot: e.config.Slot, Publication: publication})
@@ -67,20 +89,30 @@ func (e *env) json(v any) error {
 	return enc.Encode(v)
 }
 
-// confirm asks before something that cannot be undone. Without a terminal to answer on it refuses.
-func (e *env) confirm(yes bool, question string) error {
+// confirm asks before something that cannot be undone, for as long as the answer takes: ctx is the command's, not that of
+// one of its calls. Without a terminal to answer on it refuses.
+func (e *env) confirm(ctx context.Context, yes bool, question string) error {
 	if yes {
 		return nil
 	}
 	if !isTerminal(e.stdin) {
 		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
 	}
-	fmt.Fprintf(e.stderr, "%s [y/N] ", question)
-	line, _ := bufio.NewReader(e.stdin).ReadString('\n')
-	if a := strings.ToLower(strings.TrimSpace(line)); a != "y" && a != "yes" {
-		return errors.New("nothing was done")
+	fmt.Fprintf(e.stderr, "%s [y/N] ", foreign(question))
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(e.stdin).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+	case <-ctx.Done(): // Ctrl-C, which does not end the reading
+		fmt.Fprintln(e.stderr)
 	}
-	return nil
+	return errors.New("nothing was done")
 }
 
 type migrateCmd struct {
@@ -150,76 +182,107 @@ func orNone(s string) string {
 }
 
 type adoptCmd struct {
-	Yes bool `help:"Do not ask."`
+	Yes  bool `help:"Do not ask."`
+	JSON bool `name:"json" help:"Print JSON."`
 }
 
 // Run takes over the gates of this database's streams.
 func (c adoptCmd) Run(ctx context.Context, e *env) error {
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+	var st outbox.State
+	streams := []string{}
+	err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
 			return err
 		}
-		st, err := sql.ReadState(ctx, pool, e.config.RelayName)
-		if err != nil {
+		if st, err = sql.ReadState(ctx, pool, e.config.RelayName); err != nil {
 			return err
 		}
-		streams, err := sql.KnownStreams(ctx, pool, e.config.StreamPrefix)
-		if err != nil {
-			return err
-		}
-		if len(streams) == 0 {
-			fmt.Fprintln(e.stdout, "no streams, nothing to take over")
-			return nil
-		}
-		client, err := sink.NewClient(e.config.RedisURL)
-		if err != nil {
-			return &usageError{err.Error()}
-		}
-		defer client.Close()
-		if err := e.confirm(c.Yes, fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.", strings.Join(streams, ", "))); err != nil {
-			return err
-		}
-		s := sink.New(sink.Options{Client: client})
-		for _, name := range streams {
-			if err := s.TakeOver(ctx, name, st.Owner); err != nil {
-				return fmt.Errorf("take over stream %q: %w", name, err)
-			}
-			fmt.Fprintf(e.stdout, "%s belongs to this database now\n", name)
-		}
-		return nil
+		streams, err = sql.KnownStreams(ctx, pool, e.config.StreamPrefix)
+		return err
 	})
+	if err != nil {
+		return err
+	}
+	if len(streams) > 0 {
+		question := fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.", strings.Join(streams, ", "))
+		if err := e.confirm(ctx, c.Yes, question); err != nil {
+			return err
+		}
+		if err := e.takeOver(ctx, streams, st.Owner); err != nil {
+			return oneLine(err)
+		}
+	}
+	if c.JSON {
+		return e.json(map[string]any{"streams": streams})
+	}
+	for _, name := range streams {
+		fmt.Fprintf(e.stdout, "%s belongs to this database now\n", name)
+	}
+	if len(streams) == 0 {
+		fmt.Fprintln(e.stdout, "no streams, nothing to take over")
+	}
+	return nil
+}
+
+// takeOver makes owner the owner of the streams' gates. It may be repeated.
+func (e *env) takeOver(ctx context.Context, streams []string, owner outbox.Owner) error {
+	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	defer cancel()
+	client, err := sink.NewClient(e.config.RedisURL)
+	if err != nil {
+		return &usageError{err.Error()}
+	}
+	defer client.Close()
+	s := sink.New(sink.Options{Client: client})
+	for _, name := range streams {
+		if err := s.TakeOver(ctx, name, owner); err != nil {
+			return fmt.Errorf("take over stream %q: %w", name, err)
+		}
+	}
+	return nil
 }
 
 type uninstallCmd struct {
 	Tables bool `help:"Drop the tables too, with everything in them."`
 	Yes    bool `help:"Do not ask."`
+	JSON   bool `name:"json" help:"Print JSON."`
 }
 
-// Run removes what posthaste left in the database.
+// uninstalled is what uninstall removed; what was not there counts as removed.
+type uninstalled struct {
+	Slot        bool `json:"slot"` // false: it is another database's, and stays
+	Publication bool `json:"publication"`
+	Tables      bool `json:"tables"`
+}
+
+// Run removes what posthaste left in the database. It wants no schema of its own version, and none at all: a slot whose tables
+// are gone fills the disk as well.
 func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, publication)
 	if c.Tables {
 		what += " and ALL TABLES of posthaste, orders included, in schema " + e.config.Schema
 	}
-	if err := e.confirm(c.Yes, what+"?"); err != nil {
+	if err := e.confirm(ctx, c.Yes, what+"?"); err != nil {
 		return err
 	}
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		slots, err := e.slots(pool)
+	return e.withDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := sql.CheckSchema(ctx, pool); c.Tables && errors.Is(err, sql.ErrSchemaNewer) {
+			return err // it has tables that this version does not know
+		}
+		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
+			fmt.Fprintln(e.stderr, "posthaste: a relay runs, and makes the slot and the publication again: stop it, then repeat this")
+		}
+		done, err := e.uninstall(ctx, pool, c.Tables)
 		if err != nil {
 			return err
 		}
-		var slot *outbox.SlotError
-		switch err := slots.Drop(ctx); {
-		case errors.As(err, &slot) && slot.Reason == outbox.ReasonSlotForeign:
-			fmt.Fprintf(e.stdout, "slot %s is not this database's and stays\n", e.config.Slot)
-		case err != nil:
-			return err
-		default:
-			fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
+		if c.JSON {
+			return e.json(done)
 		}
-		if err := sql.Uninstall(ctx, pool, publication, c.Tables); err != nil {
-			return err
+		if done.Slot {
+			fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
+		} else {
+			fmt.Fprintf(e.stdout, "slot %s is not this database's and stays\n", e.config.Slot)
 		}
 		fmt.Fprintf(e.stdout, "publication %s is gone\n", publication)
 		if c.Tables {
@@ -227,6 +290,23 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		}
 		return nil
 	})
+}
+
+func (e *env) uninstall(ctx context.Context, pool *pgxpool.Pool, tables bool) (uninstalled, error) {
+	slots, err := e.slots(pool)
+	if err != nil {
+		return uninstalled{}, err
+	}
+	var slot *outbox.SlotError
+	err = slots.Drop(ctx)
+	theirs := errors.As(err, &slot) && slot.Reason == outbox.ReasonSlotForeign
+	if err != nil && !theirs {
+		return uninstalled{}, err
+	}
+	if err := sql.Uninstall(ctx, pool, publication, tables); err != nil {
+		return uninstalled{}, err
+	}
+	return uninstalled{Slot: !theirs, Publication: true, Tables: tables}, nil
 }
 
 type healthcheckCmd struct {

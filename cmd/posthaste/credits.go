@@ -131,6 +131,7 @@ type creditsUnfreezeCmd struct {
 
 // Run shows why an account is frozen, asks, and releases it.
 func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
+	asking := ctx
 	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client *redis.Client, pool *pgxpool.Pool, user uuid.UUID) error {
 		a, err := credits.Inspect(ctx, client, pool, user)
 		if err != nil {
@@ -140,9 +141,12 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			printAccount(e.stdout, a)
 		}
 		if err = a.Releasable(credits.Settlement(c.Settle)); err == nil {
-			if err = e.confirm(c.Yes, "Release it?"); err != nil {
+			if err = e.confirm(asking, c.Yes, "Release it?"); err != nil {
 				return err
 			}
+			// The answer may have taken longer than ctx lasts.
+			ctx, cancel := context.WithTimeout(asking, oneShotTimeout)
+			defer cancel()
 			_, err = b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
 		}
 		if c.JSON {

@@ -2,15 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin"
 	"posthaste/consumer"
+	"posthaste/sql"
 )
 
 type deadCmd struct {
@@ -48,6 +51,14 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
+		n, err := sql.CountDead(ctx, d.Pool)
+		if err != nil {
+			return err
+		}
+		if shown := int64(len(dead)); n > shown {
+			fmt.Fprintf(e.stderr, "posthaste: of %s events that the relay has parked, these are the oldest %s; dead retry and dead drop take --all\n",
+				humanize.Comma(n), humanize.Comma(shown))
+		}
 		for _, g := range d.Groups {
 			dead = append(dead, admin.GroupDead(g, e.config.StreamPrefix))
 		}
@@ -61,8 +72,8 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			if d.Retrying {
 				state = "retrying"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s/%s\t%d\t%s\t%s\t%s\n", d.ID, foreign(d.Source), foreign(d.Type), foreign(d.AggregateType), foreign(d.AggregateID), d.Attempts,
-				humanize.Time(d.DeadAt), state, foreign(d.Error))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.ID, short(d.Source, 40), short(d.Type, 40), short(d.AggregateType+"/"+d.AggregateID, 60),
+				d.Attempts, humanize.Time(d.DeadAt), state, short(d.Error, 200))
 		}
 		return t.Flush()
 	})
@@ -89,7 +100,7 @@ type deadDropCmd struct {
 // Run drops dead events.
 func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 	if c.All {
-		if err := e.confirm(c.Yes, "Drop every dead event for good?"); err != nil {
+		if err := e.confirm(ctx, c.Yes, "Drop every dead event for good?"); err != nil {
 			return err
 		}
 	}
@@ -106,6 +117,22 @@ type deadResult struct {
 	Error string `json:"error,omitempty"`
 }
 
+// bounded bounds what is done to one event.
+func bounded(a admin.DeadAction) admin.DeadAction {
+	relay, group := a.Relay, a.Group
+	a.Relay = func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
+		ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		defer cancel()
+		return relay(ctx, pool, id)
+	}
+	a.Group = func(ctx context.Context, client redis.UniversalClient, d consumer.DeadEntry) error {
+		ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		defer cancel()
+		return group(ctx, client, d)
+	}
+	return a
+}
+
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
 func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a admin.DeadAction) error {
 	if all == (len(names) > 0) {
@@ -118,14 +145,16 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ad
 			return &usageError{fmt.Sprintf("event id %q is not a UUID", n)}
 		}
 	}
-	return e.withDead(ctx, func(ctx context.Context, d *admin.DeadIn) error {
+	asking := ctx
+	return e.withDead(ctx, func(_ context.Context, d *admin.DeadIn) error {
+		ctx := asking // not bounded as a whole, because there may be many; each of them is
 		failed := false
 		results := []deadResult{}
-		err := d.Each(ctx, a, ids, all, func(id, source string, err error) {
+		err := d.Each(ctx, bounded(a), ids, all, func(id, source string, err error) {
 			switch {
 			case err != nil:
 				failed = true
-				fmt.Fprintln(e.stderr, "posthaste:", err)
+				fmt.Fprintln(e.stderr, "posthaste:", foreign(err.Error()))
 				results = append(results, deadResult{ID: id, Source: source, Error: err.Error()})
 			case asJSON:
 				results = append(results, deadResult{ID: id, Source: source, OK: true})
@@ -133,8 +162,8 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ad
 				fmt.Fprintf(e.stdout, "%s %s\n", foreign(admin.DeadName(id, source)), a.Done)
 			}
 		})
-		if err == nil && asJSON {
-			err = e.json(results)
+		if asJSON && (err == nil || len(results) > 0) {
+			err = errors.Join(err, e.json(results))
 		}
 		if err == nil && failed {
 			err = errSaid

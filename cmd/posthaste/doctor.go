@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"posthaste/api/admin"
@@ -31,7 +32,8 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 		}
 	} else {
 		for _, f := range d.Findings {
-			fmt.Fprintf(e.stdout, "%-5s %-22s %s\n", f.Severity, f.Check, f.Detail)
+			word := paint(f.Severity, colours(e.stdout)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
+			fmt.Fprintf(e.stdout, "%s %-22s %s\n", word, f.Check, foreign(f.Detail))
 			if f.Mend != "" {
 				fmt.Fprintf(e.stdout, "      %-22s -> %s\n", "", f.Mend)
 			}

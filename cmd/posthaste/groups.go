@@ -198,7 +198,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending), countOr(group.Lag, "an unknown number of"), humanize.Comma(int64(len(dead))))
-		if err := e.confirm(c.Yes, fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream, what)); err != nil {
+		if err := e.confirm(asking, c.Yes, fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream, what)); err != nil {
 			return err
 		}
 		// The answer may have taken longer than ctx lasts.

@@ -110,7 +110,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case errors.Is(err, errSaid):
 		return exitFailure
 	}
-	fmt.Fprintln(stderr, "posthaste:", err)
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = errors.New("interrupted")
+	}
+	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error()))
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitBadUsage

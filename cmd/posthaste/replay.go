@@ -165,7 +165,7 @@ func (r *replaying) open(ctx context.Context) error {
 	if r.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return err
 	}
-	if err := sql.CheckSchema(ctx, r.pool); err != nil {
+	if err := r.env.checkSchema(ctx, r.pool); err != nil {
 		return err
 	}
 	if err := sql.Register(ctx, r.pool, config.RelayName); err != nil {

@@ -33,6 +33,24 @@ func isTerminal(w any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// width is how many columns a terminal has; 0 if it is none, or does not say.
+func width(w any) int {
+	if f, ok := w.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// clip cuts a line to less than so many columns: what wraps cannot be written over.
+func clip(line string, columns int) string {
+	if r := []rune(line); columns > 1 && len(r) >= columns {
+		return string(r[:columns-1])
+	}
+	return line
+}
+
 // at notes that n is done now.
 func (p *tally) at(n int64) {
 	p.n = n
@@ -45,7 +63,7 @@ func (p *tally) at(n int64) {
 	}
 	p.written = time.Now()
 	if p.terminal {
-		fmt.Fprintf(p.w, "\r\x1b[K%s", p.line())
+		fmt.Fprint(p.w, "\r\x1b[K"+clip(p.line(), width(p.w)))
 		p.shown = true
 		return
 	}

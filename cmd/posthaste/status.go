@@ -125,9 +125,11 @@ func colours(w io.Writer) bool {
 	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
-// paint colours a word of the status.
+// paint colours a word of the status, or the severity of a finding.
 func paint(word string, coloured bool) string {
-	colour, ok := map[string]string{wordOK: "32", wordDegraded: "33", wordBroken: "31"}[word]
+	colour, ok := map[string]string{
+		wordOK: "32", wordDegraded: "33", admin.SeverityWarn: "33", wordBroken: "31", admin.SeverityFail: "31",
+	}[word]
 	if !coloured || !ok {
 		return word
 	}

@@ -44,16 +44,20 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 		}
 		defer client.Close()
 		steps, err := admin.Trace(ctx, pool, client, id)
-		if err != nil {
-			return err
-		}
-		if len(steps) == 0 {
+		if err == nil && len(steps) == 0 {
 			return errors.New("nothing is known of this id: it never was, or its history has expired")
 		}
+		// Without Redis it is still told what Postgres knows.
+		show := func() error { return printSteps(e.stdout, steps) }
 		if c.JSON {
-			return e.json(steps)
+			show = func() error { return e.json(steps) }
 		}
-		return printSteps(e.stdout, steps)
+		if len(steps) > 0 {
+			if perr := show(); perr != nil {
+				return perr
+			}
+		}
+		return err
 	})
 }
 
@@ -64,7 +68,7 @@ func printSteps(w io.Writer, steps []admin.Step) error {
 		if !s.At.IsZero() {
 			at = s.At.UTC().Format("2006-01-02 15:04:05.000000")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, s.Place, foreign(s.ID), foreign(s.Detail))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, foreign(s.Place), foreign(s.ID), foreign(s.Detail))
 	}
 	return t.Flush()
 }
@@ -81,4 +85,13 @@ func foreign(s string) string {
 		}
 		return r
 	}, s)
+}
+
+// short is foreign text of at most n characters: one long cell would make every line of its table as long. JSON has all of it.
+func short(s string, n int) string {
+	r := []rune(foreign(s))
+	if len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return string(r)
 }

@@ -1,0 +1,299 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+	"unsafe"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/api/admin"
+	"posthaste/internal/testenv"
+)
+
+// openTerminal returns both ends of a terminal of so many columns: what a person holds, and what a program is given.
+func openTerminal(t *testing.T, columns int) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := func(request uintptr, arg unsafe.Pointer) {
+		t.Helper()
+		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, person.Fd(), request, uintptr(arg)); e != 0 {
+			t.Fatal(e)
+		}
+	}
+	var unlocked, number int32
+	control(syscall.TIOCSPTLCK, unsafe.Pointer(&unlocked))
+	control(syscall.TIOCGPTN, unsafe.Pointer(&number))
+	control(syscall.TIOCSWINSZ, unsafe.Pointer(&[4]uint16{24, uint16(columns)}))
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = person.Close(), program.Close() })
+	return person, program
+}
+
+// onTerminal starts a command on a terminal.
+func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
+	w.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	person, tty := openTerminal(w.t, columns)
+	p := &program{done: make(chan struct{})}
+	p.cmd = exec.Command(exe, append(args, w.args("--log-level=error", "--admin-addr=")...)...) //nolint:noctx // ended by the test
+	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = tty, tty, tty
+	if err := p.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	_ = tty.Close()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		b := make([]byte, 4096)
+		for {
+			n, err := person.Read(b)
+			_, _ = p.Write(b[:n])
+			if err != nil {
+				return // the program has ended
+			}
+		}
+	}()
+	go func() { _ = p.cmd.Wait(); <-read; close(p.done) }()
+	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
+	return p, person
+}
+
+// Whoever thinks better of it at a question presses Ctrl-C once.
+func TestQuestionsAreInterrupted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p, _ := w.onTerminal(80, "uninstall", "--tables")
+	p.waitText(t, "[y/N]")
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		select {
+		case <-p.done:
+			return nil
+		default:
+			return errors.New("the question still waits")
+		}
+	})
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "posthaste: nothing was done") {
+		t.Errorf("exit %d: %s", code, p.text())
+	}
+	if testenv.Value[*string](t, w.db, "SELECT to_regclass('orders')::text") == nil {
+		t.Error("the tables are gone")
+	}
+}
+
+// Colours are for terminals; severities are aligned with them and without.
+func TestDoctorIsColouredOnATerminal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p, _ := w.onTerminal(200, "doctor")
+	<-p.done
+	for _, want := range []string{"\x1b[1;32mok\x1b[0m    postgres ", "\x1b[1;33mwarn\x1b[0m  max_slot_wal_keep_size "} {
+		if !strings.Contains(p.text(), want) {
+			t.Errorf("no %q: %q", want, p.text())
+		}
+	}
+	if r := w.once("doctor"); strings.Contains(r.out, "\x1b") || !strings.Contains(r.out, "warn  max_slot_wal_keep_size ") {
+		t.Errorf("without a terminal: %q", r.out)
+	}
+}
+
+// A line that is written over fits into one line of the terminal, however narrow that is.
+func TestProgressFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	_, tty := openTerminal(t, 30)
+	if n := width(tty); n != 30 {
+		t.Errorf("width %d, want 30", n)
+	}
+	line := (&tally{total: 10_000_000, n: 1_234_567, began: time.Now().Add(-time.Hour)}).line()
+	if short := clip(line, 30); utf8.RuneCountInString(short) != 29 || !strings.HasPrefix(line, short) {
+		t.Errorf("%q is clipped to %q", line, short)
+	}
+	if clip(line, 0) != line || clip("short", 30) != "short" {
+		t.Error("what needs no clipping is clipped")
+	}
+	// The longest line of a benchmark fits the most usual terminal.
+	var out bytes.Buffer
+	p := &progress{w: &out, tty: true, steps: 12, at: 12, name: "limits in Postgres", total: 300_000, began: time.Now().Add(-time.Hour), since: time.Now().Add(-10 * time.Second)}
+	p.count.Store(200_000)
+	if p.line("", ""); out.Len() >= 80 || !strings.HasSuffix(out.String(), " left") {
+		t.Errorf("%d columns: %q", out.Len(), out.String())
+	}
+}
+
+// What others have named (groups, subjects, handlers' errors) steers no terminal by way of an error, and does not stretch a
+// table to a screen's width.
+func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const hostile = "g\x1b[2J\r\u202eé"
+	ctx, client := t.Context(), w.redis.Client
+	if err := client.XGroupCreateMkStream(ctx, "outbox.order", hostile, "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 1000)
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at, error, class, attempts)
+		VALUES (gen_random_uuid(), 1, 'order', $1, 'order.made', now(), $2, 'other', 3)`, long, hostile+long)
+	for _, args := range [][]string{
+		{"groups", "list"},
+		{"groups", "drop", "--stream=outbox.order", "--group=none", "--yes"},
+		{"groups", "drop", "--stream=outbox.order", "--group=" + hostile},
+		{"dead", "list"},
+	} {
+		r := w.once(args...)
+		text := r.out + r.errOut
+		if strings.ContainsFunc(text, func(c rune) bool { return c != '\n' && !unicode.IsPrint(c) }) {
+			t.Errorf("%q: %q", args, text)
+		}
+		for line := range strings.Lines(text) {
+			if len(line) > 500 {
+				t.Errorf("%q: a line of %d bytes", args, len(line))
+			}
+		}
+	}
+}
+
+// Without Redis a trace still tells what Postgres knows.
+func TestTraceWithoutRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.keep(1, "outbox.order")
+	w.db.Exec(t, "UPDATE outbox_history SET entry_id = '1-0'")
+	w.rdURL = "redis://127.0.0.1:1"
+	r := w.once("trace", ids[0])
+	if r.code != 1 || !strings.Contains(r.out, "published  "+ids[0]) || !strings.Contains(r.errOut, "refused") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	r = w.once("trace", "--json", ids[0])
+	var steps []admin.Step
+	if err := json.Unmarshal([]byte(r.out), &steps); err != nil || r.code != 1 || len(steps) != 1 {
+		t.Errorf("exit %d, %v: %s", r.code, err, r.out)
+	}
+}
+
+// A role that may only look, may look.
+func TestStatusWantsNoRightToWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.once("status")
+	w.pgURL = w.role("")
+	w.db.Exec(t, "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public FROM role_"+w.db.Relay)
+	if r := w.once("status"); r.code != 0 || !strings.Contains(r.out, "mode") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+}
+
+// A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it would be
+// made again.
+func TestUninstallWithoutASchema(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	if r := w.once("uninstall", "--yes"); r.code != 0 || !strings.Contains(r.errOut, "a relay runs") {
+		t.Errorf("beside a relay: exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+
+	w = newWorld(t)
+	w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", "posthaste_"+w.db.Relay)
+	w.db.Exec(t, "UPDATE posthaste_migrations SET version_id = 99 WHERE version_id = 1")
+	w.once("uninstall", "--tables", "--yes").oneLine(t, 1, "newer than this binary")
+	w.db.Exec(t, "DROP SCHEMA public CASCADE")
+	r := w.once("uninstall", "--yes", "--json")
+	if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != `{"slot":true,"publication":true,"tables":false}` {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay); n != 0 {
+		t.Error("the slot is still there")
+	}
+}
+
+func TestAdoptSpeaksJSON(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, want := range []string{`{"streams":[]}`, `{"streams":["outbox.order"]}`} {
+		r := w.once("adopt", "--yes", "--json")
+		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != want {
+			t.Errorf("exit %d: %s%s; want %s", r.code, r.out, r.errOut, want)
+		}
+		w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 1) ON CONFLICT DO NOTHING")
+	}
+}
+
+// Many dead events are not given the time of a few, and Ctrl-C ends the work between two of them.
+func TestManyDeadEvents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
+		SELECT gen_random_uuid(), g, 'order', 'o', 'order.made', '{}', now(), 'no', 'other', 3 FROM generate_series(1, 1001) g`)
+	r := w.once("dead", "list")
+	if n := strings.Count(r.out, "\n"); r.code != 0 || n != 1001 || !strings.Contains(r.errOut, "1,001") {
+		t.Errorf("exit %d, %d lines: %s", r.code, n, r.errOut)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var deadlines []time.Time
+	var out bytes.Buffer
+	e := &env{config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, stdout: &out, stderr: &out}
+	err := e.onDead(ctx, nil, true, false, admin.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
+		d, _ := ctx.Deadline()
+		if deadlines = append(deadlines, d); len(deadlines) == 3 {
+			cancel()
+		}
+		return nil
+	}})
+	if n := len(deadlines); n != 3 || !errors.Is(err, context.Canceled) || strings.Count(out.String(), "is done") != 3 {
+		t.Fatalf("%d events, error %v", n, err)
+	}
+	if slices.ContainsFunc(deadlines[1:], func(d time.Time) bool { return !d.After(deadlines[0]) }) {
+		t.Errorf("all of them share one deadline: %v", deadlines)
+	}
+}
+
+// A command that is interrupted says so, and not in the words of a library.
+func TestInterruptedBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(10, "outbox.order")
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "UPDATE outbox_history SET mode = mode"); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start("replay", "--all")
+	p.waitText(t, "waiting for 1 transactions")
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if !strings.HasSuffix(p.text(), "\nposthaste: interrupted\n") {
+		t.Errorf("it says %q", p.text())
+	}
+}
