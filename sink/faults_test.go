@@ -3,6 +3,7 @@ package sink_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"testing"
 	"time"
@@ -87,11 +88,17 @@ func TestALostReplyPublishesOnce(t *testing.T) {
 	f.publish(l, first...)
 	p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	d := l.Deliver(events)
-	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
 		t.Fatalf("class %q of %v, want timeout", sink.Class(err), err)
 	}
+	testenv.Eventually(t, 10*time.Second, func() error { // what was sent arrives
+		if n := len(f.stored()); n < len(first)+len(events) {
+			return fmt.Errorf("%d entries", n)
+		}
+		return nil
+	})
 	f.wantStored(append(first, events...)...)
 	p.Remove("lost")
 	r := retry(t, d, "timeout", "connection")
