@@ -3,6 +3,7 @@ package credits
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -10,15 +11,44 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 )
+
+// patient is a bank in use whose client awaits a reply for longer than the tests keep the server from answering.
+func (w *world) patient(user uuid.UUID) *Bank {
+	w.tb.Helper()
+	o := *w.client(w.redis.URL()).Options()
+	o.ReadTimeout = 30 * time.Second
+	c := redis.NewClient(&o)
+	w.tb.Cleanup(func() { _ = c.Close() })
+	b := w.newBank(func(o *Options) { o.Redis = c })
+	if _, err := b.Balance(w.tb.Context(), user); err != nil {
+		w.tb.Fatal(err)
+	}
+	return b
+}
+
+// under waits until so many pipelines are under way, and so many calls wait.
+func (l *lane) under(tb testing.TB, pipelines, calls int) {
+	tb.Helper()
+	testenv.Eventually(tb, 10*time.Second, func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.running != pipelines || len(l.queue) != calls {
+			return fmt.Errorf("%d pipelines are under way and %d calls wait, want %d and %d", l.running, len(l.queue), pipelines, calls)
+		}
+		return nil
+	})
+}
 
 // Calls that are made at the same time share pipelines: many operations in few reads of the server.
 func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(1000)
+	b := w.patient(user)
 	reads := func() int64 {
 		var n int64
 		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(), "total_reads_processed")} {
@@ -28,33 +58,29 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 		}
 		return n
 	}
+	l, err := b.calls.lane(t.Context(), accountKey(user))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	const callers = 400
 	var wg sync.WaitGroup
 	var ok atomic.Int64
-	for range callers {
+	for i := range callers {
+		if i <= lanes { // the first occupy the pipelines, one each
+			l.under(t, i, 0)
+		}
 		wg.Go(func() {
-			if r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 1)); err == nil && r.Outcome == OK {
+			if r, err := b.Apply(context.Background(), newOp(user, Deduct, 1)); err == nil && r.Outcome == OK {
 				ok.Add(1)
 			} else {
 				t.Errorf("%+v %v", r, err)
 			}
 		})
 	}
-	l, err := w.bank.calls.lane(t.Context(), accountKey(user))
-	if err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, 5*time.Second, func() error { // within the client's patience
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if len(l.queue) < callers-lanes*maxBatch || l.running != lanes {
-			return errors.New("not all of them wait yet")
-		}
-		return nil
-	})
+	l.under(t, lanes, callers-lanes)
 	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -112,31 +138,27 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
+	b := w.patient(user)
 	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	var busy sync.WaitGroup
+	wait, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
 	sent := []Op{newOp(user, Deduct, 1), newOp(user, Deduct, 1)} // one per lane
-	l, _ := w.bank.calls.lane(t.Context(), accountKey(user))
+	l, _ := b.calls.lane(t.Context(), accountKey(user))
 	for i := range sent {
 		busy.Go(func() {
-			if _, err := w.bank.Apply(context.Background(), sent[i]); !errors.Is(err, ErrUnknown) {
+			if _, err := b.Apply(wait, sent[i]); !errors.Is(err, ErrUnknown) {
 				t.Errorf("a call that was sent to a hanging server: %v", err)
 			}
 		})
-		testenv.Eventually(t, 5*time.Second, func() error {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.running != i+1 || len(l.queue) > 0 {
-				return errors.New("not sent yet")
-			}
-			return nil
-		})
+		l.under(t, i+1, 0)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	never := newOp(user, Deduct, 7)
-	if _, err := w.bank.Apply(ctx, never); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
+	if _, err := b.Apply(ctx, never); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
 		t.Errorf("a call that was never sent: %v", err)
 	}
 	l.mu.Lock()
@@ -145,6 +167,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	if batch := l.take(nil); len(batch) != 0 {
 		t.Error("the call would be sent all the same")
 	}
+	giveUp()
 	busy.Wait()
 	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
