@@ -36,12 +36,7 @@ func TestChaos(t *testing.T) {
 		name := c.fault()
 		t.Logf("%d: %s", i, name)
 		want := load.Committed() + c.rand.IntN(400)
-		testenv.Eventually(t, 30*time.Second, func() error {
-			if n := load.Committed(); n < want {
-				return fmt.Errorf("%d of %d committed", n, want)
-			}
-			return nil
-		})
+		c.w.waitCommitted(load, want)
 	}
 	load.Stop()
 	c.mode("auto")
@@ -75,14 +70,14 @@ func (c *chaos) fault() string {
 	case 2:
 		c.relays[i].signal(syscall.SIGSTOP)
 		pause := time.Duration(c.rand.IntN(1500)) * time.Millisecond
-		c.pause(pause)
+		wait(c.t, pause)
 		c.relays[i].signal(syscall.SIGCONT)
 		return fmt.Sprintf("relay %d frozen for %v", i, pause)
 	case 3:
 		if err := c.w.redis.Kill(); err != nil {
 			c.t.Fatal(err)
 		}
-		c.pause(time.Duration(c.rand.IntN(500)) * time.Millisecond)
+		wait(c.t, time.Duration(c.rand.IntN(500))*time.Millisecond)
 		if err := c.w.redis.Start(c.t.Context()); err != nil {
 			c.t.Fatal(err)
 		}
@@ -118,11 +113,4 @@ func (c *chaos) mode(mode string) {
 		_, err := c.w.db.Pool.Exec(c.t.Context(), "UPDATE relay_state SET desired_mode = $1", mode)
 		return err
 	})
-}
-
-func (c *chaos) pause(d time.Duration) {
-	select {
-	case <-c.t.Context().Done():
-	case <-time.After(d):
-	}
 }

@@ -45,11 +45,11 @@ func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
 	w.waitCommitted(load, 500)
 	first.kill()
 	at := time.Now()
-	testenv.Eventually(t, 5*time.Second, func() error { return ready(second, "leader") })
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "leader") })
 	t.Logf("takeover after %v", time.Since(at).Round(time.Millisecond))
 	w.waitMode("cdc", 20*time.Second)
 	w.waitCommitted(load, load.Committed()+500)
@@ -90,7 +90,7 @@ func TestTwoRelaysSweepTogether(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	first.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		for _, c := range []*child{first, second} {
 			if !c.logged(`"to":"poll"`) {
 				return fmt.Errorf("one instance does not sweep")
@@ -121,12 +121,12 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
-	testenv.Eventually(t, 10*time.Second, func() error { return ready(second, "standby") })
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
 	const observed = "outbox_stream_length{"
 	testenv.Eventually(t, 10*time.Second, func() error { return first.shows(observed, true) })
 	first.signal(syscall.SIGSTOP)
 	at := time.Now()
-	testenv.Eventually(t, 15*time.Second, func() error { return ready(second, "leader") })
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(second, "leader") })
 	t.Logf("replaced after %v", time.Since(at).Round(time.Millisecond))
 	w.waitMode("cdc", 20*time.Second)
 	first.signal(syscall.SIGCONT)
@@ -151,19 +151,13 @@ func TestRedisDownForAWhile(t *testing.T) {
 	if full() {
 		down = 10 * time.Second
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if status, err := r.get("/readyz", nil); err != nil || status != 503 {
 			return fmt.Errorf("readyz is %d without Redis, %w", status, err)
 		}
 		return nil
 	})
-	until := time.Now().Add(down)
-	testenv.Eventually(t, down+time.Second, func() error {
-		if time.Now().Before(until) {
-			return fmt.Errorf("still waiting")
-		}
-		return nil
-	})
+	wait(t, down)
 	if err := w.redis.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +197,7 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 		if err := server.Stop("immediate"); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
 				return fmt.Errorf("readyz is %d without Postgres, %w", status, err)
 			}
@@ -226,7 +220,7 @@ func TestSlotDropped(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 	// While it runs.
 	w.dropSlot()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if !r.logged("the stream ended") {
 			return fmt.Errorf("the loss of the slot was not noticed")
 		}
@@ -255,7 +249,7 @@ func TestSlotDropped(t *testing.T) {
 func (w *world) dropSlot() {
 	w.t.Helper()
 	slot := "posthaste_" + w.db.Relay
-	testenv.Eventually(w.t, 10*time.Second, func() error {
+	testenv.Eventually(w.t, 20*time.Second, func() error {
 		_, err := w.db.Pool.Exec(w.t.Context(), `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slot)
 		if err == nil {
 			_, err = w.db.Pool.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slot)

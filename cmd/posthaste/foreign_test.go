@@ -39,23 +39,12 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	r1 := first.spawn("relay")
 	first.waitMode("cdc", 20*time.Second)
 	load1 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Rate: 300, Tag: "first-"})
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if n, err := redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n == 0 {
-			return fmt.Errorf("no entries yet, %w", err)
-		}
-		return nil
-	})
+	first.entriesAtLeast(1)
 	load2 := testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 300, Tag: "second-"})
 	load2.Wait()
 	r2 := second.spawn("relay")
 	second.refused(r2, load2)
-	seen := load1.Committed()
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if load1.Committed() < seen+300 {
-			return fmt.Errorf("%d committed", load1.Committed())
-		}
-		return nil
-	})
+	first.waitCommitted(load1, load1.Committed()+300)
 	load1.Stop()
 	first.oracle.Check(t, load1, 20*time.Second)
 	if err := ready(r1, "leader"); err != nil {
@@ -152,12 +141,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	w := newWorld(t)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
-	testenv.Eventually(t, 10*time.Second, func() error {
-		if load.Committed() < 200 {
-			return fmt.Errorf("%d committed", load.Committed())
-		}
-		return nil
-	})
+	w.waitCommitted(load, 200)
 	w.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
 	at := time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -246,7 +230,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		hold(w.db, "nobody")
 		w.db.WaitHeld(t)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
 				return fmt.Errorf("%d commits are held back", n)
 			}

@@ -53,7 +53,7 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 		t.Fatal(err)
 	}
 	entries(12)
-	waitReady(t, r, 503, 5*time.Second) // the durability asked for is not there, and that is said
+	waitReady(t, r, 503, 20*time.Second) // the durability asked for is not there, and that is said
 }
 
 // Postgres refuses what comes after publishing: readiness says so in both modes, and recovers.
@@ -70,10 +70,10 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			w.mend(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
 			load.Wait()
-			waitReady(t, r, 503, 15*time.Second)
+			waitReady(t, r, 503, 20*time.Second)
 			w.mend(`DROP TRIGGER refuse ON outbox_history`)
 			w.oracle.Check(t, load, 20*time.Second)
-			waitReady(t, r, 200, 10*time.Second)
+			waitReady(t, r, 200, 20*time.Second)
 			if mode == "auto" && (!r.logged("what is published cannot be settled") || !r.logged("settling again")) {
 				t.Errorf("nothing is logged of it: %s", r.output())
 			}
@@ -147,7 +147,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	}
 	w.oracle.Check(t, load, 20*time.Second)
 	for _, r := range relays {
-		waitReady(t, r, 200, 10*time.Second)
+		waitReady(t, r, 200, 20*time.Second)
 	}
 }
 
