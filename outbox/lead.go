@@ -486,6 +486,7 @@ func (l *leadership) ensureSlot(ctx context.Context) error {
 	created, err := l.o.Slots.Ensure(ctx)
 	if err == nil && created {
 		l.metrics.slotCreated.WithLabelValues(l.keeper.made(st)).Inc()
+		l.keeper.know(true) // it may be dropped before anybody looks at it again
 		err = l.keeper.ensured(ctx)
 	}
 	return err
