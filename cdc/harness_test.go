@@ -225,9 +225,9 @@ func (e *env) walEnd(t testing.TB) outbox.LSN {
 }
 
 // confirmed waits until the slot's confirmed position is at least want.
-func (e *env) confirmed(t testing.TB, within time.Duration, want outbox.LSN) {
+func (e *env) confirmed(t testing.TB, want outbox.LSN) {
 	t.Helper()
-	testenv.Eventually(t, within, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := e.status(t).Confirmed; got < want {
 			return fmt.Errorf("confirmed %s, want %s", got, want)
 		}

@@ -83,7 +83,7 @@ func TestRestartResumesExactlyBehindWhatWasSettled(t *testing.T) {
 	}
 	rows := c.wait(t, 10)
 	c.r.Settled(rows[4].End)
-	e.confirmed(t, time.Second, rows[4].End)
+	e.confirmed(t, rows[4].End)
 	if err := c.stop(); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
 	}
 	checkEnds(t, c.all())
 	// The transaction without rows of ours is confirmed too.
-	e.confirmed(t, 5*time.Second, all[510].End)
+	e.confirmed(t, all[510].End)
 }
 
 func copyRows(t *testing.T, e *env, names ...string) {
@@ -103,7 +103,7 @@ func TestPreparedTransactionArrivesWhenItIsCommitted(t *testing.T) {
 	if rows[1].AggregateID != "prepared" || rows[1].End == 0 {
 		t.Errorf("got %+v", rows[1])
 	}
-	e.confirmed(t, time.Second, rows[1].End)
+	e.confirmed(t, rows[1].End)
 }
 
 func TestLargePayload(t *testing.T) {

@@ -230,7 +230,7 @@ func (e *env) through(t testing.TB) (*testenv.Proxy, func(*ReaderOptions)) {
 	}
 	p := testenv.NewProxy(t, u.Host)
 	u.Host = p.Addr()
-	return p, func(o *ReaderOptions) { o.URL, o.SenderTimeout = u.String(), 900*time.Millisecond }
+	return p, func(o *ReaderOptions) { o.URL, o.SenderTimeout = u.String(), quickSender }
 }
 
 func TestSilentServerIsNoticed(t *testing.T) {
@@ -242,12 +242,12 @@ func TestSilentServerIsNoticed(t *testing.T) {
 	c.wait(t, 1)
 	p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	e.insert(t, "b")
-	wantReason(t, c.ended(t, 5*time.Second), outbox.ReasonSilent)
+	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonSilent)
 	if got := c.r.wireIdle(); got != 0 {
 		t.Errorf("wire idle %v without a connection", got)
 	}
 	p.Remove("lost")
-	testenv.Eventually(t, 5*time.Second, func() error { return e.slots.Evict(t.Context()) })
+	testenv.Eventually(t, 20*time.Second, func() error { return e.slots.Evict(t.Context()) })
 	again := start(t, c.r, true)
 	if got := subjects(again.wait(t, 1)); got[0] != "b" {
 		t.Errorf("got %v", got)
@@ -261,7 +261,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 	c := e.run(t, true, via)
 	e.insert(t, "a")
 	a := c.wait(t, 1)[0]
-	e.confirmed(t, time.Second, a.End)
+	e.confirmed(t, a.End)
 	p.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":150000}}`)
 	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat('x', 100000)) FROM generate_series(1, 3) i`)
@@ -272,7 +272,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 		}
 	}
 	p.Remove("cut")
-	testenv.Eventually(t, 5*time.Second, func() error { return e.slots.Evict(t.Context()) })
+	testenv.Eventually(t, 20*time.Second, func() error { return e.slots.Evict(t.Context()) })
 	again := start(t, c.r, true)
 	if got := fmt.Sprint(subjects(again.wait(t, 3))); got != "[1 2 3]" {
 		t.Errorf("got %v", got)
@@ -310,7 +310,7 @@ func TestStartedHoldsTheSlotBeforeAnythingIsRead(t *testing.T) {
 		wantReason(t, e.slots.Advance(ctx, e.walEnd(t)+1<<20), outbox.ReasonSlotActive)
 		first := e.sender(t)
 		testenv.Eventually(t, 10*time.Second, func() error {
-			if s := e.sender(t); s.pid != first.pid || s.age < 4*600*time.Millisecond {
+			if s := e.sender(t); s.pid != first.pid || s.age < 3*quickSender {
 				return fmt.Errorf("walsender %+v", s)
 			}
 			return nil
