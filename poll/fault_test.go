@@ -15,12 +15,13 @@ func TestRedisIsGoneForAWhile(t *testing.T) {
 	r := newRig(t)
 	r.run(r.options(2, 50))
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 600, Rate: 1200})
+	seen := 0
 	for range 2 {
-		n := len(r.entries("order"))
-		r.eventually(10*time.Second, "progress", func() bool { return len(r.entries("order")) > n })
+		r.eventually(20*time.Second, "progress", func() bool { return len(r.entries("order")) > seen })
 		r.proxy.Down()
-		n = load.Committed()
-		r.eventually(10*time.Second, "a backlog", func() bool { return load.Committed() >= min(n+100, 600) })
+		seen = len(r.entries("order"))
+		n := load.Committed()
+		r.eventually(20*time.Second, "a backlog", func() bool { return load.Committed() >= min(n+100, 600) })
 		r.proxy.Up()
 	}
 	load.Wait()

@@ -102,7 +102,7 @@ func TestARunAfterACrashFinishesTheSameOrder(t *testing.T) {
 		next.ServeHTTP(w, r)
 	})
 	journal := filepath.Join(t.TempDir(), "order.json")
-	err := place(t, url, journal, 300*time.Millisecond)
+	err := place(t, url, journal, 2*time.Second) // for an attempt at least
 	if err == nil || !strings.Contains(err.Error(), "not known") {
 		t.Fatalf("got %v", err)
 	}
