@@ -17,6 +17,7 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/outbox"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -79,12 +80,32 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 		return view{}, err
 	}
 	v := view{Status: st}
-	v.word, v.why = judge(st, pulse.Led || err != nil) // a role that may not see locks cannot tell that none is held
+	led := pulse.Led || err != nil // a role that may not see locks cannot tell that none is held
+	v.word, v.why = judge(st, led, e.redisTrouble(ctx))
 	return v, nil
 }
 
-// judge says what matters most: are events lost or late, and why.
-func judge(st admin.Status, led bool) (word, why string) {
+// redisTimeout bounds the question to Redis: a server that hangs must not hold up what Postgres told.
+const redisTimeout = 2 * time.Second
+
+// redisTrouble says why Redis takes no events, as seen from here; "" if it does. Postgres does not know of it: until the
+// oldest event is overdue, everything there looks as in a good hour.
+func (e *env) redisTrouble(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
+	defer cancel()
+	client, err := sink.NewClient(e.config.RedisURL)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = client.Close() }()
+	if err := sink.New(sink.Options{Client: client}).Ready(ctx); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// judge says what matters most: are events lost or late, and why. redis is why Redis takes none, "" if it does.
+func judge(st admin.Status, led bool, redis string) (word, why string) {
 	oldest := time.Duration(st.Backlog.OldestSeconds * float64(time.Second))
 	waiting := fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(st.Backlog.Rows), rough(oldest))
 	switch {
@@ -93,7 +114,11 @@ func judge(st admin.Status, led bool) (word, why string) {
 	case !led:
 		return wordBroken, "no relay runs"
 	case oldest > overdue:
-		return wordBroken, strings.Join(some(waiting, st.Degraded), "; ")
+		return wordBroken, strings.Join(some(waiting, redis, st.Degraded), "; ")
+	case redis != "" && st.Backlog.Rows > 0:
+		return wordBroken, redis + "; " + waiting
+	case redis != "":
+		return wordDegraded, redis
 	case st.Degraded != "":
 		return wordDegraded, "events are swept although the stream is wanted: " + st.Degraded
 	case st.Slot.Exists && st.Slot.Lost && st.Desired != outbox.ModePoll:

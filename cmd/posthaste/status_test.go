@@ -19,21 +19,24 @@ func TestStatusJudges(t *testing.T) {
 	for name, c := range map[string]struct {
 		st   admin.Status
 		led  bool
+		rd   string
 		word string
 		why  string
 	}{
-		"streaming":    {admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "ok", "streamed"},
-		"swept":        {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "ok", "as desired"},
-		"draining":     {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "ok", "drained"},
-		"starting":     {admin.Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "ok", "starting"},
-		"parked":       {admin.Status{Mode: outbox.ModeCDC, Dead: 3}, true, "degraded", "3 events are parked"},
-		"fallen back":  {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"}, true, "degraded", "slot lost"},
-		"slot lost":    {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Slot: admin.Slot{Exists: true, Lost: true, Reason: "wal_removed"}}, true, "degraded", "wal_removed"},
-		"late":         {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 1234, OldestSeconds: 90}}, true, "broken", "1,234 events wait, the oldest for 1m30s"},
-		"nobody":       {admin.Status{Mode: outbox.ModeCDC}, false, "broken", "no relay runs"},
-		"nobody, late": {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 2, OldestSeconds: 1}}, false, "broken", "no relay runs; 2 events wait"},
+		"streaming":      {admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "", "ok", "streamed"},
+		"swept":          {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "", "ok", "as desired"},
+		"draining":       {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "", "ok", "drained"},
+		"starting":       {admin.Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "", "ok", "starting"},
+		"parked":         {admin.Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are parked"},
+		"fallen back":    {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"}, true, "", "degraded", "slot lost"},
+		"slot lost":      {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Slot: admin.Slot{Exists: true, Lost: true, Reason: "wal_removed"}}, true, "", "degraded", "wal_removed"},
+		"late":           {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 1234, OldestSeconds: 90}}, true, "", "broken", "1,234 events wait, the oldest for 1m30s"},
+		"nobody":         {admin.Status{Mode: outbox.ModeCDC}, false, "", "broken", "no relay runs"},
+		"nobody, late":   {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 2, OldestSeconds: 1}}, false, "", "broken", "no relay runs; 2 events wait"},
+		"no Redis":       {admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "redis unreachable: refused", "degraded", "redis unreachable"},
+		"no Redis, late": {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 2, OldestSeconds: 1}}, true, "redis unreachable: refused", "broken", "refused; 2 events wait"},
 	} {
-		if word, why := judge(c.st, c.led); word != c.word || !strings.Contains(why, c.why) {
+		if word, why := judge(c.st, c.led, c.rd); word != c.word || !strings.Contains(why, c.why) {
 			t.Errorf("%s: %s: %s; want %s and %q", name, word, why, c.word, c.why)
 		}
 	}
@@ -106,6 +109,30 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	if strings.Contains(human.text(), "\x1b") {
 		t.Error("control characters without a terminal")
 	}
+}
+
+// Postgres knows nothing of a Redis that is gone, nor of one that hangs: the status asks for itself.
+func TestStatusSeesRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: redis unreachable") {
+		t.Errorf("with a Redis that hangs: exit %d: %s", r.code, r.out)
+	}
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 20})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "broken: redis unreachable") || !strings.Contains(r.out, "events wait") {
+			return fmt.Errorf("without Redis: exit %d: %s", r.code, r.out)
+		}
+		return nil
+	})
 }
 
 // What a script may want to read, it can have as JSON.
