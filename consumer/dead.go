@@ -71,6 +71,48 @@ func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]D
 	return out, nil
 }
 
+// headsPage is how many entries DeadHeads reads at once.
+const headsPage = 100
+
+// DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
+// stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server that
+// has millions.
+func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string, limit int) (list []DeadEntry, total int64, err error) {
+	for _, stream := range streams {
+		name, start := DeadStream(client, stream), "-"
+		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
+			reply, err := headsScript.Run(ctx, client, []string{name}, start, min(headsPage, limit-len(list))).Slice()
+			if err != nil || len(reply) < 2 {
+				return list, total, fmt.Errorf("read dead stream %q: %w", name, err)
+			}
+			if page == 0 {
+				n, _ := reply[0].(int64)
+				total += n
+			}
+			start, _ = reply[1].(string)
+			for _, item := range reply[2:] {
+				list = append(list, deadHead(name, item))
+			}
+		}
+	}
+	return list, total, nil
+}
+
+func deadHead(stream string, item any) DeadEntry {
+	e, _ := item.([]any)
+	m := redis.XMessage{Values: map[string]any{}}
+	for i, v := range e {
+		switch s, _ := v.(string); {
+		case i == 0:
+			m.ID = s
+		case i%2 == 0:
+			name, _ := e[i-1].(string)
+			m.Values[name] = s
+		}
+	}
+	return deadEntry(stream, m)
+}
+
 func deadEntry(stream string, m redis.XMessage) DeadEntry {
 	field := func(name string) string {
 		s, _ := m.Values[name].(string)

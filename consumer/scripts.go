@@ -28,4 +28,5 @@ var (
 	inspectScript = script("inspect")
 	leaseScript   = script("lease")
 	retryScript   = script("retry")
+	headsScript   = script("heads")
 )

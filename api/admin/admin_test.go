@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -263,5 +265,28 @@ func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {
 	}
 	if err := admin.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
 		t.Error("no error without Postgres")
+	}
+}
+
+// A Postgres that hangs takes its own time only: Redis is looked at all the same, and found well.
+func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	tx, err := d.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	v := admin.Diagnose(ctx, admin.DoctorOptions{
+		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
+	})
+	i := slices.IndexFunc(v.Findings, func(f admin.Finding) bool { return f.Check == "redis" })
+	if i < 0 || v.Findings[i].Severity != admin.SeverityOK {
+		t.Errorf("findings: %+v", v.Findings)
 	}
 }

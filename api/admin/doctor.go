@@ -45,6 +45,8 @@ type DoctorOptions struct {
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
+	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not looked at.
+	WriterOnly bool
 }
 
 // Diagnosis is everything the doctor found.
@@ -58,10 +60,22 @@ type Diagnosis struct {
 // reach is a finding. ctx bounds how long it takes.
 func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	d := &doctor{config: o, desired: outbox.ModeAuto}
-	d.postgres(ctx)
+	pctx, cancel := half(ctx)
+	defer cancel()
+	d.postgres(pctx)
 	d.redis(ctx)
 	failed := slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Severity == SeverityFail })
 	return Diagnosis{OK: !failed, Findings: d.findings}
+}
+
+// half returns a context that ends when half of ctx's time is over: one server that hangs must not make the other look as if
+// it did.
+func half(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(end)/2)
 }
 
 type doctor struct {
@@ -172,6 +186,9 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", oneLine(err))
 		return
 	}
+	if d.config.WriterOnly {
+		lacks, partitions, publication, statistics = "", true, true, true // the relay's to have
+	}
 	if lacks != "" {
 		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role", "this role lacks %s", lacks)
 	}
@@ -207,10 +224,11 @@ func (d *doctor) stream(f facts) {
 	} else {
 		d.add(SeverityOK, "wal_level", "", "logical")
 	}
-	if !f.replication {
-		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll", "this role may not use replication slots")
-	} else {
+	switch {
+	case f.replication:
 		d.add(SeverityOK, "replication right", "", "granted")
+	case !d.config.WriterOnly:
+		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll", "this role may not use replication slots")
 	}
 	if f.slots >= f.maxSlots {
 		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop slots nobody uses", "%d of %d slots are in use", f.slots, f.maxSlots)

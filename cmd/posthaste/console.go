@@ -45,6 +45,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	}
 	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), version, c.RelayName, c.StreamPrefix
 	o.Pool, o.Redis, o.Slots, o.Doctor, o.Token = p.pool, p.client, slots, c.doctorOptions(), c.AdminToken
+	o.Doctor.WriterOnly = o.Relay == nil
 	p.Console = console.New(o)
 	return p, nil
 }

@@ -1,0 +1,25 @@
+-- Reads what is known of dead events, without their payloads.
+-- KEYS dead stream. ARGV where to begin, how many at most (fewer when they are large)
+-- Answers {length, where to go on or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind, {0, ''}.
+local key, from = KEYS[1], ARGV[1]
+if redis.call('TYPE', key).ok ~= 'stream' then return {0, ''} end
+local answer = {redis.call('XLEN', key), ''}
+local bytes = 0
+-- One at a time: a payload may be 8 MiB, and Redis copies each that is asked for.
+for _ = 1, tonumber(ARGV[2]) do
+  local entry = redis.call('XRANGE', key, from, '+', 'COUNT', 1)[1]
+  if not entry then return answer end
+  local e = {entry[1]}
+  for i = 1, #entry[2], 2 do
+    bytes = bytes + #entry[2][i + 1]
+    if entry[2][i] ~= 'data' then
+      e[#e + 1] = entry[2][i]
+      e[#e + 1] = string.sub(entry[2][i + 1], 1, 2000)
+    end
+  end
+  answer[#answer + 1] = e
+  from = '(' .. entry[1]
+  if bytes > 1048576 then break end
+end
+answer[2] = from
+return answer
