@@ -21,7 +21,7 @@
 // curl, want only that.)
 //
 // What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while somebody
-// looks, over connections of the console's own, each with a timeout of its own and never for more than a tenth of the time;
+// looks, over connections of the console's own, each with a timeout of its own, and rarely for more than a tenth of the time;
 // what cannot be reached is shown with the time of the last answer, and holds up nothing else.
 package console
 
@@ -124,7 +124,19 @@ func New(o Options) *Console {
 }
 
 // ServeHTTP serves everything under /console/.
-func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// A page of another origin cannot read the answers, but it could take every viewer's place and keep the doctor busy.
+	if strings.HasPrefix(r.URL.Path, "/console/api/") {
+		if err := sameOrigin.Check(&http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header}); err != nil {
+			problem(w, http.StatusForbidden, "this is for the console's own page")
+			return
+		}
+	}
+	c.mux.ServeHTTP(w, r)
+}
+
+// sameOrigin asks of every call what browsers are asked of those that change something.
+var sameOrigin = http.NewCrossOriginProtection()
 
 // Run takes samples and feeds the viewers until ctx ends. Then it cuts the viewers off, so that the server can stop.
 func (c *Console) Run(ctx context.Context) error {
@@ -149,7 +161,8 @@ func (c *Console) sample(ctx context.Context) error {
 			return nil
 		case now := <-t.C:
 			seen := c.watch.look(now)
-			c.ring.add(now, c.leads(), seen)
+			leads, shared := c.leads()
+			c.ring.add(now, leads, shared, seen)
 			if c.hub.watched() {
 				c.hub.send("state", c.assemble(now))
 			}
@@ -157,8 +170,15 @@ func (c *Console) sample(ctx context.Context) error {
 	}
 }
 
-// leads reports whether this process is the one whose metrics tell of the backlog.
-func (c *Console) leads() bool { return c.o.Relay != nil && c.o.Relay.Status().Leader }
+// leads reports whether this process is the one whose metrics tell of the backlog, and whether it shares the publishing:
+// every relay sweeps.
+func (c *Console) leads() (leads, shared bool) {
+	if c.o.Relay == nil {
+		return false, false
+	}
+	st := c.o.Relay.Status()
+	return st.Leader, st.Mode == outbox.ModePoll
+}
 
 // policy of every answer: nothing from elsewhere, nothing inline, in nobody's frame.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'none'; " +

@@ -10,12 +10,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -470,6 +473,148 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	for _, body := range []string{`{"ids":[]}`, `{}`} {
 		if status, _ := w.call("POST", "/console/api/dead/drop", body, "X-Posthaste-Csrf", w.csrf); status != 422 {
 			t.Errorf("%s: %d", body, status)
+		}
+	}
+}
+
+// The role that docs/operations.md gives to serve may read and insert, and no more: its console must not call that a fault.
+func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(o *console.Options) {
+		db, err := pgx.Connect(t.Context(), o.Doctor.PostgresURL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = db.Close(context.Background()) })
+		role := pgx.Identifier{"api_" + o.RelayName}.Sanitize()
+		for _, stmt := range []string{"CREATE ROLE " + role + " LOGIN", "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + role} {
+			if _, err := db.Exec(t.Context(), stmt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Cleanup(func() {
+			for _, stmt := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
+				if _, err := db.Exec(context.Background(), stmt); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		o.Doctor.WriterOnly = true
+		o.Doctor.PostgresURL = strings.Replace(o.Doctor.PostgresURL, "postgres://postgres@", "postgres://api_"+o.RelayName+"@", 1)
+		config, err := sql.PoolConfig(o.Doctor.PostgresURL, "public", "console")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.Pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(o.Pool.Close)
+		o.Slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: o.Pool, Slot: o.Doctor.Slot})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'order', 'a', 'order.created', '{}')")
+	v := w.view()
+	s := v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Value.Written > 0 || s.Postgres.Error != "" })
+	if s.Postgres.Error != "" || s.Postgres.Value.Backlog.Rows != 1 {
+		t.Errorf("postgres: %+v", s.Postgres)
+	}
+	var d admin.Diagnosis
+	if w.get("/console/api/doctor", &d); !d.OK {
+		t.Errorf("the doctor complains of rights that only the relay needs: %+v", d)
+	}
+	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf); status != 503 || !strings.Contains(body, "permission denied") {
+		t.Errorf("mode: %d %s", status, body)
+	}
+}
+
+// After a flush everything flows again at once; what is gone stays gone, and the page must not say that nothing is lost.
+func TestAFlushedRedisIsALoss(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	if err := w.redis.Client.Do(t.Context(), "XADD", "outbox.order", "*", "id", uuid.NewString()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	v := w.view()
+	v.until(t, "the stream is seen", func(s console.State) bool {
+		return s.Lost == nil && len(s.Streams.Value) == 1 && s.Streams.Value[0].Length == 1
+	})
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	v.until(t, "the loss is seen", func(s console.State) bool {
+		all := append([]console.Problem{{Title: s.Verdict.Title}}, s.Verdict.Also...)
+		return s.Lost != nil && slices.ContainsFunc(all, func(p console.Problem) bool { return p.Title == "Redis has lost data" })
+	})
+}
+
+// Payloads of 8 MiB may have died by the thousand: to see that must not cost their size, neither here nor in Redis.
+func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	const n = 230
+	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for range n {
+			p.Do(t.Context(), "XADD", "dead.outbox.order", "*", "id", uuid.NewString(), "type", "order.created", "subject", "o-1", "data", strings.Repeat("x", 64<<10),
+				"dead_stream", "outbox.order", "dead_entry", "1-1", "dead_group", "mail", "dead_error", "boom", "dead_attempts", "3", "dead_at", "2026-01-01T00:00:00.000000Z")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := func() int {
+		info, err := w.redis.Client.InfoMap(t.Context(), "stats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := strconv.Atoi(info["Stats"]["total_net_output_bytes"])
+		return b
+	}
+	before := sent()
+	var list struct {
+		Dead  []admin.Dead
+		Total int
+	}
+	if status := w.get("/console/api/dead?fresh=1", &list); status != 200 || list.Total != n || len(list.Dead) != 200 {
+		t.Fatalf("dead: %d, %d of %d", status, len(list.Dead), list.Total)
+	}
+	if d := list.Dead[0]; d.Source != "mail" || d.AggregateType != "order" || d.AggregateID != "o-1" || d.Error != "boom" || d.Attempts != 3 {
+		t.Errorf("%+v", d)
+	}
+	if b := sent() - before; b > 1<<20 {
+		t.Errorf("Redis sent %d bytes", b)
+	}
+	var s console.State
+	if w.get("/console/api/state", &s); s.Dead.Value.Groups != n || s.Dead.Value.First != "boom" {
+		t.Errorf("counted: %+v", s.Dead)
+	}
+	status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+list.Dead[0].ID.String()+`"]}`, "X-Posthaste-Csrf", w.csrf)
+	if left := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val(); status != 200 || strings.Contains(body, "error") || left != n-1 {
+		t.Errorf("drop: %d %s, %d left", status, body, left)
+	}
+}
+
+// The answers are for the console's own page. One of another origin cannot read them, and must not take the viewers' places.
+func TestOtherOriginsGetNoStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	for _, h := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "http://evil.example"}} {
+		for _, path := range []string{"stream", "doctor", "trace?id=1", "session"} {
+			if status, _ := w.call("GET", "/console/api/"+path, "", h...); status != 403 {
+				t.Errorf("%s with %v: %d, want 403", path, h, status)
+			}
+		}
+		if status, _ := w.call("GET", "/console/", "", h...); status != 200 { // a link from elsewhere
+			t.Errorf("the page with %v: %d", h, status)
+		}
+	}
+	for _, h := range [][]string{{"Sec-Fetch-Site", "same-origin"}, {"Sec-Fetch-Site", "none"}, {"Origin", w.url}} {
+		if status, _ := w.call("GET", "/console/api/session", "", h...); status != 200 {
+			t.Errorf("session with %v: %d", h, status)
 		}
 	}
 }

@@ -82,6 +82,17 @@ func TestWakingFollowsTheViewers(t *testing.T) {
 	}
 }
 
+// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours.
+func TestARestIsBounded(t *testing.T) {
+	t.Parallel()
+	s := source[int]{every: time.Second}
+	for took, want := range map[time.Duration]time.Duration{0: time.Second, 500 * time.Millisecond: 4500 * time.Millisecond, time.Hour: longestGap} {
+		if got := s.rest(took); got != want {
+			t.Errorf("after %v: %v, want %v", took, got, want)
+		}
+	}
+}
+
 // What one request asked an hour ago is not what a page that is opened now begins with.
 func TestAnOldLookIsNone(t *testing.T) {
 	t.Parallel()

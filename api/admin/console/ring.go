@@ -2,11 +2,14 @@ package console
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"posthaste/outbox"
 )
 
 const (
@@ -37,10 +40,11 @@ type seen struct {
 	backlog, oldest *float64
 }
 
-// counter is a number that rises, and when it was read.
+// counter is a number that rises, when it was read, and of how many parts it is the sum.
 type counter struct {
 	value float64
 	at    time.Time
+	parts int
 }
 
 // meter makes a rate of a counter that is read less regularly than samples are taken.
@@ -52,7 +56,7 @@ type meter struct {
 // read returns the rate per second between the last two different readings; nil if there are none.
 func (m *meter) read(c *counter) *float64 {
 	switch {
-	case c == nil:
+	case c == nil, m.last != nil && c.parts != m.last.parts: // a stream that was not looked at before did not begin now
 		m.rate = nil
 	case m.last != nil && c.at.After(m.last.at):
 		v := max(c.value-m.last.value, 0) / c.at.Sub(m.last.at).Seconds()
@@ -68,7 +72,8 @@ type ring struct {
 
 	mu      sync.Mutex
 	samples [ringSize]Sample
-	n       int // samples ever added
+	n       int       // samples ever added
+	gap     time.Time // when the relay last found that Redis has lost its place
 
 	// owned by add
 	last    reading
@@ -80,17 +85,18 @@ type ring struct {
 
 // reading is what the process' own metrics say at one moment.
 type reading struct {
-	published, backlog, oldest, orders float64
-	relays                             bool // this process has a relay
-	serves                             bool // this process takes orders
-	bounds                             []float64
-	counts                             []uint64 // cumulative, by bounds, then everything
+	published, backlog, oldest, orders, gaps float64
+	relays                                   bool // this process has a relay
+	serves                                   bool // this process takes orders
+	bounds                                   []float64
+	counts                                   []uint64 // cumulative, by bounds, then everything
 }
 
 func newRing(g prometheus.Gatherer) *ring { return &ring{gather: g} }
 
-// add takes a sample. leads tells whether the gauges of this process are those of the leader.
-func (r *ring) add(now time.Time, leads bool, s seen) {
+// add takes a sample. leads tells whether the gauges of this process are those of the leader, shared whether other
+// processes may be publishing beside it.
+func (r *ring) add(now time.Time, leads, shared bool, s seen) {
 	m := r.read()
 	out := Sample{At: now.Unix(), Backlog: s.backlog, Oldest: s.oldest}
 	if leads && out.Backlog == nil {
@@ -98,10 +104,10 @@ func (r *ring) add(now time.Time, leads bool, s seen) {
 	}
 	first := r.n == 0
 	out.In, out.Out = r.written.read(s.written), r.added.read(s.added)
-	if leads && !first {
+	if leads && !first && (out.Out == nil || !shared) {
 		out.Out = rise(r.last.published, m.published)
 	}
-	if out.In == nil && m.serves && !first {
+	if out.In == nil && m.serves && !m.relays && !first { // a relay writes few events itself
 		out.In = rise(r.last.orders, m.orders)
 	}
 	if m.relays {
@@ -112,9 +118,13 @@ func (r *ring) add(now time.Time, leads bool, s seen) {
 			out.P50, out.P99 = percentile(m.bounds, old, m.counts, 0.5), percentile(m.bounds, old, m.counts, 0.99)
 		}
 	}
+	gap := !first && m.gaps > r.last.gaps
 	r.last = m
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if gap {
+		r.gap = now
+	}
 	r.samples[r.n%ringSize] = out
 	r.n++
 }
@@ -134,6 +144,13 @@ func (r *ring) list() []Sample {
 		out = append(out, r.samples[i%ringSize])
 	}
 	return out
+}
+
+// lastGap returns when this process' relay last found that Redis has lost its place; zero if it never did.
+func (r *ring) lastGap() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.gap
 }
 
 // latest returns the last sample, or nil.
@@ -159,6 +176,8 @@ func (r *ring) read() reading {
 			m.backlog = sum(f)
 		case "outbox_backlog_oldest_seconds":
 			m.oldest = sum(f)
+		case "outbox_mode_switches_total":
+			m.gaps = sum(f, outbox.ReasonGap)
 		case "outbox_events_written_total":
 			m.serves, m.orders = true, sum(f)
 		case "outbox_commit_to_publish_seconds":
@@ -169,9 +188,13 @@ func (r *ring) read() reading {
 	return m
 }
 
-func sum(f *dto.MetricFamily) float64 {
+// sum adds up a family, or what in it has one of the label values.
+func sum(f *dto.MetricFamily, labelled ...string) float64 {
 	total := 0.0
 	for _, m := range f.GetMetric() {
+		if len(labelled) > 0 && !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return slices.Contains(labelled, l.GetValue()) }) {
+			continue
+		}
 		total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 	}
 	return total

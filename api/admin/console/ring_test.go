@@ -25,7 +25,7 @@ func TestTheRingKeepsFifteenMinutes(t *testing.T) {
 	r := newRing(relayMetrics(t))
 	start := time.Unix(1_700_000_000, 0)
 	for i := range 1000 {
-		r.add(start.Add(time.Duration(i)*time.Second), true, seen{})
+		r.add(start.Add(time.Duration(i)*time.Second), true, false, seen{})
 	}
 	list := r.list()
 	if len(list) != 900 || list[0].At != start.Unix()+100 || list[899].At != start.Unix()+999 || r.latest().At != start.Unix()+999 {
@@ -41,25 +41,98 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 	r := newRing(prometheus.NewRegistry())
 	number := func(v float64) *float64 { return &v }
 	at := time.Unix(1_700_000_000, 0)
-	r.add(at, false, seen{})
+	r.add(at, false, false, seen{})
 	if s := r.latest(); s.Backlog != nil || s.Out != nil || s.In != nil || s.P99 != nil {
 		t.Errorf("nobody looks and nothing leads: %+v", s)
 	}
-	read := func(v float64, ms int) *counter { return &counter{v, at.Add(time.Duration(ms) * time.Millisecond)} }
-	r.add(at, false, seen{written: read(100, 0), added: read(90, 0), backlog: number(10), oldest: number(2)})
-	r.add(at, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
+	read := func(v float64, ms int) *counter {
+		return &counter{value: v, at: at.Add(time.Duration(ms) * time.Millisecond)}
+	}
+	r.add(at, false, false, seen{written: read(100, 0), added: read(90, 0), backlog: number(10), oldest: number(2)})
+	r.add(at, false, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
 		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
 	}
 	// Nothing new was read meanwhile: the rate stays what it was.
-	r.add(at, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
+	r.add(at, false, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 {
 		t.Errorf("without a new reading: in %v, out %v", *s.In, *s.Out)
 	}
 	// A stream was deleted, or the counter's process restarted: never a negative rate.
-	r.add(at, false, seen{written: read(131, 3000), added: read(1, 2000), backlog: number(0), oldest: number(0)})
+	r.add(at, false, false, seen{written: read(131, 3000), added: read(1, 2000), backlog: number(0), oldest: number(0)})
 	if s := r.latest(); *s.Out != 0 || *s.In != 0.5 {
 		t.Errorf("after a loss: in %v, out %v", *s.In, *s.Out)
+	}
+	// One stream more is looked at, which is as old as the others.
+	r.add(at, false, false, seen{added: &counter{value: 60_000, at: at.Add(4 * time.Second), parts: 1}})
+	if s := r.latest(); s.Out != nil {
+		t.Errorf("with another stream: out %v", *s.Out)
+	}
+	r.add(at, false, false, seen{added: &counter{value: 60_020, at: at.Add(5 * time.Second), parts: 1}})
+	if s := r.latest(); s.Out == nil || *s.Out != 20 {
+		t.Errorf("a second later: out %v", s.Out)
+	}
+}
+
+// While every relay sweeps, what this one has published is a part of it.
+func TestWhatSeveralPublishIsCountedInRedis(t *testing.T) {
+	t.Parallel()
+	r := newRing(relayMetrics(t))
+	at := time.Unix(1_700_000_000, 0)
+	added := func(v float64, s int) seen {
+		return seen{added: &counter{value: v, at: at.Add(time.Duration(s) * time.Second)}}
+	}
+	r.add(at, true, true, added(100, 0))
+	r.add(at, true, true, added(140, 1))
+	if s := r.latest(); s.Out == nil || *s.Out != 40 {
+		t.Errorf("several: %+v", s.Out)
+	}
+	r.add(at, true, false, added(180, 2))
+	if s := r.latest(); s.Out == nil || *s.Out != 0 {
+		t.Errorf("this one alone, which has published nothing: %+v", s.Out)
+	}
+	r.add(at, true, true, seen{})
+	if s := r.latest(); s.Out == nil || *s.Out != 0 {
+		t.Errorf("nobody looks: %+v", s.Out)
+	}
+}
+
+// A relay counts the few events that it writes itself; that is not what all have written.
+func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
+	t.Parallel()
+	for relays, reg := range map[bool]prometheus.Registerer{true: relayMetrics(t).(prometheus.Registerer), false: prometheus.NewRegistry()} {
+		written := prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_events_written_total", Help: "x"})
+		reg.MustRegister(written)
+		r := newRing(reg.(prometheus.Gatherer))
+		r.add(time.Unix(1, 0), relays, false, seen{})
+		written.Add(3)
+		r.add(time.Unix(2, 0), relays, false, seen{})
+		if in := r.latest().In; relays && in != nil || !relays && (in == nil || *in != 3) {
+			t.Errorf("a relay: %v, written: %v", relays, in)
+		}
+	}
+}
+
+// The relay notices that Redis has lost its place also while nobody looks.
+func TestALostPlaceIsRemembered(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	switches := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_mode_switches_total", Help: "x"}, []string{"from", "to", "reason"})
+	reg.MustRegister(switches)
+	r := newRing(reg)
+	switches.WithLabelValues("cdc", "poll", "gap").Inc() // before the first look
+	for s := range 3 {
+		r.add(time.Unix(int64(s), 0), true, false, seen{})
+		switches.WithLabelValues("cdc", "poll", "toggle").Inc()
+	}
+	if at := r.lastGap(); !at.IsZero() {
+		t.Errorf("a gap at %v", at)
+	}
+	switches.WithLabelValues("cdc", "poll", "gap").Inc()
+	r.add(time.Unix(9, 0), true, false, seen{})
+	r.add(time.Unix(10, 0), true, false, seen{})
+	if at := r.lastGap(); !at.Equal(time.Unix(9, 0)) {
+		t.Errorf("a gap at %v, want that of second 9", at)
 	}
 }
 
@@ -95,6 +168,6 @@ func TestPercentiles(t *testing.T) {
 func BenchmarkSample(b *testing.B) {
 	r := newRing(relayMetrics(b))
 	for b.Loop() {
-		r.add(time.Unix(1, 0), true, seen{})
+		r.add(time.Unix(1, 0), true, false, seen{})
 	}
 }

@@ -1,9 +1,11 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,12 +20,16 @@ type State struct {
 	Now     time.Time `json:"now"`
 	Verdict Verdict   `json:"verdict"`
 	// Relay is this process' own relay; nil in a process without one.
-	Relay    *Relay             `json:"relay"`
-	Postgres Look[Postgres]     `json:"postgres"`
-	Redis    Look[Redis]        `json:"redis"`
-	Streams  Look[[]Stream]     `json:"streams"`
+	Relay    *Relay         `json:"relay"`
+	Postgres Look[Postgres] `json:"postgres"`
+	Redis    Look[Redis]    `json:"redis"`
+	Streams  Look[[]Stream] `json:"streams"`
+	// Groups are the gravest; GroupSum is of all of them.
 	Groups   Look[[]sink.Group] `json:"groups"`
+	GroupSum GroupSum           `json:"group_sum"`
 	Dead     Look[DeadCount]    `json:"dead"`
+	// Lost is when Redis was found to have lost data, if that was within the time of the charts.
+	Lost *time.Time `json:"lost,omitempty"`
 	// Sample is the newest of the charts.
 	Sample *Sample `json:"sample"`
 }
@@ -39,6 +45,38 @@ type Relay struct {
 	Ready    bool      `json:"ready"`
 	Reasons  []string  `json:"reasons"`
 	Degraded []string  `json:"degraded"`
+}
+
+// GroupSum sums up consumer groups.
+type GroupSum struct {
+	Groups  int   `json:"groups"`
+	Unread  int64 `json:"unread"`
+	Pending int64 `json:"pending"`
+}
+
+// sumUp also puts the gravest first, of which no more than maxGroups are left.
+func sumUp(groups []sink.Group) ([]sink.Group, GroupSum) {
+	sum := GroupSum{Groups: len(groups)}
+	for _, g := range groups {
+		sum.Unread += max(g.Lag, 0)
+		sum.Pending += g.Pending
+	}
+	groups = slices.Clone(groups)
+	slices.SortStableFunc(groups, func(a, b sink.Group) int { return cmp.Compare(trouble(b), trouble(a)) })
+	return groups[:min(len(groups), maxGroups)], sum
+}
+
+// trouble orders groups by what is wrong with them; 0 if nothing is.
+func trouble(g sink.Group) int {
+	switch {
+	case g.Lost > 0:
+		return 3
+	case g.Abandoned():
+		return 2
+	case behind(g):
+		return 1
+	}
+	return 0
 }
 
 // DeadCount counts parked events: Relay and Groups those that wait for somebody, Retrying those on their way.
@@ -71,7 +109,15 @@ func (c *Console) assemble(now time.Time) State {
 			Reasons: list(h.Reasons), Degraded: list(h.Degraded),
 		}
 	}
+	lost := c.ring.lastGap()
+	if t := c.watch.lastLoss(); t.After(lost) {
+		lost = t
+	}
+	if now.Sub(lost) < ringSize*time.Second {
+		s.Lost = &lost
+	}
 	s.Verdict = judge(&s, c.o.Doctor.WALBudget)
+	s.Groups.Value, s.GroupSum = sumUp(s.Groups.Value)
 	return s
 }
 
@@ -79,21 +125,16 @@ func (c *Console) assemble(now time.Time) State {
 func list(s []string) []string { return append([]string{}, s...) }
 
 func countDead(l deadList) DeadCount {
-	var n DeadCount
+	n := DeadCount{Groups: int(l.groupN)}
 	for _, d := range l.dead {
 		switch {
 		case d.Retrying:
 			n.Retrying++
-			continue
-		case d.Class == "consumer":
-			n.Groups++
-		default:
-			n.Relay++
-		}
-		if n.First == "" {
+		case n.First == "":
 			n.First = d.Error
 		}
 	}
+	n.Relay = max(int(l.relay)-n.Retrying, 0)
 	return n
 }
 
@@ -121,7 +162,7 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 		list = []admin.Dead{}
 	}
 	answer(w, http.StatusOK, map[string]any{
-		"dead": list[:min(len(list), maxShown)], "total": len(list), "as_of": l.AsOf, "error": l.Error,
+		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf, "error": l.Error,
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/outbox"
+	"posthaste/sink"
 )
 
 // Levels, in the order of gravity.
@@ -60,6 +61,8 @@ const (
 	veryLateAfter = 30.0
 	// unknownAfter is from when on it is said that something cannot be read.
 	unknownAfter = 10 * time.Second
+	// oldAfter is from when on an answer is not taken for the present.
+	oldAfter = longestGap + sourceTimeout + 3*time.Second
 	// unreadAfter is how long a group may leave an entry lying.
 	unreadAfter = time.Minute
 	// behindAfter is the same for a group whose consumers are at work, which may try an entry again for some minutes.
@@ -85,11 +88,13 @@ func judge(s *State, walBudget int64) Verdict {
 		j.slot(walBudget)
 	}
 	if reachable {
+		j.old()
 		j.unknown()
 	}
 	j.dead()
 	j.groups()
 	j.memory()
+	j.limits()
 	return j.verdict()
 }
 
@@ -99,12 +104,7 @@ func (j *court) add(p Problem) { j.problems = append(j.problems, p) }
 func (j *court) servers() bool {
 	s := j.s
 	switch {
-	case s.Postgres.Slow:
-		j.add(Problem{
-			Level: levelBad, Part: partOutbox, Title: "Postgres is too slow to be asked",
-			Why:  "What was committed is safe; how much of it waits is not known. " + sentence(s.Postgres.Error),
-			Mend: "Look whether a relay runs and at its log, for locks on outbox, and at the load of Postgres.", Action: "doctor",
-		})
+	case s.Postgres.Slow: // said below
 	case s.Postgres.Error != "" && s.Postgres.Refused:
 		j.add(Problem{
 			Level: levelBad, Part: partOutbox, Title: "Postgres refuses", Why: "What was committed is safe. " + sentence(s.Postgres.Error),
@@ -127,14 +127,43 @@ func (j *court) servers() bool {
 			Mend: "Start Redis, or mend what it complains of. Everything goes on by itself.", Action: "doctor",
 		})
 	}
+	if s.Postgres.Slow {
+		// After Redis: without it the outbox grows until counting takes too long, and the cause comes first.
+		j.add(Problem{
+			Level: levelBad, Part: partOutbox, Title: "Postgres is too slow to be asked",
+			Why:  "What was committed is safe; how much of it waits is not known. " + sentence(s.Postgres.Error),
+			Mend: "Look whether a relay runs and at its log, for locks on outbox, and at the load of Postgres.", Action: "doctor",
+		})
+	}
 	return s.Postgres.Error == "" && s.Redis.Error == ""
+}
+
+// old says that what a server answered is not from now: this process was stopped, or asks less often because it took long.
+func (j *court) old() {
+	for _, l := range []struct {
+		name, part string
+		asOf       *time.Time
+	}{{"Postgres", partOutbox, j.s.Postgres.AsOf}, {"Redis", partRedis, j.s.Redis.AsOf}} {
+		if l.asOf == nil || j.s.Now.Sub(*l.asOf) < oldAfter {
+			continue
+		}
+		j.add(Problem{
+			Level: levelWarn, Part: l.part, Title: "What is shown of " + l.name + " is " + span(j.s.Now.Sub(*l.asOf).Seconds()) + " old",
+			Why:  "It takes long to answer, or this process was stopped for a while.",
+			Mend: "Wait some seconds. If it stays, look at the load of both; posthaste status asks anew.",
+		})
+	}
 }
 
 // unknown says what could not be looked at although both servers answer: not to know of a problem is not to have none.
 func (j *court) unknown() {
-	now := j.s.Now
+	// What failed together with its server is looked at again within that time.
+	now, back := j.s.Now, j.s.Postgres.well
+	if j.s.Redis.well.After(back) {
+		back = j.s.Redis.well
+	}
 	cannot := func(part, title, err string, since *time.Time) {
-		if err == "" || since == nil || now.Sub(*since) < unknownAfter {
+		if err == "" || since == nil || now.Sub(*since) < unknownAfter || now.Sub(back) < unknownAfter {
 			return
 		}
 		j.add(Problem{
@@ -233,6 +262,9 @@ func parked(n int) string {
 	return humanize.Comma(int64(n)) + " events are"
 }
 
+// behind reports whether a group does not keep up.
+func behind(g sink.Group) bool { return g.Owes() && (g.Idle >= unreadAfter || g.Waits >= behindAfter) }
+
 func (j *court) groups() {
 	for _, g := range j.s.Groups.Value {
 		on := g.Name + " on " + g.Stream
@@ -243,7 +275,7 @@ func (j *court) groups() {
 				Why:  fmt.Sprintf("%s entries wait, for %s. The stream is not trimmed beyond them and fills Redis.", humanize.Comma(max(g.Lag, 0)+g.Pending), span(g.Idle.Seconds())),
 				Mend: "Start its consumers, or, if it is not needed any more: " + admin.DropGroupCommand(g.Stream, g.Name),
 			})
-		case g.Owes() && (g.Idle >= unreadAfter || g.Waits >= behindAfter):
+		case behind(g):
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Group " + on + " does not keep up", Action: "groups",
 				Why:  fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", humanize.Comma(max(g.Lag, 0)), humanize.Comma(g.Pending), span(max(g.Idle, g.Waits).Seconds())),
@@ -261,6 +293,14 @@ func (j *court) groups() {
 
 func (j *court) memory() {
 	r := j.s.Redis.Value
+	if lost := j.s.Lost; lost != nil {
+		j.add(Problem{
+			Level: levelBad, Part: partRedis, Title: "Redis has lost data", Action: "groups",
+			Why: "Noticed " + span(j.s.Now.Sub(*lost).Seconds()) + " ago: streams or gates that were there are gone. What waited in Postgres is published again; " +
+				"what was settled before, and a group had not read, is only in the history.",
+			Mend: "Find out who flushed it, restarted it without its data, or failed it over; posthaste replay publishes again what consumers miss. This stays for 15 minutes.",
+		})
+	}
 	if j.s.Redis.AsOf == nil {
 		return
 	}
@@ -274,6 +314,16 @@ func (j *court) memory() {
 		j.add(Problem{
 			Level: levelWarn, Part: partRedis, Title: "Redis is nearly full", Mend: "Raise maxmemory, or shorten the streams. A group that nobody reads holds trimming.",
 			Why: fmt.Sprintf("%s of %s. At the limit publishing stops, and events wait in Postgres.", humanize.IBytes(uint64(r.UsedBytes)), humanize.IBytes(uint64(r.MaxBytes))), Action: "groups",
+		})
+	}
+}
+
+// limits says what is not looked at.
+func (j *court) limits() {
+	if n := j.s.Postgres.Value.Streams; n > maxStreams {
+		j.add(Problem{
+			Level: levelWarn, Part: partRedis, Title: fmt.Sprintf("%d of %s streams are looked at", maxStreams, humanize.Comma(int64(n))),
+			Why: "What is wrong with the groups of the others does not show here.", Mend: "posthaste groups list shows all of them.",
 		})
 	}
 }
@@ -293,6 +343,10 @@ func (j *court) verdict() Verdict {
 		} else {
 			v.Also = append(v.Also, p)
 		}
+	}
+	if more := len(v.Also) - maxAlso; more > 0 {
+		rest := v.Also[maxAlso]
+		v.Also = append(v.Also[:maxAlso], Problem{Level: rest.Level, Title: "And " + count(int64(more), "more problem") + ".", Why: "See the tables below."})
 	}
 	return v
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,10 @@ func TestVerdicts(t *testing.T) {
 		"not known for a moment": {func(s *State) {
 			s.Dead.Error, s.Dead.Since = "no answer in time", &s.Now
 		}, levelOK, "Nothing is lost, nothing is late", ""},
+		"not known since its server was away": {func(s *State) {
+			s.Dead.Error, s.Dead.Since = fail(s)
+			s.Redis.well = s.Now.Add(-time.Second)
+		}, levelOK, "Nothing is lost, nothing is late", ""},
 		"behind": {func(s *State) {
 			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Pending: 5, Idle: 2 * time.Minute}}
 		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
@@ -72,8 +77,16 @@ func TestVerdicts(t *testing.T) {
 			s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lag: 5000, Pending: 1, Waits: time.Hour}}
 		}, levelWarn, "Group g on outbox.order does not keep up", partGroups},
 		"lost to one": {func(s *State) { s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lost: 12}} }, levelBad, "Lost to group g on outbox.order: 12 entries", partGroups},
-		"eviction":    {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
-		"full":        {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},
+		"old": {func(s *State) {
+			then := s.Now.Add(-20 * time.Second)
+			s.Postgres.AsOf = &then
+		}, levelWarn, "What is shown of Postgres is 20 s old", partOutbox},
+		"flushed": {func(s *State) {
+			lost := s.Now.Add(-4 * time.Minute)
+			s.Lost = &lost
+		}, levelBad, "Redis has lost data", partRedis},
+		"eviction": {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
+		"full":     {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},
 	} {
 		s := well()
 		c.change(s)
@@ -101,6 +114,40 @@ func TestTheGravestComesFirst(t *testing.T) {
 	s.Dead.Value = DeadCount{Groups: 1}
 	v := judge(s, 0)
 	if v.Title != "Redis does not take events" || !strings.Contains(v.Why, "1,234") || len(v.Also) != 1 || v.Also[0].Level != levelWarn {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Without Redis the outbox grows until it takes too long to be counted. What to mend is Redis.
+func TestTheCauseComesBeforeItsEffect(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Redis.Error = "refused"
+	s.Postgres.Error, s.Postgres.Slow = "too slow", true
+	if v := judge(s, 0); v.Title != "Redis does not take events" || len(v.Also) != 1 || v.Also[0].Title != "Postgres is too slow to be asked" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Anybody who may write to Redis can make thousands of groups; every viewer gets the state every second.
+func TestManyProblemsAndGroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := well()
+	for i := range 1000 {
+		s.Groups.Value = append(s.Groups.Value, sink.Group{Stream: "outbox.order", Name: strconv.Itoa(i), Lag: 5, Pending: 1, Idle: time.Duration(i) * time.Minute})
+	}
+	s.Groups.Value[999].Lost = 7
+	v := judge(s, 0)
+	if last := v.Also[len(v.Also)-1]; v.Title != "Lost to group 999 on outbox.order: 7 entries" || len(v.Also) != maxAlso+1 || last.Title != "And 979 more problems." {
+		t.Errorf("%s, %d more, the last %+v", v.Title, len(v.Also), last)
+	}
+	list, sum := sumUp(s.Groups.Value)
+	if len(list) != maxGroups || list[0].Name != "999" || !list[1].Abandoned() || sum != (GroupSum{Groups: 1000, Unread: 5000, Pending: 1000}) {
+		t.Errorf("%d groups from %s, %+v", len(list), list[0].Name, sum)
+	}
+	s = well()
+	s.Postgres.Value.Streams = maxStreams + 1
+	if v := judge(s, 0); v.Level != levelWarn || v.Title != "256 of 257 streams are looked at" {
 		t.Errorf("%+v", v)
 	}
 }

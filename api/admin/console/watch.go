@@ -30,13 +30,17 @@ const (
 	sourceTimeout = 2 * time.Second
 	// pingTimeout bounds the question whether a server that took too long is there at all.
 	pingTimeout = 500 * time.Millisecond
-	// share is what part of the time a source may be busy for us: a read that took long is repeated less often.
-	share = 10
+	// share is what part of the time a source may be busy for us: a read that took long is repeated less often, but not so
+	// seldom that what it said is old. (A read takes any time if this process is stopped meanwhile.)
+	share      = 10
+	longestGap = 10 * time.Second
 )
 
 // Limits of what is shown.
 const (
-	maxStreams = 64
+	maxStreams = 256
+	maxGroups  = 200
+	maxAlso    = 20 // problems beside the gravest
 	maxEvents  = 50 // remembered, for a page that has just been opened
 	maxNew     = 20 // per stream and look
 )
@@ -53,6 +57,7 @@ type source[T any] struct {
 	asOf    time.Time // of value; zero if there is none
 	err     error     // of the last look
 	failing time.Time // since when, if it fails
+	well    time.Time // since when, if it does not
 	looked  time.Time // when the last look ended
 }
 
@@ -79,6 +84,8 @@ type Look[T any] struct {
 	// Slow: it is there, but what was asked took too long.
 	Slow  bool `json:"slow,omitempty"`
 	Value T    `json:"value"`
+	// well is since when every look has succeeded.
+	well time.Time
 }
 
 func (s *source[T]) look() Look[T] {
@@ -87,7 +94,7 @@ func (s *source[T]) look() Look[T] {
 	if time.Since(s.looked) > staleAfter {
 		return Look[T]{} // from a time when somebody else looked
 	}
-	l := Look[T]{Value: s.value}
+	l := Look[T]{Value: s.value, well: s.well}
 	if !s.asOf.IsZero() {
 		at := s.asOf
 		l.AsOf = &at
@@ -103,7 +110,7 @@ func (s *source[T]) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var none T
-	s.value, s.asOf, s.err = none, time.Time{}, nil
+	s.value, s.asOf, s.err, s.well = none, time.Time{}, nil, time.Time{}
 }
 
 // once asks, unless somebody is asking already, and returns how long it took.
@@ -132,6 +139,9 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 			return now.Sub(began)
 		}
 		return 0 // it may be back at any moment
+	}
+	if s.err != nil || s.well.IsZero() {
+		s.well = now
 	}
 	s.value, s.asOf, s.err, s.looked = v, now, nil, now
 	return now.Sub(began)
@@ -162,20 +172,26 @@ func (s *source[T]) loop(ctx context.Context, h *hub) {
 		took := s.once(ctx)
 		select {
 		case <-ctx.Done():
-		case <-time.After(max(s.every, (share-1)*took)):
+		case <-time.After(s.rest(took)):
 		}
 	}
+}
+
+// rest is how long to wait after a look that took so long.
+func (s *source[T]) rest(took time.Duration) time.Duration {
+	return max(s.every, min((share-1)*took, longestGap))
 }
 
 // Postgres is what Postgres says.
 type Postgres struct {
 	admin.Status
-	// Written counts the numbers given out to events, Led reports whether any relay leads, Relays how many are connected.
+	// Written counts the numbers given out to events, Led reports whether any relay leads, Relays how many are connected, 0
+	// if this role may not see them.
 	Written int64 `json:"written"`
 	Led     bool  `json:"led"`
 	Relays  int   `json:"relays"`
-
-	streams []string
+	// Streams is how many there are; no more than maxStreams of them are looked at.
+	Streams int `json:"streams"`
 }
 
 // Redis is what Redis says of itself.
@@ -204,10 +220,11 @@ type Event struct {
 	Replayed bool   `json:"replayed,omitempty"`
 }
 
-// deadList is everything that is parked anywhere.
+// deadList is what is parked anywhere, as far as it is shown, and how much that is in all.
 type deadList struct {
-	dead   []admin.Dead
-	groups []consumer.DeadEntry
+	dead          []admin.Dead
+	groups        []consumer.DeadEntry
+	relay, groupN int64
 }
 
 // watch asks Postgres and Redis while somebody looks.
@@ -224,6 +241,7 @@ type watch struct {
 	last    map[string]string // stream -> last entry id seen
 	events  []Event           // newest last
 	streams []string          // as Postgres last named them
+	lost    time.Time         // when a stream was last found to have gone back
 }
 
 func newWatch(c *Console) *watch {
@@ -261,14 +279,15 @@ func (w *watch) look(now time.Time) seen {
 	var s seen
 	if p := w.postgres.look(); p.AsOf != nil && p.Error == "" && now.Sub(*p.AsOf) < 5*time.Second {
 		rows, oldest := float64(p.Value.Backlog.Rows), p.Value.Backlog.OldestSeconds
-		s.written, s.backlog, s.oldest = &counter{float64(p.Value.Written), *p.AsOf}, &rows, &oldest
+		s.written, s.backlog, s.oldest = &counter{value: float64(p.Value.Written), at: *p.AsOf}, &rows, &oldest
 	}
-	if f := w.feed.look(); f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second {
+	f := w.feed.look()
+	if f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second && len(f.Value) < maxStreams { // a part of the sum is none
 		added := 0.0
 		for _, st := range f.Value {
 			added += float64(max(st.Added, 0))
 		}
-		s.added = &counter{added, *f.AsOf}
+		s.added = &counter{added, *f.AsOf, len(f.Value)}
 	}
 	return s
 }
@@ -304,11 +323,10 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	if err != nil {
 		return Postgres{}, err
 	}
-	streams = streams[:min(len(streams), maxStreams)]
 	w.mu.Lock()
-	w.streams = streams
+	w.streams = streams[:min(len(streams), maxStreams)]
 	w.mu.Unlock()
-	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, streams: streams}, nil
+	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Streams: len(streams)}, nil
 }
 
 func (w *watch) names() []string {
@@ -366,6 +384,9 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 			}
 		}
 		w.mu.Lock()
+		if last != "" && (st.LastID == "" || sink.CompareIDs(st.LastID, last) < 0) {
+			w.lost = time.Now()
+		}
 		w.last[name] = st.LastID
 		w.mu.Unlock()
 	}
@@ -378,6 +399,13 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		w.c.hub.send("events", fresh)
 	}
 	return streams, nil
+}
+
+// lastLoss returns when a stream was last found to have gone back, or to be gone; zero if none was.
+func (w *watch) lastLoss() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost
 }
 
 // recent returns the remembered events, oldest first.
@@ -400,17 +428,24 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 }
 
 func (w *watch) readDead(ctx context.Context) (deadList, error) {
-	dead, err := admin.ListDead(ctx, w.c.o.Pool)
+	var l deadList
+	var err error
+	if l.dead, err = admin.ListDead(ctx, w.c.o.Pool); err != nil {
+		return deadList{}, err
+	}
+	if l.relay, err = sql.CountDead(ctx, w.c.o.Pool); err != nil {
+		return deadList{}, err
+	}
+	streams, err := sql.Streams(ctx, w.c.o.Pool)
 	if err != nil {
 		return deadList{}, err
 	}
-	groups, err := consumer.Dead(ctx, w.c.o.Redis, w.c.o.StreamPrefix)
-	for _, g := range groups {
-		dead = append(dead, admin.GroupDead(g, w.c.o.StreamPrefix))
-	}
-	if err != nil {
+	if l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, streams, maxShown); err != nil {
 		// Without Redis the relay's own can still be looked after.
-		return deadList{dead: dead}, partial{fmt.Errorf("those of consumer groups: %w", err)}
+		return deadList{dead: l.dead, relay: l.relay}, partial{fmt.Errorf("those of consumer groups: %w", err)}
 	}
-	return deadList{dead: dead, groups: groups}, nil
+	for _, g := range l.groups {
+		l.dead = append(l.dead, admin.GroupDead(g, w.c.o.StreamPrefix))
+	}
+	return l, nil
 }

@@ -27,7 +27,7 @@ after(async () => {
 });
 
 // open shows the console of a process. expected are complaints of the console that the test provokes.
-async function open(origin, { viewport = DESKTOP, scheme = 'light', expected = [] } = {}) {
+async function open(origin, { viewport = DESKTOP, scheme = 'light', expected = [], live = 'live' } = {}) {
   const context = await browser.newContext({ viewport, colorScheme: scheme, reducedMotion: SHOTS ? 'no-preference' : 'reduce' });
   const page = await context.newPage();
   page.setDefaultTimeout(15000);
@@ -37,7 +37,7 @@ async function open(origin, { viewport = DESKTOP, scheme = 'light', expected = [
   page.on('pageerror', (e) => complaints.push(`exception: ${e.message}`));
   page.on('request', (r) => { if (new URL(r.url()).origin !== origin) complaints.push(`request: ${r.url()}`); });
   await page.goto(`${origin}/console/`);
-  await page.locator('#connection', { hasText: 'live' }).waitFor();
+  await page.locator('#connection', { hasText: live }).waitFor();
   return page;
 }
 
@@ -153,8 +153,9 @@ test('a killed Redis turns the picture red within 5 s, and back', async () => {
   await control('/redis/kill');
   await Promise.all([node(page, 'redis', 'bad', 5000), verdict(page, 'bad', 5000)]);
   await page.locator('#verdict-title', { hasText: 'Redis does not take events' }).waitFor();
+  await page.locator('#doctor-body', { hasText: 'redis unreachable' }).waitFor(); // looked again by itself
   const ids = await control('/orders'); // taken without Redis
-  await page.locator('[data-node="outbox"]', { hasText: 'waiting' }).waitFor();
+  await page.locator('#verdict-why', { hasText: '(3 now)' }).waitFor();
   await shot(page, 'console-redis-down');
   await accessible(page, 'Redis down');
   await control('/redis/start');
@@ -172,6 +173,21 @@ test('a frozen Redis is shown and does not freeze the page', async () => {
   assert.equal(await page.locator('#connection').textContent(), 'live');
   await control('/redis/thaw');
   await verdict(page, 'ok');
+  await page.context().close();
+});
+
+test('one page more than are served events still shows what is', async () => {
+  const viewers = new AbortController();
+  const taken = await Promise.all(Array.from({ length: 16 }, () => fetch(`${SERVE}/console/api/stream`, { signal: viewers.signal })));
+  const page = await open(SERVE, { expected: ['503'], live: 'too many pages are open' });
+  await verdict(page, 'ok');
+  await control('/redis/kill');
+  await verdict(page, 'bad', 8000);
+  await control('/redis/start');
+  await verdict(page, 'ok');
+  viewers.abort();
+  await Promise.allSettled(taken.map((r) => r.body.cancel()));
+  await page.locator('#connection', { hasText: 'live' }).waitFor();
   await page.context().close();
 });
 

@@ -6,15 +6,21 @@ import { Chart } from './chart.js';
 const KEEP = 50; // events shown
 const RING = 900; // samples kept
 const SILENT = 3500; // ms without a sign of life until the connection counts as lost
+const PATIENCE = 10000; // ms until a connection that says nothing is tried anew
 
 let session = null;
 let state = null;
 let samples = [];
 let events = [];
 let paused = false;
-let heard = 0;
-const opened = Date.now();
+const since = () => ({ wall: Date.now(), tick: performance.now() });
+// A clock that is set back must not make old news new, and the other one stands still while the machine sleeps.
+const ago = (t) => Math.max(Date.now() - t.wall, performance.now() - t.tick);
+let heard = null; // when the process last said something
+let tried = since(); // when a connection was last begun
+const opened = since();
 let lostSince = null;
+let crowded = ''; // why nothing comes by itself although the process answers
 let token = null;
 try { token = sessionStorage.getItem('posthaste-token'); } catch { /* kept in memory only */ }
 
@@ -77,7 +83,9 @@ let source = null;
 
 function connect() {
   source?.close();
+  tried = since();
   source = new EventSource('api/stream');
+  source.onopen = () => { crowded = ''; };
   source.addEventListener('state', (e) => {
     alive();
     onState(JSON.parse(e.data));
@@ -94,12 +102,22 @@ function connect() {
 
 let retrying = null;
 
+// retryLater follows an answer that was an error. Beyond the pages that are served events the state is asked for meanwhile.
 function retryLater() {
-  retrying ??= setTimeout(() => { retrying = null; connect(); }, 2000);
+  retrying ??= setTimeout(async () => {
+    try {
+      const st = await call('GET', 'state');
+      crowded = 'too many pages are open';
+      alive();
+      onState(st);
+    } catch { /* it does not answer, which is said elsewhere */ }
+    retrying = null;
+    connect();
+  }, 2000);
 }
 
 function alive() {
-  heard = Date.now();
+  heard = since();
   if (lostSince === null) return;
   lostSince = null;
   document.body.classList.remove('stale');
@@ -109,18 +127,17 @@ function alive() {
 
 function watchConnection() {
   const pill = $('connection');
-  if (Date.now() - (heard || opened) <= SILENT) {
+  if (ago(heard ?? opened) <= SILENT) {
     if (!heard) return;
-    level(pill, 'ok');
-    text(pill, 'live');
+    level(pill, crowded ? 'warn' : 'ok');
+    text(pill, crowded || 'live');
     return;
   }
   if (lostSince === null) {
-    lostSince = heard || Date.now();
+    lostSince = (heard ?? opened).wall;
     document.body.classList.add('stale');
-    retryLater();
   }
-  if (Date.now() - (heard || opened) > 12000) retryLater(); // neither an error nor a word: the connection hangs
+  if (ago(tried) > PATIENCE) connect(); // neither an error nor a word: the connection hangs
   level(pill, 'bad');
   text(pill, heard ? `lost since ${clock(lostSince)}` : 'not connected');
   drawVerdict({
@@ -164,7 +181,7 @@ const pipeline = new Pipeline($('pipeline'));
 const charts = [
   new Chart($('chart-latency'), {
     title: 'Commit to publish', log: true, format: span, series: [{ key: 'p50', label: 'p50' }, { key: 'p99', label: 'p99' }],
-    none: 'Measured by the relay that publishes',
+    none: 'Measured by the relay',
   }),
   new Chart($('chart-backlog'), { title: 'Backlog', format: count, series: [{ key: 'backlog', label: 'events', area: true }], none: 'Known while somebody looks' }),
   new Chart($('chart-rate'), { title: 'Events per second', format: count, series: [{ key: 'out', label: 'published', area: true }, { key: 'in', label: 'written' }], none: 'Nothing yet' }),
@@ -175,9 +192,11 @@ function drawCharts() {
   for (const c of charts) c.update(samples, now);
 }
 
+const silence = (look) => (look.slow ? 'is too slow' : look.refused ? 'refuses' : 'does not answer');
+
 function drawSources(st) {
   const one = (name, look) => {
-    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} ${look.slow ? 'is too slow' : look.refused ? 'refuses' : 'does not answer'} since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
+    if (look.error) return h('span', { 'data-level': 'bad' }, `${name} ${silence(look)} since ${clock(look.since)}${look.as_of ? `, last did ${clock(look.as_of)}` : ''}`);
     if (!look.as_of) return h('span', null, `${name} is being asked`);
     const age = (Date.parse(st.now) - Date.parse(look.as_of)) / 1000;
     return h('span', { 'data-level': age > 10 ? 'bad' : 'ok' }, age > 3 ? `${name} as of ${clock(look.as_of)}` : `${name} answers`);
@@ -193,14 +212,15 @@ function drawMode(st) {
   const rows = [];
   if (known) {
     rows.push(['Active', p.mode === 'standby' ? 'none: no relay has led yet' : `${p.mode} since ${clock(p.changed_at)}`]);
+    if (st.postgres.error) rows.unshift(['As of', `${clock(known)}; Postgres ${silence(st.postgres)}`]);
     if (p.degraded) rows.push(['Because', p.degraded]);
     rows.push(['Leader', p.led ? p.owner : p.owner ? `nobody; ${p.owner} led last` : 'nobody']);
-    rows.push(['Relays', p.relays ? `${p.relays} connected, epoch ${p.epoch}` : `none connected, epoch ${p.epoch}`]);
+    rows.push(['Relays', `${p.relays ? `${p.relays} connected` : p.led ? 'not visible to this process’ role' : 'none connected'}, epoch ${p.epoch}`]);
     const slot = p.slot;
     rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
     rows.push(['Hand-over', p.handover_lsn === '0/0' ? 'none yet' : `at ${p.handover_lsn}`]);
   } else {
-    rows.push(['Active', st.postgres.error ? `unknown: Postgres ${st.postgres.slow ? 'is too slow' : 'does not answer'}` : 'being asked']);
+    rows.push(['Active', st.postgres.error ? `unknown: Postgres ${silence(st.postgres)}` : 'being asked']);
   }
   if (st.relay) rows.push(['This relay', `${st.relay.leader ? 'leads' : 'stands by'}, ${st.relay.phase}, ${plural(st.relay.inflight, 'event')} in flight`]);
   const box = h('dl', null, rows.map(([k, v]) => [h('dt', null, k), h('dd', null, v)]));
@@ -213,7 +233,7 @@ let handover = null;
 
 // follow begins to watch a switch to a mode, whoever made it.
 function follow(to, p) {
-  handover = { to, at: Date.now(), epoch: p.epoch, lsn: p.handover_lsn, from: p.mode, done: {}, ended: null };
+  handover = { to, at: Date.now(), epoch: p.epoch, lsn: p.handover_lsn, from: p.mode, done: {}, ended: false };
   $('handover').hidden = false;
 }
 
@@ -222,7 +242,7 @@ function drawHandover(st) {
   const p = st.postgres.value;
   if (drawHandover.desired && drawHandover.desired !== p.desired && handover?.to !== p.desired) follow(p.desired, { ...p, mode: drawHandover.mode, handover_lsn: drawHandover.lsn });
   Object.assign(drawHandover, { desired: p.desired, mode: p.mode, lsn: p.handover_lsn });
-  if (!handover) return;
+  if (!handover || handover.ended) return; // what becomes of the mode after a switch is not part of it
   const stream = handover.to !== 'poll';
   const target = stream ? 'cdc' : 'poll';
   const same = handover.from === target;
@@ -250,6 +270,7 @@ function drawHandover(st) {
   if (!arrived && p.degraded) items.push(h('li', null, h('span', { class: 'note' }, p.degraded)));
   text($('handover-title'), arrived ? (same ? `Already in ${target}: nothing to hand over` : `Switched to ${handover.to} in ${span(Math.max(...Object.values(handover.done)) / 1000)}`) : `Switching to ${handover.to} since ${clock(handover.at)}`);
   $('handover-steps').replaceChildren(...items);
+  handover.ended = arrived;
 }
 
 // ---- tables
@@ -287,7 +308,7 @@ function onEvents(list) {
 function drawGroups(st) {
   const look = st.groups;
   const body = $('groups-body');
-  const list = [...look.value].sort((a, b) => Number(b.abandoned) - Number(a.abandoned) || b.waits_seconds - a.waits_seconds || a.stream.localeCompare(b.stream));
+  const list = look.value; // the gravest first
   const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of)]);
   if (body.dataset.key === key) return;
   body.dataset.key = key;
@@ -304,7 +325,9 @@ function drawGroups(st) {
       td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
       td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.waits_seconds > 0 ? span(g.waits_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
   });
-  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], rows));
+  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], rows),
+    st.group_sum.groups > list.length ? h('p', { class: 'muted' }, `${count(st.group_sum.groups)} in all; the ${list.length} gravest are shown. posthaste groups list shows all.`) : '',
+    look.error ? h('p', { class: 'error' }, `As of ${clock(look.as_of)}, and perhaps not all: ${look.error}`) : '');
 }
 
 // ---- dead events
@@ -317,6 +340,7 @@ async function loadDead(fresh) {
     dead = await call('GET', fresh ? 'dead?fresh=1' : 'dead');
   } catch (e) {
     dead = { dead: [], total: 0, error: e.message };
+    deadKey = ''; // ask again with the next state
   }
   drawDead();
 }
@@ -426,11 +450,11 @@ const WHAT = {
 $('switch').addEventListener('click', (e) => {
   const to = e.target.closest('button')?.dataset.mode;
   if (!to) return;
-  const p = state?.postgres.as_of ? state.postgres.value : null;
+  const p = state?.postgres.as_of && !state.postgres.error ? state.postgres.value : null;
   ask({
     title: `Switch to ${to}?`, yes: `Switch to ${to}`,
     body: [
-      p ? h('p', null, `Now: desired ${p.desired}, active ${p.mode}, ${plural(p.backlog.rows, 'event')} in the outbox.`) : h('p', null, 'The state is not known: Postgres does not answer.'),
+      p ? h('p', null, `Now: desired ${p.desired}, active ${p.mode}, ${plural(p.backlog.rows, 'event')} in the outbox.`) : h('p', null, `The state is not known: Postgres ${state?.postgres.error ? silence(state.postgres) : 'is being asked'}.`),
       h('ul', null, WHAT[to].map((w) => h('li', null, w))),
       p && !p.led ? h('p', { class: 'error' }, 'No relay leads: it takes effect when one does.') : '',
     ],
@@ -468,7 +492,16 @@ $('trace-form').addEventListener('submit', async (e) => {
 
 // ---- doctor
 
+let diagnosed = since();
+let diagnosing = null;
+
+// diagnoseAnew looks again soon after something has changed: findings from before it would say that all is well.
+function diagnoseAnew() {
+  diagnosing ??= setTimeout(() => { diagnosing = null; loadDoctor(true); }, Math.max(1000, 10000 - ago(diagnosed)));
+}
+
 async function loadDoctor(fresh) {
+  diagnosed = since();
   const again = $('doctor-again');
   again.disabled = true;
   text($('doctor-age'), 'looking…');
@@ -492,6 +525,7 @@ async function loadDoctor(fresh) {
 // ---- everything together
 
 function onState(st) {
+  if (state && state.verdict.title !== st.verdict.title && state.verdict.level !== st.verdict.level) diagnoseAnew();
   state = st;
   if (st.sample && (!samples.length || samples[samples.length - 1].t < st.sample.t)) {
     samples.push(st.sample);
@@ -504,7 +538,9 @@ function onState(st) {
   drawMode(st);
   drawHandover(st);
   drawGroups(st);
-  const key = JSON.stringify([st.dead.value, st.dead.error]);
+  const n = st.dead.value;
+  // As many as before may be others; where there are none, there is nothing to look at again.
+  const key = JSON.stringify([n, st.dead.error, n.relay + n.groups + n.retrying > 0 && st.dead.as_of]);
   if (key !== deadKey) {
     deadKey = key;
     loadDead(false);
@@ -519,6 +555,7 @@ $('events-pause').addEventListener('click', (e) => {
 });
 $('dead-retry-all').addEventListener('click', () => retryDead(dead.dead.filter((d) => !d.retrying)));
 $('doctor-again').addEventListener('click', () => loadDoctor(true));
+$('verdict-action').addEventListener('click', (e) => { if (e.currentTarget.hash === '#doctor') loadDoctor(true); });
 
 const themes = ['auto', 'light', 'dark'];
 const themed = () => document.documentElement.dataset.theme ?? 'auto';

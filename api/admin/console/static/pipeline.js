@@ -1,5 +1,5 @@
 // The picture: writers, outbox, the two ways, Redis, groups. It is laid out in a row, or in a column when it is narrow.
-import { s, count, rate, bytes, span } from './util.js';
+import { s, count, rate, bytes, span, clock, plural } from './util.js';
 
 const NODES = ['writers', 'outbox', 'wal', 'sweep', 'redis', 'groups'];
 const EDGES = [['writers', 'outbox'], ['outbox', 'wal'], ['wal', 'redis'], ['outbox', 'sweep'], ['sweep', 'redis'], ['redis', 'groups']];
@@ -116,51 +116,53 @@ export class Pipeline {
     const pg = st.postgres;
     const p = pg.as_of ? pg.value : null;
     const parts = st.verdict.parts;
-    const pgDown = Boolean(pg.error);
+    const pgMute = Boolean(pg.error); // what it said last is not now
+    const pgDown = pgMute && !pg.slow && !pg.refused;
+    const word = pg.slow ? 'too slow' : pg.refused ? 'refuses' : 'no answer';
     const rdDown = Boolean(st.redis.error);
     const sample = st.sample ?? {};
-    const unknown = !p && !pgDown;
+    const unknown = !p && !pgMute;
     const lvl = (part) => parts[part] ?? (unknown ? 'unknown' : 'ok');
     const mode = p?.mode;
-    const led = p?.led ?? false;
+    const led = !pgMute && (p?.led ?? false);
     const active = (m) => led && mode === m;
     const out = rdDown ? 0 : sample.out;
 
-    this.set('writers', pgDown ? 'bad' : unknown ? 'unknown' : 'ok', 'Writers', pgDown ? 'stopped' : rate(sample.in), pgDown ? 'cannot commit' : 'events committed');
-    this.set('outbox', lvl('outbox'), 'Outbox in Postgres', pgDown ? 'no answer' : p ? count(p.backlog.rows) : '–',
-      pgDown ? 'last known state below' : p ? (p.backlog.rows > 0 ? `waiting, oldest ${span(p.backlog.oldest_seconds)}` : 'nothing waits') : 'being asked');
+    this.set('writers', pgDown ? 'bad' : unknown || pgMute ? 'unknown' : 'ok', 'Writers', pgDown ? 'stopped' : pgMute ? '–' : rate(sample.in),
+      pgDown ? 'cannot commit' : pgMute ? 'not known' : 'events committed');
+    this.set('outbox', lvl('outbox'), 'Outbox in Postgres', pgMute ? word : p ? count(p.backlog.rows) : '–',
+      pgMute ? 'last known state below' : p ? (p.backlog.rows > 0 ? `waiting, oldest ${span(p.backlog.oldest_seconds)}` : 'nothing waits') : 'being asked');
 
     const path = parts.path;
     const slot = p?.slot;
     const walOn = active('cdc');
     const sweepOn = active('poll');
-    const walLevel = pgDown || (!walOn && path && p?.desired !== 'poll') ? (path === 'bad' || pgDown ? 'bad' : 'warn') : walOn ? path ?? 'ok' : 'off';
-    this.set('wal', walLevel, 'WAL stream', walOn ? (rdDown ? 'waits' : 'streams') : led ? 'stands by' : p ? 'no relay' : '–',
-      !p ? '' : !slot.exists ? 'no slot' : slot.lost ? 'slot is lost' : walOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : `holds ${bytes(Math.max(slot.retained_bytes, 0))} of WAL`);
-    const sweepLevel = pgDown ? 'bad' : sweepOn ? (path === 'bad' ? 'bad' : 'ok') : p && !led ? path ?? 'bad' : 'off';
-    this.set('sweep', sweepLevel, 'Sweep', sweepOn ? (rdDown ? 'waits' : 'sweeps') : led ? 'stands by' : p ? 'no relay' : '–',
-      !p ? '' : sweepOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : sweepOn ? 'the table, in order' : 'steps in on failure');
+    const walLevel = pgDown ? 'bad' : pgMute ? 'unknown' : !walOn && path && p?.desired !== 'poll' ? path : walOn ? path ?? 'ok' : 'off';
+    this.set('wal', walLevel, 'WAL stream', pgMute ? '–' : walOn ? (rdDown ? 'waits' : 'streams') : led ? 'stands by' : p ? 'no relay' : '–',
+      pgMute ? 'not known' : !p ? '' : !slot.exists ? 'no slot' : slot.lost ? 'slot is lost' : walOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : `holds ${bytes(Math.max(slot.retained_bytes, 0))} of WAL`);
+    const sweepLevel = pgDown ? 'bad' : pgMute ? 'unknown' : sweepOn ? (path === 'bad' ? 'bad' : 'ok') : p && !led ? path ?? 'bad' : 'off';
+    this.set('sweep', sweepLevel, 'Sweep', pgMute ? '–' : sweepOn ? (rdDown ? 'waits' : 'sweeps') : led ? 'stands by' : p ? 'no relay' : '–',
+      pgMute ? 'not known' : !p ? '' : sweepOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : sweepOn ? 'the table, in order' : 'steps in on failure');
 
     const r = st.redis.as_of ? st.redis.value : null;
     this.set('redis', parts.redis ?? (r ? 'ok' : 'unknown'), 'Redis streams', rdDown ? 'down' : r ? rate(sample.out) : '–',
       rdDown ? 'takes no events' : r ? `${bytes(r.used_bytes)}${r.max_bytes ? ` of ${bytes(r.max_bytes)}` : ' used'}` : 'being asked');
 
-    const groups = st.groups.value ?? [];
-    const lag = groups.reduce((n, g) => n + Math.max(g.lag, 0), 0);
-    const pending = groups.reduce((n, g) => n + g.pending, 0);
-    this.set('groups', rdDown ? 'unknown' : parts.groups ?? (r ? (groups.length ? 'ok' : 'off') : 'unknown'), groups.length === 1 ? '1 consumer group' : `${groups.length} consumer groups`,
-      groups.length ? `${count(lag)} unread` : 'none', groups.length ? `${count(pending)} not acknowledged` : 'nobody reads yet');
+    const { groups: n, unread, pending } = st.group_sum;
+    const asked = Boolean(st.groups.as_of);
+    this.set('groups', rdDown || !asked ? 'unknown' : parts.groups ?? (n ? 'ok' : 'off'), !asked ? 'Consumer groups' : plural(n, 'consumer group'),
+      n ? `${count(unread)} unread` : asked ? 'none' : '–', rdDown && asked ? `as of ${clock(st.groups.as_of)}` : n ? `${count(pending)} not acknowledged` : asked ? 'nobody reads yet' : 'being asked');
 
     this.connect('writers-outbox', pgDown ? 'cut' : 'on', sample.in ?? 0);
     for (const [way, on] of [['wal', walOn], ['sweep', sweepOn]]) {
       this.connect(`outbox-${way}`, pgDown ? 'cut' : on ? 'on' : 'off', out ?? 0);
       this.connect(`${way}-redis`, rdDown && (on || !led) ? 'cut' : on ? 'on' : 'off', out ?? 0);
     }
-    if (p && !led && !pgDown) {
+    if (p && !led && !pgMute) {
       this.connect('outbox-wal', 'cut', 0);
       this.connect('outbox-sweep', 'cut', 0);
     }
-    this.connect('redis-groups', rdDown ? 'cut' : groups.length ? 'on' : 'off', out ?? 0);
+    this.connect('redis-groups', rdDown ? 'cut' : n ? 'on' : 'off', out ?? 0);
     this.svg.setAttribute('aria-label', `Pipeline. ${this.said.join('. ')}.`);
   }
 }
