@@ -104,6 +104,8 @@ type bucket struct {
 	bumped time.Time
 	// floor is the highest operation number this process was told of, by Redis or by the ledger.
 	floor int64
+	// claim is the floor of an older epoch, until it is known what of it was lost.
+	claim int64
 }
 
 // New returns a Bank; it does no I/O.
@@ -153,26 +155,50 @@ func (b *Bank) refresh(ctx context.Context) {
 	for _, r := range rows {
 		b.learn(r)
 	}
+	if err := b.claim(ctx); err != nil {
+		b.log.Debug("losses not counted yet", "err", err)
+	}
+}
+
+// claim counts what was lost of the operations that this process was told of and whoever raised the epoch did not know of.
+func (b *Bank) claim(ctx context.Context) error {
+	for bkt := range int16(Buckets) {
+		k := &b.buckets[bkt]
+		k.mu.Lock()
+		epoch, floor := k.epoch, k.claim
+		k.mu.Unlock()
+		if floor == 0 {
+			continue
+		}
+		r, err := call(ctx, b.redis, fnClaim, []string{epochKey(bkt)}, epoch, floor)
+		if err != nil {
+			return err
+		}
+		if r[0] == "EPOCH" { // not open yet, or closed again
+			continue
+		}
+		k.mu.Lock()
+		if k.claim == floor {
+			k.claim = 0
+		}
+		k.mu.Unlock()
+		if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // Lua printed it
+			b.metrics.lost.Add(float64(lost))
+			b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch, "lost_operations", lost)
+		}
+	}
+	return nil
 }
 
 // learn takes over a row of the ledger. Floors of an older epoch are forgotten: what it lost is counted and given up.
 func (b *Bank) learn(r sql.CreditEpoch) {
-	if lost := b.buckets[r.Bucket].learn(r); lost > 0 {
-		b.metrics.lost.Add(float64(lost))
-		b.log.Error("redis had lost operations that this process had answered, and the rebuild did not know of them", "bucket", r.Bucket,
-			"epoch", r.Epoch, "lost_operations", lost)
-	}
-}
-
-// learn returns how many operations this process was told of that are neither in the ledger nor counted as lost by whoever
-// raised the epoch: nobody had asked this process before.
-func (k *bucket) learn(r sql.CreditEpoch) (lost int64) {
+	k := &b.buckets[r.Bucket]
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case r.Epoch > k.epoch:
 		if k.epoch > 0 {
-			lost = max(0, k.floor-r.Mark)
+			k.claim = max(k.claim, k.floor)
 		}
 		k.epoch, k.floor = r.Epoch, r.Mark
 	case r.Epoch == k.epoch:
@@ -181,7 +207,6 @@ func (k *bucket) learn(r sql.CreditEpoch) (lost int64) {
 	if r.BumpedAt != nil && r.Epoch == k.epoch {
 		k.bumped = *r.BumpedAt
 	}
-	return lost
 }
 
 // told raises the floor of a bucket to a number that Redis replied with under epoch.

@@ -34,6 +34,7 @@ const (
 	fnInit   = "cr_init_v1"
 	fnStop   = "cr_stop_v1"
 	fnOpen   = "cr_open_v1"
+	fnClaim  = "cr_claim_v1"
 )
 
 // NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind our

@@ -328,21 +328,30 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 0)
 }
 
-// The sync notices a loss, and rebuilds, before a process that was told of more is asked again: that process counts the rest.
-func TestALossThatOnlyAnIdleProcessKnows(t *testing.T) {
+// The sync notices a loss, and rebuilds, before the processes that were told of more are asked again: they count the rest,
+// each operation once.
+func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
 	w.settle()
-	for range 3 {
-		w.must(newOp(user, Deduct, 20), OK)
+	other := w.newBank()
+	for _, b := range []*Bank{w.bank, w.bank, other, w.bank} {
+		if _, err := b.Apply(t.Context(), newOp(user, Deduct, 20)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.flush()
 	w.settle()
 	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
-	w.bank.refresh(t.Context())
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost), 3)
 	w.inStep(user, 100)
+	w.must(newOp(user, Deduct, 5), OK)
+	for range 2 {
+		other.refresh(t.Context())
+		w.bank.refresh(t.Context())
+	}
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+counter(other.metrics.lost), 4)
+	w.inStep(user, 95)
 }
 
 // Everything is lost before the ledger had any of it.

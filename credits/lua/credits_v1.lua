@@ -2,7 +2,8 @@
 -- Credits, version 1. A published library never changes: another behaviour is another version with other names.
 --
 -- Keys of a bucket (all in one slot):
---   ep    hash    e epoch ('' = stopped), n operations ever, s highest n any caller has seen while it was stopped
+--   ep    hash    e epoch ('' = stopped), n operations ever, s highest n any caller has seen while it was stopped,
+--                 t n at the begin of the epoch, l highest n of an older epoch that was counted as lost
 --   s     stream  one entry per operation, refusals included, until it is in the ledger
 --   a:U   hash    account: b balance, q last operation's number, e epoch, s synced q, f why it is frozen
 --   i:H   string  outcome of an operation (H: hash of user and operation):
@@ -205,7 +206,18 @@ redis.register_function{function_name = 'cr_open_v1', flags = {'allow-oom'}, cal
   local e = tonumber(redis.call('HGET', k[1], 'e') or '') or 0
   if e >= tonumber(a[1]) then return {'OLD'} end
   if redis.call('XLEN', k[2]) > 0 then return {'UNSYNCED'} end
-  redis.call('HSET', k[1], 'e', a[1], 'n', a[2])
-  redis.call('HDEL', k[1], 's')
+  redis.call('HSET', k[1], 'e', a[1], 'n', a[2], 't', a[2])
+  redis.call('HDEL', k[1], 's', 'l')
   return {'OK'}
+end}
+
+-- cr_claim tells how many operations up to floor, of which the caller was told in an older epoch, were lost and are not
+-- counted yet: whoever began the epoch did not know of them. keys: ep. args: epoch, floor.
+redis.register_function{function_name = 'cr_claim_v1', flags = {'allow-oom'}, callback = function(k, a)
+  local h = redis.call('HMGET', k[1], 'e', 't', 'l')
+  if h[1] ~= a[1] then return {'EPOCH'} end
+  local from, floor = tonumber(h[3] or h[2] or a[2]), tonumber(a[2])
+  if not from or floor <= from then return {'0'} end
+  redis.call('HSET', k[1], 'l', a[2])
+  return {text(floor - from)}
 end}
