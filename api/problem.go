@@ -58,15 +58,13 @@ type fieldError struct {
 	Detail  string `json:"detail"`
 }
 
-// problem is an answer that is not a success. It is an error so that it can travel as one.
+// problem is an answer that is not a success.
 type problem struct {
 	kind       kind
 	detail     string
 	errors     []fieldError
 	retryAfter time.Duration
 }
-
-func (p *problem) Error() string { return p.kind.code }
 
 // problemBody is the RFC 9457 form. Clients must ignore members they do not know.
 type problemBody struct {

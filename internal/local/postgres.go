@@ -183,6 +183,3 @@ func (p *Postgres) Start(ctx context.Context, settings ...string) error {
 	}
 	return p.run(ctx)
 }
-
-// Log returns the last lines the server printed.
-func (p *Postgres) Log() string { return p.out.String() }

@@ -119,6 +119,3 @@ func (r *Redis) Kill() error { return r.proc.stop(syscall.SIGKILL, 5*time.Second
 
 // Signal sends sig, for example SIGSTOP and SIGCONT.
 func (r *Redis) Signal(sig os.Signal) error { return r.proc.signal(sig) }
-
-// Log returns the last lines the server printed.
-func (r *Redis) Log() string { return r.out.String() }
