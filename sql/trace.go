@@ -20,14 +20,14 @@ type TraceRow struct {
 	Stream, EntryID string
 }
 
-// Trace looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events, in the order
-// of time.
-func Trace(ctx context.Context, db DB, id string) ([]TraceRow, error) {
+// Trace looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It returns the
+// newest of the places, at most limit, in the order of time.
+func Trace(ctx context.Context, db DB, id string, limit int) ([]TraceRow, error) {
 	var event *uuid.UUID
 	if parsed, err := uuid.Parse(id); err == nil {
 		event = &parsed
 	}
-	rows, err := db.Query(ctx, query("trace"), id, event)
+	rows, err := db.Query(ctx, query("trace"), id, event, limit)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}

@@ -35,14 +35,23 @@ func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key string) (string
 	return order.ID.String(), nil
 }
 
+// traceRows bounds what is looked at for one id: an aggregate may have any number of events, and the relay, which answers the
+// console, has a bounded memory.
+const traceRows = 200
+
 // Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams and
-// consumer groups. With an error of Redis it returns what Postgres knows, and the error.
+// consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres knows, and the
+// error.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
-	rows, err := sql.Trace(ctx, db, id)
+	rows, err := sql.Trace(ctx, db, id, traceRows+1)
 	if err != nil {
 		return nil, err
 	}
 	steps := make([]Step, 0, len(rows))
+	if len(rows) > traceRows {
+		rows = rows[1:]
+		steps = append(steps, Step{Place: "earlier", ID: id, Detail: fmt.Sprintf("left out: these are the newest %d", traceRows)})
+	}
 	for _, r := range rows {
 		steps = append(steps, Step{At: r.At, Place: r.Place, ID: r.ID, Detail: r.Detail, TraceParent: r.TraceParent})
 	}
