@@ -23,7 +23,7 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	var walSeconds float64
 	var oldest string
 	if err := conn.QueryRow(ctx, sql.DoctorCapacity()).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes, &oldest); err != nil {
-		d.add(SeverityWarn, "capacity", "", "cannot be read: %v", oneLine(err))
+		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)", "cannot be read: %v", oneLine(err))
 		return
 	}
 	budget := size(d.config.WALBudget)

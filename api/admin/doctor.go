@@ -125,12 +125,14 @@ func (d *doctor) postgres(ctx context.Context) {
 	if f.recovery {
 		d.add(SeverityFail, "primary", "point --postgres-url at the primary", "this server is a standby")
 	}
-	d.schema(ctx, conn)
+	migrated := d.schema(ctx, conn)
 	d.stream(f)
 	d.retention(f)
 	d.slot(ctx, conn)
-	d.capacity(ctx, conn, f)
-	d.ledger(ctx, conn)
+	if migrated {
+		d.capacity(ctx, conn, f)
+		d.ledger(ctx, conn)
+	}
 }
 
 func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
@@ -146,7 +148,7 @@ func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	return f, err
 }
 
-func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
+func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 	if err := sql.CheckSchema(ctx, conn); err != nil {
 		mend := "let this role read posthaste's tables (scripts/roles.sql)"
 		switch {
@@ -156,7 +158,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
 			mend = "use the version that migrated it, or a later one"
 		}
 		d.add(SeverityFail, "schema", mend, "%v", oneLine(err))
-		return
+		return false
 	}
 	d.add(SeverityOK, "schema", "", "migrated")
 	var names []string
@@ -172,6 +174,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) {
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
 	d.rights(ctx, conn)
+	return true
 }
 
 // rights tells what the role may not do. The tables' owner may everything but the last.

@@ -71,6 +71,16 @@ func oneLine(err error) error {
 	return folded{err}
 }
 
+// ofRedis adds to an error of Redis what helps.
+func ofRedis(err error) error {
+	switch class := sink.Class(err); class {
+	case "", "other", "canceled":
+		return oneLine(err)
+	default:
+		return fmt.Errorf("%w (%s)", oneLine(err), sink.Mend(class))
+	}
+}
+
 type folded struct{ err error }
 
 func (f folded) Error() string { return strings.Join(strings.Fields(f.err.Error()), " ") }
@@ -209,7 +219,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if err := e.takeOver(ctx, streams, st.Owner); err != nil {
-			return oneLine(err)
+			return ofRedis(err)
 		}
 	}
 	if c.JSON {
@@ -266,8 +276,12 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	return e.withDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		if err := sql.CheckSchema(ctx, pool); c.Tables && errors.Is(err, sql.ErrSchemaNewer) {
+		switch err := sql.CheckSchema(ctx, pool); {
+		case errors.Is(err, sql.ErrSchemaNewer) && c.Tables:
 			return err // it has tables that this version does not know
+		case errors.Is(err, sql.ErrSchemaNewer), errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
+		case err != nil:
+			return err // of the connection
 		}
 		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
 			fmt.Fprintln(e.stderr, "posthaste: a relay runs, and makes the slot and the publication again: stop it, then repeat this")

@@ -13,6 +13,7 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/consumer"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -25,18 +26,18 @@ type deadCmd struct {
 // withDead runs do with both, and with what the groups have given up already read.
 func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *admin.DeadIn) error) error {
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := consumerClient(e.config.RedisURL)
+		client, err := sink.NewClient(e.config.RedisURL)
 		if err != nil {
-			return err
+			return &usageError{err.Error()}
 		}
 		defer client.Close()
 		d := &admin.DeadIn{Pool: pool, Client: client}
-		d.Groups, err = consumer.Dead(ctx, client, e.config.StreamPrefix)
+		d.Groups, err = consumer.DeadHeads(ctx, client, e.config.StreamPrefix)
 		// Without Redis the relay's own dead events can still be looked after.
 		if derr := do(ctx, d); derr != nil {
 			return derr
 		}
-		return err
+		return ofRedis(err)
 	})
 }
 

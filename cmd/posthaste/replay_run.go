@@ -19,7 +19,7 @@ func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 	defer cancel()
 	note, err := r.replay.Find(ctx)
 	if err != nil || note == nil || r.cmd.Restart {
-		return nil, err
+		return nil, ofRedis(err)
 	}
 	r.sel.Since, r.sel.Until = note.Since, note.Until
 	if !note.Done.IsZero() || r.cmd.DryRun {

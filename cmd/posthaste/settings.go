@@ -143,7 +143,11 @@ func (p *parser) scheme(name, value string, schemes ...string) bool {
 	if err == nil && slices.Contains(schemes, u.Scheme) {
 		return true
 	}
-	p.faults = append(p.faults, fmt.Errorf("--%s: want a URL that begins with %s://", name, strings.Join(schemes, ":// or ")))
+	want := "want a URL that begins with " + strings.Join(schemes, ":// or ") + "://"
+	if scheme, _, _ := strings.Cut(value, "://"); slices.Contains(schemes, scheme) {
+		want = "not a URL; a password with special characters has to be percent-encoded"
+	}
+	p.faults = append(p.faults, fmt.Errorf("--%s: %s", name, want))
 	return false
 }
 

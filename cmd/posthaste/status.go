@@ -182,7 +182,7 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 		}
 		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN, humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
 	}
-	row("handover", "%s", cmp.Or(v.HandoverLSN, "none"))
+	row("handover", "%s", cmp.Or(strings.TrimPrefix(v.HandoverLSN, "0/0"), "none"))
 	row("dead", "%s", humanize.Comma(v.Dead))
 	return t.Flush()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/api/admin"
+	"posthaste/sink"
 )
 
 type traceCmd struct {
@@ -38,9 +39,9 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 		}
-		client, err := consumerClient(e.config.RedisURL)
+		client, err := sink.NewClient(e.config.RedisURL)
 		if err != nil {
-			return err
+			return &usageError{err.Error()}
 		}
 		defer client.Close()
 		steps, err := admin.Trace(ctx, pool, client, id)
@@ -57,7 +58,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 				return perr
 			}
 		}
-		return err
+		return ofRedis(err)
 	})
 }
 
