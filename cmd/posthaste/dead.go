@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
@@ -32,13 +34,29 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *admi
 		}
 		defer client.Close()
 		d := &admin.DeadIn{Pool: pool, Client: client}
-		d.Groups, err = consumer.DeadHeads(ctx, client, e.config.StreamPrefix)
+		d.Groups, err = e.groupDead(ctx, client)
 		// Without Redis the relay's own dead events can still be looked after.
 		if derr := do(ctx, d); derr != nil {
 			return derr
 		}
 		return ofRedis(err)
 	})
+}
+
+// groupDead lists what consumer groups have given up, without the payloads: of those there may be more than memory.
+func (e *env) groupDead(ctx context.Context, client *redis.Client) ([]consumer.DeadEntry, error) {
+	found, err := consumer.Streams(ctx, client, e.config.StreamPrefix)
+	if err != nil {
+		return nil, err
+	}
+	var streams []string
+	for _, name := range found {
+		if stream, ok := strings.CutPrefix(name, "dead."); ok {
+			streams = append(streams, stream)
+		}
+	}
+	list, _, err := consumer.DeadHeads(ctx, client, streams, math.MaxInt)
+	return list, err
 }
 
 type deadListCmd struct {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -193,7 +194,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 		}
-		dead, err := g.dead(ctx, e.config.StreamPrefix, group)
+		dead, err := g.dead(ctx, group)
 		if err != nil {
 			return err
 		}
@@ -251,8 +252,8 @@ func orNo(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// dead lists what a group has given up. Nobody can retry it once the group is gone.
-func (g *groupsIn) dead(ctx context.Context, prefix string, group sink.Group) ([]consumer.DeadEntry, error) {
-	all, err := consumer.Dead(ctx, g.client, prefix)
+// dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
+func (g *groupsIn) dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
+	all, _, err := consumer.DeadHeads(ctx, g.client, []string{group.Stream, "{" + group.Stream + "}"}, math.MaxInt)
 	return slices.DeleteFunc(all, func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
 }
