@@ -124,7 +124,7 @@ var redis = board{
 		{"Credits", 7, []panel{
 			{
 				title: "Operations", unit: "ops", alert: "CreditsStoreUnavailable",
-				means: "By what became of them. unavailable: Redis is away. backpressure: the sync is behind. epoch: Redis lost data, a bucket is " +
+				means: "By what became of them. unavailable: Redis is away, or Postgres, for keys that are not UUIDv7. backpressure: the sync is behind. epoch: Redis lost data, a bucket is " +
 					"rebuilt. frozen: an account waits for a human.",
 				queries: []query{{rate("credits_ops_total", "code"), "{{code}}"}},
 			},

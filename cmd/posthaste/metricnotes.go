@@ -380,7 +380,7 @@ var metricNotes = []struct {
 	{"Credits", []metricNote{
 		{
 			"credits_ops_total",
-			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for a human. Of `unavailable`: Redis is away.",
+			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for a human. Of `unavailable`: Redis is away, or Postgres, for keys that are not UUIDv7.",
 			"sum by (code) (rate(credits_ops_total[5m]))",
 		},
 		{
