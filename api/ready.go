@@ -17,7 +17,7 @@ const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "schema", "tables". Empty when ready.
+	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables". Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// Mend says what an operator can do, per reason, where there is something to do.
 	Mend []string `json:"mend,omitempty"`
@@ -52,12 +52,17 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend, degraded [
 	if err == nil {
 		err = sql.CheckOrderTables(ctx, s.pool)
 	}
+	if err == nil {
+		err = sql.CheckWritable(ctx, s.pool)
+	}
 	var tables *sql.OrderTablesError
 	switch {
 	case err == nil:
 		return nil, nil, degraded
 	case errors.As(err, &tables):
 		return []string{"tables"}, []string{err.Error()}, degraded
+	case errors.Is(err, sql.ErrReadOnly):
+		return []string{"read_only"}, []string{err.Error()}, degraded
 	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
 		return []string{"schema"}, []string{err.Error()}, nil
 	default:

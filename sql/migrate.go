@@ -3,6 +3,7 @@ package sql
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -136,6 +137,21 @@ func CheckOrderTables(ctx context.Context, db DB) error {
 	}
 	if tables != "" {
 		return &OrderTablesError{tables}
+	}
+	return nil
+}
+
+// ErrReadOnly means that this database takes no writes.
+var ErrReadOnly = errors.New("this database takes no writes: it is a standby, or default_transaction_read_only is on")
+
+// CheckWritable returns ErrReadOnly if nothing can be written, as after a failover to a server that was not promoted.
+func CheckWritable(ctx context.Context, db DB) error {
+	_, err := db.Exec(ctx, query("order_writable"))
+	if SQLState(err) == stateReadOnly {
+		return ErrReadOnly
+	}
+	if err != nil {
+		return fmt.Errorf("look whether orders can be written: %w", err)
 	}
 	return nil
 }

@@ -34,6 +34,7 @@ func OpenSweep(ctx context.Context, url, schema string, history bool) (*Sweep, e
 	if err != nil {
 		return nil, err
 	}
+	prepare(cfg)
 	for name, value := range queueSettings {
 		cfg.RuntimeParams[name] = value
 	}

@@ -1,5 +1,5 @@
--- One batch of a part, at most $2 rows and about $3 bytes (always at least one row). ctid = ANY (ARRAY(…)), because an
--- IN (… LIMIT) may be evaluated again and delete beyond the limit. No SKIP LOCKED on the rows: skipping one would reorder its aggregate.
+-- One batch of a part, at most $2 rows and about $3 bytes (always at least one row). ctid = ANY (ARRAY(...)), because an
+-- IN (... LIMIT) may be evaluated again and delete beyond the limit. No SKIP LOCKED on the rows: skipping one would reorder its aggregate.
 WITH pick AS MATERIALIZED (
     SELECT w.ctid FROM (
         SELECT o.ctid, sum(o.bytes) OVER (ORDER BY o.seq ROWS UNBOUNDED PRECEDING) - o.bytes AS before
