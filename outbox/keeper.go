@@ -28,12 +28,21 @@ type slotKeeper struct {
 	// need is a transaction id: the slot's position was set without waiting for what is older, so that a hand-over has to.
 	need uint64
 	last time.Time // of the last advance or nudge
+	// next is where the slot may be moved as soon as everything older than its transaction has ended; zero for nowhere.
+	next place
 	// known is set while this process knows of a slot that it has not dropped itself.
 	known bool
 
 	// hit tells a running stream that the budget is exhausted.
 	hitMu sync.Mutex
 	hit   func()
+}
+
+// place is a position in the WAL. What was committed at or before lsn is visible when every transaction older than xid has
+// ended.
+type place struct {
+	lsn LSN
+	xid uint64
 }
 
 // soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget. The
@@ -43,9 +52,11 @@ func (k *slotKeeper) hard() int64 { return k.relay.o.WALBudget / 4 * 3 }
 
 // run looks at the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
-	// A slot that stood still while nobody led is left to the first hand-over: moved here, it could not be streamed before
-	// every transaction that is open now has ended.
-	k.helped()
+	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing any
+	// more: another instance has led, or another server.
+	k.mu.Lock()
+	k.last, k.next = time.Now(), place{}
+	k.mu.Unlock()
 	for ctx.Err() == nil {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
 			k.relay.log.Debug("slot upkeep", "err", err)
@@ -80,7 +91,7 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		return nil // it moves the slot itself
 	case st.RetainedBytes > k.soft() && k.idle() > time.Second,
 		st.ConfirmedLagBytes > 0 && k.idle() > softInterval:
-		return k.advance(ctx)
+		return k.follow(ctx)
 	}
 	return nil
 }
@@ -147,7 +158,35 @@ func (k *slotKeeper) made(st SlotStatus) string {
 	return madeNew
 }
 
-// advance moves the idle slot to the present end of the WAL. The rows it passes are in the table.
+// follow moves the idle slot along, and only to where everything is visible: that is swept before the slot is streamed, so
+// no hand-over, nor another leader's, has to wait for anything because of it. It costs no WAL: what is behind the beginning of
+// an open transaction is held back by that.
+func (k *slotKeeper) follow(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.relay.current() == phaseStream {
+		return nil
+	}
+	if k.next.xid == 0 {
+		nudgeErr := k.relay.o.Slots.Nudge(ctx) // as in advance
+		lsn, xid, err := k.relay.o.Store.Mark(ctx)
+		if err != nil {
+			return err
+		}
+		k.next = place{lsn, xid}
+		k.relay.log.Debug("the slot follows when older transactions have ended", "lsn", lsn.String())
+		return nudgeErr
+	}
+	visible, err := k.relay.o.Store.VisibleBelow(ctx, k.next.xid)
+	if err != nil || !visible {
+		return err
+	}
+	lsn := k.next.lsn
+	k.next, k.last = place{}, time.Now()
+	return k.relay.o.Slots.Advance(ctx, lsn)
+}
+
+// advance moves the idle slot to the present end of the WAL, whatever is visible. The rows it passes are in the table.
 func (k *slotKeeper) advance(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -331,3 +331,52 @@ func TestLastMarks(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// transactions is a Store and Slots of ours: a transaction is open, and the slot is told to move.
+type transactions struct {
+	Store
+	Slots
+	open  bool
+	moved []LSN
+}
+
+func (m *transactions) Mark(context.Context) (LSN, uint64, error) { return 100, 7, nil }
+
+func (m *transactions) VisibleBelow(_ context.Context, xid uint64) (bool, error) { return !m.open, nil }
+
+func (m *transactions) Nudge(context.Context) error { return nil }
+
+func (m *transactions) Advance(_ context.Context, to LSN) error {
+	m.moved = append(m.moved, to)
+	return nil
+}
+
+// A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the slot
+// stays before it. Only the budget does not wait, and a hand-over knows of that.
+func TestSlotFollowsWhatIsVisible(t *testing.T) {
+	t.Parallel()
+	m := &transactions{open: true}
+	k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
+	for range 3 {
+		if err := k.follow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(m.moved) > 0 {
+		t.Errorf("the slot was moved to %v beside an open transaction", m.moved)
+	}
+	m.open = false
+	if err := k.follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(m.moved, []LSN{100}) || k.needed() != 0 {
+		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none", m.moved, k.needed())
+	}
+	m.open = true
+	if err := k.advance(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.moved) != 2 || k.needed() != 7 {
+		t.Errorf("moved to %v for the budget; a hand-over waits for transaction %d, want 7", m.moved, k.needed())
+	}
+}
