@@ -29,6 +29,8 @@ type leadership struct {
 	failures int
 	// silent is since when, in Unix nanoseconds, the state could not be read; 0 if it can.
 	silent atomic.Int64
+	// stuck is since when every phase has failed before it came to its work; zero if one has not.
+	stuck time.Time
 }
 
 // run goes through the phases of the machine until leadership is lost or ctx ends.
@@ -44,7 +46,7 @@ func (l *leadership) run(ctx context.Context) error {
 		wg.Wait()
 		l.leading.Store(false)
 		l.metrics.leader.Set(0)
-		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState} {
+		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead} {
 			l.health.clear(c)
 		}
 		l.metrics.idle()
@@ -69,6 +71,7 @@ func (l *leadership) run(ctx context.Context) error {
 			ev = evLost
 		case err != nil:
 			l.log.Warn("phase ended", "phase", p, "err", err)
+			l.failing(err)
 			sleep(ctx, jitter(200*time.Millisecond)) // whatever it was, it may fail as fast the next time
 		}
 		if p = p.next(ev); p == phaseStandby || p == phaseStopped {
@@ -96,6 +99,27 @@ func (l *leadership) do(ctx context.Context, p phase) (event, error) {
 	default:
 		panic("outbox: no work in phase " + string(p))
 	}
+}
+
+// conditionLead is the readiness condition of a leader that does not come to its work.
+const conditionLead = "lead"
+
+// failing notes that a phase has failed. working, called while events can flow, forgets that.
+func (l *leadership) failing(err error) {
+	if l.stuck.IsZero() {
+		l.stuck = time.Now()
+	}
+	if time.Since(l.stuck) > patience {
+		l.health.fail(conditionLead, err.Error())
+	}
+}
+
+func (l *leadership) working() {
+	if l.stuck.IsZero() {
+		return
+	}
+	l.stuck = time.Time{}
+	l.health.clear(conditionLead)
 }
 
 // standDown records, as far as that is still possible, that nobody is active.
@@ -348,6 +372,7 @@ func (l *leadership) poll(ctx context.Context) (event, error) {
 		done := false
 		var gate time.Time
 		err := l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
+			l.working()
 			st, err := l.check(ctx)
 			if errors.Is(err, ErrSuperseded) {
 				return false, err
@@ -443,6 +468,7 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 	due := time.Now().Add(l.delay())
 	usable := false
 	err := l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
+		l.working()
 		select {
 		case err := <-answers:
 			asking = false

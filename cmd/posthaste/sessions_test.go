@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// A transaction is open for long while the relay sweeps, and the WAL grows so much that the slot is to follow it: the
+// stream is taken up all the same, with what that transaction writes.
+func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	r := w.relayIn("cdc", "--wal-budget=64MiB") // helped along from 16 MiB on
+	r.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	const insert = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'late', 'a', 'x', '{}')"
+	if _, err := tx.Exec(t.Context(), insert); err != nil {
+		t.Fatal(err)
+	}
+	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
+	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if now := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"); now == before && !r.logged("the slot follows when") {
+			return errors.New("the slot is not to follow")
+		}
+		return nil
+	})
+	r.setMode("auto")
+	w.waitMode("cdc", 30*time.Second)
+	if _, err := tx.Exec(t.Context(), insert); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	if n := w.redis.Client.XLen(t.Context(), "outbox.late").Val(); n != 2 {
+		t.Errorf("%d events of the transaction are in the stream, want 2", n)
+	}
+	w.delivers()
+}
+
+// The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not that an
+// event was settled, for the gate has forgotten that it was published.
+func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"cdc", "poll"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
+			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			w.pgURL += "&synchronous_commit=off"
+			r := w.relayIn(mode)
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240})
+			load.Wait()
+			w.oracle.WaitEmpty(t, 20*time.Second)
+			testenv.Eventually(t, 20*time.Second, func() error {
+				fields, err := w.redis.Client.HKeys(t.Context(), "{outbox.order}:gate").Result()
+				for _, f := range fields {
+					if strings.HasPrefix(f, "u:") {
+						return fmt.Errorf("the gate has not heard that %s is settled", f)
+					}
+				}
+				return err
+			})
+			if err := server.Stop("immediate"); err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+			w.oracle.Check(t, load, 30*time.Second)
+		})
+	}
+}
+
+// The database takes no writes for a while, as after a failover to a server that is not promoted yet: both say so, and go on by
+// themselves, whatever their connections were told when they began.
+func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	relay, api := w.spawn("relay"), w.spawn("serve")
+	w.waitMode("cdc", 20*time.Second)
+	waitReady(t, api, http.StatusOK, 10*time.Second)
+	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
+	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
+	testenv.Eventually(t, 30*time.Second, func() error {
+		// Again and again: a session that is just beginning has no name yet, and may be one of those that can still write.
+		w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name LIKE 'posthaste%' AND backend_start < $1`, since)
+		var h readiness
+		if status, err := relay.get("/readyz", &h); err != nil || status != http.StatusServiceUnavailable || !strings.Contains(fmt.Sprint(h.Reasons), "read-only") {
+			return fmt.Errorf("readyz of the relay: %d %+v, %w", status, h, err)
+		}
+		return nil
+	})
+	api.waitReady(t, http.StatusServiceUnavailable, "read_only")
+	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" RESET default_transaction_read_only")
+	waitReady(t, relay, http.StatusOK, 20*time.Second)
+	waitReady(t, api, http.StatusOK, 20*time.Second)
+	w.delivers()
+	if a, err := placeOrder(t.Context(), api.http, 1); err != nil || a.status != http.StatusCreated {
+		t.Errorf("order: status %d, %v: %s", a.status, err, a.body)
+	}
+}
+
+// Postgres answers, and refuses what a leader needs: the lock is held and nothing is published, which must not look ready.
+func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for you' USING errcode = '42501'; END $$`)
+	w.mend(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay)
+	r.waitReady(t, http.StatusServiceUnavailable, "not for you")
+	w.mend(`DROP TRIGGER refuse ON relay_state`)
+	waitReady(t, r, http.StatusOK, 20*time.Second)
+	w.delivers()
+}
