@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/dustin/go-humanize"
 
@@ -98,7 +99,21 @@ func judge(s *State, walBudget int64) Verdict {
 	return j.verdict()
 }
 
-func (j *court) add(p Problem) { j.problems = append(j.problems, p) }
+// add takes a problem. Names and errors in it are anybody's who may write to Redis: a character that turns the direction of
+// writing would make something else of the sentence around it.
+func (j *court) add(p Problem) {
+	p.Title, p.Why, p.Mend = printable(p.Title), printable(p.Why), printable(p.Mend)
+	j.problems = append(j.problems, p)
+}
+
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
 
 // servers looks whether both servers answer.
 func (j *court) servers() bool {
@@ -249,7 +264,7 @@ func (j *court) dead() {
 	}
 	if d.Groups > 0 {
 		j.add(Problem{
-			Level: levelWarn, Part: partGroups, Title: parked(d.Groups) + " given up by a consumer group", Why: "The consumer failed with it again and again.",
+			Level: levelWarn, Part: partGroups, Title: parked(d.Groups) + " given up by a consumer group", Why: "Its consumers failed again and again.",
 			Mend: "Mend the consumer, then press Retry.", Action: "dead",
 		})
 	}
@@ -262,6 +277,15 @@ func parked(n int) string {
 	return humanize.Comma(int64(n)) + " events are"
 }
 
+// owed says what waits for a group; after a deletion in the stream Redis cannot tell how much of it is unread.
+func owed(g sink.Group) string {
+	unread := humanize.Comma(g.Lag)
+	if g.Lag < 0 {
+		unread = "An unknown number"
+	}
+	return fmt.Sprintf("%s unread, %s not acknowledged", unread, humanize.Comma(g.Pending))
+}
+
 // behind reports whether a group does not keep up.
 func behind(g sink.Group) bool { return g.Owes() && (g.Idle >= unreadAfter || g.Waits >= behindAfter) }
 
@@ -272,13 +296,13 @@ func (j *court) groups() {
 		case g.Abandoned():
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Nobody reads for group " + on, Action: "groups",
-				Why:  fmt.Sprintf("%s entries wait, for %s. The stream is not trimmed beyond them and fills Redis.", humanize.Comma(max(g.Lag, 0)+g.Pending), span(g.Idle.Seconds())),
+				Why:  fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.", owed(g), span(g.Idle.Seconds())),
 				Mend: "Start its consumers, or, if it is not needed any more: " + admin.DropGroupCommand(g.Stream, g.Name),
 			})
 		case behind(g):
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Group " + on + " does not keep up", Action: "groups",
-				Why:  fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", humanize.Comma(max(g.Lag, 0)), humanize.Comma(g.Pending), span(max(g.Idle, g.Waits).Seconds())),
+				Why:  fmt.Sprintf("%s, waiting for %s.", owed(g), span(max(g.Idle, g.Waits).Seconds())),
 				Mend: "Look whether its consumers run, and at their logs.",
 			})
 		}

@@ -129,6 +129,16 @@ func TestTheCauseComesBeforeItsEffect(t *testing.T) {
 	}
 }
 
+// After an XDEL in the middle of a stream Redis does not know how much is unread, which is not nothing.
+func TestAnUnknownLagIsNotNone(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: "g", Lag: -1, Idle: 2 * time.Minute}}
+	if v := judge(s, 0); v.Why != "An unknown number unread, 0 not acknowledged, waiting for 2 min." {
+		t.Errorf("%+v", v)
+	}
+}
+
 // Anybody who may write to Redis can make thousands of groups; every viewer gets the state every second.
 func TestManyProblemsAndGroupsAreBounded(t *testing.T) {
 	t.Parallel()
@@ -164,8 +174,12 @@ func TestTheNamedCommandIsSafeToPaste(t *testing.T) {
 	} {
 		s := well()
 		s.Groups.Value = []sink.Group{{Stream: "outbox.order", Name: name, Lag: 5, Idle: 3 * time.Hour}}
-		if v := judge(s, 0); !strings.HasSuffix(v.Mend, ": "+want) {
+		v := judge(s, 0)
+		if !strings.HasSuffix(v.Mend, ": "+want) {
 			t.Errorf("group %q: %q, want %q", name, v.Mend, want)
+		}
+		if strings.ContainsAny(v.Title, "\n\u202e") {
+			t.Errorf("group %q: the title is %q", name, v.Title)
 		}
 	}
 }

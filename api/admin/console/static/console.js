@@ -345,12 +345,16 @@ async function loadDead(fresh) {
   drawDead();
 }
 
+// An entry without an id, which some consumer could not make an event of, cannot be named.
+const nameless = (d) => /^[0-]*$/.test(d.id);
+const retryable = (d) => !d.retrying && !nameless(d);
+
 function drawDead() {
   const body = $('dead-body');
   const key = JSON.stringify(dead.dead) + dead.error;
   if (body.dataset.key === key) return;
   body.dataset.key = key;
-  const open = dead.dead.filter((d) => !d.retrying);
+  const open = dead.dead.filter(retryable);
   $('dead-tools').hidden = open.length === 0;
   if (dead.dead.length === 0) {
     body.replaceChildren(dead.error ? empty('Not known.', dead.error) : empty('None.', 'What Redis refuses for its own sake, and what a consumer group gives up, is parked here and can be retried.'));
@@ -359,10 +363,10 @@ function drawDead() {
   const rows = dead.dead.map((d) => {
     const name = `${d.type || 'event'} ${short(d.id)}`;
     return h('tr', null,
-      td('Event', { class: 'text' }, d.type || '(malformed)', h('br'), h('button', { type: 'button', class: 'link', onclick: () => trace(d.id) }, d.id)),
+      td('Event', { class: 'text' }, h('div', null, d.type || '(malformed)', h('br'), nameless(d) ? 'without an id' : h('button', { type: 'button', class: 'link', onclick: () => trace(d.id) }, d.id))),
       td('Of', { class: 'text' }, `${d.aggregate_type}/${d.aggregate_id}`), td('By', null, d.source), td('Why', { class: 'text' }, d.error),
       td('Tries', { class: 'num' }, count(d.attempts)), td('Since', null, clock(d.dead_at)),
-      td('', { class: 'actions' }, d.retrying ? h('span', { class: 'tag', 'data-level': 'unknown' }, 'on its way') : [
+      td('', { class: 'actions' }, d.retrying ? h('span', { class: 'tag', 'data-level': 'unknown' }, 'on its way') : nameless(d) ? h('span', { class: 'muted' }, 'posthaste dead drop --all') : [
         h('button', { type: 'button', class: 'small', 'aria-label': `Retry ${name}`, onclick: () => retryDead([d]) }, 'Retry'),
         h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop ${name}`, onclick: () => dropDead(d) }, 'Drop')]));
   });
@@ -553,7 +557,7 @@ $('events-pause').addEventListener('click', (e) => {
   text(e.target, paused ? 'Go on' : 'Pause');
   drawEvents();
 });
-$('dead-retry-all').addEventListener('click', () => retryDead(dead.dead.filter((d) => !d.retrying)));
+$('dead-retry-all').addEventListener('click', () => retryDead(dead.dead.filter(retryable)));
 $('doctor-again').addEventListener('click', () => loadDoctor(true));
 $('verdict-action').addEventListener('click', (e) => { if (e.currentTarget.hash === '#doctor') loadDoctor(true); });
 

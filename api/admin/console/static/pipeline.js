@@ -88,7 +88,12 @@ export class Pipeline {
   set(name, lvl, title, value, sub) {
     const n = this.nodes[name];
     if (n.g.dataset.level !== lvl) n.g.dataset.level = lvl;
-    const put = (el, v) => { if (el.textContent !== v) el.textContent = v; };
+    const put = (el, v) => {
+      if (el.textContent === v) return;
+      el.textContent = v;
+      el.classList.remove('long');
+      el.classList.toggle('long', el.getComputedTextLength() > n.w - 22); // smaller rather than cut off
+    };
     put(n.t, title);
     put(n.v, value);
     put(n.sub, sub);
