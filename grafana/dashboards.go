@@ -12,13 +12,17 @@ import (
 )
 
 const (
-	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own
-	// static files. With a Grafana elsewhere, put the folder there too, or another address here.
+	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own static
+	// files, all of which it serves below /public. With a Grafana elsewhere, put the folder there too, or another address
+	// here. No variable: Grafana would not put the path it is served under before the link.
 	docs      = "/public/posthaste/"
 	runbook   = docs + "runbook.md#"
 	reference = docs + "metrics.md#"
 
 	tag = "posthaste"
+
+	// ourJobs are the scrape jobs: a Prometheus that is shared has others, with metrics of the same names.
+	ourJobs = "posthaste.*"
 )
 
 // board is one dashboard: its first row answers its question.
@@ -115,16 +119,16 @@ func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // cla
 	all := dashboard.VariableOption{
 		Text: dashboard.StringOrArrayOfString{ArrayOfString: []string{"All"}}, Value: dashboard.StringOrArrayOfString{ArrayOfString: []string{"$__all"}},
 	}
-	values := func(name, query string) *dashboard.QueryVariableBuilder {
+	values := func(name, query, every string) *dashboard.QueryVariableBuilder {
 		return dashboard.NewQueryVariableBuilder(name).Label(name).Datasource(source).Definition(query).
 			Query(dashboard.StringOrMap{Map: map[string]any{"qryType": 1, "query": query, "refId": name}}).
 			Refresh(dashboard.VariableRefreshOnTimeRangeChanged).Sort(dashboard.VariableSortAlphabeticalAsc).
-			Multi(true).IncludeAll(true).AllValue(".+").Current(all)
+			Multi(true).IncludeAll(true).AllValue(every).Current(all)
 	}
 	d.WithVariable(dashboard.NewDatasourceVariableBuilder("datasource").Label("Data source").Type("prometheus").
 		Current(dashboard.VariableOption{Text: text("Prometheus"), Value: text("prometheus")})).
-		WithVariable(values("job", `label_values(up{job=~"posthaste.*"}, job)`)).
-		WithVariable(values("instance", `label_values(up{job=~"$job"}, instance)`))
+		WithVariable(values("job", `label_values(up{job=~"`+ourJobs+`"}, job)`, ourJobs)).
+		WithVariable(values("instance", `label_values(up{job=~"$job"}, instance)`, ".+"))
 	d.Link(dashboard.NewDashboardLinkBuilder("Dashboards").Type(dashboard.DashboardLinkTypeDashboards).Tags([]string{tag}).
 		KeepTime(true).IncludeVars(true)).
 		Link(link("Runbook", docs+"runbook.md")).

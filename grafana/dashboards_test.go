@@ -57,6 +57,7 @@ type jsonVariable struct {
 	Type       string          `json:"type"`
 	Query      json.RawMessage `json:"query"`
 	Refresh    int             `json:"refresh"`
+	AllValue   string          `json:"allValue"`
 	Datasource jsonSource      `json:"datasource"`
 	Current    struct {
 		Value any `json:"value"`
@@ -179,6 +180,9 @@ func TestDashboardVariables(t *testing.T) {
 			case "query":
 				if v.Datasource != templated || v.Refresh != 2 {
 					t.Errorf("%s: data source %+v, refresh %d; want the chosen one, and 2 (when the time range changes)", v.Name, v.Datasource, v.Refresh)
+				}
+				if v.Name == "job" && v.AllValue != ourJobs {
+					t.Errorf("%s: all are %q, which is everybody's http_request_duration_seconds, too; want %q", v.Name, v.AllValue, ourJobs)
 				}
 			default:
 				t.Errorf("%s: variable of type %s", v.Name, v.Type)

@@ -176,7 +176,8 @@ func checkSelector(s *parser.VectorSelector, path []parser.Node) (faults []strin
 		c, ok := n.(*parser.Call)
 		return ok && slices.Contains([]string{"rate", "irate", "increase"}, c.Func.Name)
 	})
-	if rated == (m.kind == gauge) && !(m.kind == counter && ofTheYoung(path, s)) {
+	young := m.kind == counter && ofTheYoung(path, s)
+	if rated == (m.kind == gauge) && !young {
 		faults = append(faults, fmt.Sprintf("%s: counters go through rate or increase, gauges do not", s.Name))
 	}
 	return faults
