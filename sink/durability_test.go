@@ -89,7 +89,7 @@ func TestWaitWithoutEnoughReplicas(t *testing.T) {
 	f := on(t, testenv.Redis(t), sink.Options{Durability: sink.Durability{Replicas: 2}})
 	o := f.adopted(1)
 	f.publish(f.lane(o), makeEvent())
-	f.missed(o)
+	_ = f.missed(o)
 	wantNotReady(t, f.sink.Ready(t.Context()), "replicas")
 }
 
@@ -101,7 +101,7 @@ func TestWaitAOF(t *testing.T) {
 	f.publish(f.lane(o), makeEvent())
 	f.must(f.confirm(o, 10*time.Second))
 	f.do("CONFIG", "SET", "appendfsync", "no") // from now on nobody syncs
-	f.missed(o)
+	_ = f.missed(o)
 	f.do("CONFIG", "SET", "appendfsync", "everysec")
 	testenv.Eventually(t, 10*time.Second, func() error { return f.confirm(o, 3*time.Second) })
 	f.do("CONFIG", "SET", "appendonly", "no")
