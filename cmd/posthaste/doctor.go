@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -30,17 +31,24 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 		if err := e.json(d); err != nil {
 			return err
 		}
-	} else {
-		for _, f := range d.Findings {
-			word := paint(f.Severity, colours(e.stdout)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
-			fmt.Fprintf(e.stdout, "%s %-22s %s\n", word, f.Check, foreign(f.Detail))
-			if f.Mend != "" {
-				fmt.Fprintf(e.stdout, "      %-22s -> %s\n", "", f.Mend)
-			}
-		}
+	} else if err := printFindings(e.stdout, d.Findings); err != nil {
+		return err
 	}
 	if !d.OK {
 		return errSaid
 	}
 	return nil
+}
+
+func printFindings(w io.Writer, findings []admin.Finding) error {
+	var b strings.Builder
+	for _, f := range findings {
+		word := paint(f.Severity, colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
+		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, foreign(f.Detail))
+		if f.Mend != "" {
+			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Mend)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }

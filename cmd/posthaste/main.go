@@ -12,6 +12,9 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+	"posthaste/sql"
 )
 
 // version is set by the linker.
@@ -113,12 +116,21 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error()))
+	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error())+mendRight(err))
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitBadUsage
 	}
 	return exitFailure
+}
+
+// mendRight says what helps against a missing right in Postgres, unless the error says so itself.
+func mendRight(err error) string {
+	const insufficientPrivilege = "42501"
+	if sql.SQLState(err) != insufficientPrivilege || errors.As(err, new(*outbox.SlotError)) {
+		return ""
+	}
+	return " (run it as a role with this right: docs/operations.md says who needs which)"
 }
 
 // errSaid means failure with everything said already.

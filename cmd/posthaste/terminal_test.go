@@ -206,6 +206,7 @@ func TestStatusWantsNoRightToWrite(t *testing.T) {
 	if r := w.once("status"); r.code != 0 || !strings.Contains(r.out, "mode") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
+	w.once("mode", "poll").oneLine(t, 1, "docs/operations.md says who needs which")
 }
 
 // A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it would be
