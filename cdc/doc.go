@@ -33,6 +33,6 @@
 //		reader.Settled(chunk.Rows[len(chunk.Rows)-1].End) // if it is not zero
 //	}
 //
-// A server that is stopped orderly waits until its walsenders have been told that everything is flushed. A receiver that
-// cannot settle must therefore end Run when its other connections are told to go (57P01), or the server stays up for ever.
+// A server that is asked to stop in order waits until its walsenders have been told that everything is flushed. A receiver
+// that cannot settle must therefore end Run when its other connections are ended (57P01), or the server never stops.
 package cdc

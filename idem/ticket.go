@@ -30,7 +30,7 @@ func (t *Ticket) Degraded() bool { return t.token == 0 }
 // back; 0 when degraded. A database row may carry it for people; its unique index is what arbitrates.
 func (t *Ticket) Token() int64 { return t.token }
 
-// Commit publishes the result of the committed operation, bounded by a second. Only who knows that the row is committed
+// Commit publishes the result of the committed operation, bounded by a second. Only a caller who knows that the row is committed
 // may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs later
 // attempts a trip to the database.
 func (t *Ticket) Commit(ctx context.Context, rec Record) {

@@ -23,7 +23,7 @@ type flights struct {
 type flight struct {
 	// done is closed when the record has changed.
 	done chan struct{}
-	// lead has room for one: who puts something in polls for all, and takes it out when it leaves.
+	// lead has room for one: whoever puts something in polls for all, and takes it out when leaving.
 	lead chan struct{}
 	// pause is owned by the leader.
 	pause   time.Duration
@@ -53,7 +53,7 @@ func (f *flights) leave(k Key, fl *flight) {
 	}
 }
 
-// finish wakes who waits for k, if anybody does; before runs first, and only then.
+// finish wakes whoever waits for k; before runs first, and only if somebody does.
 func (f *flights) finish(k Key, before func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -22,8 +22,7 @@ type leadership struct {
 	degraded          string
 	handover          LSN
 	reason            string // why the next phase is entered
-	// shortcut is the position to advance the slot to before streaming, 0 to stream from where it stands; noted is the
-	// highest confirmed position that is no surprise.
+	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
 	noted LSN
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int

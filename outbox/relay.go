@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Options are what a Relay needs. Every field without a default in its comment is required.
+// Options are what a Relay needs. A field is required unless its comment gives a default or says that it may be nil.
 type Options struct {
 	// Name is the relay's name, for logs; the store knows it too.
 	Name string
@@ -37,7 +37,7 @@ type Options struct {
 	Source  Source
 	Slots   Slots
 	Sweeper Sweeper
-	// SinkReady reports whether the sink can be written to and has the durability asked for.
+	// SinkReady, if not nil, reports whether the sink can be written to and has the durability asked for.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
 	Observe func(ctx context.Context, streams []string) error
@@ -49,7 +49,7 @@ type Options struct {
 
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// Logger may be nil.
+	// Logger gets changes of state and what needs a look; nil for none.
 	Logger *slog.Logger
 }
 

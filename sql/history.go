@@ -16,9 +16,8 @@ const trimRows = 10_000
 // partitionsAhead is how many days beyond today have their history partition made.
 const partitionsAhead = 2
 
-// Housekeep makes the history partitions of today and the next days, drops those past the retention, and removes dead
-// events whose retry was published. It returns how many events are parked. A failure in one part does not keep the
-// others from being done.
+// Housekeep forgets dead events whose retry was published, and returns how many events are parked. A failure of the one
+// does not keep the other from being done.
 func (s *Store) Housekeep(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
@@ -35,11 +34,6 @@ const partitionName = "outbox_history_20060102"
 // with one partition does not keep the others from being done.
 func (s *Store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
-}
-
-// KeepHistoryAt is KeepHistory at another time.
-func (s *Store) KeepHistoryAt(ctx context.Context, now time.Time) error {
-	return s.keepHistory(ctx, &now)
 }
 
 func (s *Store) keepHistory(ctx context.Context, at *time.Time) error {

@@ -1,6 +1,5 @@
 // Package admin is the HTTP interface for operators: metrics, health, the relay's status and mode, parked events,
-// profiles, and the
-// console. It belongs on a listener of its own, on loopback unless the operator says otherwise.
+// profiles, and the console. It belongs on a listener of its own, on loopback unless the operator says otherwise.
 package admin
 
 import (
