@@ -12,9 +12,6 @@ import (
 	"posthaste/sql"
 )
 
-// consoleConns bounds the console's connections to each server.
-const consoleConns = 4
-
 // consoleProcess is the console with connections of its own: what a page asks must not wait for, or hold up, the work.
 type consoleProcess struct {
 	*console.Console
@@ -29,7 +26,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	if err != nil {
 		return nil, &usageError{err.Error()}
 	}
-	poolConfig.MaxConns, poolConfig.MinConns = consoleConns, 0
+	poolConfig.MaxConns, poolConfig.MinConns = console.Conns, 0
 	p := &consoleProcess{}
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return nil, err

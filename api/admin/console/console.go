@@ -58,8 +58,8 @@ type Options struct {
 	Holder, Version string
 	// RelayName is the relay whose table is meant, StreamPrefix begins the names of its streams.
 	RelayName, StreamPrefix string
-	// Pool and Redis should be the console's own, and small: a slow page must not take connections from the work. The
-	// caller closes them.
+	// Pool and Redis should be the console's own: a slow page must not take connections from the work. Pool has room for
+	// Conns. The caller closes them.
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	// Slots reads the slot's state, over Pool.
@@ -94,6 +94,10 @@ const (
 	maxTraces  = 2
 	maxActions = 2
 )
+
+// Conns is how many connections to Postgres are in use at most: the sources that need one, traces and actions. In a smaller
+// pool some slow traces would make Postgres look as if it did not answer.
+const Conns = 2 + maxTraces + maxActions
 
 // New returns a console; it does nothing until Run.
 func New(o Options) *Console {

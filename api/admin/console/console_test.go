@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -50,7 +52,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.MaxConns = 4
+	config.MaxConns = console.Conns
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -377,6 +379,40 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
+}
+
+// Traces and actions that wait for a lock must not make Postgres look as if it did not answer.
+func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	v := w.view()
+	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.AsOf != nil })
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	for _, stmt := range []string{"LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE", "SELECT FROM relay_state FOR UPDATE"} {
+		if _, err := tx.Exec(t.Context(), stmt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	var over atomic.Bool // the first of them gives up after 5 s
+	for range 2 {
+		calls.Go(func() { w.call("GET", "/console/api/trace?id=a", ""); over.Store(true) })
+		calls.Go(func() {
+			w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf)
+			over.Store(true)
+		})
+	}
+	soon := time.Now().Add(time.Second)
+	s := v.until(t, "an answer beside them", func(s console.State) bool { return s.Postgres.AsOf.After(soon) || over.Load() })
+	if !s.Postgres.AsOf.After(soon) {
+		t.Errorf("postgres: %+v", s.Postgres)
+	}
+	_ = tx.Rollback(t.Context())
 }
 
 func TestWithoutPostgresTheRestIsShown(t *testing.T) {
