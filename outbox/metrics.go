@@ -15,7 +15,7 @@ var latencyBuckets = []float64{0.0005, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05,
 var switchReasons = []string{
 	ReasonWALLevel, ReasonNoRight, ReasonSlotsFull, ReasonSendersFull, ReasonPublication, ReasonSlotMissing, ReasonSlotLost,
 	ReasonSlotActive, ReasonSlotForeign, ReasonDecode, ReasonSilent, ReasonConnection, ReasonTransactionHeld, ReasonMissed,
-	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonStop, ReasonLeadership, ReasonStart, reasonOther,
+	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonStop, ReasonLeadership, reasonOther,
 }
 
 // reasonOther stands for every reason outside the closed set.

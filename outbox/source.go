@@ -81,7 +81,6 @@ const (
 	ReasonGap             = "gap"
 	ReasonStop            = "stop"
 	ReasonLeadership      = "leadership"
-	ReasonStart           = "start"
 )
 
 // SlotError is a named condition that keeps the stream from running. Events keep flowing by the sweep.
