@@ -402,7 +402,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 		calls.Go(func() { w.call("GET", "/console/api/trace?id=a", "") })
 		calls.Go(func() { w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf) })
 	}
-	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
+	soon := time.Now().Add(2 * time.Second)                                                  // they wait for 5 s
 	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow } // slow is what a busy machine is
 	if s := v.until(t, "an answer beside them", func(s console.State) bool { return gone(s) || s.Postgres.AsOf.After(soon) }); gone(s) {
 		t.Errorf("postgres: %+v", s.Postgres)
