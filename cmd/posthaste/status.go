@@ -119,6 +119,8 @@ func judge(st admin.Status, led bool, redis string) (word, why string) {
 		return wordBroken, redis + "; " + waiting
 	case redis != "":
 		return wordDegraded, redis
+	case st.Degraded != "" && st.Mode == outbox.ModeCDC:
+		return wordDegraded, "events are streamed again, for a moment only so far; before: " + st.Degraded
 	case st.Degraded != "":
 		return wordDegraded, "events are swept although the stream is wanted: " + st.Degraded
 	case st.Slot.Exists && st.Slot.Lost && st.Desired != outbox.ModePoll:

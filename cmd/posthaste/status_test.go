@@ -29,6 +29,7 @@ func TestStatusJudges(t *testing.T) {
 		"starting":       {admin.Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "", "ok", "starting"},
 		"parked":         {admin.Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are parked"},
 		"fallen back":    {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"}, true, "", "degraded", "slot lost"},
+		"just back":      {admin.Status{Mode: outbox.ModeCDC, Degraded: "slot lost"}, true, "", "degraded", "streamed again"},
 		"slot lost":      {admin.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Slot: admin.Slot{Exists: true, Lost: true, Reason: "wal_removed"}}, true, "", "degraded", "wal_removed"},
 		"late":           {admin.Status{Mode: outbox.ModeCDC, Backlog: admin.Backlog{Rows: 1234, OldestSeconds: 90}}, true, "", "broken", "1,234 events wait, the oldest for 1m30s"},
 		"nobody":         {admin.Status{Mode: outbox.ModeCDC}, false, "", "broken", "no relay runs"},
