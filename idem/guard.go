@@ -50,6 +50,7 @@ type Guard struct {
 	client    redis.UniversalClient
 	breaker   *gobreaker.CircuitBreaker[any]
 	scripts   map[string]*redis.Script
+	timeout   time.Duration // of one call; callTimeout but in tests
 	lease     time.Duration
 	hold      time.Duration
 	ttl       time.Duration
@@ -65,7 +66,7 @@ type Guard struct {
 func New(o Options) *Guard {
 	g := &Guard{
 		client: o.Redis, scripts: loadScripts(), log: o.Logger, metrics: newMetrics(o.Registerer, o.Routes),
-		lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
+		timeout: callTimeout, lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)

@@ -213,7 +213,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := testenv.Redis(t)
-			g := guardOn(t, r.URL())
+			g := quickGuardOn(t, r.URL())
 			wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
 			if err := c.down(r); err != nil {
 				t.Fatal(err)
@@ -235,7 +235,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 				t.Fatal(err)
 			}
 			i := 0
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 30*time.Second, func() error {
 				i++
 				if begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded() {
 					return errors.New("still degraded")

@@ -19,10 +19,21 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
-// guardOn returns a guard on a server, through its own client.
+// guardOn returns a patient guard on a server, through its own client.
 func guardOn(tb testing.TB, url string, edit ...func(*Options)) *Guard {
 	tb.Helper()
-	c, err := NewClient(url)
+	return Patient(guardWith(tb, PatientClient, url, edit...))
+}
+
+// quickGuardOn returns one that is as quick to give up as it is in production.
+func quickGuardOn(tb testing.TB, url string) *Guard {
+	tb.Helper()
+	return guardWith(tb, NewClient, url)
+}
+
+func guardWith(tb testing.TB, client func(url string) (*redis.Client, error), url string, edit ...func(*Options)) *Guard {
+	tb.Helper()
+	c, err := client(url)
 	if err != nil {
 		tb.Fatal(err)
 	}

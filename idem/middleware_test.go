@@ -40,7 +40,7 @@ func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve 
 			t.Parallel()
 			r := testenv.Redis(t)
 			f(t, r, func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server {
-				c, err := idem.NewClient(r.URL())
+				c, err := idem.PatientClient(r.URL())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -49,7 +49,7 @@ func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve 
 				if o.Scope == nil {
 					o.Scope = func(r *http.Request) string { return r.Header.Get("User") }
 				}
-				s := httptest.NewUnstartedServer(stack(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}}), o, h))
+				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}})), o, h))
 				s.Config.ErrorLog = nil
 				s.Start()
 				t.Cleanup(s.Close)
@@ -67,6 +67,7 @@ func pay(tb testing.TB, s *httptest.Server, user, key, body string, headers ...s
 	}
 	req.Header.Set("User", user)
 	req.Header.Set(idem.KeyHeader, key)
+	req.Header.Set("Prefer", "wait=10")
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
@@ -104,7 +105,7 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range n {
 			wg.Go(func() {
-				status, header, text := pay(t, s, "u", key, "5 EUR", "Prefer", "wait=10")
+				status, header, text := pay(t, s, "u", key, "5 EUR")
 				texts[i] = fmt.Sprint(status, header.Get("Location"), header.Get("Content-Type"), text)
 				if (header.Get("Idempotent-Replayed") == "true") == (header.Get("Set-Cookie") != "") {
 					t.Errorf("a cookie was replayed, or lost: %v", header)
@@ -237,7 +238,7 @@ func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 		cancel()
 		<-gone
 		time.AfterFunc(50*time.Millisecond, func() { close(goOn) })
-		if status, header, text := pay(t, s, "u", key, "x", "Prefer", "wait=10"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
+		if status, header, text := pay(t, s, "u", key, "x"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
 			t.Error(status, header, text)
 		}
 		if runs.Load() != 1 {

@@ -92,7 +92,7 @@ func TestSlowRedisCostsABoundedTime(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	p := testenv.NewProxy(t, r.Addr())
-	g := guardOn(t, "redis://"+p.Addr()+"/0")
+	g := quickGuardOn(t, "redis://"+p.Addr()+"/0")
 	wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
 	p.Toxic(`{"name":"slow","type":"latency","attributes":{"latency":5000}}`)
 	start := time.Now()

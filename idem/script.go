@@ -90,7 +90,7 @@ func (g *Guard) Check(ctx context.Context) error {
 	if g.client == nil {
 		return errUnusable
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
 	attempt, hold := newAttempt(), checkHold.Milliseconds()
 	key := NewKey("check", attempt) // a new one: an old record would be answered without a write
@@ -103,7 +103,7 @@ func (g *Guard) call(ctx context.Context, f func(context.Context) (any, error)) 
 		return nil, errUnusable
 	}
 	v, err := g.breaker.Execute(func() (any, error) {
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(ctx, g.timeout)
 		defer cancel()
 		return f(ctx)
 	})

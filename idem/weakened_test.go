@@ -246,7 +246,7 @@ func alone(t *testing.T, weak bool) bool {
 	var wg sync.WaitGroup
 	for i := range guards {
 		if guards[i] = shared; weak {
-			guards[i] = New(Options{Redis: shared.client, Routes: []string{"/t"}})
+			guards[i] = Patient(New(Options{Redis: shared.client, Routes: []string{"/t"}}))
 		}
 		wg.Go(func() {
 			req := request("k", "a")
@@ -254,7 +254,7 @@ func alone(t *testing.T, weak bool) bool {
 			begin(t, guards[i], req)
 		})
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 15*time.Second, func() error {
 		n := waiting(shared, owner.key)
 		if weak {
 			for _, g := range guards {
