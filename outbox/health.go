@@ -29,9 +29,9 @@ func newHealth() *health {
 	return &health{bad: map[string]string{}, degraded: map[string]string{}}
 }
 
-// fail reports whether the condition is news.
-func (h *health) fail(name, detail string) bool { return h.put(h.bad, name, detail) }
-func (h *health) degrade(name, detail string)   { h.put(h.degraded, name, detail) }
+// fail and degrade report whether the condition is news.
+func (h *health) fail(name, detail string) bool    { return h.put(h.bad, name, detail) }
+func (h *health) degrade(name, detail string) bool { return h.put(h.degraded, name, detail) }
 
 func (h *health) put(m map[string]string, name, detail string) bool {
 	h.mu.Lock()

@@ -75,6 +75,9 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 	}
 	phase := k.relay.current()
 	over := st.RetainedBytes > k.hard()
+	if !over {
+		k.relay.health.clear(conditionWAL)
+	}
 	switch {
 	case phase == phaseStream && over:
 		k.exhausted()
@@ -86,7 +89,7 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		}
 		return nil
 	case over:
-		return k.enforce(ctx)
+		return k.overBudget(ctx, k.enforce(ctx))
 	case phase == phaseHandover:
 		return nil // it moves the slot itself
 	case st.RetainedBytes > k.soft() && k.idle() > time.Second,
@@ -94,6 +97,24 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		return k.follow(ctx)
 	}
 	return nil
+}
+
+// conditionWAL is the readiness condition of a slot that holds back more than it may and cannot be moved or dropped.
+const conditionWAL = "wal"
+
+// overBudget says what keeps the budget from being enforced: events flow, and the disk fills.
+func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	// A failure on the way may have been enough all the same.
+	if st, serr := k.look(ctx); serr != nil || st.RetainedBytes <= k.hard() {
+		return err
+	}
+	if k.relay.health.degrade(conditionWAL, err.Error()) {
+		k.relay.log.Error("the slot holds back more WAL than its budget, and can be neither moved nor dropped", "err", err)
+	}
+	return err
 }
 
 // helped notes that the slot was helped along now, idle tells how long ago that was.

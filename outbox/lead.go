@@ -24,6 +24,8 @@ type leadership struct {
 	reason            string // why the next phase is entered
 	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
 	noted LSN
+	// remembered is set when the sink was asked whether it has forgotten streams.
+	remembered bool
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int
 	// silent is since when, in Unix nanoseconds, the state could not be read; 0 if it can.
@@ -45,7 +47,7 @@ func (l *leadership) run(ctx context.Context) error {
 		wg.Wait()
 		l.leading.Store(false)
 		l.metrics.leader.Set(0)
-		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead} {
+		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead, conditionWAL} {
 			l.health.clear(c)
 		}
 		l.metrics.idle()
@@ -307,6 +309,11 @@ func (l *leadership) tryGates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !l.remembered {
+		if err := l.remember(ctx, streams); err != nil {
+			return err
+		}
+	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		err := l.gates.adopt(actx, s, nil)
@@ -315,6 +322,24 @@ func (l *leadership) tryGates(ctx context.Context) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// remember looks, before a leader's first adoption hides it, for streams whose gates are gone: what was published to them
+// may be as well, and nobody led who would have been told.
+func (l *leadership) remember(ctx context.Context, streams []string) error {
+	if len(streams) > 0 {
+		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		gone, err := l.o.Sink.Forgotten(ctx, streams)
+		if err != nil {
+			return err
+		}
+		if len(gone) > 0 {
+			l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another one", "streams", gone)
+		}
+	}
+	l.remembered = true
 	return nil
 }
 

@@ -133,3 +133,27 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 	w.delivers()
 }
+
+// A role that has lost the right to move its slot cannot keep the budget: events are swept, and that the disk fills is said.
+func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w.pgURL = w.role("REPLICATION")
+	r := w.relayIn("cdc", "--wal-budget=16MiB")
+	r.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" NOREPLICATION")
+	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
+	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+	r.waitReady(t, http.StatusOK, "wal: ")
+	w.delivers()
+	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var h readiness
+		if status, err := r.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
+			return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
+		}
+		return nil
+	})
+}
