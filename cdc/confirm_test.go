@@ -80,7 +80,7 @@ func TestNothingIsConfirmedBeforeItIsSettled(t *testing.T) {
 	rows := c.wait(t, 1)
 	var first time.Time
 	replies := 0
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		s := e.sender(t)
 		if s.write < int64(rows[0].End) {
 			return fmt.Errorf("write position %d", s.write)
@@ -148,13 +148,13 @@ func TestConfirmedIsNotDurable(t *testing.T) {
 	if err := srv.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { return e.db.Pool.Ping(t.Context()) })
+	testenv.Eventually(t, 20*time.Second, func() error { return e.db.Pool.Ping(t.Context()) })
 	if got := e.status(t).Confirmed; got >= rows[4].End {
 		t.Errorf("confirmed is %s after the crash; was it made durable?", got)
 	}
 	e.insert(t, "b")
 	again := start(t, c.r, true)
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := subjects(again.events()); !slices.Contains(got, "b") {
 			return fmt.Errorf("got %v", got)
 		}
@@ -186,7 +186,7 @@ func TestBlockedReceiverKeepsTheConnection(t *testing.T) {
 	before := e.sender(t)
 	r.Settled(rows[2].End)
 	e.confirmed(t, rows[2].End)
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if s := e.sender(t); s.age < before.age+3*quickSender {
 			return fmt.Errorf("age %v", s.age)
 		}
@@ -217,7 +217,7 @@ func TestIdleOutboxConfirmsOtherWAL(t *testing.T) {
 	target := e.walEnd(t)
 	other.Exec(t, "INSERT INTO noise VALUES ('y')")
 	e.confirmed(t, target)
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if n := len(c.chunks); n == 0 || c.chunks[n-1].Position < target || c.r.Position() < target {
@@ -237,7 +237,7 @@ func TestIdleOutboxConfirmsOtherWAL(t *testing.T) {
 	other.Exec(t, "INSERT INTO noise SELECT repeat('x', 1000) FROM generate_series(1, 1000)")
 	target = e.walEnd(t)
 	other.Exec(t, "INSERT INTO noise VALUES ('y')")
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if s := e.sender(t); s.write < int64(target) {
 			return fmt.Errorf("write %d", s.write)
 		}

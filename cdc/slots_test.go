@@ -67,7 +67,7 @@ func TestRepeatedAdvanceFreesTheWAL(t *testing.T) {
 	if err := e.slots.Advance(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	// The next one, unless another test's transaction was open then.
+	// The next one, unless another test's transaction was open then. (Every 15 s the server writes such a record by itself.)
 	testenv.Eventually(t, 10*time.Second, func() error {
 		e.insert(t, "x")
 		if err := e.slots.Advance(t.Context(), e.walEnd(t)); err != nil {

@@ -175,7 +175,7 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 		t.Errorf("the first piece claims the end of the transaction: %+v, position %s", first.Rows[len(first.Rows)-1], first.Position)
 	}
 	// Nobody takes the second piece: the reader stops reading at a few hundred kilobytes of some 40 MB.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := counterValue(t, r.met.bytes); got == 0 || got > 8*gulpSize {
 			return fmt.Errorf("%v bytes received", got)
 		}

@@ -195,7 +195,7 @@ func TestLostSlotIsNamedAndReplaced(t *testing.T) {
 	c.wait(t, 1)
 	e.loseSlot(t)
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonSlotLost)
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if st := e.status(t); !st.Lost || st.Reason == "" {
 			return fmt.Errorf("status %+v", st)
 		}
@@ -278,7 +278,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	// The end comes with the last row, or in a marker behind it.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if rows := again.all(); rows[len(rows)-1].End == 0 {
 			return errors.New("the transaction has no end")
 		}
@@ -309,7 +309,7 @@ func TestStartedHoldsTheSlotBeforeAnythingIsRead(t *testing.T) {
 		calls++
 		wantReason(t, e.slots.Advance(ctx, e.walEnd(t)+1<<20), outbox.ReasonSlotActive)
 		first := e.sender(t)
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			if s := e.sender(t); s.pid != first.pid || s.age < 3*quickSender {
 				return fmt.Errorf("walsender %+v", s)
 			}

@@ -20,7 +20,7 @@ func TestCluster(t *testing.T) {
 	if err := r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { return r.Client.Set(t.Context(), "probe", 1, 0).Err() })
+	testenv.Eventually(t, 20*time.Second, func() error { return r.Client.Set(t.Context(), "probe", 1, 0).Err() })
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{r.Addr()}})
 	defer client.Close()
 	for _, ordered := range []bool{false, true} {
@@ -34,7 +34,7 @@ func TestCluster(t *testing.T) {
 		var f failing
 		f.ids.Store(want[0], consumer.Permanent(errBoom))
 		c := start(t, consumer.Options{Client: client, Group: group, Prefix: "outbox.", Ordered: ordered, Handler: f.run})
-		settled(t, client, 15*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
+		settled(t, client, 20*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
 		if err := c.stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}

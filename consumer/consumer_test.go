@@ -83,9 +83,9 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 	}
 	var rec record
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Handler: rec.handle})
-	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	add(t, r.Client, "outbox.user", event{"b", "s", 1})
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := len(rec.list()); n != 2 {
 			return fmt.Errorf("%d events", n)
 		}
@@ -104,12 +104,12 @@ func TestWrongTypeStopsNobodyElse(t *testing.T) {
 	var rec record
 	start(t, consumer.Options{Client: r.Client, Streams: []string{"bad", "good"}, Handler: rec.handle})
 	add(t, r.Client, "good", event{"a", "s", 1})
-	settled(t, r.Client, 5*time.Second, "g", "good")
+	settled(t, r.Client, 20*time.Second, "g", "good")
 	if err := r.Client.Del(t.Context(), "bad").Err(); err != nil {
 		t.Fatal(err)
 	}
 	add(t, r.Client, "bad", event{"b", "s", 1})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := len(rec.list()); n != 2 {
 			return fmt.Errorf("%d events", n)
 		}
@@ -148,7 +148,7 @@ func TestLineWriter(t *testing.T) {
 	last := add(t, r.Client, "outbox.order", event{"id-2", "s-2", 6})
 	var out syncBuffer
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Lanes: 1, Handler: consumer.LineWriter(&out)})
-	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	lines := out.lines()
 	if len(lines) != 2 {
 		t.Fatalf("lines %q, want 2", lines)

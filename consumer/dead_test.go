@@ -56,8 +56,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 	})
 	var other record
 	start(t, consumer.Options{Client: r.Client, Group: "other", Prefix: "outbox.", Handler: other.handle})
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
-	settled(t, r.Client, 10*time.Second, "other", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "other", "outbox.order")
 	list := dead(t, r.Client)
 	if len(list) != 2 {
 		t.Fatalf("dead: %+v, want 2", list)
@@ -88,13 +88,13 @@ func TestDeadListRetryDrop(t *testing.T) {
 	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); !errors.Is(err, consumer.ErrDeadGone) {
 		t.Errorf("second retry: %v, want ErrDeadGone", err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if f.times()["bad"] != 1 {
 			return fmt.Errorf("ran %v", f.times())
 		}
 		return nil
 	})
-	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 
 	// The same once the original entry is trimmed: added again, and skipped by the other group.
 	f.ids.Delete("worse")
@@ -104,14 +104,14 @@ func TestDeadListRetryDrop(t *testing.T) {
 	if err := consumer.Retry(t.Context(), r.Client, byID["worse"]); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if f.times()["worse"] != 1 {
 			return fmt.Errorf("ran %v", f.times())
 		}
 		return nil
 	})
-	settled(t, r.Client, 5*time.Second, "g", "outbox.order")
-	settled(t, r.Client, 5*time.Second, "other", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "other", "outbox.order")
 	allOnce(t, []string{"bad", "worse", "good"}, other.times())
 	if evs := f.list(); !evs[len(evs)-1].Replayed {
 		t.Error("the event that was added again is not marked as replayed")
@@ -122,7 +122,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	}
 	f.ids.Store("third", errBoom)
 	add(t, r.Client, "outbox.order", event{"third", "s3", 1})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := len(dead(t, r.Client)); n != 1 {
 			return fmt.Errorf("%d dead", n)
 		}
@@ -163,7 +163,7 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 			return nil
 		},
 	})
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if n := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); n != 0 || tries.Load() != 20 {
 		t.Errorf("%d dead, %d tries; want 0 and 20", n, tries.Load())
 	}
@@ -191,7 +191,7 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 			return rec.handle(ctx, ev)
 		},
 	})
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if err := c.stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}

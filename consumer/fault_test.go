@@ -41,7 +41,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 		Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Second, Handler: rec.handle,
 		Log: slog.New(slog.NewTextHandler(logs, nil)),
 	})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if !strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails") {
 			return errors.New("the outage is not noticed")
 		}
@@ -78,14 +78,14 @@ func TestFlush(t *testing.T) {
 		fill(t, r.Client, "outbox.order", 100, 10)
 		var rec record
 		c := start(t, consumer.Options{Client: r.Client, Group: group, Prefix: "outbox.", Ordered: ordered, ClaimIdle: 500 * time.Millisecond, Handler: rec.handle})
-		settled(t, r.Client, 10*time.Second, group, "outbox.order")
+		settled(t, r.Client, 20*time.Second, group, "outbox.order")
 		if err := r.Client.FlushAll(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
 		before := len(rec.times())
 		ids := fill(t, r.Client, "outbox.order", 100, 10)
-		eventuallyRan(t, &rec, 10*time.Second, before+len(ids))
-		settled(t, r.Client, 10*time.Second, group, "outbox.order")
+		eventuallyRan(t, &rec, 20*time.Second, before+len(ids))
+		settled(t, r.Client, 20*time.Second, group, "outbox.order")
 		if err := c.stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -109,7 +109,7 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 			add(t, r.Client, "outbox.order", event{fmt.Sprint(total + i), fmt.Sprintf("s%d", i%3), total + i})
 		}
 		total += 100
-		testenv.Eventually(t, 10*time.Second, func() error { // the cut has hit a read
+		testenv.Eventually(t, 20*time.Second, func() error { // the cut has hit a read
 			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
 			if err != nil || st.Lag == 100 {
 				return fmt.Errorf("%+v, %w", st, err)
@@ -155,8 +155,8 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	lost := func() float64 {
 		return sample(t, regs[0], "outbox_trim_lost_total") + sample(t, regs[1], "outbox_trim_lost_total")
 	}
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
-	testenv.Eventually(t, 10*time.Second, func() error {
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := lost(); got != 7 {
 			return fmt.Errorf("%v entries counted as lost, want 3 unread and 4 pending", got)
 		}
@@ -167,13 +167,13 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	}
 	// Trimming what is acknowledged is no loss, and the lag stays right.
 	fill(t, r.Client, "outbox.order", 5, 5)
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
 	fill(t, r.Client, "outbox.order", 5, 5)
-	eventuallyRan(t, &rec, 10*time.Second, 13)
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	eventuallyRan(t, &rec, 20*time.Second, 13)
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if got := lost(); got != 7 {
 		t.Errorf("%v lost in the end, want 7 as before", got)
 	}
@@ -203,7 +203,7 @@ func TestInspectLag(t *testing.T) {
 	var rec record
 	reg := prometheus.NewRegistry()
 	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Metrics: reg}) // makes the group
-	settled(t, r.Client, 10*time.Second, "g", "s")
+	settled(t, r.Client, 20*time.Second, "g", "s")
 	_ = c.stop()
 	inspect(consumer.State{Length: 60})
 	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
@@ -280,7 +280,7 @@ func TestOrderlyStop(t *testing.T) {
 	})
 	<-begun
 	c.cancel()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if !strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping") {
 			return errors.New("not stopping")
 		}
@@ -297,7 +297,7 @@ func TestOrderlyStop(t *testing.T) {
 		t.Errorf("after the stop: %+v, %v; want 49 pending or unread", st, err)
 	}
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Hour, Handler: rec.handle})
-	settled(t, r.Client, 10*time.Second, "g", "outbox.order")
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	allOnce(t, ids, rec.times())
 	evs := rec.list()
 	for i, ev := range evs {
@@ -410,7 +410,7 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 		return by
 	}
 	fill(t, r.Client, "s", 100, 1)
-	settled(t, r.Client, 10*time.Second, "g", "s")
+	settled(t, r.Client, 20*time.Second, "g", "s")
 	if err := r.Client.XTrimMaxLen(ctx, "s", 60).Err(); err != nil { // acknowledged, every one
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 		t.Errorf("%d attempts of the poison subject while its first event waits, want 1", got)
 	}
 	// Everything that is not poison is acknowledged; every poison event still pending, none of them passed over.
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if p := r.Client.XPending(t.Context(), "outbox.order", "g").Val(); p.Count != bad {
 			return fmt.Errorf("%d pending, want %d", p.Count, bad)
 		}
@@ -192,7 +192,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 			return rec.handle(ctx, ev)
 		},
 	})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		// Not what Redis says: the entries have to have arrived, too.
 		if n := sample(t, reg, "outbox_consumer_claimed_total"); n < 2 {
 			return fmt.Errorf("%v entries are taken over", n)
@@ -200,7 +200,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		return nil
 	})
 	close(first)
-	settled(t, r.Client, 10*time.Second, "g", "s")
+	settled(t, r.Client, 20*time.Second, "g", "s")
 	var got []string
 	for _, ev := range rec.list() {
 		got = append(got, fmt.Sprintf("%s/%d", ev.ID, ev.Attempt))

@@ -350,7 +350,7 @@ func TestFunctionsComeBack(t *testing.T) {
 	if err := w.redis.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 5*time.Second, func() error { return w.redis.Client.Ping(t.Context()).Err() })
+	testenv.Eventually(t, 20*time.Second, func() error { return w.redis.Client.Ping(t.Context()).Err() })
 	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
 	w.must(newOp(user, Deduct, 1), OK)
 	w.inStep(user, 98)

@@ -33,7 +33,7 @@ func (w *world) patient(user uuid.UUID) *Bank {
 // under waits until so many pipelines are under way, and so many calls wait.
 func (l *lane) under(tb testing.TB, pipelines, calls int) {
 	tb.Helper()
-	testenv.Eventually(tb, 10*time.Second, func() error {
+	testenv.Eventually(tb, 20*time.Second, func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.running != pipelines || len(l.queue) != calls {
@@ -119,7 +119,7 @@ func TestAPipelineIsCutOff(t *testing.T) {
 				t.Errorf("%v", errs[i])
 			}
 			// Whatever was said: repeated, it is done, once.
-			testenv.Eventually(t, 5*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				r, err := b.Apply(context.Background(), ops[i])
 				if err == nil && (r.Outcome != OK || errs[i] == nil && !r.Replayed) {
 					t.Errorf("repeated after %v: %+v", errs[i], r)
@@ -228,7 +228,7 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	op := newOp(user, Deduct, 10)
 	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	go func() {
-		testenv.Eventually(t, 5*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			if w.redis.Client.HGet(context.Background(), accountKey(user), "b").Val() != "89" {
 				return errors.New("not done yet")
 			}

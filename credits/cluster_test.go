@@ -114,7 +114,7 @@ func TestOnACluster(t *testing.T) {
 			w.settle()
 			hit := 0
 			for _, u := range users {
-				testenv.Eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, 20*time.Second, func() error {
 					_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1000))
 					return err
 				})

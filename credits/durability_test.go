@@ -104,7 +104,7 @@ func TestDurabilityNone(t *testing.T) {
 	if err := w.redis.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrRecovering) {
 			return err
 		}

@@ -105,7 +105,7 @@ func TestAStaleReplicaTakesOver(t *testing.T) {
 			if fresh {
 				p.bank = p.process(Durability{})
 			}
-			testenv.Eventually(t, 10*time.Second, func() error { // the first attempts meet the old connections
+			testenv.Eventually(t, 20*time.Second, func() error { // the first attempts meet the old connections
 				_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 1))
 				if err == nil {
 					t.Fatal("an operation on the stale balance")
@@ -146,7 +146,7 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	p.refused(op, ErrUnknown) // done, and not on the replica
 	p.failOver()
 	var r Result
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		var err error
 		// Without a second replica nothing more can be promised; the balance tells what is there.
 		r, err = p.process(Durability{}).Apply(t.Context(), newOp(user, Add, 1))

@@ -191,7 +191,7 @@ func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 			w := newWorld(t)
 			user, other := uuid.New(), uuid.New()
 			w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: streamKey(Bucket(user)), ID: id, Values: map[string]any{"x": "y"}})
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				_, _ = w.sync.round(t.Context())
 				_, err := w.bank.Apply(t.Context(), newOp(user, Add, 5))
 				return err
@@ -391,7 +391,7 @@ func TestTheSyncNoticesALoss(t *testing.T) {
 			if name == "epoch" || name == "count" {
 				balance = 70 // the stream was there, and was taken in first
 			}
-			testenv.Eventually(t, 5*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				_, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1000))
 				return err
 			})

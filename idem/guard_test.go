@@ -53,7 +53,7 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 	wantOutcome(t, second, Proceed)
 	// The lease ends, a third takes over; what the second does now must not touch it.
 	var third Decision
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if third = begin(t, g, request("k", "a")); third.Outcome != Proceed {
 			return fmt.Errorf("outcome %d", third.Outcome)
 		}
@@ -88,7 +88,7 @@ func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	kept, stop := d.Ticket.Keep(t.Context())
 	defer stop()
 	record := rawRecord(t, r.Client, d.Ticket.key)
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if rawRecord(t, r.Client, d.Ticket.key) == record {
 			return errors.New("no heartbeat")
 		}

@@ -95,7 +95,7 @@ func TestWaitersOfTheSameProcessAreWokenAtOnce(t *testing.T) {
 		req.Wait = 20 * time.Second
 		done <- begin(t, g, req)
 	}()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if waiting(g, d.Ticket.key) == 0 {
 			return errors.New("nobody waits")
 		}
@@ -138,7 +138,7 @@ func TestWaitEndsWithTheClient(t *testing.T) {
 		_, err := g.Begin(ctx, req)
 		done <- err
 	}()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if waiting(g, k) == 0 {
 			return errors.New("nobody waits")
 		}

@@ -34,10 +34,10 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 	r.adoptDirectly("order") // the first call whose reply is lost should be a publish
 	r.insert("credits", "u-1", `{}`)
 	r.run(r.options(1, 50))
-	r.oracle().WaitEmpty(t, 10*time.Second) // and Redis should know its script
+	r.oracle().WaitEmpty(t, 20*time.Second) // and Redis should know its script
 	r.proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Writers: 2})
-	r.eventually(10*time.Second, "a publish without an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
+	r.eventually(20*time.Second, "a publish without an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
 	r.proxy.Remove("lost")
 	load.Wait()
 	r.oracle().Check(t, load, 30*time.Second)
@@ -66,7 +66,7 @@ func TestTheCommitFails(t *testing.T) {
 	r.run(r.options(2, 50))
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
 	load.Wait()
-	r.eventually(10*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
+	r.eventually(20*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != load.Committed() {
 		t.Errorf("%d rows left of %d: the commit does not fail", n, load.Committed())
 	}
@@ -171,6 +171,6 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	}
 	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == others })
 	r.must(tx.Rollback(t.Context()))
-	r.oracle().WaitEmpty(t, 15*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	r.eventually(time.Second, "the held one", func() bool { return len(r.entries("order")) == others+1 })
 }

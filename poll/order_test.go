@@ -50,8 +50,8 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 		})
 	}
 	r.run(r.options(1, 1))
-	r.oracle().WaitEmpty(t, 10*time.Second)
-	r.eventually(5*time.Second, "three entries", func() bool { return len(r.entries("order")) == 3 })
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	r.eventually(20*time.Second, "three entries", func() bool { return len(r.entries("order")) == 3 })
 	if got, want := r.entries("order"), []uuid.UUID{between, first, second}; !slices.Equal(got, want) {
 		t.Errorf("published %v, want %v", got, want)
 	}
@@ -79,7 +79,7 @@ func TestHistoryIsTheReceipt(t *testing.T) {
 	r.db.Exec(t, "CREATE TABLE before AS SELECT * FROM outbox")
 	r.insert("credits", "u-1", `{}`)
 	r.run(r.options(2, 10))
-	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	same := testenv.Value[int](t, r.db, `SELECT count(*) FROM outbox_history h JOIN before b USING (seq, id, aggregate_type, aggregate_id, event_type, created_at)
 		WHERE h.payload = b.payload AND h.headers = b.headers AND mode = 'poll' AND stream = 'outbox.order'
 		  AND published_at BETWEEN created_at AND clock_timestamp()`)
@@ -102,7 +102,7 @@ func TestWithoutHistory(t *testing.T) {
 	o := r.options(1, 10)
 	o.History = false
 	r.run(o)
-	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history"); n != 0 || len(r.entries("order")) != 1 {
 		t.Errorf("%d rows of history, %d entries", n, len(r.entries("order")))
 	}

@@ -60,7 +60,7 @@ func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
 	for _, id := range broken[:2] {
 		r.must(sql.RetryDead(t.Context(), r.db.Pool, id))
 	}
-	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	if got := r.entries("broken"); !slices.Equal(got, broken[:2]) {
 		t.Errorf("after the retry: %d entries, want 2", len(got))
 	}
@@ -121,7 +121,7 @@ func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
 	}
 	r.unreadable(spoilt)
 	r.run(r.options(2, 500))
-	r.oracle().WaitEmpty(t, 15*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	if got := r.entries("order"); !slices.Equal(got, fine) {
 		t.Errorf("%d entries, want %d in order", len(got), len(fine))
 	}
@@ -138,7 +138,7 @@ func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
 	// The server could copy the payload, so nothing is lost.
 	r.db.Exec(t, "DROP TRIGGER spoil ON outbox")
 	r.must(sql.RetryDead(t.Context(), r.db.Pool, spoilt))
-	r.eventually(10*time.Second, "the retried event", func() bool { return slices.Equal(r.entries("order"), append(slices.Clone(fine), spoilt)) })
+	r.eventually(20*time.Second, "the retried event", func() bool { return slices.Equal(r.entries("order"), append(slices.Clone(fine), spoilt)) })
 }
 
 func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
@@ -151,7 +151,7 @@ func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
 		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; END $$;
 		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	r.run(r.options(1, 10))
-	r.oracle().WaitEmpty(t, 15*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{next}) {
 		t.Errorf("entries %v, want %v", got, next)
 	}
@@ -171,7 +171,7 @@ func TestInfiniteTimes(t *testing.T) {
 		t.Errorf("backlog %d, %v", n, err)
 	}
 	r.run(r.options(1, 10))
-	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE isfinite(created_at)"); n != 4 || len(r.entries("order")) != 4 {
 		t.Errorf("%d rows of history, %d entries; want 4", n, len(r.entries("order")))
 	}
@@ -205,7 +205,7 @@ func TestBatchesAreBoundedByRows(t *testing.T) {
 	r := newRig(t)
 	testenv.Bulk(t, r.db, 500, 10)
 	r.run(r.options(2, 20))
-	r.oracle().WaitEmpty(t, 10*time.Second)
+	r.oracle().WaitEmpty(t, 20*time.Second)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, b := range r.batches {

@@ -34,7 +34,7 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 			r := newRig(t)
 			first := r.insert("order", "o-1", `{}`)
 			run := r.run(r.options(2, 10))
-			r.oracle().WaitEmpty(t, 10*time.Second)
+			r.oracle().WaitEmpty(t, 20*time.Second)
 			_ = first
 			r.must(r.redis.Client.FlushAll(t.Context()).Err())
 			c.change(r)
@@ -105,7 +105,7 @@ func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope()) }()
-	r.eventually(10*time.Second, "the other row published", func() bool { return len(r.entries("order")) == 1 })
+	r.eventually(20*time.Second, "the other row published", func() bool { return len(r.entries("order")) == 1 })
 	select {
 	case err := <-done:
 		t.Fatalf("Drain ended before the part was free: %v", err)
@@ -164,7 +164,7 @@ func TestPostgresIsGoneForAWhile(t *testing.T) {
 	o.URL = "postgres://postgres@" + pg.Addr() + "/" + r.db.Name + "?sslmode=disable"
 	run := r.run(o)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Rate: 1000})
-	r.eventually(10*time.Second, "progress", func() bool { return len(r.entries("order")) > 20 })
+	r.eventually(20*time.Second, "progress", func() bool { return len(r.entries("order")) > 20 })
 	pg.Down()
 	load.Wait()
 	pg.Up()

@@ -103,7 +103,7 @@ func TestWaitAOF(t *testing.T) {
 	f.do("CONFIG", "SET", "appendfsync", "no") // from now on nobody syncs
 	_ = f.missed(o)
 	f.do("CONFIG", "SET", "appendfsync", "everysec")
-	testenv.Eventually(t, 10*time.Second, func() error { return f.confirm(o, 3*time.Second) })
+	testenv.Eventually(t, 20*time.Second, func() error { return f.confirm(o, 3*time.Second) })
 	f.do("CONFIG", "SET", "appendonly", "no")
 	wantNotReady(t, f.sink.Ready(t.Context()), "aof_off")
 	if err := f.confirm(o, time.Second); err == nil {

@@ -94,7 +94,7 @@ func TestEveryClassPasses(t *testing.T) {
 			f.publish(l, events[:2]...)
 			c.begin(f)
 			d := l.Deliver(events[2:])
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()
 				if _, err := d.Publish(ctx); sink.Class(err) != c.class {
@@ -128,7 +128,7 @@ func (f *fixture) repairSnapshot() {
 
 func (f *fixture) snapshot(want string) {
 	f.Helper()
-	testenv.Eventually(f, 10*time.Second, func() error {
+	testenv.Eventually(f, 20*time.Second, func() error {
 		_ = f.server.Client.BgSave(f.Context()).Err()
 		info, err := f.server.Client.Info(f.Context(), "persistence").Result()
 		if err == nil && !strings.Contains(info, "rdb_last_bgsave_status:"+want) {
@@ -161,7 +161,7 @@ func (f *fixture) busy() {
 // waitFor waits until the server answers with the error.
 func (f *fixture) waitFor(prefix string) {
 	f.Helper()
-	testenv.Eventually(f, 5*time.Second, func() error {
+	testenv.Eventually(f, 20*time.Second, func() error {
 		if err := f.server.Client.Ping(f.Context()).Err(); !redis.HasErrorPrefix(err, prefix) {
 			return fmt.Errorf("got %w, want %s", err, prefix)
 		}
@@ -194,7 +194,7 @@ func TestClassesOfConnecting(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		s, _ := newSink(t, c, sink.Options{})
 		o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
-		testenv.Eventually(t, 5*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			err := s.Adopt(t.Context(), stream, o)
 			if sink.Class(err) != class {
 				return fmt.Errorf("class %q of %w, want %q", sink.Class(err), err, class)

@@ -93,7 +93,7 @@ func TestALostReplyPublishesOnce(t *testing.T) {
 	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
 		t.Fatalf("class %q of %v, want timeout", sink.Class(err), err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { // what was sent arrives
+	testenv.Eventually(t, 20*time.Second, func() error { // what was sent arrives
 		if n := len(f.stored()); n < len(first)+len(events) {
 			return fmt.Errorf("%d entries", n)
 		}

@@ -222,7 +222,7 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 		}
 	}()
 	// Longer ago than its last entry and not as long ago as its last attempt.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		err := sink.DropGroup(t.Context(), f.client, stream, "g", 2*time.Second, false)
 		var active *sink.ActiveError
 		if !errors.As(err, &active) {

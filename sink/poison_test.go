@@ -130,7 +130,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			events := []*outbox.Event{makeEvent(), makeEvent(), big(3 << 20), makeEvent(), makeEvent()}
 			d := l.Deliver(events)
 			var poison *outbox.PoisonError
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				_, err := d.Publish(t.Context())
 				if errors.As(err, &poison) {
 					return nil

@@ -163,7 +163,7 @@ func TestWorksInAClusterAndWithValkey(t *testing.T) {
 		if err := server.Client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			return server.Client.Set(t.Context(), "up", "", 0).Err()
 		})
 		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr()}, MaxRedirects: 3})

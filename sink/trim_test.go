@@ -222,7 +222,7 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	f.group("g", "0")
 	f.read("g", 2)
 	f.do("BGREWRITEAOF") // the file's count of entries read is 2 from now on
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info, "aof_rewrite_in_progress:0") || strings.Contains(info, "aof_rewrite_scheduled:1") {
 			return errors.New("still rewriting")
 		}

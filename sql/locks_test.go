@@ -60,7 +60,7 @@ func TestLocksBetweenSessions(t *testing.T) {
 	try("b alone", true)(b.TryPipe(ctx, true))
 
 	a.Close()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if ok, err := b.TryLead(ctx); err != nil || !ok {
 			return notYet(ok, err)
 		}
@@ -83,7 +83,7 @@ func TestATerminatedSessionIsLost(t *testing.T) {
 	d := testenv.Postgres(t)
 	s := session(t, d.URL)
 	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'posthaste locks'")
-	lost(t, s, 5*time.Second)
+	lost(t, s, 20*time.Second)
 	if ok, err := s.TryLead(t.Context()); err == nil || ok {
 		t.Errorf("a lost session leads: %v, %v", ok, err)
 	}
@@ -98,7 +98,7 @@ func TestASessionIsLostWithItsServer(t *testing.T) {
 		t.Fatalf("lead: %v, %v", ok, err)
 	}
 	must(t, pg.Stop("immediate"))
-	lost(t, s, 5*time.Second)
+	lost(t, s, 20*time.Second)
 }
 
 // The network swallows everything. The holder knows before the server gives the lock to somebody else.

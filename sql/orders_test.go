@@ -104,7 +104,7 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 	second, e2 := newOrder(user, 1)
 	got := make(chan bool)
 	go func() { got <- place(t, d, second, e2) }()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if testenv.Value[int](t, d, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
 			return errors.New("the second does not wait")
 		}
@@ -132,7 +132,7 @@ func TestALockedKeyIsNotWaitedForForever(t *testing.T) {
 	second, e2 := newOrder(user, 1)
 	start := time.Now()
 	_, err = sql.BeginOrder(t.Context(), d.Pool, second, e2)
-	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 4*time.Second {
+	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 8*time.Second {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 	if sql.RetryOrder(err) {

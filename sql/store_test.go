@@ -241,7 +241,7 @@ func held(tb testing.TB) (*testenv.Database, func()) {
 				tb.Errorf("%s: %v", stmt, err)
 			}
 		}
-		testenv.Eventually(tb, 10*time.Second, func() error {
+		testenv.Eventually(tb, 20*time.Second, func() error {
 			c, err := pgx.Connect(ctx, d.URL)
 			if err != nil {
 				return err
@@ -283,7 +283,7 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 		}
 		_ = c.Close(context.Background())
 	})
-	testenv.Eventually(tb, 10*time.Second, func() error {
+	testenv.Eventually(tb, 20*time.Second, func() error {
 		var waits bool
 		err := d.Pool.QueryRow(tb.Context(), "SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
 		if err != nil || !waits {
@@ -321,7 +321,7 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		}
 	}
 	release()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if ok, err := s.VisibleBelow(ctx, xid); err != nil || !ok {
 			return fmt.Errorf("not visible: %w", err)
 		}

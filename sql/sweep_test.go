@@ -137,7 +137,7 @@ func TestClaims(t *testing.T) {
 	}
 	// Whoever dies lets go.
 	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'posthaste sweep'")
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, ok, err := open().Claim(ctx, 3); err != nil || !ok {
 			return notYet(ok, err)
 		}

@@ -109,7 +109,7 @@ func (c *chaos) fault() string {
 
 // mode asks for a mode in the database, whoever leads.
 func (c *chaos) mode(mode string) {
-	testenv.Eventually(c.t, 10*time.Second, func() error {
+	testenv.Eventually(c.t, 20*time.Second, func() error {
 		_, err := c.w.db.Pool.Exec(c.t.Context(), "UPDATE relay_state SET desired_mode = $1", mode)
 		return err
 	})
