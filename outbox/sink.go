@@ -64,6 +64,9 @@ type Sink interface {
 	// it is harmless. Errors: *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs
 	// to another database.
 	Adopt(ctx context.Context, stream string, o Owner) error
+	// Forgotten returns those of the streams that have no gate. The caller knows that each of them had one, so it counts like
+	// ErrGap.
+	Forgotten(ctx context.Context, streams []string) ([]string, error)
 	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
 	Lane(stream string, o Owner, l Lane) LanePublisher
 	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.

@@ -99,6 +99,26 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 	return s.failed("adopt", stream, err)
 }
 
+// Forgotten implements outbox.Sink.
+func (s *Sink) Forgotten(ctx context.Context, streams []string) ([]string, error) {
+	pipe := s.client.Pipeline()
+	cmds := make([]*redis.IntCmd, len(streams))
+	for i, stream := range streams {
+		cmds[i] = pipe.Exists(ctx, gateKey(stream))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, fmt.Errorf("look for gates: %w", err)
+	}
+	var gone []string
+	for i, stream := range streams {
+		if cmds[i].Val() == 0 {
+			gone = append(gone, stream)
+			s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Inc()
+		}
+	}
+	return gone, nil
+}
+
 // Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	pipe := s.client.Pipeline()

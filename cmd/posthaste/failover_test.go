@@ -258,6 +258,41 @@ func (w *world) dropSlot() {
 	})
 }
 
+// What Redis forgets while nobody leads is told as well, and an ordinary restart is not taken for it.
+func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	gaps := func(c *child) float64 { // what OutboxRedisLostData fires at
+		text, _ := c.metrics()
+		v, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
+		return v
+	}
+	restart := func(wanted float64) {
+		t.Helper()
+		r := w.spawn("relay")
+		w.waitMode("cdc", 20*time.Second)
+		if n := gaps(r); n != wanted {
+			t.Errorf("%v streams were missed at the start, want %v", n, wanted)
+		}
+		if testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_history") == 0 {
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
+			w.waitCommitted(load, 50)
+			load.Stop()
+			w.oracle.Check(t, load, 20*time.Second)
+		}
+		if code := r.stop(); code != 0 {
+			t.Errorf("exit code %d after SIGTERM", code)
+		}
+	}
+	restart(0)
+	restart(0)
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	restart(1)
+	restart(0)
+}
+
 func TestFlushallInMidStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
