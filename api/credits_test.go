@@ -88,7 +88,7 @@ func TestCredits(t *testing.T) {
 	if late := w.credit("/deduct/"+user, short, `{"amount":71}`); late.body != refused.body || late.header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("repeated refusal %v, want the bytes of %v", late, refused)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.do(http.MethodGet, "/balance/"+user, "")
 		if !strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"cache","as_of":"`) {
 			return errors.New(r.body)
@@ -102,7 +102,7 @@ func TestCredits(t *testing.T) {
 	// The ledger remembers for ever: no date in the past, which would say that the key may be used again.
 	w.db.Exec(t, "UPDATE credit_entries SET created_at = now() - interval '3 days' WHERE op_id = $1", op.OpID)
 	w.redis.Client.FlushAll(t.Context())
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.credit("/add/"+user, key, `{"amount":100,"reference":"gift"}`)
 		if r.body != first.body {
 			return errors.New(r.body)

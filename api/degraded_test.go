@@ -75,7 +75,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The key that failed was released: its retry is not made to wait.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if r := w.post(newKey(), orderJSON(1)); r.status != 201 {
 			return errors.New(r.String())
 		}

@@ -86,7 +86,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 		known, unknown, flying := newKey(), newKey(), newKey()
 		first := map[string]reply{known: one.post(known, orderJSON(1))}
 		w.published()
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			keys, err := f.replica.Client.Keys(context.Background(), "i:*").Result()
 			if err != nil || len(keys) != 1 {
 				return fmt.Errorf("the replica has %v: %w", keys, err)

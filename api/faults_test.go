@@ -51,7 +51,7 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	w.s.failpoint = once("after_insert", func(context.Context) {
 		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		go func() {
-			testenv.Eventually(t, 5*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if w.rows() == 0 {
 					return errors.New("not committed yet")
 				}
@@ -94,7 +94,7 @@ func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	w.s.failpoint = once("after_insert", func(context.Context) {
 		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		go func() {
-			testenv.Eventually(t, 5*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if w.rows() == 0 {
 					return errors.New("not committed yet")
 				}
@@ -247,7 +247,7 @@ func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 			if err == nil && point != "before_publish" {
 				t.Fatal("the client was answered")
 			}
-			testenv.Eventually(t, 5*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if w.rows() != 1 {
 					return errors.New("no order yet")
 				}

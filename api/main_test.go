@@ -199,7 +199,7 @@ func (w *world) checkInvariants(orders int) {
 // published waits until Redis has the finished record of every key it knows.
 func (w *world) published() {
 	w.tb.Helper()
-	testenv.Eventually(w.tb, 10*time.Second, func() error {
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		keys, err := w.redis.Client.Keys(context.Background(), "i:*").Result()
 		if err != nil {
 			return err

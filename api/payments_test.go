@@ -205,7 +205,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			stopSync, _ := w.relay()
 			user := uuid.NewString()
 			w.fund(user, 50)
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0 {
 					return errors.New("not in the ledger yet")
 				}
@@ -315,7 +315,7 @@ func TestManyAttemptsToPay(t *testing.T) {
 	wg.Wait()
 	placed := 0
 	for _, k := range keys {
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			r := procs[0].post(k, paidJSON(user, 10), "Prefer", "wait=10")
 			switch r.status {
 			case 201:
@@ -430,7 +430,7 @@ func TestOldRefusalsArePurged(t *testing.T) {
 			VALUES ($1, $2, $4, '\x01', 0, 1, 'USD', 'REJECTED', 402, '{}', now() - make_interval(days => $3))`, uuid.New(), uuid.New(), days, []byte(fmt.Sprintf("%016d", days)))
 	}
 	w.relay()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); n != 1 {
 			return fmt.Errorf("%d refusals, want 1", n)
 		}
@@ -449,7 +449,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			stopSync, stopPayments := w.relay()
 			user := uuid.NewString()
 			w.fund(user, 100)
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0 {
 					return errors.New("not in the ledger yet")
 				}
@@ -466,7 +466,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 				return
 			}
 			stopPayments() // the first look comes after the lease
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				if r := w.credit("/deduct/"+user, newKey(), `{"amount":50}`); r.status != 200 {
 					return errors.New(r.String())
 				}
@@ -474,7 +474,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			})
 			w.hasten()
 			c := newPaymentsRound(w)
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				w.hasten()
 				c()
 				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL"); n != 1 {

@@ -188,7 +188,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 				}
 				late <- r
 			}()
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, 20*time.Second, func() error {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", zombie.cmd.Process.Pid))
 				if err != nil || !strings.Contains(string(stat), ") T ") {
 					return fmt.Errorf("not stopped: %w", err)

@@ -138,7 +138,7 @@ func TestRunWatchesRedis(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- w.s.Run(ctx) }()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if policy := w.s.eviction.Load(); policy == nil || *policy != "allkeys-lru" {
 			return errors.New("not yet")
 		}

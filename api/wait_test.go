@@ -71,7 +71,7 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 		}
 	}
 	before, start := gets(t, owner), time.Now()
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if time.Since(start) < 500*time.Millisecond {
 			return errors.New("polls are being counted")
 		}

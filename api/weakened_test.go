@@ -152,7 +152,7 @@ func crashBeforePublish(w *world) (first, again reply) {
 	key := newKey()
 	// The reply may be cut off or not: it leaves while the process dies.
 	first, _ = send(context.Background(), "POST", dying.url+"/orders", orderJSON(1), idem.KeyHeader, key)
-	testenv.Eventually(w.tb, 5*time.Second, func() error {
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		if w.rows() == 0 {
 			return errors.New("not committed yet")
 		}
@@ -182,7 +182,7 @@ func expiresAfter(w *world) (first, again reply) {
 	short := w.sibling(w.weaken("'PX',ARGV[6])", "'PX',20)"))
 	key := newKey()
 	first = short.post(key, orderJSON(1))
-	testenv.Eventually(w.tb, 5*time.Second, func() error {
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		if n, err := w.redis.Client.DBSize(context.Background()).Result(); n != 0 || err != nil {
 			return fmt.Errorf("%d keys: %w", n, err)
 		}
