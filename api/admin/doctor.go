@@ -266,8 +266,10 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	var retained int64
 	err := conn.QueryRow(ctx, sql.DoctorSlot(), d.config.Slot).Scan(&plugin, &database, &status, &retained)
 	switch {
-	case err != nil:
+	case errors.Is(err, pgx.ErrNoRows):
 		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay makes it", d.config.Slot)
+	case err != nil:
+		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", oneLine(err))
 	case status == "lost":
 		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and makes a new one", "%s is invalidated", d.config.Slot)
 	case plugin != "pgoutput" || database == nil || *database != conn.Config().Database && conn.Config().Database != "":

@@ -94,7 +94,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exited // --help
 	}
 	if err != nil {
-		fmt.Fprintln(stderr, "posthaste:", err)
+		fmt.Fprintf(stderr, "posthaste: %v (posthaste --help says what there is)\n", err)
 		return exitBadUsage
 	}
 	config, err := cli.Parse()

@@ -265,6 +265,9 @@ func (r *replaying) run(ctx context.Context) error {
 		}
 		fmt.Fprintf(r.env.stderr, "posthaste: %v\n", oneLine(err))
 		how := "the same command goes on from there; with --restart it begins again"
+		if errors.Is(err, sink.ErrReplayGone) {
+			how = "the same command goes on from what Redis still knows of it, and begins again if that is nothing"
+		}
 		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.done(), how))
 		return errSaid
 	}

@@ -329,6 +329,22 @@ func TestReplayInterrupted(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
+// A replay that Redis has forgotten does not promise to go on.
+func TestReplayForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(10000, "outbox.order")
+	p := w.start("replay", "--all", "--rate=1000")
+	w.waitLen("outbox.order", 250)
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") || !strings.Contains(out, "begins again if that is nothing") {
+		t.Errorf("exit %d: %s", p.cmd.ProcessState.ExitCode(), out)
+	}
+}
+
 // Two at once: the second takes over, and between them each event is published once.
 func TestReplayTwiceAtOnce(t *testing.T) {
 	t.Parallel()
