@@ -2,6 +2,7 @@ package sql
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -66,11 +67,19 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
+// ErrStandby means that the server is a standby: what was just published may not be there yet, and nobody can tell.
+var ErrStandby = errors.New("this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
+
 // HistoryBounds returns the time by the database's clock, and when the oldest event in history was published, nil if
-// there is none.
+// there is none. Errors: ErrStandby, or those of Postgres.
 func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time, err error) {
-	if err = db.QueryRow(ctx, query("replay_bounds")).Scan(&now, &oldest); err != nil {
+	var standby bool
+	err = db.QueryRow(ctx, query("replay_bounds")).Scan(&now, &oldest, &standby)
+	switch {
+	case err != nil:
 		err = fmt.Errorf("read the bounds of history: %w", err)
+	case standby:
+		err = ErrStandby
 	}
 	return now, oldest, err
 }

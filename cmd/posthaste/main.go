@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -116,7 +117,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error())+mendRight(err))
+	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error())+mendServer(err))
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitBadUsage
@@ -124,13 +125,16 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// mendRight says what helps against a missing right in Postgres, unless the error says so itself.
-func mendRight(err error) string {
-	const insufficientPrivilege = "42501"
-	if sql.SQLState(err) != insufficientPrivilege || errors.As(err, new(*outbox.SlotError)) {
-		return ""
+// mendServer says what helps against a refusal of Postgres, unless the error says so itself.
+func mendServer(err error) string {
+	const insufficientPrivilege, readOnly = "42501", "25006"
+	switch state := sql.SQLState(err); {
+	case state == readOnly, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
+		return " (point --postgres-url at the primary)"
+	case state == insufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
+		return " (run it as a role with this right: docs/operations.md says who needs which)"
 	}
-	return " (run it as a role with this right: docs/operations.md says who needs which)"
+	return ""
 }
 
 // errSaid means failure with everything said already.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -207,6 +208,26 @@ func TestStatusWantsNoRightToWrite(t *testing.T) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	w.once("mode", "poll").oneLine(t, 1, "docs/operations.md says who needs which")
+}
+
+// A standby may lack what was just published, and nobody could tell: it is not replayed from.
+func TestCommandsOnAStandby(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w.keep(5, "outbox.order")
+	w.once("status") // it notes the relay's name
+	if err := errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil, 0o644), server.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	w.once("replay", "--all", "--to=side").oneLine(t, 1, "point --postgres-url at the primary")
+	w.once("mode", "poll").oneLine(t, 1, "point --postgres-url at the primary")
+	if n := w.redis.Client.Exists(t.Context(), "side").Val(); n != 0 {
+		t.Error("something was replayed")
+	}
+	if err := errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")), server.Start(t.Context())); err != nil {
+		t.Fatal(err) // or its databases could not be dropped
+	}
 }
 
 // A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it would be
