@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"posthaste/internal/testenv"
 )
 
@@ -52,6 +54,59 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 		t.Errorf("%d events of the transaction are in the stream, want 2", n)
 	}
 	w.delivers()
+}
+
+// Commits are held back by a synchronous standby while the relay sweeps and the WAL grows; then another relay takes over and
+// streams. The slot was not moved past what nobody could see, or it would come late, behind what its aggregates write next.
+func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+	r := w.relayIn("cdc", "--wal-budget=64MiB")
+	r.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
+	before := testenv.Value[string](t, w.db, position)
+	hold := func(standby string) {
+		w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
+		w.db.Exec(t, "SELECT pg_reload_conf()")
+	}
+	hold("nobody")
+	w.db.WaitHeld(t)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+			return fmt.Errorf("%d commits are held back", n)
+		}
+		return nil
+	})
+	local, err := pgx.Connect(t.Context(), w.pgURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = local.Close(context.Background()) }()
+	for _, stmt := range []string{
+		"CREATE TABLE churn (b text)", "ALTER TABLE churn ALTER b SET STORAGE EXTERNAL",
+		"INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)",
+	} {
+		if _, err := local.Exec(t.Context(), stmt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if now := testenv.Value[string](t, w.db, position); now == before && !r.logged("the slot follows when") {
+			return errors.New("the slot is not to follow")
+		}
+		return nil
+	})
+	r.kill()
+	w.desire("auto")
+	w.spawn("relay", "--wal-budget=64MiB")
+	w.waitMode("cdc", 30*time.Second)
+	hold("")
+	load.Wait()
+	w.oracle.Check(t, load, 30*time.Second)
 }
 
 // The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not that an
