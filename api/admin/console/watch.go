@@ -67,6 +67,9 @@ const staleAfter = 30 * time.Second
 // errSlow is the error of a server that answers, but not what was asked.
 var errSlow = errors.New("it answers, but not in time what is asked of it: the outbox is very large or locked, or the server is busy")
 
+// errNotYet is the error of a look that could not begin: it says nothing about what was to be looked at.
+var errNotYet = errors.New("Postgres has not named the streams yet")
+
 // partial is the error of a look that saw something all the same.
 type partial struct{ error }
 
@@ -123,7 +126,7 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 	rctx, cancel := context.WithTimeout(ctx, sourceTimeout)
 	defer cancel()
 	v, err := s.read(rctx)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, errNotYet) {
 		return 0
 	}
 	s.mu.Lock()
@@ -324,15 +327,19 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 		return Postgres{}, err
 	}
 	w.mu.Lock()
-	w.streams = streams[:min(len(streams), maxStreams)]
+	w.streams = append([]string{}, streams[:min(len(streams), maxStreams)]...)
 	w.mu.Unlock()
 	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Streams: len(streams)}, nil
 }
 
-func (w *watch) names() []string {
+// names are the streams, as far as they are looked at.
+func (w *watch) names() ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.streams
+	if w.streams == nil {
+		return nil, errNotYet
+	}
+	return w.streams, nil
 }
 
 func (w *watch) readRedis(ctx context.Context) (Redis, error) {
@@ -356,7 +363,10 @@ var feedScript = redis.NewScript(feedText)
 
 // readFeed looks at every stream and passes on what is new.
 func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
-	names := w.names()
+	names, err := w.names()
+	if err != nil {
+		return nil, err
+	}
 	streams := make([]Stream, 0, len(names))
 	var fresh []Event
 	for _, name := range names {
@@ -416,7 +426,11 @@ func (w *watch) recent() []Event {
 }
 
 func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
-	groups, err := sink.Groups(ctx, w.c.o.Redis, w.names())
+	names, err := w.names()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := sink.Groups(ctx, w.c.o.Redis, names)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // of the errors.Join in Groups
 		// A key of another kind has no groups; its events are parked, which is said elsewhere.
 		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(e error) bool { return sink.Class(e) == "wrongtype" })...)

@@ -313,8 +313,8 @@ function drawGroups(st) {
   if (body.dataset.key === key) return;
   body.dataset.key = key;
   if (list.length === 0) {
-    body.replaceChildren(look.error ? empty('Not known.', `Redis does not answer: ${look.error}`)
-      : !look.as_of ? empty('Redis is being asked.', '') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.'));
+    body.replaceChildren(look.error ? empty('Not known.', look.error)
+      : !look.as_of ? empty('Not known yet.', 'Postgres names the streams, then Redis is asked.') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.'));
     return;
   }
   const rows = list.map((g) => {
