@@ -87,6 +87,7 @@ type Bank struct {
 	loads   singleflight.Group
 	checks  singleflight.Group
 	fit     atomic.Pointer[fitness]
+	owner   ownership
 }
 
 // fitness is what the last look at the server's settings said.
@@ -112,7 +113,7 @@ type bucket struct {
 func New(o Options) *Bank {
 	b := &Bank{
 		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
-		maxStream: maxStream,
+		maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
 	b.calls = newBatcher(o.Redis, o.Durability, b.metrics.waits)
 	if b.log == nil {
@@ -265,7 +266,8 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	return nil
 }
 
-// check refuses a server that may throw balances away, or that cannot do what durability asks for.
+// check refuses a server that may throw balances away, that cannot do what durability asks for, or whose balances are another
+// database's.
 func (b *Bank) check(ctx context.Context) error {
 	f := b.fit.Load()
 	if f == nil || time.Since(f.at) > checkEvery {
@@ -288,7 +290,7 @@ func (b *Bank) check(ctx context.Context) error {
 	return nil
 }
 
-// look asks every primary.
+// look asks every primary, and whose the balances are.
 func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	f := &fitness{at: time.Now()}
 	var mu sync.Mutex
@@ -301,6 +303,9 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 		}
 		return err
 	})
+	if err == nil && f.reason == "" {
+		f.reason, err = b.owner.reason(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

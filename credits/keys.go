@@ -27,6 +27,9 @@ var tags = func() (t [Buckets]string) {
 	return t
 }()
 
+// ownerKey names the database that the balances are of, by the source that also owns the streams' gates.
+const ownerKey = "{cr:owner}"
+
 func streamKey(bucket int16) string { return tag(bucket) + ":s" }
 func epochKey(bucket int16) string  { return tag(bucket) + ":ep" }
 

@@ -2,6 +2,7 @@ package credits
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -49,6 +50,7 @@ type Sync struct {
 	pool    *sql.Pool
 	log     *slog.Logger
 	metrics *syncMetrics
+	owner   ownership
 	// rows are the buckets in use, as of the last look. Owned by Run.
 	rows   []sql.CreditEpoch
 	looked time.Time
@@ -63,6 +65,7 @@ type Sync struct {
 // NewSync returns a Sync; it does no I/O.
 func NewSync(o SyncOptions) *Sync {
 	s := &Sync{redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer), stuck: map[int16]string{}}
+	s.owner = ownership{redis: o.Redis, pool: o.Pool}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -136,6 +139,9 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 			return 0, err
 		}
 		s.rows = rows
+		if err := s.ours(ctx); err != nil {
+			return 0, err
+		}
 		if err := s.rebuildLost(ctx); err != nil {
 			return 0, err
 		}
@@ -149,6 +155,18 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	return s.apply(ctx, busy)
+}
+
+// ours returns an error if the balances are another database's. A database without credits does not claim them.
+func (s *Sync) ours(ctx context.Context) error {
+	if len(s.rows) == 0 {
+		return nil
+	}
+	reason, err := s.owner.reason(ctx)
+	if err == nil && reason != "" {
+		err = errors.New(reason)
+	}
+	return err
 }
 
 // pipeline sends commands together. A key of the wrong type concerns its bucket only, so that it is no error of the whole.

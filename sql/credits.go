@@ -108,6 +108,19 @@ func AddCreditBucket(ctx context.Context, db DB, bucket int16) error {
 	return nil
 }
 
+// CreditOwner returns this database's source; "" if it has none, because no relay has worked on it where it is now.
+func CreditOwner(ctx context.Context, db DB) (string, error) {
+	var source *string
+	err := db.QueryRow(ctx, query("credit_owner")).Scan(&source)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read the database's source: %w", err)
+	}
+	if source == nil {
+		return "", nil
+	}
+	return *source, nil
+}
+
 // CreditBuckets returns every bucket that was ever used, by number.
 func CreditBuckets(ctx context.Context, db DB) ([]CreditEpoch, error) {
 	return creditEpochs(ctx, db, "credit_epoch_list")

@@ -70,7 +70,25 @@ func (s *Store) Register(ctx context.Context) error {
 	if err := Register(ctx, s.pool, s.name); err != nil {
 		return err
 	}
+	if err := Identify(ctx, s.pool); err != nil {
+		return err
+	}
 	s.registered.Store(true)
+	return nil
+}
+
+// Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source of its
+// own: the original may still be at work, and its streams are not the copy's before somebody says so. A standby that was
+// promoted is the same database. A copy on the same server cannot be told from the original.
+func Identify(ctx context.Context, db DB) error {
+	var moved bool
+	err := db.QueryRow(ctx, query("state_moved")).Scan(&moved) // read before it is written, as in Register
+	if err == nil && moved {
+		_, err = db.Exec(ctx, query("state_identity"))
+	}
+	if err != nil {
+		return fmt.Errorf("look where this database last led: %w", err)
+	}
 	return nil
 }
 

@@ -191,67 +191,6 @@ func orNone(s string) string {
 	return s
 }
 
-type adoptCmd struct {
-	Yes  bool `help:"Do not ask."`
-	JSON bool `name:"json" help:"Print JSON."`
-}
-
-// Run takes over the gates of this database's streams.
-func (c adoptCmd) Run(ctx context.Context, e *env) error {
-	var st outbox.State
-	streams := []string{}
-	err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
-		if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
-			return err
-		}
-		if st, err = sql.ReadState(ctx, pool, e.config.RelayName); err != nil {
-			return err
-		}
-		streams, err = sql.KnownStreams(ctx, pool, e.config.StreamPrefix)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if len(streams) > 0 {
-		question := fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.", strings.Join(streams, ", "))
-		if err := e.confirm(ctx, c.Yes, question); err != nil {
-			return err
-		}
-		if err := e.takeOver(ctx, streams, st.Owner); err != nil {
-			return ofRedis(err)
-		}
-	}
-	if c.JSON {
-		return e.json(map[string]any{"streams": streams})
-	}
-	for _, name := range streams {
-		fmt.Fprintf(e.stdout, "%s belongs to this database now\n", name)
-	}
-	if len(streams) == 0 {
-		fmt.Fprintln(e.stdout, "no streams, nothing to take over")
-	}
-	return nil
-}
-
-// takeOver makes owner the owner of the streams' gates. It may be repeated.
-func (e *env) takeOver(ctx context.Context, streams []string, owner outbox.Owner) error {
-	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
-	defer cancel()
-	client, err := sink.NewClient(e.config.RedisURL)
-	if err != nil {
-		return &usageError{err.Error()}
-	}
-	defer client.Close()
-	s := sink.New(sink.Options{Client: client})
-	for _, name := range streams {
-		if err := s.TakeOver(ctx, name, owner); err != nil {
-			return fmt.Errorf("take over stream %q: %w", name, err)
-		}
-	}
-	return nil
-}
-
 type uninstallCmd struct {
 	Tables bool `help:"Drop the tables too, with everything in them."`
 	Yes    bool `help:"Do not ask."`

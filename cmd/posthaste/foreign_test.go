@@ -89,6 +89,30 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	w.delivers()
 }
 
+// A dump of a database that is restored on another server has its rows, this one's identity among them; the server's number
+// tells them apart.
+func TestCopyOnAnotherServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay")
+	w.delivers()
+	r.stop()
+	w.db.Exec(t, "UPDATE relay_state SET system_identifier = system_identifier + 1")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
+	load.Wait()
+	r = w.spawn("relay")
+	w.refused(r, load)
+	w.redis.Client.Set(t.Context(), "{cr:owner}", "the original", 0)
+	w.adopt()
+	if owner := w.redis.Client.Get(t.Context(), "{cr:owner}").Val(); owner != testenv.Value[string](t, w.db, "SELECT source::text FROM relay_state") {
+		t.Errorf("the balances belong to %s", owner)
+	}
+	w.oracle.Check(t, load, 30*time.Second)
+	w.oracle.Others = append(w.oracle.Others, load)
+	w.waitMode("cdc", 30*time.Second)
+	w.delivers()
+}
+
 func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {

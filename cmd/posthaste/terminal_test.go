@@ -258,7 +258,7 @@ func TestUninstallWithoutASchema(t *testing.T) {
 func TestAdoptSpeaksJSON(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, want := range []string{`{"streams":[]}`, `{"streams":["outbox.order"]}`} {
+	for _, want := range []string{`{"balances":false,"streams":[]}`, `{"balances":false,"streams":["outbox.order"]}`} {
 		r := w.once("adopt", "--yes", "--json")
 		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != want {
 			t.Errorf("exit %d: %s%s; want %s", r.code, r.out, r.errOut, want)
