@@ -20,13 +20,17 @@ type ownership struct {
 	source atomic.Pointer[string] // does not change while a process lives
 }
 
-// reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are claimed.
+// reason says why the balances are not this database's; "" if they are, if that is not known, or if they are nobody's, and then
+// they are claimed.
 func (o *ownership) reason(ctx context.Context) (string, error) {
 	theirs, err := Owner(ctx, o.redis)
 	if err != nil {
 		return "", err
 	}
-	mine := o.mine(ctx)
+	mine, known := o.mine(ctx)
+	if !known {
+		return "", nil
+	}
 	if theirs == "" && mine != "" {
 		// A Redis that is full refuses it, and is asked again with the next look. Who came first in between, as well.
 		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !isReply(err) {
@@ -45,19 +49,22 @@ func isReply(err error) bool {
 	return errors.As(err, &reply)
 }
 
-// mine returns "" for a database that no relay has worked on yet, and while Postgres does not answer.
-func (o *ownership) mine(ctx context.Context) string {
+// mine returns "" for a database that no relay has worked on yet. It is not known while Postgres does not answer, nor to a role
+// that may not look: operations go on then, as they do without Postgres.
+func (o *ownership) mine(ctx context.Context) (source string, known bool) {
 	if s := o.source.Load(); s != nil {
-		return *s
+		return *s, true
 	}
 	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond) // operations wait for it
 	defer cancel()
-	s, err := sql.CreditOwner(ctx, o.pool)
-	if err != nil || s == "" {
-		return ""
+	source, err := sql.CreditOwner(ctx, o.pool)
+	if err != nil {
+		return "", false
 	}
-	o.source.Store(&s)
-	return s
+	if source != "" {
+		o.source.Store(&source)
+	}
+	return source, true
 }
 
 // Owner returns the source of the database that the balances in Redis are of; "" if there is none.

@@ -47,6 +47,23 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	}
 }
 
+// Who serves may have no right to look who it is, or no Postgres: that does not close the credits of the right database.
+func TestTheOwnerThatCannotLook(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if err := sql.Register(t.Context(), w.db.Pool, w.db.Relay); err != nil {
+		t.Fatal(err)
+	}
+	user := w.funded(100)
+	if owner, err := Owner(t.Context(), w.redis.Client); owner == "" || err != nil {
+		t.Fatalf("owner %q, %v", owner, err)
+	}
+	w.db.Exec(t, "ALTER TABLE relay_state RENAME TO hidden")
+	if _, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
+		t.Error(err)
+	}
+}
+
 // A copy on another server does not know who it is until its relay has told it, and takes nothing that has an owner.
 func TestTheBalancesOfTheOriginal(t *testing.T) {
 	t.Parallel()
