@@ -304,7 +304,7 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 		return err
 	})
 	if err == nil && f.reason == "" {
-		f.reason, err = b.owner.reason(ctx)
+		f.reason, err = b.owner.reason(ctx, true)
 	}
 	if err != nil {
 		return nil, err
@@ -407,8 +407,8 @@ type attempt struct {
 	b      *Bank
 	op     *Op
 	bucket int16
-	// asked: the ledger does not have the operation.
-	asked bool
+	// askedIn is the epoch in which the ledger was found not to have the operation: by the next, it may have it.
+	askedIn int64
 	// doubt is a call whose outcome is unknown: it may have been done, or be done yet. Only a recorded outcome ends it.
 	doubt error
 }
@@ -443,10 +443,10 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 		res.Replayed = true
 		return res, nil, err
 	case "ASK":
-		return a.ledger(ctx)
+		return a.ledger(ctx, v)
 	case "MISS":
 		// What the ledger did not have before the load, it may have since.
-		a.asked = false
+		a.askedIn = 0
 		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
 		return res, again, err
 	case "EPOCH":
@@ -483,7 +483,7 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	}
 	ask := "0"
 	switch {
-	case a.asked:
+	case a.askedIn == v.epoch:
 		ask = "2"
 	case a.old(v):
 		ask = "1"
@@ -528,8 +528,8 @@ func (a *attempt) old(v view) bool {
 	return minted.IsZero() || age > limit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
 }
 
-// ledger looks the operation up in Postgres.
-func (a *attempt) ledger(ctx context.Context) (Result, error, error) {
+// ledger looks the operation up in Postgres, because Redis wanted that under v.
+func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
 	look, cancel := context.WithTimeout(ctx, patience)
 	e, err := sql.CreditEntryByOp(look, a.b.pool, a.op.User, a.op.ID)
 	cancel()
@@ -538,7 +538,7 @@ func (a *attempt) ledger(ctx context.Context) (Result, error, error) {
 		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
 			return Result{}, nil, ErrExpired
 		}
-		a.asked = true
+		a.askedIn = v.epoch
 		return a.once(ctx)
 	case err != nil:
 		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)

@@ -254,7 +254,7 @@ func rawEntry(fields map[string]any) []byte {
 		size += len(name) + len(s) + 2*entryOverhead
 	}
 	raw := encodeRaw(fields)
-	if size <= maxRaw {
+	if max(size, len(raw)) <= maxRaw {
 		return raw
 	}
 	sum := sha256.Sum256(raw)

@@ -15,31 +15,36 @@ import (
 // ownership knows whose balances these are. The keys of balances are the same for every database: a second one on the same
 // Redis would take the first's operations into its own ledger.
 type ownership struct {
-	redis  redis.UniversalClient
-	pool   *sql.Pool
-	source atomic.Pointer[string] // does not change while a process lives
+	redis redis.UniversalClient
+	pool  *sql.Pool
+	// source is what Postgres last said. It may change: another server may come under the same address.
+	source atomic.Pointer[string]
 }
 
-// reason says why the balances are not this database's; "" if they are, if that is not known, or if they are nobody's, and then
-// they are claimed.
-func (o *ownership) reason(ctx context.Context) (string, error) {
-	theirs, err := Owner(ctx, o.redis)
-	if err != nil {
-		return "", err
-	}
-	mine, known := o.mine(ctx)
-	if !known {
+// errOwnerUnknown means that Postgres does not say who this database is.
+var errOwnerUnknown = errors.New("it is not known whose the balances are")
+
+// reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are claimed.
+// Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing is a reason
+// not to go on; otherwise that is an error.
+func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
+	mine, known := o.mine(ctx, trust)
+	switch {
+	case !known && trust:
 		return "", nil
+	case !known:
+		return "", errOwnerUnknown
 	}
-	if theirs == "" && mine != "" {
-		// A Redis that is full refuses it, and is asked again with the next look. Who came first in between, as well.
+	theirs, err := Owner(ctx, o.redis)
+	if err == nil && theirs == "" && mine != "" {
+		// A Redis that is full refuses it, and is asked again with the next look.
 		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !isReply(err) {
 			return "", fmt.Errorf("claim the balances: %w", err)
 		}
-		return "", nil
+		theirs, err = Owner(ctx, o.redis) // somebody else's claim may have come first
 	}
-	if theirs == mine {
-		return "", nil
+	if err != nil || theirs == "" || theirs == mine {
+		return "", err
 	}
 	return fmt.Sprintf("the balances in this Redis are those of another database (%s): use another Redis, or run posthaste adopt if they are this one's now", theirs), nil
 }
@@ -49,22 +54,22 @@ func isReply(err error) bool {
 	return errors.As(err, &reply)
 }
 
-// mine returns "" for a database that no relay has worked on yet. It is not known while Postgres does not answer, nor to a role
-// that may not look: operations go on then, as they do without Postgres.
-func (o *ownership) mine(ctx context.Context) (source string, known bool) {
-	if s := o.source.Load(); s != nil {
-		return *s, true
+// mine returns "" for a database that no relay has worked on yet.
+func (o *ownership) mine(ctx context.Context, trust bool) (source string, known bool) {
+	if trust { // operations wait for it, and do without Postgres otherwise
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
 	}
-	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond) // operations wait for it
-	defer cancel()
 	source, err := sql.CreditOwner(ctx, o.pool)
-	if err != nil {
-		return "", false
-	}
-	if source != "" {
+	if err == nil {
 		o.source.Store(&source)
+		return source, true
 	}
-	return source, true
+	if last := o.source.Load(); trust && last != nil {
+		return *last, true
+	}
+	return "", false
 }
 
 // Owner returns the source of the database that the balances in Redis are of; "" if there is none.

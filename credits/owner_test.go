@@ -59,6 +59,10 @@ func TestTheOwnerThatCannotLook(t *testing.T) {
 		t.Fatalf("owner %q, %v", owner, err)
 	}
 	w.db.Exec(t, "ALTER TABLE relay_state RENAME TO hidden")
+	// The sync writes what it takes for its own: it wants to know.
+	if _, err := w.newSync().round(t.Context()); !errors.Is(err, errOwnerUnknown) {
+		t.Errorf("the sync of nobody knows whom: %v", err)
+	}
 	if _, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
 		t.Error(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -28,13 +29,19 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 		default:
 			err = nil
 		}
-		var refused redis.Error // by the server, for something about this bucket
-		if err != nil && !errors.Is(err, errForeign) && !errors.As(err, &refused) {
+		if err != nil && !errors.Is(err, errForeign) && !ofKeys(err) {
 			return fmt.Errorf("rebuild bucket %d: %w", r.Bucket, err)
 		}
 		s.tell(r.Bucket, err)
 	}
 	return nil
+}
+
+// ofKeys reports whether the server refused something about a bucket's keys, and not everything for the moment (READONLY,
+// LOADING, CLUSTERDOWN, …).
+func ofKeys(err error) bool {
+	var refused redis.Error
+	return errors.As(err, &refused) && (strings.HasPrefix(refused.Error(), "ERR ") || wrongType(refused))
 }
 
 // tell says once why a bucket stays closed.

@@ -162,7 +162,7 @@ func (s *Sync) ours(ctx context.Context) error {
 	if len(s.rows) == 0 {
 		return nil
 	}
-	reason, err := s.owner.reason(ctx)
+	reason, err := s.owner.reason(ctx, false)
 	if err == nil && reason != "" {
 		err = errors.New(reason)
 	}

@@ -300,6 +300,37 @@ func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
 	w.inStep(user, 70)
 }
 
+// The ledger is asked, and then the epoch ends: by the next one, what was asked for may be in the ledger.
+func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 10)
+	op.MintedAt = time.Time{} // so that it is asked for
+	a := attempt{b: w.bank, op: &op, bucket: Bucket(user)}
+	v, err := w.bank.view(t.Context(), a.bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.askedIn = v.epoch
+	w.must(op, OK) // another attempt under the same key
+	w.settle()
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.inStep(user, 90)
+	w.must(newOp(user, Deduct, 1), OK) // loads the account
+	for again := errLoading; again != nil; {
+		var res Result
+		if res, again, err = a.once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if again == nil && !res.Replayed {
+			t.Errorf("it was done twice: %+v", res)
+		}
+	}
+	w.inStep(user, 89)
+}
+
 // Redis forgets everything: nobody changes a balance before the ledger has rebuilt it, and what was lost is counted.
 func TestFlushAll(t *testing.T) {
 	t.Parallel()

@@ -71,6 +71,7 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		return err
 	}
 	if !st.Exists || st.Lost {
+		k.relay.health.clear(conditionWAL) // it holds nothing back
 		return nil
 	}
 	phase := k.relay.current()
@@ -186,6 +187,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.relay.current() == phaseStream {
+		k.next = place{}
 		return nil
 	}
 	if k.next.xid == 0 {

@@ -326,9 +326,14 @@ func (l *leadership) tryGates(ctx context.Context) error {
 }
 
 // remember looks, before a leader's first adoption hides it, for streams whose gates are gone: what was published to them
-// may be as well, and nobody led who would have been told.
+// may be as well, and nobody led who would have been told. Before anything was delivered it means nothing: a stream is noted
+// before its gate is made.
 func (l *leadership) remember(ctx context.Context, streams []string) error {
-	if len(streams) > 0 {
+	delivered, err := l.o.Store.Delivered(ctx)
+	if err != nil {
+		return err
+	}
+	if delivered && len(streams) > 0 {
 		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
 		gone, err := l.o.Sink.Forgotten(ctx, streams)

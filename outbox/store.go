@@ -108,6 +108,8 @@ type Store interface {
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
 	Streams(ctx context.Context) ([]string, error)
+	// Delivered reports whether history has events; true if none is kept.
+	Delivered(ctx context.Context) (bool, error)
 	// NoteStream records, durably, that stream is about to be published to under epoch.
 	NoteStream(ctx context.Context, stream string, epoch int64) error
 	// InsertLSN is the end of the WAL written so far.

@@ -73,6 +73,13 @@ func (s *Store) Register(ctx context.Context) error {
 	if err := Identify(ctx, s.pool); err != nil {
 		return err
 	}
+	// A lock can be had on a standby, too: a relay there would lead, or stand by for ever.
+	if _, err := s.pool.Exec(ctx, query("state_writable")); err != nil {
+		if SQLState(err) == stateReadOnly {
+			return ErrReadOnly
+		}
+		return fmt.Errorf("look whether the relay's state can be written: %w", err)
+	}
 	s.registered.Store(true)
 	return nil
 }
@@ -196,6 +203,19 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 		return nil, fmt.Errorf("list streams: %w", err)
 	}
 	return streams, nil
+}
+
+// Delivered implements outbox.Store.
+func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
+	if s.history == 0 {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err = s.pool.QueryRow(ctx, query("history_any")).Scan(&some); err != nil {
+		err = fmt.Errorf("look for delivered events: %w", err)
+	}
+	return some, err
 }
 
 // NoteStream records a stream before its first publish.

@@ -159,7 +159,8 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 		w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name LIKE 'posthaste%' AND backend_start < $1`, since)
 		var h readiness
-		if status, err := relay.get("/readyz", &h); err != nil || status != http.StatusServiceUnavailable || !strings.Contains(fmt.Sprint(h.Reasons), "read-only") {
+		status, err := relay.get("/readyz", &h)
+		if why := fmt.Sprint(h.Reasons); err != nil || status != http.StatusServiceUnavailable || !strings.Contains(why, "takes no writes") {
 			return fmt.Errorf("readyz of the relay: %d %+v, %w", status, h, err)
 		}
 		return nil
