@@ -192,7 +192,7 @@ func TestClassesOfConnecting(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		s, _ := newSink(t, c, sink.Options{})
+		s, reg := newSink(t, c, sink.Options{})
 		o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
 		testenv.Eventually(t, 20*time.Second, func() error {
 			err := s.Adopt(t.Context(), stream, o)
@@ -207,6 +207,11 @@ func TestClassesOfConnecting(t *testing.T) {
 			}
 			if err := s.Check(t.Context(), o, []string{stream}); sink.Class(err) != class { // a pipeline
 				return fmt.Errorf("check: class %q of %w, want %q", sink.Class(err), err, class)
+			}
+			before, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class)
+			_, err = s.Forgotten(t.Context(), []string{stream})
+			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class || after != before+1 {
+				return fmt.Errorf("forgotten: class %q of %w, want %q; counted %v times", sink.Class(err), err, class, after-before)
 			}
 			return nil
 		})

@@ -199,6 +199,8 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	check("publish", err)
 	marks := []outbox.Mark{{Stream: name, Lane: l, Number: 1}}
 	check("check", s.Check(ctx, owner, []string{name}))
+	_, err = s.Forgotten(ctx, []string{name})
+	check("forgotten", err)
 	check("confirm", s.Confirm(ctx, owner, marks))
 	check("settled", s.Settled(ctx, owner, marks))
 	check("forget", s.ForgetDoubt(ctx, owner, name))

@@ -107,7 +107,7 @@ func (s *Sink) Forgotten(ctx context.Context, streams []string) ([]string, error
 		cmds[i] = pipe.Exists(ctx, gateKey(stream))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, fmt.Errorf("look for gates: %w", err)
+		return nil, s.failed("look for the gate of", streams[0], err)
 	}
 	var gone []string
 	for i, stream := range streams {
