@@ -146,12 +146,17 @@ var ErrReadOnly = errors.New("this database takes no writes: it is a standby, or
 
 // CheckWritable returns ErrReadOnly if nothing can be written, as after a failover to a server that was not promoted.
 func CheckWritable(ctx context.Context, db DB) error {
-	_, err := db.Exec(ctx, query("order_writable"))
+	return writable(ctx, db, "order_writable", "orders")
+}
+
+// writable runs queries/<probe>.sql, a write that writes nothing, for which one needs the rights of the real one.
+func writable(ctx context.Context, db DB, probe, what string) error {
+	_, err := db.Exec(ctx, query(probe))
 	if SQLState(err) == stateReadOnly {
 		return ErrReadOnly
 	}
 	if err != nil {
-		return fmt.Errorf("look whether orders can be written: %w", err)
+		return fmt.Errorf("look whether %s can be written: %w", what, err)
 	}
 	return nil
 }

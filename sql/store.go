@@ -74,11 +74,8 @@ func (s *Store) Register(ctx context.Context) error {
 		return err
 	}
 	// A lock can be had on a standby, too: a relay there would lead, or stand by for ever.
-	if _, err := s.pool.Exec(ctx, query("state_writable")); err != nil {
-		if SQLState(err) == stateReadOnly {
-			return ErrReadOnly
-		}
-		return fmt.Errorf("look whether the relay's state can be written: %w", err)
+	if err := writable(ctx, s.pool, "state_writable", "the relay's state"); err != nil {
+		return err
 	}
 	s.registered.Store(true)
 	return nil
