@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	mrand "math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,6 +18,7 @@ type worker struct {
 	s     *Sweeper
 	scope outbox.Scope
 	conn  *sql.Sweep
+	last  int // the part tried last
 	idle  time.Duration
 	fails time.Duration
 }
@@ -83,7 +84,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows, claims it and sweeps it; without any it waits.
+// round finds a part with rows, claims it and sweeps it; without any it waits. It begins behind the part tried last: one
+// that fails (its rows are locked, its stream refuses) then delays the others once before each has had its turn, where
+// parts taken by chance could be delayed again and again.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -93,8 +96,9 @@ func (w *worker) round(ctx context.Context) error {
 	if err != nil {
 		return w.failed(ctx, err)
 	}
-	mrand.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
-	for _, part := range parts {
+	next := max(slices.IndexFunc(parts, func(part int) bool { return part > w.last }), 0)
+	for _, part := range slices.Concat(parts[next:], parts[:next]) {
+		w.last = part
 		claimed, _, err := w.sweep(ctx, part, 0)
 		if err != nil {
 			return w.failed(ctx, err)
