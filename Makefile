@@ -9,6 +9,8 @@ LINT     := bin/tools/golangci-lint
 # The tests of dashboards and rules are a module of their own, see grafana/go.mod. They read the code beside it, which
 # the test cache does not notice, hence -count=1.
 GRAFANA  := cd grafana && $(GO)
+# What the tests start.
+SERVERS  := postgres redis valkey prometheus
 # One fuzz target per run: go test wants exactly one.
 FUZZTIME ?= 60s
 BENCH    ?= .
@@ -28,8 +30,7 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 	@exec ./bin/posthaste demo $(ARGS)
 
 test: ## install what tests need, run every test against real servers
-	./scripts/install-test-tools.sh
-	@./scripts/ensure.sh cc # for the race detector
+	@./scripts/ensure.sh $(SERVERS) cc # the race detector wants a compiler
 	$(GO) vet ./... # compiles what it can, on all cores
 	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already.
 	$(GO) test -race -p 1 -timeout 12m ./...
@@ -38,7 +39,7 @@ test: ## install what tests need, run every test against real servers
 # The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
 # TestFull…, and run alone, one after the other and without the race detector, which would falsify the figures.
 test-full: ## the same at full counts, and the memory and timing bounds, serially
-	./scripts/install-test-tools.sh
+	@./scripts/ensure.sh $(SERVERS)
 	POSTHASTE_TEST_FULL=1 $(GO) test -p 1 -count=1 -timeout 30m ./...
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 
@@ -75,7 +76,7 @@ $(LINT): tools/go.mod tools/go.sum
 	cd tools && $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 rules: ## check the Prometheus configuration and rules, and run the rules' tests
-	@./scripts/ensure.sh promtool
+	@./scripts/ensure.sh prometheus
 	promtool check config grafana/prometheus/prometheus.yml
 	promtool check rules --lint=all --lint-fatal grafana/prometheus/rules/*.yml
 	promtool test rules grafana/prometheus/tests/*.yml
@@ -94,7 +95,7 @@ fuzz: ## fuzz every target for FUZZTIME each
 	done
 
 bench: ## Go benchmarks; BENCH selects. For the whole pipeline: posthaste bench
-	./scripts/install-test-tools.sh
+	@./scripts/ensure.sh $(SERVERS)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 clean: ## remove what was built

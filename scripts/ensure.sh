@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that the named programs are there: postgres, redis, valkey, promtool, cc (the race detector wants one),
-# chromium, node (18 or later, with npm).
+# Makes sure that the named programs are there: postgres, redis, valkey, prometheus (with promtool), cc (the race
+# detector wants one), chromium, node (18 or later, with npm).
 #
 # Nothing is touched when they are. What is missing is installed from the distribution when this runs as root on
 # Debian or Ubuntu; otherwise the exact command is printed and the script ends with 1. Installing starts no service:
@@ -22,7 +22,7 @@ have() {
 	postgres) postgres_found ;;
 	redis) command -v "${POSTHASTE_REDIS_BIN:-redis-server}" >/dev/null || command -v valkey-server >/dev/null ;;
 	valkey) command -v "${POSTHASTE_TEST_VALKEY_BIN:-valkey-server}" >/dev/null ;;
-	promtool) command -v promtool >/dev/null ;;
+	prometheus) command -v prometheus >/dev/null && command -v promtool >/dev/null ;;
 	cc) command -v "${CC:-gcc}" >/dev/null ;;
 	chromium) command -v "${POSTHASTE_TEST_CHROMIUM:-chromium}" >/dev/null ;;
 	node) command -v node >/dev/null && command -v npm >/dev/null ;;
@@ -38,7 +38,7 @@ package() {
 	postgres) echo postgresql ;;
 	redis) echo redis-server ;;
 	valkey) echo valkey-server ;;
-	promtool) echo prometheus ;;
+	prometheus) echo prometheus ;;
 	cc) echo gcc libc6-dev ;;
 	chromium) echo chromium fonts-dejavu-core ;; # without a font there is no text
 	node) echo nodejs npm ;;

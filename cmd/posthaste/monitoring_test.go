@@ -174,7 +174,7 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	t.Helper()
 	bin, err := exec.LookPath("prometheus")
 	if err != nil {
-		t.Fatalf("prometheus is missing: run scripts/install-test-tools.sh (%v)", err)
+		t.Fatalf("prometheus is missing: run scripts/ensure.sh prometheus (%v)", err)
 	}
 	dir := t.TempDir()
 	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n",

@@ -249,7 +249,7 @@ func Valkey(tb testing.TB, config ...string) *RedisServer {
 	}
 	bin, err := local.RedisBin(bin)
 	if err != nil {
-		tb.Fatalf("%v; scripts/install-test-tools.sh installs it", err)
+		tb.Fatalf("%v; scripts/ensure.sh valkey installs it", err)
 	}
 	return redisWith(tb, bin, config...)
 }
