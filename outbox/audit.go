@@ -91,9 +91,9 @@ func (s *stream) monitor(ctx context.Context) {
 		case <-t.C:
 		}
 		if !well && s.running.Load() && time.Since(s.since) > goodStream {
-			well = true
 			s.wellAgain()
-			_ = s.l.record(ctx, ModeCDC) // the next look at the state finds out what else there is to know
+			// Until it is written, status tells the old reason. The look at the state below finds out what else there is to know.
+			well = s.l.record(ctx, ModeCDC) == nil
 		}
 		st, err := s.l.check(ctx)
 		switch {
