@@ -97,7 +97,7 @@ func TestBenchDrain(t *testing.T) {
 			t.Errorf("%s: ratios %v, bound %q", w.Name, w.Ratios, w.Bound)
 		}
 	}
-	if r.Machine.Durability["fsync"] != "off" || r.Machine.Durability["appendfsync"] != "everysec" || r.Machine.Versions["postgres"] == "" {
+	if r.Machine.Durability["fsync"] != "off" || r.Machine.Durability["appendfsync"] != "no" || r.Machine.Versions["postgres"] == "" {
 		t.Errorf("machine: %+v", r.Machine)
 	}
 }
