@@ -69,9 +69,10 @@ type session struct {
 	received outbox.LSN
 	told     outbox.LSN
 	toldAt   time.Time
-	// heardAt is when the last bytes came; asked is set while the server owes an answer.
+	// heardAt is when the last bytes came; asked is set while the server owes an answer, askedAt is since when.
 	heardAt time.Time
 	asked   bool
+	askedAt time.Time
 	// quick counts reads in a row that did not have to wait.
 	quick int
 	// broken is set when nothing more can be said to the server.
@@ -334,7 +335,7 @@ func (s *session) heard(now time.Time) {
 
 // housekeep sends a status if one is due and returns when it wants to be called again.
 func (s *session) housekeep(now time.Time) (time.Time, error) {
-	if s.asked && now.Sub(s.heardAt) >= 2*s.tick {
+	if s.asked && !now.Before(s.silentAt()) {
 		s.broken = true
 		return now, errSilent
 	}
@@ -349,11 +350,21 @@ func (s *session) housekeep(now time.Time) (time.Time, error) {
 		next = now.Add(settlePoll)
 	}
 	if s.asked {
-		if end := s.heardAt.Add(2 * s.tick); end.Before(next) {
+		if end := s.silentAt(); end.Before(next) {
 			next = end
 		}
 	}
 	return next, nil
+}
+
+// silentAt is when a server that was asked and has not answered counts as silent. However long ago it spoke, it is given
+// time to answer: it may be this process that stood still.
+func (s *session) silentAt() time.Time {
+	end := s.heardAt.Add(2 * s.tick)
+	if answer := s.askedAt.Add(s.tick / 2); answer.After(end) {
+		return answer
+	}
+	return end
 }
 
 // statusDue takes over what was settled and says whether the server should be told something now.
@@ -376,6 +387,8 @@ func (s *session) status(now time.Time, reply bool) error {
 		return fmt.Errorf("send the status: %w", err)
 	}
 	s.told, s.toldAt = flush, now
-	s.asked = s.asked || reply
+	if reply && !s.asked {
+		s.asked, s.askedAt = true, now
+	}
 	return nil
 }

@@ -2,6 +2,9 @@ package cdc
 
 import (
 	"encoding/hex"
+	"errors"
+	"io"
+	"net"
 	"testing"
 	"time"
 
@@ -23,5 +26,27 @@ func TestStatusKeepsAZeroFlush(t *testing.T) {
 		if got := hex.EncodeToString(m[:]); got != c.want {
 			t.Errorf("flush %d: got %s, want %s", c.flush, got, c.want)
 		}
+	}
+}
+
+// A process that stood still has heard nothing meanwhile. It asks, and gives the server time to answer.
+func TestOwnStandstillIsNotTheServersSilence(t *testing.T) {
+	t.Parallel()
+	conn, server := net.Pipe()
+	defer conn.Close()
+	go func() { _, _ = io.Copy(io.Discard, server) }()
+	s := &session{r: &Reader{}, conn: conn, tick: time.Minute}
+	start := time.Now()
+	s.heard(start)
+	now := start.Add(time.Hour)
+	next, err := s.housekeep(now)
+	if err != nil || !s.asked || next.Sub(now) < s.tick/2 {
+		t.Fatalf("after a standstill: asked %v, next look after %v, %v", s.asked, next.Sub(now), err)
+	}
+	if _, err := s.housekeep(next.Add(-1)); err != nil {
+		t.Errorf("before its time: %v", err)
+	}
+	if _, err := s.housekeep(next); !errors.Is(err, errSilent) {
+		t.Errorf("no answer: %v, want errSilent", err)
 	}
 }
