@@ -16,8 +16,8 @@ import (
 	"posthaste/outbox"
 )
 
-// quickSender is short for a test and long for a process that stands still on a busy machine.
-const quickSender = 1200 * time.Millisecond
+// quickSender is short for a test and long for a machine that stands still for a while.
+const quickSender = 6 * time.Second
 
 func quick(o *ReaderOptions) { o.SenderTimeout = quickSender }
 
@@ -89,7 +89,7 @@ func TestNothingIsConfirmedBeforeItIsSettled(t *testing.T) {
 			first = s.replies
 			replies++
 		}
-		if replies < 4 {
+		if replies < 3 {
 			return fmt.Errorf("%d statuses", replies)
 		}
 		return nil
@@ -114,16 +114,15 @@ func TestSettlingOutOfOrderConfirmsOnlyWhatIsContiguous(t *testing.T) {
 	c.r.Settled(rows[2].End - 1) // not the end of the third: two are settled
 	c.r.Settled(rows[0].End)     // late
 	e.confirmed(t, rows[1].End)
-	if got := e.status(t).Confirmed; got != rows[1].End {
-		t.Errorf("confirmed %s, want %s", got, rows[1].End)
-	}
+	e.wantConfirmed(t, rows[1], rows[2])
 	// Told just before the end of Run, the server still learns it, and the slot is free when Run returns.
 	c.r.Settled(rows[3].End)
 	if err := c.stop(); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if st := e.status(t); st.Confirmed != rows[3].End || st.Active {
-		t.Errorf("after the end: %+v, want confirmed %s", st, rows[3].End)
+	e.wantConfirmed(t, rows[3], rows[4])
+	if st := e.status(t); st.Active {
+		t.Errorf("after the end: %+v", st)
 	}
 	if got := subjects(start(t, c.r, true).wait(t, 1)); got[0] != "x5" {
 		t.Errorf("got %v", got)
@@ -144,7 +143,7 @@ func TestConfirmedIsNotDurable(t *testing.T) {
 	if err := srv.Stop("immediate"); err != nil {
 		t.Fatal(err)
 	}
-	wantReason(t, c.ended(t, 10*time.Second), outbox.ReasonConnection)
+	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonConnection)
 	if err := srv.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -179,15 +178,16 @@ func TestBlockedReceiverKeepsTheConnection(t *testing.T) {
 	done, stop := goRun(t, r, out)
 	e.insertMany(t, "x", 3)
 	var rows []outbox.Row
-	for len(rows) < 3 {
+	for len(events(rows)) < 3 || rows[len(rows)-1].End == 0 {
 		rows = append(rows, (<-out).Rows...)
 	}
+	rows = events(rows)
 	e.insert(t, "y") // nobody takes it
 	before := e.sender(t)
 	r.Settled(rows[2].End)
 	e.confirmed(t, rows[2].End)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if s := e.sender(t); s.age < before.age+3*quickSender {
+		if s := e.sender(t); s.age < before.age+quickSender*3/2 {
 			return fmt.Errorf("age %v", s.age)
 		}
 		return nil
@@ -292,7 +292,7 @@ func TestConnectionBringsItsOwnSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	for name, want := range map[string]string{"wal_sender_timeout": "3s", "DateStyle": "ISO, MDY", "TimeZone": "UTC", "client_encoding": "UTF8"} {
+	for name, want := range map[string]string{"wal_sender_timeout": "10s", "DateStyle": "ISO, MDY", "TimeZone": "UTC", "client_encoding": "UTF8"} {
 		res, err := conn.Exec(t.Context(), "SHOW "+name).ReadAll()
 		if err != nil {
 			t.Fatal(err)

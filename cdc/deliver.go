@@ -94,7 +94,7 @@ func (s *session) close() {
 		return
 	}
 	now := time.Now()
-	if s.status(now, false) != nil || s.conn.SetDeadline(now.Add(closeTimeout)) != nil {
+	if s.status(now, false) != nil || s.conn.SetDeadline(now.Add(s.r.closing)) != nil {
 		return
 	}
 	s.fe.Send(&pgproto3.CopyDone{})

@@ -40,16 +40,26 @@ func prepare(t testing.TB, d *testenv.Database) *env {
 	return e
 }
 
+// ensure makes the slot. That waits for every older transaction of the server: other tests' may take longer than is
+// waited at once, and then it is tried again.
 func (e *env) ensure(t testing.TB) {
 	t.Helper()
-	if created, err := e.slots.Ensure(t.Context()); err != nil || !created {
-		t.Fatalf("ensure: created %v, %v", created, err)
-	}
+	testenv.Eventually(t, time.Minute, func() error {
+		created, err := e.slots.Ensure(t.Context())
+		var slot *outbox.SlotError
+		if errors.As(err, &slot) && slot.Reason == outbox.ReasonTransactionHeld {
+			return err
+		}
+		if err != nil || !created {
+			t.Fatalf("ensure: created %v, %v", created, err)
+		}
+		return nil
+	})
 }
 
 func (e *env) reader(t testing.TB, with ...func(*ReaderOptions)) *Reader {
 	t.Helper()
-	o := ReaderOptions{URL: e.db.URL, Slot: e.slot, SenderTimeout: 3 * time.Second, Logger: testenv.Logger(t)}
+	o := ReaderOptions{URL: e.db.URL, Slot: e.slot, Logger: testenv.Logger(t)}
 	for _, f := range with {
 		f(&o)
 	}
@@ -57,6 +67,7 @@ func (e *env) reader(t testing.TB, with ...func(*ReaderOptions)) *Reader {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.closing = 20 * time.Second // a busy machine may need more than a second until the slot is free
 	return r
 }
 
@@ -151,18 +162,23 @@ func (c *run) all() []outbox.Row {
 	return append([]outbox.Row(nil), c.rows...)
 }
 
-// events returns the rows without markers.
-func (c *run) events() []outbox.Row {
+func (c *run) events() []outbox.Row { return events(c.all()) }
+
+// events returns the rows without markers. The end of a transaction comes with its last row, or in a marker behind it
+// when the COMMIT was a moment late; here it is the row's in both cases.
+func events(rows []outbox.Row) []outbox.Row {
 	var out []outbox.Row
-	for _, r := range c.all() {
-		if !r.Marker() {
-			out = append(out, r)
+	for i := range rows {
+		if !rows[i].Marker() {
+			out = append(out, rows[i])
+		} else if n := len(out); n > 0 && out[n-1].Commit == rows[i].Commit {
+			out[n-1].End = rows[i].End
 		}
 	}
 	return out
 }
 
-// wait waits until n events have come and returns them.
+// wait waits until n events and the end of the last one's transaction have come, and returns them.
 func (c *run) wait(t testing.TB, n int) []outbox.Row {
 	t.Helper()
 	var got []outbox.Row
@@ -174,6 +190,9 @@ func (c *run) wait(t testing.TB, n int) []outbox.Row {
 		}
 		if got = c.events(); len(got) < n {
 			return fmt.Errorf("%d of %d events", len(got), n)
+		}
+		if len(got) == n && got[n-1].End == 0 {
+			return errors.New("the last transaction has no end")
 		}
 		return nil
 	})
@@ -218,10 +237,10 @@ func (e *env) status(t testing.TB) outbox.SlotStatus {
 	return st
 }
 
-// walEnd is the current end of the WAL.
+// walEnd is the current end of the WAL on disk: no further can a slot be moved.
 func (e *env) walEnd(t testing.TB) outbox.LSN {
 	t.Helper()
-	return outbox.LSN(testenv.Value[int64](t, e.db, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"))
+	return outbox.LSN(testenv.Value[int64](t, e.db, "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint"))
 }
 
 // confirmed waits until the slot's confirmed position is at least want.
@@ -233,6 +252,15 @@ func (e *env) confirmed(t testing.TB, want outbox.LSN) {
 		}
 		return nil
 	})
+}
+
+// wantConfirmed checks that everything up to settled is confirmed, and nothing of next. WAL of other tests that lies in
+// between may be confirmed with it.
+func (e *env) wantConfirmed(t testing.TB, settled, next outbox.Row) {
+	t.Helper()
+	if got := e.status(t).Confirmed; got < settled.End || got > next.Commit {
+		t.Errorf("confirmed %s, want %s, and at most %s, where the next one commits", got, settled.End, next.Commit)
+	}
 }
 
 // wantReason checks that err is a SlotError with the reason and a mend.

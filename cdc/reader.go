@@ -63,6 +63,9 @@ type Reader struct {
 	log *slog.Logger
 	met *metrics
 
+	// closing is how long the server is given to let go of the slot; closeTimeout but in tests.
+	closing time.Duration
+
 	running atomic.Bool
 	runs    atomic.Int64
 	// settled is what Settled was last told; the reader's goroutine takes it from here.
@@ -103,7 +106,7 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: o, cfg: cfg, log: o.Logger.With("component", "cdc", "slot", o.Slot)}
+	r := &Reader{opt: o, cfg: cfg, log: o.Logger.With("component", "cdc", "slot", o.Slot), closing: closeTimeout}
 	if r.met, err = newMetrics(o.Registerer, r); err != nil {
 		return nil, err
 	}

@@ -88,9 +88,7 @@ func TestRestartResumesExactlyBehindWhatWasSettled(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.insert(t, "10") // while nobody reads
-	if got := e.status(t).Confirmed; got != rows[4].End {
-		t.Errorf("confirmed %s, want exactly %s", got, rows[4].End)
-	}
+	e.wantConfirmed(t, rows[4], rows[5])
 	again := start(t, c.r, true)
 	if got, want := subjects(again.wait(t, 6)), []string{"5", "6", "7", "8", "9", "10"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)

@@ -104,7 +104,7 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 	if err := e.slots.Advance(t.Context(), target); err != nil {
 		t.Fatal(err)
 	}
-	if d := time.Since(begin); d > 10*time.Second {
+	if d := time.Since(begin); d > 30*time.Second { // else it lasts as long as the transaction
 		t.Errorf("took %v", d)
 	}
 	if st := e.status(t); st.Confirmed != target || st.Restart > held {
@@ -117,7 +117,7 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 	begin = time.Now()
 	_, err = e.slots.Ensure(t.Context())
 	wantReason(t, err, outbox.ReasonTransactionHeld)
-	if d := time.Since(begin); d > createTimeout+5*time.Second {
+	if d := time.Since(begin); d > createTimeout+20*time.Second {
 		t.Errorf("took %v", d)
 	}
 	if st := e.status(t); st.Exists {

@@ -146,7 +146,7 @@ func TestTableMayChangeWhileItIsStreamed(t *testing.T) {
 	}
 	e.db.Exec(t, "ALTER TABLE outbox RENAME COLUMN payload TO body")
 	e.db.Exec(t, strings.NewReplacer("payload", "body", "$1", "'5'").Replace(insertOne))
-	err := c.ended(t, 10*time.Second)
+	err := c.ended(t, 20*time.Second)
 	wantReason(t, err, outbox.ReasonDecode)
 	if !strings.Contains(err.Error(), `"payload"`) {
 		t.Errorf("the error does not name the column: %v", err)
