@@ -56,9 +56,13 @@ func isReply(err error) bool {
 
 // mine returns "" for a database that no relay has worked on yet.
 func (o *ownership) mine(ctx context.Context, trust bool) (source string, known bool) {
-	if trust { // operations wait for it, and do without Postgres otherwise
+	if trust { // operations wait for it, and do without Postgres otherwise; not before they have known, though
+		most := time.Second
+		if o.source.Load() != nil {
+			most = 100 * time.Millisecond
+		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+		ctx, cancel = context.WithTimeout(ctx, most)
 		defer cancel()
 	}
 	source, err := sql.CreditOwner(ctx, o.pool)

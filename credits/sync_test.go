@@ -81,6 +81,25 @@ func TestManySyncs(t *testing.T) {
 	}
 }
 
+// A sync that is slow to say what it did does not take back what another one has said since.
+func TestALateAcknowledgement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	late := w.newSync()
+	late.failpoint = func(name string) error {
+		if name == "after_commit" {
+			w.must(newOp(user, Deduct, 30), OK)
+			w.settle()
+		}
+		return nil
+	}
+	if n, err := late.round(t.Context()); n != 1 || err != nil {
+		t.Fatalf("%d operations, %v", n, err)
+	}
+	w.inStep(user, 70)
+}
+
 // tamper rewrites a user's unsynced stream entries.
 func (w *world) tamper(user uuid.UUID, edit func(entries []map[string]any) []map[string]any) {
 	w.tb.Helper()

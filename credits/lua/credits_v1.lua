@@ -172,11 +172,13 @@ redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, c
 end}
 
 -- cr_ack drops what the ledger has. keys: stream, accounts. args: first id to keep, a seq per account.
--- It runs when memory is full too: it is what makes room.
+-- It runs when memory is full too: it is what makes room. Another sync may have gone further since, and told so already.
 redis.register_function{function_name = 'cr_ack_v1', flags = {'allow-oom'}, callback = function(k, a)
   redis.call('XTRIM', k[1], 'MINID', a[1])
   for i = 2, #k do
-    if redis.call('EXISTS', k[i]) == 1 then redis.call('HSET', k[i], 's', a[i]) end
+    if redis.call('EXISTS', k[i]) == 1 and (tonumber(redis.call('HGET', k[i], 's') or '') or 0) < tonumber(a[i]) then
+      redis.call('HSET', k[i], 's', a[i])
+    end
   end
   return {'OK'}
 end}
