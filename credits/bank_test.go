@@ -30,7 +30,7 @@ const (
 
 // child is one API process: it deducts 1 many times at once and prints how often that worked.
 func child(redisURL, pgURL, user string) int {
-	c, err := NewClient(redisURL)
+	c, err := patientClient(redisURL)
 	if err != nil {
 		return 1
 	}

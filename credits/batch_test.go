@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -16,14 +17,10 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// patient is a bank in use whose client awaits a reply for longer than the tests keep the server from answering.
-func (w *world) patient(user uuid.UUID) *Bank {
+// inUse is a bank in use; its client awaits a reply for longer than the tests keep the server from answering.
+func (w *world) inUse(user uuid.UUID) *Bank {
 	w.tb.Helper()
-	o := *w.client(w.redis.URL()).Options()
-	o.ReadTimeout = 30 * time.Second
-	c := redis.NewClient(&o)
-	w.tb.Cleanup(func() { _ = c.Close() })
-	b := w.newBank(func(o *Options) { o.Redis = c })
+	b := w.newBank()
 	if _, err := b.Balance(w.tb.Context(), user); err != nil {
 		w.tb.Fatal(err)
 	}
@@ -48,7 +45,7 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(1000)
-	b := w.patient(user)
+	b := w.inUse(user)
 	reads := func() int64 {
 		var n int64
 		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(), "total_reads_processed")} {
@@ -138,7 +135,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
-	b := w.patient(user)
+	b := w.inUse(user)
 	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -224,23 +221,25 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
-	b, proxy := w.proxied(user)
-	op := newOp(user, Deduct, 10)
-	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-	go func() {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if w.redis.Client.HGet(context.Background(), accountKey(user), "b").Val() != "89" {
-				return errors.New("not done yet")
+	var armed atomic.Bool
+	b, proxy := w.proxied(user, func(o *redis.Options, proxy *testenv.Proxy) {
+		dial := o.Dialer
+		o.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
+			// The first connection was given up: the repeat finds a server that knows nothing.
+			if armed.CompareAndSwap(true, false) {
+				w.redis.Client.FlushAll(context.Background())
+				proxy.Remove("lost")
 			}
-			return nil
-		})
-		w.redis.Client.FlushAll(context.Background()) // the repeat finds a server that knows nothing
-		proxy.Remove("lost")
-		proxy.Down()
-		proxy.Up()
-	}()
-	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
+			return dial(context.Background(), network, addr)
+		}
+	})
+	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	armed.Store(true)
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 10)); !errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v, want ErrUnknown", err)
+	}
+	if armed.Load() {
+		t.Error("the call was not repeated")
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// cluster is three masters that share the slots, and a client of all of them with the settings of NewClient.
+// cluster is three masters that share the slots, and a client of all of them with the settings of world.client.
 func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer, newClient func() *redis.ClusterClient) {
 	t.Helper()
 	const masters = 3
@@ -47,11 +47,25 @@ func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServe
 	})
 	return nodes, func() *redis.ClusterClient {
 		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, ReadTimeout: time.Second, PoolTimeout: patience,
+			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, ReadTimeout: 30 * time.Second, PoolTimeout: patience,
 		})
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
+}
+
+// nodeOf is the master that has a user's keys, before any slot moves.
+func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
+	t.Helper()
+	slot, err := nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := 0
+	for int(slot) >= (i+1)*16384/len(nodes) {
+		i++
+	}
+	return i
 }
 
 // The whole of it on a cluster of three, of Redis and of Valkey: functions on every master, loads, the sync, reconciliation,
@@ -68,8 +82,11 @@ func TestOnACluster(t *testing.T) {
 			w.bank = w.newBank(onCluster)
 			w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
 			users := make([]uuid.UUID, 12)
-			for i := range users {
-				users[i] = w.funded(50)
+			for i := range users { // four on each master: chance would leave one without any too often
+				for users[i] = uuid.New(); nodeOf(t, nodes, users[i]) != i%len(nodes); {
+					users[i] = uuid.New()
+				}
+				w.must(newOp(users[i], Add, 50), OK)
 			}
 			for _, n := range nodes {
 				if n.Client.DBSize(t.Context()).Val() == 0 {
@@ -119,7 +136,7 @@ func TestOnACluster(t *testing.T) {
 					return err
 				})
 				w.inStep(u, 7)
-				if slot := nodes[2].Client.ClusterKeySlot(t.Context(), accountKey(u)).Val(); slot >= 2*16384/3 {
+				if nodeOf(t, nodes, u) == 2 {
 					hit++
 				}
 			}
@@ -139,7 +156,7 @@ func TestABucketMovesInTheCluster(t *testing.T) {
 	w := &world{tb: t, db: db, redis: nodes[0]}
 	w.bank = w.newBank(func(o *Options) { o.Redis = newClient() })
 	w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
-	user := w.funded(1000)
+	user := w.funded(1_000_000) // more than the writers spend however long the move takes
 	stop := make(chan struct{})
 	var done atomic.Int64
 	var wg sync.WaitGroup
@@ -177,7 +194,7 @@ func TestABucketMovesInTheCluster(t *testing.T) {
 	}
 	more()
 	slot := int(nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Val())
-	from := slot * 3 / 16384
+	from := nodeOf(t, nodes, user)
 	to := (from + 1) % 3
 	ids := make([]string, 3)
 	for i, n := range nodes {
@@ -208,5 +225,5 @@ func TestABucketMovesInTheCluster(t *testing.T) {
 	more()
 	close(stop)
 	wg.Wait()
-	w.inStep(user, 1000-done.Load())
+	w.inStep(user, 1_000_000-done.Load())
 }

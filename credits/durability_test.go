@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/testenv"
 )
 
@@ -61,9 +63,10 @@ func TestDurabilityAOF(t *testing.T) {
 	t.Parallel()
 	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Valkey(t)}
 	w.bank, w.sync = w.newBank(func(o *Options) { o.Durability = Durability{AOF: true} }), w.newSync()
-	user := w.funded(100)
+	user := uuid.New()
+	w.durable(newOp(user, Add, 100), OK)
 	for range 5 {
-		r := w.must(newOp(user, Deduct, 1), OK)
+		r := w.durable(newOp(user, Deduct, 1), OK)
 		wantEqual(t, "durability", r.Durability, durFsynced)
 		if err := w.redis.Kill(); err != nil {
 			t.Fatal(err)
@@ -71,7 +74,7 @@ func TestDurabilityAOF(t *testing.T) {
 		if err := w.redis.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		got := w.must(newOp(user, Deduct, 1000), Insufficient) // the floor would refuse if anything were lost
+		got := w.durable(newOp(user, Deduct, 1000), Insufficient) // the floor would refuse if anything were lost
 		wantEqual(t, "balance", got.Balance, r.Balance)
 	}
 	w.inStep(user, 95)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
@@ -29,7 +30,7 @@ func newPair(t *testing.T) *pair {
 	p.link = testenv.NewProxy(t, p.redis.Addr())
 	host, port, _ := strings.Cut(p.link.Addr(), ":")
 	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error { // the primary lets five seconds pass before it sends anything
 		if infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up" {
 			return errors.New("no replica")
 		}
@@ -43,12 +44,11 @@ func newPair(t *testing.T) *pair {
 
 // following is a client with the settings of NewClient that dials wherever the primary is.
 func (p *pair) following() *redis.Client {
-	o := p.client(p.redis.URL()).Options()
-	own := *o
+	own := again(p.client(p.redis.URL()))
 	own.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: time.Second}).DialContext(ctx, network, *p.addr.Load())
 	}
-	c := redis.NewClient(&own)
+	c := redis.NewClient(own)
 	p.tb.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -135,10 +135,11 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
 	p.bank = p.process(Durability{Replicas: 1})
-	user := p.funded(100)
+	user := uuid.New()
+	p.durable(newOp(user, Add, 100), OK)
 	acked := int64(0)
 	for range 10 {
-		p.must(newOp(user, Deduct, 1), OK)
+		p.durable(newOp(user, Deduct, 1), OK)
 		acked++
 	}
 	p.link.Down()

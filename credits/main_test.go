@@ -43,14 +43,34 @@ func newWorld(tb testing.TB, config ...string) *world {
 	return w
 }
 
+// client has the settings of NewClient but for the time it waits: a machine that stands still for a second is not what is
+// tested, but where a test says so (see proxied).
 func (w *world) client(url string) *redis.Client {
 	w.tb.Helper()
-	c, err := NewClient(url)
+	c, err := patientClient(url)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+func patientClient(url string) (*redis.Client, error) {
+	c, err := NewClient(url)
+	if err != nil {
+		return nil, err
+	}
+	o := again(c)
+	o.Dialer = nil // it has the other one's timeout
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
+	return redis.NewClient(o), c.Close()
+}
+
+// again are c's options for another client.
+func again(c *redis.Client) *redis.Options {
+	o := *c.Options()
+	o.MaxRetries = -1 // which c has made a zero, and that would mean three
+	return &o
 }
 
 // newBank is another process on the same servers.
@@ -63,15 +83,27 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 	return New(o)
 }
 
-// proxied is a bank that reaches Redis through a proxy and has deducted 1 from user, so that it is connected.
-func (w *world) proxied(user uuid.UUID) (*Bank, *testenv.Proxy) {
+// proxied is a bank that reaches Redis through a proxy, with the timeouts of NewClient, and has deducted 1 from user, so
+// that it is connected. edit may change how it dials.
+func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Proxy)) (*Bank, *testenv.Proxy) {
 	w.tb.Helper()
 	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
-	c := w.client("redis://" + proxy.Addr() + "/0")
-	b := w.newBank(func(o *Options) { o.Redis = c })
-	if _, err := b.Apply(w.tb.Context(), newOp(user, Deduct, 1)); err != nil {
+	c, err := NewClient("redis://" + proxy.Addr() + "/0")
+	if err != nil {
 		w.tb.Fatal(err)
 	}
+	for _, f := range edit {
+		own := again(c)
+		f(own, proxy)
+		_ = c.Close()
+		c = redis.NewClient(own)
+	}
+	w.tb.Cleanup(func() { _ = c.Close() })
+	b, op := w.newBank(func(o *Options) { o.Redis = c }), newOp(user, Deduct, 1)
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
+		_, err := b.Apply(w.tb.Context(), op)
+		return err
+	})
 	return b, proxy
 }
 
@@ -124,6 +156,20 @@ func (w *world) must(op Op, want Outcome) Result {
 	return r
 }
 
+// durable is must for a bank that waits for disks or replicas. That ends after half a second, which a busy machine may need:
+// the operation is repeated then, as a client would.
+func (w *world) durable(op Op, want Outcome) (r Result) {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 30*time.Second, func() (err error) {
+		r, err = w.bank.Apply(w.tb.Context(), op)
+		return err
+	})
+	if r.Outcome != want {
+		w.tb.Fatalf("%s %d: got %s, want %s", op.Kind, op.Amount, r.Outcome, want)
+	}
+	return r
+}
+
 // refused applies an operation that has to end with an error.
 func (w *world) refused(op Op, want error) {
 	w.tb.Helper()
@@ -139,7 +185,7 @@ func (w *world) funded(amount int64) uuid.UUID {
 	return user
 }
 
-// stop closes the account's way out of Redis: the raw hash of the account.
+// account is the raw hash of the account.
 func (w *world) account(user uuid.UUID) map[string]string {
 	w.tb.Helper()
 	m, err := w.redis.Client.HGetAll(w.tb.Context(), accountKey(user)).Result()
