@@ -76,15 +76,24 @@ func (p *process) stop(sig os.Signal, grace time.Duration) error {
 // ReservePort takes a free loopback port and keeps it until hold is closed: a socket that is bound and does not listen. A
 // server that asks for just this port gets it, now and after every restart, because both let their address be shared;
 // whoever asks for any free port gets another one, and clients are refused while the server is down.
-func ReservePort() (port int, hold *os.File, err error) {
+func ReservePort() (port int, hold *os.File, err error) { return reserve(0) }
+
+// reserve is ReservePort for one port in particular. It fails if somebody has it, reserved it may be and no more.
+func reserve(want int) (port int, hold *os.File, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
 	hold = os.NewFile(uintptr(fd), "reserved port")
-	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	share := func() error { return syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1) }
+	if want == 0 {
+		err = share()
+	}
 	if err == nil {
-		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: want, Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		err = share() // before, it would have shared the port with whoever has reserved it
 	}
 	var at syscall.Sockaddr
 	if err == nil {

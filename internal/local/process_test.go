@@ -45,3 +45,17 @@ func TestAReservedPortIsKept(t *testing.T) {
 		defer c.Close()
 	}
 }
+
+// A port that somebody has reserved is not free, although nobody listens on it yet.
+func TestAReservedPortIsNotReservedTwice(t *testing.T) {
+	t.Parallel()
+	port, hold, err := ReservePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hold.Close()
+	if _, second, err := reserve(port); !errors.Is(err, syscall.EADDRINUSE) {
+		_ = second.Close()
+		t.Errorf("got %v, want EADDRINUSE", err)
+	}
+}

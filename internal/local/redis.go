@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ type Redis struct {
 	Port int
 
 	hold   *os.File // of the port; given back when nothing refers to the server any more
+	bus    *os.File // the same of a cluster's second port
 	bin    string
 	config []string
 	proc   *process
@@ -57,11 +59,25 @@ func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis,
 		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
 		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
 	}, config...)
-	var err error
-	if r.Port, r.hold, err = ReservePort(); err != nil {
+	if err := r.reserve(); err != nil {
 		return nil, err
 	}
 	return r, r.Start(ctx)
+}
+
+// reserve takes the server's port, and for a node of a cluster the one on which nodes talk to each other: Redis ends at once
+// if somebody has that.
+func (r *Redis) reserve() (err error) {
+	const above = 10_000
+	for try := 0; ; try++ {
+		if r.Port, r.hold, err = ReservePort(); err != nil || !slices.Contains(r.config, "cluster-enabled yes") {
+			return err
+		}
+		if _, r.bus, err = reserve(r.Port + above); err == nil || try == 20 {
+			return err
+		}
+		_ = r.hold.Close()
+	}
 }
 
 // Start starts a stopped server again, on the same port and data. Config lines given here are added and win.
