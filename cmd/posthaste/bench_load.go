@@ -78,7 +78,8 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 
 // load calls do with 0, 1, 2 … from several goroutines. With a rate every call has its time, and what it takes counts
 // from then, even when it could only begin later because earlier ones were slow: a stall is felt by everything that
-// would have happened during it. Without a rate each goroutine calls again at once.
+// would have happened during it. Without a rate each goroutine calls again at once, and one of them goes on until a call is
+// counted: a machine that stands still for all of the time has a rate, too.
 type load struct {
 	workers int
 	rate    float64
@@ -95,7 +96,7 @@ func (l load) run(ctx context.Context) (took []time.Duration, calls int, err err
 	began := time.Now()
 	counts, ends := began.Add(l.warm), began.Add(l.warm+l.lasts)
 	each := make([][]time.Duration, l.workers)
-	var next, made atomic.Int64
+	var next, made, counted atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	for w := range l.workers {
 		g.Go(func() error {
@@ -105,7 +106,7 @@ func (l load) run(ctx context.Context) (took []time.Duration, calls int, err err
 				if l.rate > 0 {
 					due = began.Add(time.Duration(float64(n) / l.rate * float64(time.Second)))
 				}
-				if !due.Before(ends) {
+				if !due.Before(ends) && (l.rate > 0 || w > 0 || counted.Load() > 0) {
 					return nil
 				}
 				select {
@@ -118,6 +119,7 @@ func (l load) run(ctx context.Context) (took []time.Duration, calls int, err err
 				}
 				made.Add(1)
 				if !due.Before(counts) {
+					counted.Add(1)
 					each[w] = append(each[w], time.Since(due))
 				}
 			}

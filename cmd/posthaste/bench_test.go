@@ -283,6 +283,21 @@ func TestLoadKeepsItsTimetable(t *testing.T) {
 	}
 }
 
+// TestLoadCountsACall: calls that take longer than all of the time do not leave a benchmark without a figure.
+func TestLoadCountsACall(t *testing.T) {
+	t.Parallel()
+	const lasts = 10 * time.Millisecond
+	took, calls, err := load{workers: 2, warm: lasts, lasts: lasts, do: func(_ context.Context, n int, _ time.Time) error {
+		if n < 2 {
+			<-time.After(3 * lasts)
+		}
+		return nil
+	}}.run(t.Context())
+	if err != nil || len(took) == 0 || calls < len(took) {
+		t.Errorf("%d calls, %d counted, %v", calls, len(took), err)
+	}
+}
+
 func TestFigures(t *testing.T) {
 	t.Parallel()
 	r := &report{}
