@@ -147,6 +147,18 @@ func (c *child) output() string {
 // logged reports whether the log has a line with the text.
 func (c *child) logged(text string) bool { return strings.Contains(c.output(), text) }
 
+// waitLogged waits until the log has a line with the text. What a process says comes through a pipe, and may come after what it
+// has done is seen elsewhere.
+func (c *child) waitLogged(text string) {
+	c.t.Helper()
+	testenv.Eventually(c.t, 20*time.Second, func() error {
+		if !c.logged(text) {
+			return fmt.Errorf("nothing is logged of %q: %s", text, c.output())
+		}
+		return nil
+	})
+}
+
 func (c *child) signal(sig os.Signal) {
 	c.t.Helper()
 	if err := c.cmd.Process.Signal(sig); err != nil {

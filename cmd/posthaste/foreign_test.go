@@ -47,9 +47,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	first.waitCommitted(load1, load1.Committed()+300)
 	load1.Stop()
 	first.oracle.Check(t, load1, 20*time.Second)
-	if err := ready(r1, "leader"); err != nil {
-		t.Errorf("the first relay was harmed: %v", err)
-	}
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r1, "leader") }) // the first relay was not harmed
 	r1.stop()
 	second.oracle.Others = []*testenv.Load{load1}
 	second.adopt()
@@ -60,9 +58,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
 	load3.Wait()
 	first.refused(first.spawn("relay"), load3)
-	if err := ready(r2, "leader"); err != nil {
-		t.Errorf("the second relay was harmed: %v", err)
-	}
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") }) // the second relay was not harmed
 }
 
 func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
@@ -168,7 +164,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	w.waitCommitted(load, 200)
 	w.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
 	at := time.Now()
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, 40*time.Second, func() error {
 		if !r.logged(`"reason":"missed"`) {
 			return fmt.Errorf("nobody noticed")
 		}
@@ -186,9 +182,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 	w.oracle.Others = append(w.oracle.Others, load)
 	w.delivers()
-	if err := ready(r, "leader"); err != nil {
-		t.Error(err)
-	}
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
 func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
@@ -275,10 +269,10 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			})
 		case "hand-over":
 			r = w.spawn("relay")
+			// First, because cdc may still be the mode of the one before: its drain timeout was short. The hand-over has seen that
+			// commits are held back.
+			r.waitLogged("streaming without the short cut")
 			w.waitMode("cdc", 20*time.Second)
-			if !r.logged("streaming without the short cut") {
-				t.Error("the hand-over did not see that commits are held back")
-			}
 		default:
 			w.entriesAtLeast(120 + 6)
 		}

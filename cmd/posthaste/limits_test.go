@@ -28,16 +28,32 @@ type placed struct {
 	trace  string
 }
 
-// placeOrder posts one order under a key of its own.
+// placeOrder posts one order under a key of its own, and repeats it when it is told to, as a client does: of many orders at
+// once some wait too long for a connection where the machine is slow.
 func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
 	body := fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, uuid.NewString(), amount)
+	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
+	key := strconv.Quote(uuid.NewString())
+	for until := time.Now().Add(20 * time.Second); ; {
+		a, err := postOrder(ctx, base, body, key, trace)
+		again := a.status == http.StatusServiceUnavailable || a.status == http.StatusConflict
+		if err != nil || !again || time.Now().After(until) {
+			return a, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func postOrder(ctx context.Context, base, body, key, trace string) (placed, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/orders", strings.NewReader(body))
 	if err != nil {
 		return placed{}, err
 	}
-	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", strconv.Quote(uuid.NewString()))
+	req.Header.Set("Idempotency-Key", key)
 	req.Header.Set("Traceparent", trace)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -108,7 +124,7 @@ func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
 			if !json.Valid([]byte(m.Payload)) {
 				t.Fatalf("message %q", m.Payload)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Fatal("not every event was heard on its channel")
 		}
 	}
@@ -147,7 +163,7 @@ func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 		t.Errorf("type %q, source %q", m["type"], m["source"])
 	}
 	at, err := time.Parse(time.RFC3339, m["time"])
-	if err != nil || !eventTime.MatchString(m["time"]) || time.Since(at).Abs() > time.Minute {
+	if err != nil || !eventTime.MatchString(m["time"]) || time.Since(at).Abs() > 10*time.Minute {
 		t.Errorf("time %q", m["time"])
 	}
 	// The span is the server's, the trace is the client's.
@@ -585,7 +601,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		if r := w.once("dead", "drop", second); r.code != 0 || !strings.HasPrefix(r.out, second) {
 			t.Errorf("dead drop: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
-		w.dead(1, 5*time.Second)
+		w.dead(1, 20*time.Second)
 		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -593,7 +609,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 			t.Errorf("dead retry: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
 		w.waitIDs("outbox.bad", first)
-		w.dead(0, 10*time.Second)
+		w.dead(0, 20*time.Second)
 		load.Stop()
 		w.oracle.Check(t, load, 20*time.Second)
 	})
@@ -621,7 +637,7 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 			t.Errorf("dead retry --all: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
 		w.waitIDs("outbox.bad", append([]string{free}, ids...)...)
-		w.dead(0, 10*time.Second)
+		w.dead(0, 20*time.Second)
 		ids = append(ids, w.insert("bad", "a", 4))
 		w.waitIDs("outbox.bad", append([]string{free}, ids...)...)
 	})
