@@ -272,6 +272,9 @@ if (SHOTS) test('pictures for the documentation', async () => {
 test('a lost process is shown as such', async () => {
   const page = await open(GUARDED, { expected: ['ERR_CONNECTION_REFUSED', 'ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET'] });
   await verdict(page, 'ok');
+  // What the page asks for at its start has come: a question without an answer would be one more complaint.
+  await page.locator('#doctor-age', { hasText: 'as of' }).waitFor();
+  await page.locator('#dead-body', { hasText: 'None.' }).waitFor();
   await control('/guarded/kill');
   await page.locator('#connection', { hasText: 'lost since' }).waitFor();
   await page.locator('#verdict-title', { hasText: 'Connection to this process lost since' }).waitFor();
