@@ -37,6 +37,7 @@ func TestMonitoring(t *testing.T) {
 	w.env = append(w.env, "POSTHASTE_REDIS_DURABILITY=aof")
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	api, consume := w.spawn("serve"), w.spawn("consume", "--group=shop")
+	w.waitMode("cdc", 30*time.Second) // before that there may be no relay whose mode could be set
 	p := startPrometheus(t, map[string][]*child{
 		"posthaste-relay": relays, "posthaste-api": {api}, "posthaste-consumer": {consume},
 	})

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
@@ -303,14 +304,16 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 
 func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 	t.Parallel()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	port, hold, err := local.ReservePort() // nobody listens on it, and nobody will
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := l.Addr().String()
-	_ = l.Close()
+	defer hold.Close()
 	w := newWorld(t)
-	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + gone, "OTEL_EXPORTER_OTLP_TIMEOUT=200", "OTEL_TRACES_SAMPLER=no-such-sampler", tracesAtOnce}
+	w.env = []string{
+		fmt.Sprintf("OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:%d", port), "OTEL_EXPORTER_OTLP_TIMEOUT=200",
+		"OTEL_TRACES_SAMPLER=no-such-sampler", tracesAtOnce,
+	}
 	api, relay := w.spawn("serve"), w.spawn("relay")
 	for range 5 {
 		if w.carried(w.placeTraced(api, "").id) == "" {

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 	"time"
 
@@ -16,14 +15,9 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	w := newWorld(t)
 	r, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
-	if status, err := api.get("/readyz", nil); err != nil || status != http.StatusOK {
-		t.Fatalf("before: serve answers %d, %v", status, err)
-	}
+	waitReady(t, api, http.StatusOK, 20*time.Second)
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)")
-	var h struct{ Degraded []string }
-	if status, err := api.get("/readyz", &h); err != nil || status != http.StatusOK || !slices.Contains(h.Degraded, "schema_newer") {
-		t.Errorf("serve answers %d %+v, %v; want 200 and schema_newer among the degraded", status, h, err)
-	}
+	api.waitReady(t, http.StatusOK, "schema_newer")
 	var epoch int64
 	if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch); err != nil {
 		t.Fatal(err)
