@@ -50,7 +50,7 @@ func TestASlotMovesUnderTheGuard(t *testing.T) {
 		Addrs: []string{nodes[0].Addr(), nodes[1].Addr()}, MaxRedirects: 3, ContextTimeoutEnabled: true, Protocol: 2,
 	})
 	t.Cleanup(func() { _ = cc.Close() })
-	g := New(Options{Redis: cc, Routes: []string{"/t"}})
+	g := Patient(New(Options{Redis: cc, Routes: []string{"/t"}}))
 	for i := range 20 { // both nodes
 		d := begin(t, g, request(fmt.Sprint("warm", i), "a"))
 		if wantOutcome(t, d, Proceed); d.Ticket.Degraded() {
