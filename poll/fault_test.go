@@ -65,9 +65,9 @@ func TestTheCommitFails(t *testing.T) {
 			$$ BEGIN IF EXISTS (SELECT FROM broken) THEN RAISE 'the commit fails'; END IF; RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER break AFTER DELETE ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION break();
 		INSERT INTO broken DEFAULT VALUES`)
-	r.run(r.options(2, 50))
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
-	load.Wait()
+	load.Wait() // before the sweep: a part's first batch is its largest while commits fail
+	r.run(r.options(2, 50))
 	r.eventually(20*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != load.Committed() {
 		t.Errorf("%d rows left of %d: the commit does not fail", n, load.Committed())
@@ -149,7 +149,7 @@ func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	// 1.6 MB take three times as long as a publish may.
 	r.proxy.Toxic(`{"name":"slow","type":"bandwidth","stream":"upstream","attributes":{"rate":300}}`)
 	r.run(r.options(1, 500))
-	r.oracle().WaitEmpty(t, 30*time.Second)
+	r.oracle().WaitEmpty(t, 60*time.Second)
 	if n := len(r.entries("order")); n != 200 {
 		t.Errorf("%d entries, want 200", n)
 	}
@@ -163,24 +163,25 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	tx := r.begin()
 	_, err := tx.Exec(t.Context(), "SELECT FROM outbox WHERE id = $1 FOR UPDATE", held)
 	r.must(err)
-	const others = outbox.Parts - 1
+	const free = outbox.Parts - 1
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT DISTINCT ON (part) gen_random_uuid(), 'order', name, 'order.changed', '{}'
 		FROM (SELECT name, hashtextextended(name, 0) & 15 AS part FROM (SELECT 'o-' || i FROM generate_series(1, 500) i) AS names (name)) AS parts
 		WHERE part <> hashtextextended('held', 0) & 15`)
-	var failures atomic.Int64
+	var locked, others atomic.Int64
 	r.published = func([]*outbox.Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		failures.Store(int64(r.failures))
+		locked.Store(int64(r.locked))
+		others.Store(int64(r.failures - r.locked))
 	}
 	r.run(r.options(1, 10))
-	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == others })
-	// One is the held row's; one more may be the machine's.
-	if n := failures.Load(); n > 2 {
-		t.Errorf("%d failures before the others were published, want 1", n)
+	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == free })
+	// A part that fails for the machine's sake waits for its next turn, and the held one may have another before it.
+	if n, m := locked.Load(), others.Load(); n > 1+m {
+		t.Errorf("the held row was met %d times before the others were published, beside %d other failures; want once", n, m)
 	}
 	r.must(tx.Rollback(t.Context()))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	r.eventually(20*time.Second, "the held one", func() bool { return len(r.entries("order")) == others+1 })
+	r.eventually(20*time.Second, "the held one", func() bool { return len(r.entries("order")) == free+1 })
 }

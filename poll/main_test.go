@@ -51,6 +51,7 @@ type rig struct {
 	parked     []*outbox.Event
 	suppressed int
 	failures   int
+	locked     int // failures for a lock that somebody held
 	// batches has the ids of each group that was published and committed.
 	batches [][]uuid.UUID
 	// published, if set, is called beside.
@@ -139,6 +140,9 @@ func (r *rig) scope() outbox.Scope {
 			defer r.mu.Unlock()
 			if err != nil {
 				r.failures++
+			}
+			if sql.SQLState(err) == "55P03" {
+				r.locked++
 			}
 		},
 	}

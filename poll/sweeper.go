@@ -190,7 +190,8 @@ type refusal struct {
 	parked bool
 }
 
-// park reports whether an event that was refused again is to be parked now, and after how many attempts.
+// park reports whether an event that was refused again is to be parked now, and after how many attempts. They count on
+// until settled: what is to be parked may still be rolled back.
 func (r *refusals) park(stream string, p *outbox.PoisonError) (int, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,9 +208,17 @@ func (r *refusals) park(stream string, p *outbox.PoisonError) (int, bool) {
 	if n < poisonAttempts && !s.parked {
 		return n, false
 	}
-	delete(s.tries, p.ID)
 	s.parked = true
 	return n, true
+}
+
+// settled forgets the attempts of an event that is parked for good.
+func (r *refusals) settled(stream string, id uuid.UUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.streams[stream]; s != nil {
+		delete(s.tries, id)
+	}
 }
 
 // fine forgets that a stream refused events.

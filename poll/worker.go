@@ -420,6 +420,7 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 		w.scope.Published(g.stream, g.events, g.suppressed)
 	}
 	for _, p := range out.parked {
+		w.s.refused.settled(outbox.StreamName(w.s.o.Prefix, p.event.AggregateType), p.event.ID)
 		w.scope.Parked(p.event, p.err)
 	}
 	w.s.metrics.batches.Inc()
