@@ -22,6 +22,13 @@ func historyRow(tb testing.TB, d *testenv.Database, at string) {
 		VALUES (1, gen_random_uuid(), 'order', 'o', 'x', '{}', $1::text::timestamptz, $1::text::timestamptz, 's', 'poll')`, at)
 }
 
+// keptAt keeps the history of a default partition with many rows. Autovacuum may be at work on them, which is not waited
+// for: the next housekeeping has the lock.
+func keptAt(tb testing.TB, s *sql.Store, now time.Time) {
+	tb.Helper()
+	testenv.Eventually(tb, 20*time.Second, func() error { return s.KeepHistoryAt(tb.Context(), now) })
+}
+
 func TestHistoryPartitionsComeAndGo(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -153,7 +160,7 @@ func TestHistoryTrimsALargeDefaultPartition(t *testing.T) {
 		SELECT g, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), '2026-03-01Z', 's', 'poll' FROM generate_series(1, 25000) g`)
 	historyRow(t, d, "2026-03-08Z")
 	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
-	must(t, s.KeepHistoryAt(t.Context(), time.Date(2026, 3, 8, 12, 0, 0, 0, time.UTC)))
+	keptAt(t, s, time.Date(2026, 3, 8, 12, 0, 0, 0, time.UTC))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 1 {
 		t.Errorf("%d rows, want the one within the retention", n)
 	}
@@ -186,7 +193,7 @@ func TestHistoryIsSettledWhileADropWaits(t *testing.T) {
 			}
 			t.Logf("%d settlings meanwhile", settled)
 			must(t, reader.Rollback(ctx))
-			must(t, s.KeepHistoryAt(ctx, at(9)))
+			keptAt(t, s, at(9))
 			if got := partitions(t, d); got != "20260309 20260310 20260311 default" {
 				t.Errorf("partitions %s", got)
 			}

@@ -172,8 +172,13 @@ func TestPlansUseTheIndex(t *testing.T) {
 			if strings.Contains(plan, "Seq Scan on outbox o") || strings.Contains(plan, "Seq Scan on outbox\n") || strings.Contains(plan, "Seq Scan on outbox ") {
 				t.Errorf("%s with %s statistics:\n%s", name, statistics, plan)
 			}
-			// Half a second is a hundred times what it takes, on a busy machine too; reading the table for each row is more.
-			if took := milliseconds(t, plan); took > 500 {
+			// Half a second is a hundred times what it takes; reading the table for each row is more, every time. Once the
+			// machine may be busy with something else.
+			took := milliseconds(t, plan)
+			for try := 0; took > 500 && try < 5; try++ {
+				took = min(took, milliseconds(t, explain(t, pool, name, args...)))
+			}
+			if took > 500 {
 				t.Errorf("%s with %s statistics takes %v ms:\n%s", name, statistics, took, plan)
 			}
 			if strings.HasPrefix(name, "sweep_") && (strings.Contains(plan, "Sort Key") || strings.Contains(plan, "Bitmap")) {
