@@ -64,10 +64,10 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	host, port, _ := strings.Cut(p.Addr(), ":")
 	testenv.Redis(t, "replicaof "+host+" "+port)
 	f := on(t, primary, sink.Options{Durability: sink.Durability{Replicas: 1}})
-	testenv.Eventually(t, 15*time.Second, func() error { return f.sink.Ready(t.Context()) })
+	testenv.Eventually(t, 60*time.Second, func() error { return f.sink.Ready(t.Context()) })
 	o := f.adopted(1)
 	f.publish(f.lane(o), makeEvent())
-	testenv.Eventually(t, 15*time.Second, func() error { return f.confirm(o, 2*time.Second) })
+	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, 2*time.Second) })
 
 	p.Toxic(`{"name":"stall","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	f.publish(f.sink.Lane(stream, o, partLane(1, 1)), makeEvent())
@@ -81,7 +81,7 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	// A refusal of the gate comes at once, without waiting for anybody.
 	wantFenced(t, f.sink.Confirm(t.Context(), f.owner(1), firstMark(o)), 1)
 	p.Remove("stall")
-	testenv.Eventually(t, 15*time.Second, func() error { return f.confirm(o, time.Second) })
+	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, time.Second) })
 }
 
 func TestWaitWithoutEnoughReplicas(t *testing.T) {

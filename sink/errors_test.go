@@ -247,7 +247,7 @@ func TestClassesOfACluster(t *testing.T) {
 	f.must(a.Client.ClusterAddSlotsRange(ctx, 0, 16383).Err())
 	f.must(a.Client.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(b.Port)).Err())
 	id := b.Client.Do(ctx, "cluster", "myid").Val()
-	testenv.Eventually(t, 15*time.Second, func() error {
+	testenv.Eventually(t, 60*time.Second, func() error {
 		nodes, err := a.Client.ClusterNodes(ctx).Result()
 		if err == nil && (strings.Contains(nodes, "handshake") || strings.Count(nodes, "connected") < 2) {
 			err = errors.New("not met yet")
@@ -285,15 +285,19 @@ func TestTimeoutAndCancel(t *testing.T) {
 	l := f.through(p).Lane(stream, o, streamLane(o))
 	p.Toxic(`{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":2000}}`)
 	d := l.Deliver(makeEvents(1))
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	start := time.Now()
-	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
-		t.Errorf("class %q of %v, want timeout", sink.Class(err), err)
-	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("a context of 50 ms took %v", took)
-	}
+	// The client's own limits are seconds, every time; the machine may take one once.
+	testenv.Eventually(t, 20*time.Second, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
+			t.Fatalf("class %q of %v, want timeout", sink.Class(err), err)
+		}
+		if took := time.Since(start); took > time.Second {
+			return fmt.Errorf("a context of 50 ms took %v", took)
+		}
+		return nil
+	})
 	canceled, cancelNow := context.WithCancel(t.Context())
 	cancelNow()
 	if _, err := d.Publish(canceled); sink.Class(err) != "canceled" {

@@ -289,7 +289,7 @@ func wantForeign(t testing.TB, err error, source uuid.UUID) {
 	}
 }
 
-// retry publishes until it succeeds; only errors of the class may come before that.
+// retry publishes until it succeeds; only errors of the class may come before that, and the end of its own patience.
 func retry(t testing.TB, d outbox.Delivery, classes ...string) outbox.Receipt {
 	t.Helper()
 	var receipt outbox.Receipt
@@ -305,6 +305,9 @@ func retry(t testing.TB, d outbox.Delivery, classes ...string) outbox.Receipt {
 			if sink.Class(err) == c {
 				return err
 			}
+		}
+		if ctx.Err() != nil {
+			return err
 		}
 		t.Fatalf("class %q of %v, want one of %v", sink.Class(err), err, classes)
 		return nil
