@@ -192,7 +192,12 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 		"hanging": {func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) }, func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) }},
 		"loading": {
 			func(r *testenv.RedisServer) error { return loading(r, started) },
-			func(*testenv.RedisServer) error { return <-started },
+			func(r *testenv.RedisServer) error {
+				if err := r.Client.ConfigSet(context.Background(), "key-load-delay", "0").Err(); err != nil {
+					return err
+				}
+				return <-started
+			},
 		},
 		"full": {
 			func(r *testenv.RedisServer) error {
@@ -247,10 +252,11 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	}
 }
 
-// loading restarts a server with so much to read that it answers LOADING for some seconds; then started gets the result.
+// loading restarts a server with so much to read that it answers LOADING for a quarter of a minute, unless it is told to
+// hurry; then started gets the result.
 func loading(r *testenv.RedisServer, started chan error) error {
 	ctx := context.Background()
-	const fill = "for i=1,20000 do redis.call('SET','other'..i,1) end return 1"
+	const fill = "for i=1,100000 do redis.call('SET','other'..i,1) end return 1"
 	if err := r.Client.Eval(ctx, fill, nil).Err(); err != nil {
 		return err
 	}
