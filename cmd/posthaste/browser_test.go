@@ -109,7 +109,8 @@ func (b *browserWorld) routes() http.Handler {
 func (b *browserWorld) orders(ctx context.Context) ([]string, error) {
 	var ids []string
 	for range 3 {
-		body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, b.user)
+		// The page must not show the amount: one that no id, address or time on it has by chance.
+		body := fmt.Appendf(nil, `{"user_id":%q,"amount":314159265,"currency":"USD"}`, b.user)
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.serve.http+"/orders", bytes.NewReader(body))
 		if err != nil {
 			return nil, err
