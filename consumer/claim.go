@@ -20,6 +20,9 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 	if c.lanes.room(ctx, count.want()) == 0 {
 		return "", ctx.Err()
 	}
+	if !c.mayRun(stream) { // what another consumer works on would be taken from it
+		return "", errNoLease
+	}
 	c.lanes.beginTake()
 	defer c.lanes.endTake()
 	reply, err := takeScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer, mode, cursor, count.want()).Slice()
@@ -92,7 +95,7 @@ func (c *Consumer) claimAll(ctx context.Context) {
 		if err == nil {
 			err = c.bury(ctx, stream)
 		}
-		if ctx.Err() == nil && !noGroup(err) {
+		if ctx.Err() == nil && !noGroup(err) && !errors.Is(err, errNoLease) {
 			c.outages.note("claim", stream, err)
 		}
 	}

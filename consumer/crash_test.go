@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -202,6 +203,42 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 			return fmt.Errorf("the lease is held by %q", name)
 		})
 		holder.kill()
+	}
+	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
+	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+}
+
+// A process that stood still for longer than its lease reads nothing more when it goes on: what it was given would wait for
+// the claim time, and run behind what the new holder reads meanwhile.
+func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	cfg := childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Ordered: true, Journal: "journal",
+	}
+	n := scale(20_000, 8000)
+	fill(t, r.Client, "outbox.order", n, 20)
+	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
+	holder := spawn(t, cfg)
+	testenv.Eventually(t, 60*time.Second, func() error {
+		if r.Client.LLen(t.Context(), "journal").Val() == 0 {
+			return errors.New("nothing has run")
+		}
+		return nil
+	})
+	first := owner()
+	if err := holder.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	spawn(t, cfg)
+	testenv.Eventually(t, 60*time.Second, func() error {
+		if now := owner(); now == first || now == "" {
+			return fmt.Errorf("the lease is held by %q", now)
+		}
+		return nil
+	})
+	if err := holder.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
 	}
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)

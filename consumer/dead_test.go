@@ -76,9 +76,12 @@ func TestDeadListRetryDrop(t *testing.T) {
 	if got := f.tries.Load(); got != 5 {
 		t.Errorf("%d failed attempts, want 4 and 1", got)
 	}
-	if got := sample(t, reg, "outbox_consumer_dead_total"); got != 2 {
-		t.Errorf("outbox_consumer_dead_total = %v, want 2", got)
-	}
+	testenv.Eventually(t, 20*time.Second, func() error { // counted when the reply of Redis is there
+		if got := sample(t, reg, "outbox_consumer_dead_total"); got != 2 {
+			return fmt.Errorf("outbox_consumer_dead_total = %v, want 2", got)
+		}
+		return nil
+	})
 
 	// A retry reaches the group it belongs to and nobody else.
 	f.ids.Delete("bad")
@@ -209,11 +212,20 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 
 func sample(tb testing.TB, reg *prometheus.Registry, name string) float64 {
 	tb.Helper()
+	sum, found := find(tb, reg, name)
+	if !found {
+		tb.Errorf("no metric %s", name)
+	}
+	return sum
+}
+
+// find sums up the series of a metric; found tells whether there is any.
+func find(tb testing.TB, reg *prometheus.Registry, name string) (sum float64, found bool) {
+	tb.Helper()
 	all, err := reg.Gather()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	sum, found := 0.0, false
 	for _, f := range all {
 		if f.GetName() == name {
 			found = true
@@ -222,8 +234,5 @@ func sample(tb testing.TB, reg *prometheus.Registry, name string) float64 {
 			}
 		}
 	}
-	if !found {
-		tb.Errorf("no metric %s", name)
-	}
-	return sum
+	return sum, found
 }

@@ -152,6 +152,14 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	for _, reg := range regs {
 		start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Metrics: reg})
 	}
+	for _, reg := range regs { // one of them may be slow to begin
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if _, found := find(t, reg, "outbox_trim_lost_total"); !found {
+				return errors.New("the stream is not known yet")
+			}
+			return nil
+		})
+	}
 	lost := func() float64 {
 		return sample(t, regs[0], "outbox_trim_lost_total") + sample(t, regs[1], "outbox_trim_lost_total")
 	}
@@ -238,23 +246,29 @@ func TestSlowHandlerKeepsItsEvent(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"slow", "s", 1})
 	add(t, r.Client, "outbox.order", event{"behind", "s", 2})
 	var runs atomic.Int64
-	opt := consumer.Options{
-		// A process that stands still for most of it loses its events, as it should.
-		Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Second,
-		Handler: func(ctx context.Context, ev consumer.Event) error {
-			runs.Add(1)
-			if ev.ID == "slow" {
-				select {
-				case <-time.After(3 * time.Second): // the work
-				case <-ctx.Done():
+	begun := make(chan struct{}, 10)
+	run := func(idle time.Duration) {
+		start(t, consumer.Options{
+			Client: r.Client, Prefix: "outbox.", ClaimIdle: idle,
+			Handler: func(ctx context.Context, ev consumer.Event) error {
+				runs.Add(1)
+				if ev.ID == "slow" {
+					begun <- struct{}{}
+					select {
+					case <-time.After(8 * time.Second): // the work
+					case <-ctx.Done():
+					}
 				}
-			}
-			return nil
-		},
+				return nil
+			},
+		})
 	}
-	start(t, opt)
-	start(t, opt)
-	start(t, opt)
+	// A process that stands still for as long as the others wait loses its events, as it should; so that is long. It is
+	// less than after which the first one would claim what it has itself, which is a sign of life too.
+	run(6 * time.Second)
+	<-begun
+	run(5 * time.Second)
+	run(5 * time.Second)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if n := runs.Load(); n != 2 {
 		t.Errorf("%d runs of 2 events", n)
@@ -350,6 +364,7 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 		}
 		return nil
 	})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	got := rec.times()
 	for i, id := range ids {
 		if want := 1; (got[id] != want) != (i == 2 || i == 3) { // those two were read with NOACK

@@ -2,9 +2,16 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
+
+// errNoLease means that somebody else may read the stream by now.
+var errNoLease = errors.New("the lease of the stream is over")
+
+// leasePause is how long a reader without a lease waits before it looks again.
+const leasePause = 10 * time.Millisecond
 
 // leases are the streams that this process may read in ordered mode, and until when.
 //
@@ -25,10 +32,13 @@ func (l *leases) set(stream string, until time.Time) {
 	l.until[stream] = until
 }
 
-func (l *leases) valid(stream string) bool {
+func (l *leases) valid(stream string) bool { return l.left(stream) > 0 }
+
+// left is how long the lease of stream lasts; not above zero: there is none.
+func (l *leases) left(stream string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Now().Before(l.until[stream])
+	return time.Until(l.until[stream])
 }
 
 // leaseKey is in the stream's slot.

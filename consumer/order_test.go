@@ -179,19 +179,25 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		t.Fatalf("%v, %v", res, err)
 	}
 	add(t, r.Client, "s", event{"3", "k", 3})
-	first := make(chan struct{})
+	begun, first := make(chan struct{}), make(chan struct{})
 	var rec record
 	reg := prometheus.NewRegistry()
 	start(t, consumer.Options{
-		// Long enough that the others are not taken over before 2 is read.
-		Client: r.Client, Streams: []string{"s"}, ClaimIdle: time.Second, Metrics: reg,
+		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 6 * time.Second, Metrics: reg, // it looks every 2 s
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			if ev.ID == "2" {
+				close(begun)
 				<-first
 			}
 			return rec.handle(ctx, ev)
 		},
 	})
+	<-begun
+	// Only now have the others been idle for long: 2 runs, and 3 waits.
+	long := []any{"XCLAIM", "s", "g", "gone", 0, res[0].Messages[0].ID, res[0].Messages[1].ID, "IDLE", time.Hour.Milliseconds(), "JUSTID"}
+	if err := r.Client.Do(ctx, long...).Err(); err != nil {
+		t.Fatal(err)
+	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// Not what Redis says: the entries have to have arrived, too.
 		if n := sample(t, reg, "outbox_consumer_claimed_total"); n < 2 {

@@ -116,6 +116,9 @@ func (r *reader) ready(ctx context.Context) ([]string, error) {
 				continue
 			}
 			if err := r.prepare(ctx, name); err != nil {
+				if errors.Is(err, errNoLease) {
+					continue
+				}
 				if !isServerError(err) {
 					return nil, err
 				}
@@ -157,9 +160,19 @@ func (r *reader) read(ctx context.Context, names []string) error {
 	if n == 0 {
 		return nil
 	}
+	wait := block
+	if r.c.opt.Ordered {
+		// What is read after another consumer has taken up what was pending would run behind newer events. So nothing is
+		// asked for without the lease, nor waited for beyond it; this process may just have stood still for longer.
+		wait = min(block, r.c.leases.left(names[0]))
+		if wait < time.Millisecond { // a block of 0 would be one without an end
+			pause(ctx, leasePause)
+			return nil
+		}
+	}
 	args := make([]any, 0, 9+2*len(names))
 	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", min(n, r.count.want()),
-		"block", block.Milliseconds(), "streams")
+		"block", wait.Milliseconds(), "streams")
 	for _, name := range names {
 		args = append(args, name)
 	}

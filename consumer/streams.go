@@ -53,8 +53,9 @@ func (s *streams) add(name string) bool {
 }
 
 // discover looks for streams with the prefix until ctx ends. A server with very many keys is given a rest of ten times
-// what the look took.
+// what a look takes: the shorter of the last two, because one that took long may have met a moment of standstill.
 func (c *Consumer) discover(ctx context.Context) {
+	var last time.Duration
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
@@ -72,7 +73,9 @@ func (c *Consumer) discover(ctx context.Context) {
 			pause(ctx, reconnect(n))
 			continue
 		}
-		pause(ctx, max(discoverEvery, 10*time.Since(began)))
+		took := time.Since(began)
+		pause(ctx, max(discoverEvery, 10*min(took, last)))
+		last = took
 	}
 }
 
