@@ -139,7 +139,7 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
 		return st, err
 	}
-	if st.Exists {
+	if st.Exists && st.Confirmed != 0 { // one without a position is still being made
 		k.know(true)
 	}
 	boolGauge(m.slotActive, st.Active)

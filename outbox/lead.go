@@ -538,9 +538,10 @@ func (l *leadership) ensureSlot(ctx context.Context) error {
 	if !st.Exists || st.Lost {
 		l.keeper.ensuring() // even if we never learn that it was made
 	}
+	reason := l.keeper.made(st) // before it can be seen
 	created, err := l.o.Slots.Ensure(ctx)
 	if err == nil && created {
-		l.metrics.slotCreated.WithLabelValues(l.keeper.made(st)).Inc()
+		l.metrics.slotCreated.WithLabelValues(reason).Inc()
 		l.keeper.know(true) // it may be dropped before anybody looks at it again
 		err = l.keeper.ensured(ctx)
 	}

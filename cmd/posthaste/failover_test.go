@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"syscall"
@@ -329,4 +330,27 @@ func TestFlushallInMidStream(t *testing.T) {
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// A slot is seen while it is still being made, which an open transaction can make long. It is a new one all the same, and none
+// that somebody has dropped.
+func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
+		t.Fatal(err)
+	}
+	r := w.spawn("relay")
+	testenv.Eventually(t, 20*time.Second, func() error { return r.shows("outbox_slot_active 1", true) }) // the relay has seen it
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.waitMode("cdc", 30*time.Second)
+	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 0`)
 }

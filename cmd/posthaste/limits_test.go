@@ -444,8 +444,8 @@ func TestWALBudgetWithRedisDown(t *testing.T) {
 	walBudget(t, 16<<20, 36_000_000)
 }
 
-// idleBeside lets other tables write while the outbox is idle and the relay in the mode.
-func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration) {
+// idleBeside lets other tables write while the outbox is idle and the relay in the mode, and holds the slot against bound.
+func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, bound int64) {
 	t.Helper()
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
@@ -457,7 +457,7 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration) {
 	written := churn(t, w.db.URL, rate)
 	peak := w.retained()
 	began := time.Now()
-	testenv.Eventually(t, lasting+30*time.Second, func() error {
+	testenv.Eventually(t, lasting+2*time.Minute, func() error {
 		if n := written.Load(); n < 60<<20 || time.Since(began) < lasting {
 			return fmt.Errorf("%d bytes are written", n)
 		}
@@ -466,10 +466,6 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration) {
 	held := peak()
 	t.Logf("%s: retained at most %.1f MiB while other tables wrote %.1f MiB in %v", mode, float64(held)/(1<<20),
 		float64(written.Load())/(1<<20), time.Since(began).Round(time.Second))
-	bound := int64(45 << 20) // some seconds of the other tables, for machines that do other things
-	if full() {
-		bound = 32 << 20
-	}
 	if held > bound {
 		t.Errorf("an idle outbox holds back %d bytes", held)
 	}
@@ -477,7 +473,8 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration) {
 
 func TestIdleOutboxBesideABusyTable(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 8<<20, 5*time.Second) })
+	// The bound leaves the other tables three seconds more than the relay needs: other tests run beside, at full counts too.
+	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 8<<20, 5*time.Second, 45<<20) })
 }
 
 func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
