@@ -102,6 +102,10 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
+// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for a
+// minute sometimes.
+const attempts = 10
+
 // load is the machine's, for the report: other work on it makes every figure a floor.
 func load() string {
 	b, err := os.ReadFile("/proc/loadavg")
@@ -130,7 +134,7 @@ func TestFullDeductRate(t *testing.T) {
 	w.bankRate(ops(), 512)
 	w.bareRate(c, ops(), 2, 256)
 	best := 0.0
-	for try := 0; try < 4 && best < 0.85; try++ {
+	for try := 0; try < attempts && best < 0.85; try++ {
 		var ratios, bares, banks []float64
 		for range 5 {
 			w.settle()
@@ -155,7 +159,7 @@ func TestFullDeductRate(t *testing.T) {
 func TestFullSyncKeepsUp(t *testing.T) {
 	const perSecond, seconds = 5000, 10
 	behind := time.Hour
-	for try := 0; try < 4 && behind > 2*time.Second; try++ {
+	for try := 0; try < attempts && behind > 2*time.Second; try++ {
 		w := newWorld(t)
 		users := w.fill(2000)
 		w.settle()

@@ -33,7 +33,7 @@ func bulkIn(t *testing.T, mode string, n, pad int) {
 		load = testenv.Bulk(t, w.db, n, pad)
 		began = time.Now()
 	}
-	w.oracle.WaitEmpty(t, 3*time.Minute)
+	w.oracle.WaitEmpty(t, 10*time.Minute)
 	took := time.Since(began)
 	peak := r.memory(t, "VmHWM")
 	t.Logf("%s: %d events with %d bytes in %v (%.0f/s); resident at most %.0f MiB", mode, n, pad, took.Round(time.Millisecond), float64(n)/took.Seconds(), float64(peak)/(1<<20))
@@ -61,6 +61,6 @@ func TestFullWALBudgetWithRedisDown(t *testing.T) {
 
 func TestFullIdleOutboxBesideABusyTable(t *testing.T) {
 	for _, mode := range []string{"cdc", "poll"} {
-		t.Run(mode, func(t *testing.T) { idleBeside(t, mode, 2<<20, 45*time.Second) })
+		t.Run(mode, func(t *testing.T) { idleBeside(t, mode, 2<<20, 45*time.Second, 32<<20) })
 	}
 }
