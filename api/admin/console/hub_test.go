@@ -82,13 +82,21 @@ func TestWakingFollowsTheViewers(t *testing.T) {
 	}
 }
 
-// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours.
+// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours. Nor is
+// one slow look a reason to look away: Redis may be gone in the next moment.
 func TestARestIsBounded(t *testing.T) {
 	t.Parallel()
 	s := source[int]{every: time.Second}
-	for took, want := range map[time.Duration]time.Duration{0: time.Second, 500 * time.Millisecond: 4500 * time.Millisecond, time.Hour: longestGap} {
-		if got := s.rest(took); got != want {
-			t.Errorf("after %v: %v, want %v", took, got, want)
+	for _, c := range []struct{ took, before, want time.Duration }{
+		{0, 0, time.Second},
+		{500 * time.Millisecond, 500 * time.Millisecond, 4500 * time.Millisecond},
+		{500 * time.Millisecond, time.Hour, 4500 * time.Millisecond},
+		{time.Hour, 2 * time.Hour, longestGap},
+		{time.Hour, time.Millisecond, time.Second},
+		{time.Millisecond, time.Hour, time.Second},
+	} {
+		if got := s.rest(c.took, c.before); got != c.want {
+			t.Errorf("after %v and %v: %v, want %v", c.before, c.took, got, c.want)
 		}
 	}
 }

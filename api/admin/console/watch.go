@@ -157,6 +157,7 @@ func refused(err error) bool {
 
 // loop asks while somebody looks, until ctx ends.
 func (s *source[T]) loop(ctx context.Context, h *hub) {
+	var before time.Duration
 	for {
 		awake := h.waking()
 		select {
@@ -175,14 +176,16 @@ func (s *source[T]) loop(ctx context.Context, h *hub) {
 		took := s.once(ctx)
 		select {
 		case <-ctx.Done():
-		case <-time.After(s.rest(took)):
+		case <-time.After(s.rest(took, before)):
 		}
+		before = took
 	}
 }
 
-// rest is how long to wait after a look that took so long.
-func (s *source[T]) rest(took time.Duration) time.Duration {
-	return max(s.every, min((share-1)*took, longestGap))
+// rest is how long to wait after a look that took so long, and the one before it. What took long once may be quick again, and
+// what happens meanwhile is to be seen soon.
+func (s *source[T]) rest(took, before time.Duration) time.Duration {
+	return max(s.every, min((share-1)*took, (share-1)*before, longestGap))
 }
 
 // Postgres is what Postgres says.
