@@ -54,12 +54,14 @@ func (f *failover) client(w *world) func(*Options) {
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	o := *made.Options()
-	_ = made.Close()
+	calm := patient(made)
+	o := *calm.Options()
+	_ = calm.Close()
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{Timeout: 250 * time.Millisecond}).DialContext(ctx, "tcp", *f.addr.Load())
+		return (&net.Dialer{}).DialContext(ctx, "tcp", *f.addr.Load())
 	}
 	c := redis.NewClient(&o)
+	c.AddHook(unbounded{})
 	w.tb.Cleanup(func() { _ = c.Close() })
 	return func(o *Options) { o.Redis = c }
 }

@@ -67,7 +67,7 @@ const attempts = 10
 
 // The guard's cost, measured in one run with the handler without it, in alternating rounds.
 func TestFullGuardCost(t *testing.T) {
-	w := newWorld(t, func(o *Options) { o.Logger = nil })
+	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
 	bare := w.sibling(func(o *Options) { o.Redis, o.Logger = nil, nil })
 	compare := func(workers, rounds int, d time.Duration) (with, without *cost) {
 		with, without = &cost{world: w, name: "guarded"}, &cost{world: bare, name: "bare"}
@@ -104,7 +104,7 @@ func TestFullGuardCost(t *testing.T) {
 
 // What orders reach while Redis is gone, and while it hangs: Postgres alone guards.
 func TestFullDegradedThroughput(t *testing.T) {
-	w := newWorld(t, func(o *Options) { o.Logger = nil })
+	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
 	measure := func(name string) {
 		c := &cost{world: w}
 		c.round(t, 32, 4*time.Second)
@@ -136,7 +136,7 @@ func TestFullDegradedThroughput(t *testing.T) {
 func TestFullWaiters(t *testing.T) {
 	least := time.Hour
 	for n := 0; n < attempts && least > 250*time.Millisecond; n++ {
-		slowest, polls := manyWaiters(t, 500, func(o *Options) { o.Logger = nil })
+		slowest, polls := manyWaiters(t, 500, impatient(t), func(o *Options) { o.Logger = nil })
 		fmt.Printf("POST /orders: 500 waiters, the last answered %v after the publication, %.0f Redis polls a second\n", slowest, polls)
 		least = min(least, slowest)
 	}

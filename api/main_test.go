@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"posthaste/idem"
@@ -78,10 +79,11 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 		w.tb.Fatal(err)
 	}
 	w.tb.Cleanup(pool.Close)
-	rdb, err := idem.NewClient(redisURL)
+	made, err := idem.NewClient(redisURL)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
+	rdb := patient(made)
 	w.tb.Cleanup(func() { _ = rdb.Close() })
 	o := Options{Pool: pool, Redis: rdb, Logger: testenv.Logger(w.tb)}
 	for _, f := range edit {
@@ -95,6 +97,44 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	w.http.Start()
 	w.url = w.http.URL
 	w.tb.Cleanup(w.http.Close)
+}
+
+// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things may
+// exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not hang.
+func patient(c *redis.Client) *redis.Client {
+	o := *c.Options()
+	_ = c.Close()
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute, time.Minute
+	o.Dialer = nil // the one there is has the old timeout
+	p := redis.NewClient(&o)
+	p.AddHook(unbounded{})
+	return p
+}
+
+// impatient is the guard's client as the program has it.
+func impatient(tb testing.TB) func(*Options) {
+	tb.Helper()
+	return func(o *Options) {
+		c, err := idem.NewClient("redis://" + o.Redis.(*redis.Client).Options().Addr)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { _ = c.Close() })
+		o.Redis = c
+	}
+}
+
+// unbounded takes the deadline from every command.
+type unbounded struct{}
+
+func (unbounded) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (unbounded) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return next(context.WithoutCancel(ctx), cmd) }
+}
+
+func (unbounded) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { return next(context.WithoutCancel(ctx), cmds) }
 }
 
 // reply is a complete response.
@@ -166,6 +206,20 @@ func orderJSON(amount int) string {
 func (w *world) post(key, body string, headers ...string) reply {
 	w.tb.Helper()
 	return w.do(http.MethodPost, "/orders", body, append([]string{idem.KeyHeader, key}, headers...)...)
+}
+
+// insist repeats a request that is told to come again, as clients do. Its answer is the last one; unknown tells whether an
+// attempt was left in the dark, which may have been the one that placed the order.
+func (w *world) insist(key, body string) (r reply, unknown bool) {
+	w.tb.Helper()
+	for range 20 {
+		r = w.post(key, body, "Prefer", "wait=10")
+		unknown = unknown || r.code() == "outcome_unknown"
+		if r.status != 409 && r.status != 503 {
+			break
+		}
+	}
+	return r, unknown
 }
 
 func newKey() string { return uuid.NewString() }

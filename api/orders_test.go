@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -114,9 +115,10 @@ func TestManyRequestsWithOneKeyGiveOneOrder(t *testing.T) {
 	worlds := []*world{w, w.sibling(), w.sibling()}
 	key := newKey()
 	replies := make([]reply, 150)
+	dark := make([]bool, len(replies))
 	var wg sync.WaitGroup
 	for i := range replies {
-		wg.Go(func() { replies[i] = worlds[i%3].post(key, orderJSON(7), "Prefer", "wait=10") })
+		wg.Go(func() { replies[i], dark[i] = worlds[i%3].insist(key, orderJSON(7)) })
 	}
 	wg.Wait()
 	originals := 0
@@ -128,7 +130,7 @@ func TestManyRequestsWithOneKeyGiveOneOrder(t *testing.T) {
 			originals++
 		}
 	}
-	if originals != 1 {
+	if originals != 1 && (originals > 1 || !slices.Contains(dark, true)) {
 		t.Errorf("%d replies say they are the first", originals)
 	}
 	w.checkInvariants(1)

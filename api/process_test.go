@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,7 +55,7 @@ func child(text string) error {
 	if err != nil {
 		return err
 	}
-	o := Options{Pool: pool, Redis: rdb, Lease: c.Lease}
+	o := Options{Pool: pool, Redis: patient(rdb), Lease: c.Lease}
 	if c.Credits {
 		client, err := credits.NewClient(c.Redis)
 		if err != nil {
@@ -231,9 +232,10 @@ func TestAThousandRequestsOverThreeProcesses(t *testing.T) {
 	procs := []*process{w.spawn(childConfig{}), w.spawn(childConfig{}), w.spawn(childConfig{})}
 	key := newKey()
 	replies := make([]reply, 1000)
+	dark := make([]bool, len(replies))
 	var wg sync.WaitGroup
 	for i := range replies {
-		wg.Go(func() { replies[i] = procs[i%3].post(key, orderJSON(7), "Prefer", "wait=10") })
+		wg.Go(func() { replies[i], dark[i] = procs[i%3].insist(key, orderJSON(7)) })
 	}
 	wg.Wait()
 	originals := 0
@@ -245,7 +247,7 @@ func TestAThousandRequestsOverThreeProcesses(t *testing.T) {
 			originals++
 		}
 	}
-	if originals != 1 {
+	if originals != 1 && (originals > 1 || !slices.Contains(dark, true)) {
 		t.Errorf("%d replies say they are the first", originals)
 	}
 	w.checkInvariants(1)
@@ -269,7 +271,7 @@ func TestManyKeysWithDuplicatesShuffled(t *testing.T) {
 		wg.Go(func() {
 			for i := range work {
 				key := names[i%keys]
-				r := procs[(worker+i)%2].post(key, orderJSON(i%keys+1), "Prefer", "wait=10")
+				r, _ := procs[(worker+i)%2].insist(key, orderJSON(i%keys+1))
 				mu.Lock()
 				if first, ok := bodies[key]; r.status != 201 || (ok && first != r.body) {
 					t.Errorf("%v, before it %s", r, first)
@@ -290,8 +292,8 @@ func TestManyKeysWithDuplicatesShuffled(t *testing.T) {
 // Whatever happens to Redis in the middle of the load, no request fails, and nothing is ordered twice.
 func TestRedisTroubleUnderLoad(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	other := w.sibling()
+	w := newWorld(t, impatient(t))
+	other := w.sibling(impatient(t))
 	stop := make(chan struct{})
 	var mu sync.Mutex
 	n := 0

@@ -38,10 +38,11 @@ func (w *world) weaken(edits ...string) func(*Options) {
 	if len(texts) == 0 {
 		w.tb.Fatalf("no script has any of %q", edits)
 	}
-	c, err := idem.NewClient(w.redis.URL())
+	made, err := idem.NewClient(w.redis.URL())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
+	c := patient(made)
 	w.tb.Cleanup(func() { _ = c.Close() })
 	c.AddHook(texts)
 	return func(o *Options) { o.Redis = c }

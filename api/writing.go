@@ -87,18 +87,19 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sq
 func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()
-	for try := range 3 {
+	var last error
+	for try := 1; ; try++ { // what cut the connection may take a while, and leave the pool full of dead ones
 		won, _, err := w.once(ctx, o, e)
 		if err == nil {
 			w.doubt = false
 			return won, nil
 		}
-		w.doubt = true
-		cause = fmt.Errorf("%w; then %w", cause, err)
-		if pause(ctx, time.Duration(try+1)*50*time.Millisecond) != nil {
+		w.doubt, last = true, err
+		if pause(ctx, min(time.Duration(try)*50*time.Millisecond, 200*time.Millisecond)) != nil {
 			break
 		}
 	}
+	cause = fmt.Errorf("%w; then %w", cause, last)
 	// Once unknown, a definite failure of a later attempt says nothing about the first.
 	return nil, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, cause)
 }
