@@ -105,7 +105,10 @@ func patient(c *redis.Client) *redis.Client {
 	o := *c.Options()
 	_ = c.Close()
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute, time.Minute
-	o.Dialer = nil // the one there is has the old timeout
+	o.Dialer = nil         // the one there is has the old timeout
+	if o.MaxRetries == 0 { // which would be the default of three
+		o.MaxRetries = -1
+	}
 	p := redis.NewClient(&o)
 	p.AddHook(unbounded{})
 	return p

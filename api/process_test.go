@@ -61,7 +61,7 @@ func child(text string) error {
 		if err != nil {
 			return err
 		}
-		o.Credits = credits.New(credits.Options{Redis: client, Pool: pool})
+		o.Credits = credits.New(credits.Options{Redis: patient(client), Pool: pool})
 	}
 	s, err := New(o)
 	if err != nil {

@@ -371,8 +371,9 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := w.view()
-	s := v.until(t, "an error of Postgres", func(s console.State) bool { return s.Postgres.Error != "" })
-	if s.Verdict.Title != "Postgres is too slow to be asked" || !s.Postgres.Slow || s.Verdict.Level != "bad" {
+	// On a busy machine a look may miss even the ping that tells the two apart; the next does not.
+	s := v.until(t, "a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
+	if s.Verdict.Title != "Postgres is too slow to be asked" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
