@@ -227,7 +227,30 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 		return nil
 	})
 	first := owner()
+	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it there
+	// is no fence.
+	client := r.Client
+	if err := client.Do(t.Context(), "CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	waiting, same := "", 0
+	testenv.Eventually(t, 60*time.Second, func() error {
+		now, err := client.InfoMap(t.Context(), "clients").Result()
+		if err != nil {
+			return err
+		}
+		if n := now["Clients"]["blocked_clients"]; n != waiting {
+			waiting, same = n, 0
+		}
+		if same++; same < 20 {
+			return fmt.Errorf("%s calls wait, for %d looks", waiting, same)
+		}
+		return nil
+	})
 	if err := holder.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Do(t.Context(), "CLIENT", "UNPAUSE").Err(); err != nil {
 		t.Fatal(err)
 	}
 	spawn(t, cfg)

@@ -216,6 +216,9 @@ func (l *lanes) next() (*entry, bool) {
 			}
 			ln.running = e
 			e.stale = time.Since(e.seen) > l.fresh
+			if l.idle > 0 && l.head == len(l.ready) { // there may be something to park now
+				l.notifySpace()
+			}
 			return e, true
 		}
 		l.idle++
