@@ -1,0 +1,239 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/api/admin"
+	"posthaste/api/admin/console"
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+// The stream has to go on for longer than the server's read timeout, which is meant for requests.
+func TestViewersAreBoundedAndTheStreamOutlivesTheReadTimeout(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	first := w.view()
+	for i := 1; i < 16; i++ {
+		if v := w.view(); v.resp.StatusCode != 200 {
+			t.Fatalf("viewer %d: %d", i, v.resp.StatusCode)
+		}
+	}
+	if v := w.view(); v.resp.StatusCode != 503 || v.resp.Header.Get("Retry-After") == "" {
+		t.Errorf("one more: %d", v.resp.StatusCode)
+	}
+	began := time.Now()
+	first.until(t, "seconds later", func(console.State) bool { return time.Since(began) > 4*time.Second })
+}
+
+// A server that takes the connection and says nothing more must show as such, and hold up nobody.
+func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	v := w.view()
+	v.until(t, "all well", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
+	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.redis.Signal(syscall.SIGCONT) })
+	began := time.Now()
+	s := v.until(t, "Redis hangs", func(s console.State) bool { return s.Redis.Error != "" })
+	if s.Verdict.Level != "bad" || s.Verdict.Parts["redis"] != "bad" || s.Postgres.Error != "" || s.Redis.Since == nil || s.Redis.AsOf == nil {
+		t.Errorf("state: %+v", s)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("noticed after %v", took)
+	}
+	// Postgres goes on being asked meanwhile.
+	asOf := *s.Postgres.AsOf
+	v.until(t, "Postgres is asked", func(s console.State) bool { return s.Postgres.AsOf.After(asOf) })
+	// So does everything that needs no Redis, and what needs it answers all the same.
+	if status := w.get("/console/api/state", &console.State{}); status != 200 {
+		t.Errorf("state: %d", status)
+	}
+	var d admin.Diagnosis
+	if status := w.get("/console/api/doctor", &d); status != 200 || d.OK {
+		t.Errorf("doctor: %d %+v", status, d)
+	}
+	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
+}
+
+// A backlog of hours takes longer to count than a page waits, and a table may be locked. Postgres is there all the same, and
+// to say that nothing can be ordered would send the operator to the wrong place.
+func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	v := w.view()
+	// On a busy machine a look may miss even the ping that tells the two apart; the next does not.
+	s := v.until(t, "a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
+	if s.Verdict.Title != "Postgres is too slow to be asked" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
+		t.Errorf("verdict: %+v", s.Verdict)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
+}
+
+// Traces and actions that wait for a lock must not make Postgres look as if it did not answer.
+func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	v := w.view()
+	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.AsOf != nil })
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	for _, stmt := range []string{"LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE", "SELECT FROM relay_state FOR UPDATE"} {
+		if _, err := tx.Exec(t.Context(), stmt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for range 2 {
+		calls.Go(func() { w.call("GET", "/console/api/trace?id=a", "") })
+		calls.Go(func() { w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf) })
+	}
+	soon := time.Now().Add(2 * time.Second)                                                  // they wait for 5 s
+	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow } // slow is what a busy machine is
+	if s := v.until(t, "an answer beside them", func(s console.State) bool { return gone(s) || s.Postgres.AsOf.After(soon) }); gone(s) {
+		t.Errorf("postgres: %+v", s.Postgres)
+	}
+	_ = tx.Rollback(t.Context())
+}
+
+func TestWithoutPostgresTheRestIsShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(o *console.Options) {
+		config, err := sql.PoolConfig("postgres://127.0.0.1:1/none?connect_timeout=1", "public", "console")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		o.Pool = pool
+	})
+	v := w.view()
+	s := v.until(t, "Postgres is gone", func(s console.State) bool { return s.Postgres.Error != "" && s.Redis.AsOf != nil })
+	if s.Verdict.Level != "bad" || s.Verdict.Title != "Postgres does not answer" || s.Redis.Error != "" {
+		t.Errorf("verdict: %+v", s.Verdict)
+	}
+	// Postgres knows the streams' names: that there are no groups is not known.
+	if s.Groups.AsOf != nil || s.Streams.AsOf != nil {
+		t.Errorf("groups %+v, streams %+v", s.Groups, s.Streams)
+	}
+	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf); status != 503 {
+		t.Errorf("mode: %d %s", status, body)
+	}
+}
+
+// Nobody looks: Postgres and Redis are not asked.
+func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	v := w.view()
+	v.until(t, "asked", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
+	v.resp.Body.Close()
+	calls := func() int64 {
+		info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int64
+		if _, err := fmt.Sscanf(info["Commandstats"]["cmdstat_xadd"], "calls=%d", &n); err != nil {
+			t.Fatalf("%v: %v", info, err)
+		}
+		return n // the probe for whether Redis can be written
+	}
+	// The server notices that the viewer has left at the next message.
+	var last int64
+	testenv.Eventually(t, 20*time.Second, func() error {
+		before := calls()
+		same := last == before
+		last = before
+		if !same {
+			return errors.New("still asked")
+		}
+		<-time.After(2500 * time.Millisecond)
+		if n := calls(); n != before {
+			return fmt.Errorf("%d calls, then %d", before, n)
+		}
+		return nil
+	})
+}
+
+// Payloads of 8 MiB may have died by the thousand: to see that must not cost their size, neither here nor in Redis.
+func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	const n = 230
+	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for range n {
+			p.Do(t.Context(), "XADD", "dead.outbox.order", "*", "id", uuid.NewString(), "type", "order.created", "subject", "o-1", "data", strings.Repeat("x", 64<<10),
+				"dead_stream", "outbox.order", "dead_entry", "1-1", "dead_group", "mail", "dead_error", "boom", "dead_attempts", "3", "dead_at", "2026-01-01T00:00:00.000000Z")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := func() int {
+		info, err := w.redis.Client.InfoMap(t.Context(), "stats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := strconv.Atoi(info["Stats"]["total_net_output_bytes"])
+		return b
+	}
+	before := sent()
+	var list struct {
+		Dead  []admin.Dead
+		Total int
+	}
+	if status := w.get("/console/api/dead?fresh=1", &list); status != 200 || list.Total != n || len(list.Dead) != 200 {
+		t.Fatalf("dead: %d, %d of %d", status, len(list.Dead), list.Total)
+	}
+	if d := list.Dead[0]; d.Source != "mail" || d.AggregateType != "order" || d.AggregateID != "o-1" || d.Error != "boom" || d.Attempts != 3 {
+		t.Errorf("%+v", d)
+	}
+	if b := sent() - before; b > 1<<20 {
+		t.Errorf("Redis sent %d bytes", b)
+	}
+	var s console.State
+	if w.get("/console/api/state", &s); s.Dead.Value.Groups != n || s.Dead.Value.First != "boom" {
+		t.Errorf("counted: %+v", s.Dead)
+	}
+	status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+list.Dead[0].ID.String()+`"]}`, "X-Posthaste-Csrf", w.csrf)
+	if left := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val(); status != 200 || strings.Contains(body, "error") || left != n-1 {
+		t.Errorf("drop: %d %s, %d left", status, body, left)
+	}
+}

@@ -1,0 +1,185 @@
+package console_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/api/admin"
+	"posthaste/api/admin/console"
+	"posthaste/cdc"
+	"posthaste/internal/testenv"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+type world struct {
+	t     *testing.T
+	db    *testenv.Database
+	redis *testenv.RedisServer
+	url   string
+	csrf  string
+}
+
+// newWorld runs a console as serve has it: over real servers, behind the admin listener, without a relay.
+func newWorld(t *testing.T, change func(o *console.Options)) *world {
+	t.Helper()
+	w := &world{t: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
+	config, err := sql.PoolConfig(w.db.URL, "public", "console")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = console.Conns
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	client, err := sink.NewClient(w.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: "posthaste_" + w.db.Relay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := console.Options{
+		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots, Gatherer: prometheus.NewRegistry(),
+		Doctor: admin.DoctorOptions{
+			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
+			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
+		},
+		Logger: testenv.Logger(t),
+	}
+	if change != nil {
+		change(&o)
+	}
+	c := console.New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- c.Run(ctx) }()
+	srv := httptest.NewUnstartedServer(admin.Handler(admin.Options{
+		Pool: pool, RelayName: w.db.Relay, Slots: slots, Ready: http.NotFoundHandler(), Token: o.Token, Gatherer: o.Gatherer, Console: c,
+	}))
+	srv.Config.ReadTimeout = 2 * time.Second // the stream has to outlive it
+	srv.Config.IdleTimeout = time.Minute     // or a request may meet a connection that the server is closing
+	srv.Start()
+	w.url = srv.URL
+	t.Cleanup(func() {
+		cancel() // cuts the viewers off; the server could not close otherwise
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		srv.Close()
+	})
+	var session struct{ CSRF string }
+	if status := w.get("/console/api/session", &session); status != 200 || session.CSRF == "" {
+		t.Fatalf("session: %d", status)
+	}
+	w.csrf = session.CSRF
+	return w
+}
+
+func (w *world) get(path string, into any) int {
+	w.t.Helper()
+	status, body := w.call("GET", path, "")
+	if into != nil {
+		if err := json.Unmarshal([]byte(body), into); err != nil {
+			w.t.Fatalf("%s: %v: %s", path, err, body)
+		}
+	}
+	return status
+}
+
+func (w *world) call(method, path, body string, header ...string) (int, string) {
+	w.t.Helper()
+	req, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// viewer reads the event stream.
+type viewer struct {
+	resp  *http.Response
+	lines *bufio.Scanner
+}
+
+func (w *world) view() *viewer {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+"/console/api/stream", nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { cancel(); resp.Body.Close() })
+	v := &viewer{resp: resp, lines: bufio.NewScanner(resp.Body)}
+	v.lines.Buffer(nil, 4<<20)
+	return v
+}
+
+// next returns the data of the next message with the name; an error when the stream has ended.
+func (v *viewer) next(name string) (string, error) {
+	event := ""
+	for v.lines.Scan() {
+		line := v.lines.Text()
+		if e, ok := strings.CutPrefix(line, "event: "); ok {
+			event = e
+		}
+		if d, ok := strings.CutPrefix(line, "data: "); ok && event == name {
+			return d, nil
+		}
+	}
+	return "", errors.Join(io.EOF, v.lines.Err())
+}
+
+// until reads states until cond holds, which it must within so many.
+func (v *viewer) until(t *testing.T, what string, cond func(console.State) bool) console.State {
+	t.Helper()
+	for range 40 {
+		d, err := v.next("state")
+		if err != nil {
+			t.Fatalf("%s: the stream ended: %v", what, err)
+		}
+		var s console.State
+		if err := json.Unmarshal([]byte(d), &s); err != nil {
+			t.Fatal(err)
+		}
+		if cond(s) {
+			return s
+		}
+	}
+	t.Fatalf("%s: not in 40 states", what)
+	return console.State{}
+}
