@@ -31,7 +31,7 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector wants a compiler
-	$(GO) vet ./... # compiles what it can, on all cores
+	$(GO) vet -race ./... # compiles what the tests need, on all cores
 	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already.
 	$(GO) test -race -p 1 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
