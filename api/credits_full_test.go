@@ -98,11 +98,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	patient := *c.Options() // what the comparison needs of a client is its speed
-	patient.Dialer, patient.MaxRetries = nil, -1
-	patient.DialTimeout, patient.ReadTimeout, patient.WriteTimeout = time.Minute, time.Minute, time.Minute
-	_ = c.Close()
-	bareClient := redis.NewClient(&patient)
+	bareClient := redis.NewClient(patience(c)) // what the comparison needs of a client is its speed
 	defer bareClient.Close()
 	e := gin.New()
 	e.POST("/bare/:id", func(g *gin.Context) {

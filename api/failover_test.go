@@ -54,13 +54,11 @@ func (f *failover) client(w *world) func(*Options) {
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	calm := patient(made)
-	o := *calm.Options()
-	_ = calm.Close()
+	o := patience(made)
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", *f.addr.Load())
 	}
-	c := redis.NewClient(&o)
+	c := redis.NewClient(o)
 	c.AddHook(unbounded{})
 	w.tb.Cleanup(func() { _ = c.Close() })
 	return func(o *Options) { o.Redis = c }

@@ -99,9 +99,8 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	w.tb.Cleanup(w.http.Close)
 }
 
-// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things may
-// exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not hang.
-func patient(c *redis.Client) *redis.Client {
+// patience are c's options, with as long as it takes for everything. It closes c.
+func patience(c *redis.Client) *redis.Options {
 	o := *c.Options()
 	_ = c.Close()
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute, time.Minute
@@ -109,7 +108,13 @@ func patient(c *redis.Client) *redis.Client {
 	if o.MaxRetries == 0 { // which would be the default of three
 		o.MaxRetries = -1
 	}
-	p := redis.NewClient(&o)
+	return &o
+}
+
+// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things may
+// exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not hang.
+func patient(c *redis.Client) *redis.Client {
+	p := redis.NewClient(patience(c))
 	p.AddHook(unbounded{})
 	return p
 }
