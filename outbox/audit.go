@@ -92,7 +92,7 @@ func (s *stream) monitor(ctx context.Context) {
 		}
 		if !well && s.running.Load() && time.Since(s.since) > goodStream {
 			s.wellAgain()
-			// Until it is written, status tells the old reason. The look at the state below finds out what else there is to know.
+			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
 			well = s.l.record(ctx, ModeCDC) == nil
 		}
 		st, err := s.l.check(ctx)

@@ -284,8 +284,8 @@ func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	}
 }
 
-// Check waits, as WaitEmpty does, until the outbox is empty and then holds l's committed events against the streams: lost 0, duplicates 0,
-// order per aggregate kept, history complete.
+// Check waits, as WaitEmpty does, until the outbox is empty and then holds l's committed events against the streams:
+// lost 0, duplicates 0, order per aggregate kept, history complete.
 func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	tb.Helper()
 	o.WaitEmpty(tb, within)
