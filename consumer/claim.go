@@ -25,7 +25,8 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 	}
 	c.lanes.beginTake()
 	defer c.lanes.endTake()
-	reply, err := takeScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer, mode, cursor, count.want()).Slice()
+	keys, token := c.fence(stream)
+	reply, err := fenced(takeScript.Run(ctx, c.client, keys, c.opt.Group, c.opt.Consumer, mode, cursor, count.want(), token))
 	if err != nil {
 		return "", err
 	}
@@ -61,19 +62,24 @@ func parseTake(stream string, reply []any) (next string, es []*entry, gone []any
 		if len(it) != 3 {
 			return "", nil, nil, bad
 		}
-		id, _ := it[0].(string)
 		deliveries, _ := it[1].(int64)
-		fields, _ := it[2].([]any)
-		values := make(map[string]any, len(fields)/2)
-		for i := 0; i+1 < len(fields); i += 2 {
-			k, _ := fields[i].(string)
-			values[k] = fields[i+1]
-		}
-		e := newEntry(stream, redis.XMessage{ID: id, Values: values}, int(deliveries)+1, now)
+		e := newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[2])}, int(deliveries)+1, now)
 		e.suspect = deliveries >= suspectAfter
 		es = append(es, e)
 	}
 	return next, es, gone, nil
+}
+
+func text(v any) string { s, _ := v.(string); return s }
+
+// fieldMap reads the fields of an entry as a script answers them.
+func fieldMap(v any) map[string]any {
+	fields, _ := v.([]any)
+	values := make(map[string]any, len(fields)/2)
+	for i := 0; i+1 < len(fields); i += 2 {
+		values[text(fields[i])] = fields[i+1]
+	}
+	return values
 }
 
 // lost counts pending entries that were trimmed before they were acknowledged.
@@ -192,7 +198,7 @@ func (c *Consumer) giveBack() {
 	}
 	for _, stream := range c.streams.list() {
 		if c.opt.Ordered {
-			errs = append(errs, leaseScript.Run(ctx, c.client, []string{leaseKey(stream, c.opt.Group)}, c.opt.Consumer, 0).Err())
+			errs = append(errs, c.release(ctx, stream))
 		}
 		if err := leaveScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer).Err(); !noGroup(err) {
 			errs = append(errs, err)

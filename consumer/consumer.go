@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ type Consumer struct {
 	metrics *metrics
 	handler Handler
 	cluster bool
+	// self tells this process's turns from those of another one with the same name.
+	self string
 
 	lanes   *lanes
 	acks    *acks
@@ -27,6 +30,7 @@ type Consumer struct {
 	suspect quarantine
 	workers sync.WaitGroup
 	outages outages
+	dog     watchdog
 }
 
 // New checks the options; it does no I/O.
@@ -44,10 +48,11 @@ func New(opt Options) (*Consumer, error) {
 	}
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
-		opt: opt, client: opt.Client, log: opt.Log, metrics: m, handler: h, cluster: cluster,
+		opt: opt, client: opt.Client, log: opt.Log, metrics: m, handler: h, cluster: cluster, self: fmt.Sprintf("%016x", rand.Uint64()),
 		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams),
 	}
 	c.outages = outages{log: c.log, metrics: m}
+	c.dog.stall, c.dog.hang = stallAfter, hangAfter
 	return c, nil
 }
 
@@ -75,6 +80,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	intake.Go(func() { c.readers(ctx) })
 	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.claimAll) })
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
+	intake.Go(func() { c.watch(ctx) })
 	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })
 	acking := make(chan struct{})
 	go func() { defer close(acking); c.acks.run(upkeepCtx, c.flush) }()

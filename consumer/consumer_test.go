@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -134,6 +135,20 @@ func (b *syncBuffer) lines() []string {
 	defer b.mu.Unlock()
 	return strings.Split(strings.TrimSuffix(b.buf.String(), "\n"), "\n")
 }
+
+// wait waits until there is a line with text.
+func (b *syncBuffer) wait(tb testing.TB, text string) {
+	tb.Helper()
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		if all := strings.Join(b.lines(), "\n"); !strings.Contains(all, text) {
+			return fmt.Errorf("nothing is logged of %q: %s", text, all)
+		}
+		return nil
+	})
+}
+
+// logTo returns a logger that writes to b.
+func logTo(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 func TestLineWriter(t *testing.T) {
 	t.Parallel()

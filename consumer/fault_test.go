@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
@@ -67,6 +68,124 @@ func TestRedisGoneAndBack(t *testing.T) {
 	if err := c.stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
+}
+
+// The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader waits for
+// room, and behind it who takes over, who is content with less. When the way is mended a first acknowledgement makes too
+// little room for either, the others come all at once; both go on.
+func TestAPartitionIsSurvived(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	h := testenv.NewHold(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Minute, MaxRetries: -1})
+	defer client.Close()
+	const window, tick = 200, 1500 * time.Millisecond // the reader wants half the window at last, who takes over 16
+	ids := fill(t, r.Client, "outbox.order", window/2-1, 50)
+	var rec record
+	one, all := make(chan struct{}, 1), make(chan struct{})
+	start(t, consumer.Options{
+		Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 3 * tick,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			select {
+			case <-one:
+			case <-all:
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	waitPending(t, r.Client, window/2-1) // there is room for one more read, of half the window
+	_, err := r.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+		for i := range window / 2 {
+			ids = append(ids, uuid.NewString())
+			p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: fields(event{ids[len(ids)-1], fmt.Sprintf("s%d", i%50), len(ids)})})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitPending(t, r.Client, window-1) // and now for none
+	ids = append(ids, fill(t, r.Client, "outbox.order", 1000, 50)...)
+	looks, since := int64(-1), time.Now()
+	testenv.Eventually(t, 20*time.Second, func() error { // nor has who takes over: nobody looks for dead consumers behind it
+		if n := calls(t, r.Client, "xinfo|consumers"); n != looks {
+			looks, since = n, time.Now()
+		}
+		if time.Since(since) < 2*tick {
+			return errors.New("somebody still takes over")
+		}
+		return nil
+	})
+	h.Hold(true)
+	one <- struct{}{}
+	since = time.Now()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if len(rec.list()) == 0 || time.Since(since) < tick/5 {
+			return errors.New("the first acknowledgement is not under way alone")
+		}
+		return nil
+	})
+	close(all)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := len(rec.list()); n < window-1 {
+			return fmt.Errorf("%d events ran", n)
+		}
+		return nil
+	})
+	h.Release()
+	eventuallyRan(t, &rec, 20*time.Second, len(ids))
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+}
+
+// A consumer that stands still says so, and that it moves again, whatever held it up: here nothing that it sends arrives.
+func TestAStandstillIsSaid(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	h := testenv.NewHold(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
+	defer client.Close()
+	reg := prometheus.NewRegistry()
+	logs := &syncBuffer{}
+	var rec record
+	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Log: logTo(logs), Metrics: reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer.StallAfter(c, 2*time.Second)
+	run(t, c)
+	ids := fill(t, r.Client, "outbox.order", 100, 10)
+	eventuallyRan(t, &rec, 20*time.Second, len(ids))
+	stalled := func(want bool) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			gauge := sample(t, reg, "outbox_consumer_stalled")
+			if why := c.Stalled(); (why != "") != want || (gauge == 1) != want {
+				return fmt.Errorf("stalled: %q, gauge %v", why, gauge)
+			}
+			return nil
+		})
+	}
+	stalled(false)
+	h.Hold(true)
+	ids = append(ids, fill(t, r.Client, "outbox.order", 100, 10)...)
+	stalled(true)
+	logs.wait(t, "the consumer stands still")
+	h.Release()
+	eventuallyRan(t, &rec, 20*time.Second, len(ids))
+	stalled(false)
+	logs.wait(t, "the consumer moves again")
+}
+
+// calls returns how often the server has carried out a command.
+func calls(tb testing.TB, client *redis.Client, command string) int64 {
+	tb.Helper()
+	var n int64
+	for line := range strings.Lines(client.Info(tb.Context(), "commandstats").Val()) {
+		if rest, ok := strings.CutPrefix(line, "cmdstat_"+command+":calls="); ok {
+			_, _ = fmt.Sscanf(rest, "%d", &n)
+		}
+	}
+	return n
 }
 
 // A flush takes stream and group away; what is added afterwards is read from its first entry.

@@ -75,7 +75,7 @@ type lanes struct {
 
 	mu    sync.Mutex
 	work  *sync.Cond
-	space chan struct{} // something changed for a reader that waits for room
+	space bell // for who waits for room: the readers, and who takes over pending entries
 	held  map[entryRef]*entry
 	lanes map[laneKey]*lane
 	free  []*lane
@@ -87,6 +87,8 @@ type lanes struct {
 	loaded, bytes, unacked int
 	// delayed counts the lanes that wait for a retry.
 	delayed int
+	// moves counts what happens to entries, for the watchdog.
+	moves   int64
 	stopped bool
 	// takes counts the readers of pending entries under way; forgotten is what was acknowledged meanwhile, which such a
 	// reader may have seen as pending and must not bring back.
@@ -96,18 +98,11 @@ type lanes struct {
 
 func newLanes(window int, fresh time.Duration) *lanes {
 	l := &lanes{
-		window: window, fresh: fresh, space: make(chan struct{}, 1), held: make(map[entryRef]*entry, window),
+		window: window, fresh: fresh, held: make(map[entryRef]*entry, window),
 		lanes: make(map[laneKey]*lane, window), forgotten: map[entryRef]struct{}{},
 	}
 	l.work = sync.NewCond(&l.mu)
 	return l
-}
-
-func (l *lanes) notifySpace() {
-	select {
-	case l.space <- struct{}{}:
-	default:
-	}
 }
 
 // add takes over entries; those already held are only marked as seen. It returns how many were new.
@@ -125,6 +120,7 @@ func (l *lanes) add(es []*entry) int {
 			continue
 		}
 		n++
+		l.moves++
 		l.held[ref] = e
 		l.loaded++
 		l.bytes += e.size
@@ -217,12 +213,12 @@ func (l *lanes) next() (*entry, bool) {
 			ln.running = e
 			e.stale = time.Since(e.seen) > l.fresh
 			if l.idle > 0 && l.head == len(l.ready) { // there may be something to park now
-				l.notifySpace()
+				l.space.ring()
 			}
 			return e, true
 		}
 		l.idle++
-		l.notifySpace()
+		l.space.ring()
 		l.work.Wait()
 		l.idle--
 	}
@@ -241,12 +237,13 @@ func (l *lanes) unload(e *entry) {
 func (l *lanes) done(e *entry, ack bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.moves++
 	l.unload(e)
 	if ack {
 		l.unacked++
 	} else {
 		l.forget(e)
-		l.notifySpace()
+		l.space.ring()
 	}
 	ln := e.lane
 	e.lane, ln.running = nil, nil
@@ -258,6 +255,7 @@ func (l *lanes) done(e *entry, ack bool) {
 func (l *lanes) retry(e *entry, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.moves++
 	ln := e.lane
 	ln.running = nil
 	if e.moved {
@@ -281,7 +279,7 @@ func (l *lanes) retry(e *entry, delay time.Duration) {
 			l.activate(ln)
 		}
 	})
-	l.notifySpace()
+	l.space.ring()
 }
 
 func (l *lanes) forget(e *entry) {
@@ -299,7 +297,8 @@ func (l *lanes) acked(es []*entry) {
 		l.forget(e)
 	}
 	l.unacked -= len(es)
-	l.notifySpace()
+	l.moves += int64(len(es))
+	l.space.ring()
 }
 
 // beginTake and endTake surround reading pending entries.
@@ -333,7 +332,7 @@ func (l *lanes) lose(ref entryRef) {
 		e.lane.queue = slices.Delete(e.lane.queue, i, i+1)
 		l.unload(e)
 		l.forget(e)
-		l.notifySpace()
+		l.space.ring()
 	}
 }
 
@@ -365,11 +364,30 @@ func (l *lanes) heldSince(t, now time.Time) map[string][]*entry {
 	return out
 }
 
-// counts is a snapshot for the metrics.
-type laneCounts struct{ held, loaded, parked, delayed int }
+// laneCounts is a snapshot for the metrics and the watchdog.
+type laneCounts struct {
+	held, loaded, parked, delayed, unacked int
+	// running are the handlers that run; behind the entries that wait for them, those that run included; resting those
+	// that wait for a retry of their subject.
+	running, behind, resting int
+	// moves rises whenever an entry is taken over, ends an attempt or is acknowledged.
+	moves int64
+}
 
 func (l *lanes) counts() laneCounts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return laneCounts{held: len(l.held), loaded: l.loaded, parked: len(l.held) - l.loaded - l.unacked, delayed: l.delayed}
+	n := laneCounts{
+		held: len(l.held), loaded: l.loaded, parked: len(l.held) - l.loaded - l.unacked, delayed: l.delayed, unacked: l.unacked, moves: l.moves,
+	}
+	for _, ln := range l.lanes {
+		switch {
+		case ln.running != nil:
+			n.running++
+			n.behind += 1 + len(ln.queue)
+		case ln.delayed:
+			n.resting += len(ln.queue)
+		}
+	}
+	return n
 }

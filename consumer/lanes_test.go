@@ -3,6 +3,7 @@ package consumer
 import (
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -19,18 +20,54 @@ func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
 		es = append(es, &entry{stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1, seen: time.Now()})
 	}
 	l.add(es)
-	if n := l.tryRoom(32); n >= 32 {
+	n, changed := l.tryRoom(32)
+	if n >= 32 {
 		t.Fatalf("room for %d", n)
 	}
 	if _, ok := l.next(); !ok {
 		t.Fatal("nothing to run")
 	}
 	select {
-	case <-l.space:
+	case <-changed:
 	default:
 		t.Fatal("the reader is not told")
 	}
-	if n := l.tryRoom(32); n < 32 {
+	if n, _ := l.tryRoom(32); n < 32 {
 		t.Errorf("room for %d", n)
 	}
+}
+
+// The reader and the claimer wait for room, the reader for more of it. Everybody is told of every change: the first may
+// find too little, and must not have used up what the other one waits for.
+func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const window = 64
+		l := newLanes(window, time.Hour)
+		var es []*entry
+		for i := range window {
+			id := strconv.Itoa(i+1) + "-0"
+			es = append(es, &entry{stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, size: 1, seen: time.Now()})
+		}
+		l.add(es)
+		for range es {
+			e, _ := l.next()
+			l.done(e, true)
+		}
+		var reader, claimer int
+		go func() { reader = l.room(t.Context(), 32) }()
+		synctest.Wait()
+		go func() { claimer = l.room(t.Context(), 16) }()
+		synctest.Wait()
+		l.acked(es[:8])
+		synctest.Wait()
+		if reader > 0 || claimer > 0 {
+			t.Fatalf("room for %d and %d while 56 of %d are not acknowledged", reader, claimer, window)
+		}
+		l.acked(es[8:])
+		synctest.Wait()
+		if reader != window || claimer != window {
+			t.Errorf("room for %d and %d, want %d: somebody waits for ever", reader, claimer, window)
+		}
+	})
 }

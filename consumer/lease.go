@@ -3,8 +3,11 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // errNoLease means that somebody else may read the stream by now.
@@ -15,12 +18,15 @@ const leasePause = 10 * time.Millisecond
 
 // leases are the streams that this process may read in ordered mode, and until when.
 //
-// A lease is no fence: a process that is stopped in the middle of a handler may go on with it after somebody else has
-// taken over. It begins no further event, though, because it looks at its own clock first; and what the running handler
-// does a second time is what an inbox is for.
+// The lease fences what hands entries out: Redis looks at it in the same step, so a read or a claim that is carried out
+// late, when another consumer has the stream or this one reads on another connection, is refused. It is no fence for
+// handlers: a process that is stopped in the middle of one may go on with it after somebody else has taken over. It begins
+// no further event, though, because it looks at its own clock first; and what the running handler does a second time is
+// what an inbox is for.
 type leases struct {
 	mu    sync.Mutex
 	until map[string]time.Time
+	turns map[string]int
 }
 
 func (l *leases) set(stream string, until time.Time) {
@@ -41,14 +47,47 @@ func (l *leases) left(stream string) time.Duration {
 	return time.Until(l.until[stream])
 }
 
+// turn is the present turn; next begins another one.
+func (l *leases) turn(stream string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.turns[stream]
+}
+
+func (l *leases) next(stream string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.turns == nil {
+		l.turns = map[string]int{}
+	}
+	l.turns[stream]++
+}
+
 // leaseKey is in the stream's slot.
 func leaseKey(stream, group string) string { return "{" + stream + "}:lease:" + group }
+
+// fence returns the keys of a script that hands out entries of stream, and what the lease has to be; without ordered mode
+// the stream alone and nothing.
+func (c *Consumer) fence(stream string) (keys []string, token string) {
+	if !c.opt.Ordered {
+		return []string{stream}, ""
+	}
+	return []string{stream, leaseKey(stream, c.opt.Group)}, fmt.Sprintf("%s|%s|%d", c.opt.Consumer, c.self, c.leases.turn(stream))
+}
+
+// fenced returns the answer of such a script; errNoLease if it was refused.
+func fenced(cmd *redis.Cmd) ([]any, error) {
+	if s, err := cmd.Text(); err == nil && s == "held" {
+		return nil, errNoLease
+	}
+	return cmd.Slice()
+}
 
 // lease takes or renews the lease of stream and notes how long it lasts by our own clock, counted from before the call.
 func (c *Consumer) lease(ctx context.Context, stream string) (string, error) {
 	ttl := c.opt.ClaimIdle
 	began := time.Now()
-	got, err := leaseScript.Run(ctx, c.client, []string{leaseKey(stream, c.opt.Group)}, c.opt.Consumer, ttl.Milliseconds()).Text()
+	got, err := c.callLease(ctx, stream, ttl)
 	if ctx.Err() == nil {
 		c.outages.note("lease", stream, err)
 	}
@@ -56,6 +95,27 @@ func (c *Consumer) lease(ctx context.Context, stream string) (string, error) {
 		c.leases.set(stream, began.Add(ttl-ttl/10))
 	}
 	return got, err
+}
+
+// release gives the lease up.
+func (c *Consumer) release(ctx context.Context, stream string) error {
+	_, err := c.callLease(ctx, stream, 0)
+	return err
+}
+
+func (c *Consumer) callLease(ctx context.Context, stream string, ttl time.Duration) (string, error) {
+	return leaseScript.Run(ctx, c.client, []string{leaseKey(stream, c.opt.Group)},
+		c.opt.Consumer, c.self, c.leases.turn(stream), ttl.Milliseconds()).Text()
+}
+
+// takeTurn makes what this process has asked for before void, if Redis has not carried it out yet.
+func (c *Consumer) takeTurn(ctx context.Context, stream string) error {
+	c.leases.next(stream)
+	got, err := c.lease(ctx, stream)
+	if err == nil && got == "held" {
+		err = errNoLease
+	}
+	return err
 }
 
 // readOrdered reads stream whenever it has the lease, until ctx ends.
@@ -87,7 +147,11 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 		if ctx.Err() != nil {
 			return
 		}
+		turn := c.leases.turn(stream)
 		got, err := c.lease(ctx, stream)
+		if err == nil && turn != c.leases.turn(stream) {
+			continue // the reader has taken a later one meanwhile
+		}
 		// A lease that had to be taken anew may have been somebody else's meanwhile: begin again with what is pending.
 		if (err == nil && got != "renewed") || !c.leases.valid(stream) {
 			c.leases.set(stream, time.Time{})
@@ -98,3 +162,44 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 
 // mayRun reports whether an event of stream may begin.
 func (c *Consumer) mayRun(stream string) bool { return !c.opt.Ordered || c.leases.valid(stream) }
+
+// readLeased reads up to n new entries, if the lease is still ours, and waits for some if there are none.
+func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
+	if !r.c.leases.valid(stream) { // this process may just have stood still
+		pause(ctx, leasePause)
+		return nil
+	}
+	keys, token := r.c.fence(stream)
+	reply, err := fenced(readScript.Run(ctx, r.c.client, keys, r.c.opt.Group, r.c.opt.Consumer, token, n))
+	if errors.Is(err, errNoLease) {
+		clear(r.prepared) // somebody may have had it meanwhile
+		pause(ctx, leasePause)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	list, _ := reply[0].([]any)
+	if len(list) == 0 && len(reply) == 2 {
+		return r.await(ctx, stream, text(reply[1]))
+	}
+	now := time.Now()
+	es := make([]*entry, 0, len(list))
+	for _, item := range list {
+		if it, _ := item.([]any); len(it) == 2 {
+			es = append(es, newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[1])}, 1, now))
+		}
+	}
+	r.took(es)
+	return nil
+}
+
+// await waits until there is an entry behind last, for a while. It hands out nothing: a script, which alone can look at the
+// lease, cannot wait.
+func (r *reader) await(ctx context.Context, stream, last string) error {
+	err := r.c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1, Block: block}).Err()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	return err
+}

@@ -109,6 +109,12 @@ func start(tb testing.TB, opt consumer.Options) *running {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return run(tb, c)
+}
+
+// run is start for a consumer that is made already.
+func run(tb testing.TB, c *consumer.Consumer) *running {
+	tb.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	r := &running{Consumer: c, cancel: cancel, done: make(chan error, 1)}
 	go func() { r.done <- c.Run(ctx) }()

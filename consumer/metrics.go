@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -28,6 +29,7 @@ type metrics struct {
 	held          prometheus.Gauge
 	parked        prometheus.Gauge
 	delayed       prometheus.Gauge
+	stalled       prometheus.Gauge
 	redisErrors   *prometheus.CounterVec
 
 	streamLength, pending, lag, oldest *prometheus.GaugeVec
@@ -83,6 +85,8 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 		parked: gauge("outbox_consumer_parked_events", "Of these, entries behind a slow or failing event of their subject, without payload in memory.", "group").WithLabelValues(group),
 		delayed: gauge("outbox_consumer_delayed_subjects", "Subjects that wait for the retry of an event. A rise means handlers fail.",
 			"group").WithLabelValues(group),
+		stalled: gauge("outbox_consumer_stalled", "1 while there is something to do and nothing has moved for a minute, whatever the cause.",
+			"group").WithLabelValues(group),
 		redisErrors:  counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each of them retried.", "op"),
 		streamLength: gauge("outbox_consumer_stream_length", "Entries in the stream.", "stream"),
 		pending:      gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.", "stream", "group"),
@@ -128,8 +132,10 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 			continue
 		}
 		if c.outages.note("inspect", stream, err) > 0 {
+			c.dog.untold(time.Now())
 			continue
 		}
+		c.dog.told(stream, s.Lag, c.mayRun(stream))
 		c.metrics.observe(stream, s)
 		if s.Lost > 0 {
 			c.log.Error("entries were trimmed from the stream before the group read them: events lost", "stream", stream, "entries", s.Lost)

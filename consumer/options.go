@@ -16,8 +16,8 @@ import (
 
 // Options configure a Consumer. Client, Group, Handler and one of Streams and Prefix are required.
 type Options struct {
-	// Client is the connection to Redis; the caller closes it after Run has returned. With a Cluster client every
-	// stream takes a connection of its own.
+	// Client is the connection to Redis; the caller closes it after Run has returned. Reading takes one of its connections
+	// for good, with a Cluster client one for every stream.
 	Client redis.UniversalClient
 	// Group is the consumer group. A new one starts at the first entry of each stream.
 	Group string
@@ -65,6 +65,9 @@ func (o *Options) validate() error {
 		}
 	}
 	check(o.Client != nil, "no Redis client")
+	if c, ok := o.Client.(*redis.Client); ok {
+		check(c.Options().PoolSize > 1, "the Redis client's pool has one connection, which reading takes: PoolSize must be at least 2")
+	}
 	check(o.Group != "", "no group")
 	check(o.Handler != nil, "no handler")
 	check((len(o.Streams) > 0) != (o.Prefix != ""), "either streams or a prefix must be given")

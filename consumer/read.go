@@ -34,7 +34,8 @@ func (c *Consumer) readers(ctx context.Context) {
 	defer wg.Wait()
 	started := map[string]bool{}
 	for ctx.Err() == nil {
-		for _, name := range c.streams.list() {
+		names, changed := c.streams.watch()
+		for _, name := range names {
 			if !started[name] {
 				started[name] = true
 				if c.opt.Ordered {
@@ -46,7 +47,7 @@ func (c *Consumer) readers(ctx context.Context) {
 			}
 		}
 		select {
-		case <-c.streams.changed:
+		case <-changed:
 		case <-ctx.Done():
 		}
 	}
@@ -61,30 +62,57 @@ type reader struct {
 	// later are the streams that could not be prepared, and when to try again.
 	later map[string]time.Time
 	count batchSize
+	conn  readConn
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
-	return &reader{c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{}, count: newBatchSize(c.opt.Window)}
+	return &reader{c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{}, count: newBatchSize(c.opt.Window), conn: readConn{c: c}}
 }
 
+// run reads until ctx ends.
 func (r *reader) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := r.connected(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if n := r.c.outages.note("read", r.label(), err); n > 0 {
+			pause(ctx, reconnect(n))
+		}
+		// A reply may be lost with entries in it; they are ours then, and come before anything newer.
+		clear(r.prepared)
+	}
+}
+
+// connected reads until the connection is no use any more.
+func (r *reader) connected(ctx context.Context) error {
+	names := r.list()
+	switch {
+	case len(names) == 0:
+		r.idle(ctx)
+		return nil
+	case r.c.opt.Ordered: // the lease says which of its holder's reads count
+		return r.loop(ctx)
+	}
+	return r.conn.with(ctx, names[0], func() error { return r.loop(ctx) })
+}
+
+// loop reads until an error or the end of ctx.
+func (r *reader) loop(ctx context.Context) error {
 	for ctx.Err() == nil {
 		names, err := r.ready(ctx)
 		if err == nil && len(names) > 0 {
 			err = r.read(ctx, names)
 		}
-		if ctx.Err() != nil {
-			return
+		if err != nil {
+			return err
 		}
-		switch n := r.c.outages.note("read", r.label(), err); {
-		case n > 0:
-			// A reply may be lost with entries in it; they are ours then, and come before anything newer.
-			clear(r.prepared)
-			pause(ctx, reconnect(n))
-		case len(names) == 0:
+		r.c.outages.note("read", r.label(), nil)
+		if len(names) == 0 {
 			r.idle(ctx)
 		}
 	}
+	return nil
 }
 
 // label names the stream of a reader that has only one.
@@ -99,8 +127,9 @@ func (r *reader) label() string {
 func (r *reader) idle(ctx context.Context) {
 	t := time.NewTimer(block)
 	defer t.Stop()
+	_, changed := r.c.streams.watch()
 	select {
-	case <-r.c.streams.changed:
+	case <-changed:
 	case <-t.C:
 	case <-ctx.Done():
 	}
@@ -146,7 +175,9 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 	}
 	r.c.metrics.stream(stream)
 	if r.c.opt.Ordered {
-		err = r.c.claim(ctx, stream, 0)
+		if err = r.c.takeTurn(ctx, stream); err == nil {
+			err = r.c.claim(ctx, stream, 0)
+		}
 	} else if err = r.c.takeAll(ctx, stream, "own", "-"); err == nil {
 		// What is idle already is older than anything new, and begins before it.
 		err = r.c.claim(ctx, stream, r.c.opt.ClaimIdle)
@@ -160,19 +191,25 @@ func (r *reader) read(ctx context.Context, names []string) error {
 	if n == 0 {
 		return nil
 	}
-	wait := block
+	n = min(n, r.count.want())
+	var err error
 	if r.c.opt.Ordered {
-		// What is read after another consumer has taken up what was pending would run behind newer events. So nothing is
-		// asked for without the lease, nor waited for beyond it; this process may just have stood still for longer.
-		wait = min(block, r.c.leases.left(names[0]))
-		if wait < time.Millisecond { // a block of 0 would be one without an end
-			pause(ctx, leasePause)
-			return nil
-		}
+		err = r.readLeased(ctx, names[0], n)
+	} else {
+		err = r.readGroup(ctx, names, n)
 	}
+	if err != nil && strings.Contains(err.Error(), "NOGROUP") {
+		r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
+		clear(r.prepared)
+		return nil
+	}
+	return err
+}
+
+// readGroup waits for up to n new entries of each stream.
+func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	args := make([]any, 0, 9+2*len(names))
-	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", min(n, r.count.want()),
-		"block", wait.Milliseconds(), "streams")
+	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", n, "block", block.Milliseconds(), "streams")
 	for _, name := range names {
 		args = append(args, name)
 	}
@@ -181,16 +218,11 @@ func (r *reader) read(ctx context.Context, names []string) error {
 	}
 	cmd := onceCmd{redis.NewXStreamSliceCmd(ctx, args...)}
 	cmd.SetFirstKeyPos(9)
-	err := r.c.client.Process(ctx, cmd)
+	err := r.conn.read(ctx, cmd)
 	if errors.Is(err, redis.Nil) {
 		return nil
 	}
 	if err != nil {
-		if strings.HasPrefix(err.Error(), "NOGROUP") {
-			r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
-			clear(r.prepared)
-			return nil
-		}
 		return err
 	}
 	now := time.Now()
@@ -199,11 +231,16 @@ func (r *reader) read(ctx context.Context, names []string) error {
 		for _, m := range s.Messages {
 			es = append(es, newEntry(s.Stream, m, 1, now))
 		}
-		r.count.saw(es)
-		r.c.lanes.add(es)
-		r.c.metrics.read.Add(float64(len(es)))
+		r.took(es)
 	}
 	return nil
+}
+
+// took puts what was read into the lanes.
+func (r *reader) took(es []*entry) {
+	r.count.saw(es)
+	r.c.lanes.add(es)
+	r.c.metrics.read.Add(float64(len(es)))
 }
 
 func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entry {

@@ -10,18 +10,20 @@ import "context"
 func (l *lanes) room(ctx context.Context, want int) int {
 	want = min(want, l.window)
 	for ctx.Err() == nil {
-		if n := l.tryRoom(want); n >= want {
+		n, changed := l.tryRoom(want)
+		if n >= want {
 			return n
 		}
 		select {
-		case <-l.space:
+		case <-changed:
 		case <-ctx.Done():
 		}
 	}
 	return 0
 }
 
-func (l *lanes) tryRoom(want int) int {
+// tryRoom returns how many entries may be read and, if these are fewer than want, what to wait for.
+func (l *lanes) tryRoom(want int) (int, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.available()
@@ -29,7 +31,10 @@ func (l *lanes) tryRoom(want int) int {
 		l.park()
 		n = l.available()
 	}
-	return n
+	if n >= want {
+		return n, nil
+	}
+	return n, l.space.wait()
 }
 
 func (l *lanes) available() int {

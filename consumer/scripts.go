@@ -27,6 +27,7 @@ var (
 	leaveScript   = script("leave")
 	inspectScript = script("inspect")
 	leaseScript   = script("lease")
+	readScript    = script("read")
 	retryScript   = script("retry")
 	headsScript   = script("heads")
 )

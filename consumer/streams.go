@@ -21,13 +21,13 @@ const deadPrefix = "dead."
 type streams struct {
 	mu      sync.Mutex
 	names   []string
-	changed chan struct{}
+	changed bell
 }
 
 func newStreams(names []string) *streams {
 	names = slices.Clone(names)
 	slices.Sort(names)
-	return &streams{names: slices.Compact(names), changed: make(chan struct{}, 1)}
+	return &streams{names: slices.Compact(names)}
 }
 
 // list returns the names, ascending. The slice is never changed.
@@ -35,6 +35,13 @@ func (s *streams) list() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.names
+}
+
+// watch is list, and a channel that is closed when there are more.
+func (s *streams) watch() ([]string, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names, s.changed.wait()
 }
 
 func (s *streams) add(name string) bool {
@@ -45,10 +52,7 @@ func (s *streams) add(name string) bool {
 		return false
 	}
 	s.names = slices.Insert(slices.Clone(s.names), i, name)
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	s.changed.ring()
 	return true
 }
 

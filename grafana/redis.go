@@ -107,12 +107,13 @@ var redis = board{
 			},
 			{
 				title: "Held in processes", unit: "short", alert: "OutboxConsumerStuck",
-				means: "Entries in work, entries parked behind a slow event of their subject, and subjects that wait for a retry. Many parked: one " +
-					"subject fails; the log names the event.",
+				means: "Entries in work, entries parked behind a slow event of their subject, subjects that wait for a retry, and processes in " +
+					"which nothing moves. Many parked: one subject fails; the log names the event.",
 				queries: []query{
 					{"sum by (group) (outbox_consumer_inflight_events{FILTER})", "in work, {{group}}"},
 					{"sum by (group) (outbox_consumer_parked_events{FILTER})", "parked, {{group}}"},
 					{"sum by (group) (outbox_consumer_delayed_subjects{FILTER})", "subjects waiting, {{group}}"},
+					{"sum by (group) (outbox_consumer_stalled{FILTER})", "processes that stand still, {{group}}"},
 				},
 			},
 			{

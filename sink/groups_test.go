@@ -181,7 +181,7 @@ func TestDropGroup(t *testing.T) {
 
 		f.group("ordered", "0")
 		lease := "{" + stream + "}:lease:ordered"
-		f.do("SET", lease, "me", "PX", "60000")
+		f.do("SET", lease, "me|5f|3", "PX", "60000")
 		refused(drop("ordered", sink.ActiveWithin, false), `consumer "me"`)
 		f.must(drop("ordered", sink.ActiveWithin, true))
 		if n, err := f.client.Exists(ctx, lease).Result(); err != nil || n != 0 {

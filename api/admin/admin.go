@@ -129,9 +129,17 @@ func hostOf(header string) string {
 	return strings.ToLower(strings.Trim(header, "[]"))
 }
 
-// Metrics returns what a process without anything to administer shows: metrics and that it runs.
-func Metrics(g prometheus.Gatherer) http.Handler {
+// Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its work:
+// stalled says why not, "" if it does.
+func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := stalled(); why != "" {
+			write(w, http.StatusServiceUnavailable, map[string][]string{"reasons": {"stalled: " + why}})
+			return
+		}
+		write(w, http.StatusOK, struct{}{})
+	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", alive)
 	return mux

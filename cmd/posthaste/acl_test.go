@@ -42,6 +42,16 @@ func TestARedisUserWithTheRightsOfThePage(t *testing.T) {
 	if err := w.redis.Client.Do(t.Context(), append([]any{"ACL", "SETUSER", "posthaste"}, aclRules(t)...)...).Err(); err != nil {
 		t.Fatal(err)
 	}
+	// What is asked only after trouble: the connection of a read that was given up is ended.
+	for _, command := range []string{"client info", "client kill id 1 addr 127.0.0.1:1"} {
+		args := []any{"acl", "dryrun", "posthaste"}
+		for word := range strings.FieldsSeq(command) {
+			args = append(args, word)
+		}
+		if answer, err := w.redis.Client.Do(t.Context(), args...).Text(); err != nil || answer != "OK" {
+			t.Errorf("%s: %s, %v", command, answer, err)
+		}
+	}
 	u, err := url.Parse(w.rdURL)
 	if err != nil {
 		t.Fatal(err)

@@ -363,7 +363,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	log.Info("consuming", "version", version, "group", c.Group, "admin", l.Addr().String())
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
-	go func() { done <- httpServer(actx, adminServer(admin.Metrics(reg)), l, time.Second) }()
+	go func() { done <- httpServer(actx, adminServer(admin.Metrics(reg, cons.Stalled)), l, time.Second) }()
 	err = cons.Run(ctx)
 	stop()
 	return errors.Join(err, <-done)

@@ -320,6 +320,11 @@ var metricNotes = []struct {
 			"sum by (group) (outbox_consumer_delayed_subjects)",
 		},
 		{
+			"outbox_consumer_stalled",
+			"there is something to do, and nothing has moved for a minute (a quarter of an hour where only handlers run). `/readyz` of the consumer and its log say what it waits for.",
+			"max by (group, instance) (outbox_consumer_stalled)",
+		},
+		{
 			"outbox_consumer_redis_errors_total",
 			"Redis is away or refuses; every call is repeated.",
 			"sum by (op) (rate(outbox_consumer_redis_errors_total[5m]))",

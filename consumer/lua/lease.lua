@@ -1,11 +1,18 @@
 -- Takes, renews or gives up the right to read a stream for a group.
--- KEYS[1] lease; ARGV consumer, time to live in ms (0 gives it up).
--- Returns 'renewed', 'taken', 'released' or 'held' (by another consumer).
-local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return 'held' end
-if ARGV[2] == '0' then
+--
+-- The lease is consumer|process|turn. A consumer takes a new turn after each trouble with its connection; what it asked for
+-- in an earlier turn, and Redis carries out late, is refused then (read.lua, take.lua), like what another consumer asks for.
+-- KEYS[1] lease; ARGV consumer, a number that is the process's own, turn, time to live in ms (0 gives it up).
+-- Returns 'renewed', 'taken', 'released' or 'held' (by another consumer, or in a later turn).
+local held = redis.call('GET', KEYS[1])
+if held then
+  local name, process, turn = string.match(held, '^(.*)|(%x+)|(%d+)$')
+  if (name or held) ~= ARGV[1] then return 'held' end
+  if process == ARGV[2] and tonumber(turn) > tonumber(ARGV[3]) then return 'held' end
+end
+if ARGV[4] == '0' then
   redis.call('DEL', KEYS[1])
   return 'released'
 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return owner and 'renewed' or 'taken'
+redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2] .. '|' .. ARGV[3], 'PX', ARGV[4])
+return held and 'renewed' or 'taken'

@@ -20,7 +20,7 @@ if not g then return {'GONE'} end
 
 if how ~= 'force' then
   local holder = redis.call('GET', KEYS[2])
-  if holder then return {'LEASED', holder} end
+  if holder then return {'LEASED', string.match(holder, '^(.*)|%x+|%d+$') or holder} end
   local sure = true
   for _, list in ipairs(redis.call('XINFO', 'CONSUMERS', stream, name)) do
     local c = fields(list)

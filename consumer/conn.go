@@ -1,0 +1,109 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// readConn is the one connection on which a reader asks for new entries.
+//
+// Redis may carry out a command long after the client has given it up: it lies in a socket, or with a proxy. A read that
+// is carried out so late hands entries to this consumer that nobody waits for, while newer ones of the same subjects are
+// read on another connection. So whoever reads on another connection has the server end the old one first. What was
+// carried out by then is pending and can be taken up; what was not never will be.
+type readConn struct {
+	c  *Consumer
+	tx *redis.Tx
+	me peer
+	// doubtful are connections that were given up while a read was under way on them.
+	doubtful []peer
+	// helpless is set when the server has refused to end one, which is said once.
+	helpless bool
+}
+
+// peer is a connection as the server knows it. Its number alone may be another one's after a restart of the server.
+type peer struct{ id, addr string }
+
+// with runs do while it holds a connection to the server that holds stream. What was in doubt before is ended by then.
+func (r *readConn) with(ctx context.Context, stream string, do func() error) error {
+	node, err := nodeOf(ctx, r.c.client, stream)
+	if err != nil {
+		return err
+	}
+	// Watch without a key is the client's way to lend a connection that shares no options with its others; those of Conn
+	// are written without a lock when another connection is made meanwhile.
+	return node.Watch(ctx, func(tx *redis.Tx) error {
+		if err := r.settle(ctx, tx); err != nil {
+			return err
+		}
+		r.tx = tx
+		defer func() { r.tx = nil }()
+		return do()
+	})
+}
+
+// settle asks the server who we are, and ends what is in doubt. Only a connection that fails is an error.
+func (r *readConn) settle(ctx context.Context, tx *redis.Tx) error {
+	info, err := tx.Do(ctx, "client", "info").Text()
+	if err != nil && !isReply(err) {
+		return err
+	}
+	r.me = peer{id: clientField(info, "id"), addr: clientField(info, "addr")}
+	for len(r.doubtful) > 0 {
+		old := r.doubtful[0]
+		err := tx.Do(ctx, "client", "kill", "id", old.id, "addr", old.addr).Err()
+		if err != nil && !isReply(err) {
+			return err
+		}
+		if err != nil && !r.helpless {
+			r.helpless = true
+			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would come late, behind newer ones of their subjects",
+				"remedy", "let this user call CLIENT INFO and CLIENT KILL", "err", err)
+		}
+		r.doubtful = r.doubtful[1:]
+	}
+	return nil
+}
+
+// read runs a command that hands out entries. An error that leaves open whether it was carried out makes the connection
+// doubtful; the caller gives it up.
+func (r *readConn) read(ctx context.Context, cmd redis.Cmder) error {
+	err := r.tx.Process(ctx, cmd)
+	if err != nil && !isReply(err) {
+		r.doubtful = append(r.doubtful, r.me)
+	}
+	return err
+}
+
+// nodeOf returns the server that holds a key.
+func nodeOf(ctx context.Context, client redis.UniversalClient, key string) (*redis.Client, error) {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c, nil
+	case *redis.ClusterClient:
+		return c.MasterForKey(ctx, key)
+	case *redis.Ring:
+		return c.GetShardClientForKey(key)
+	}
+	return nil, fmt.Errorf("a client of type %T lends no connection", client)
+}
+
+// isReply reports that the server has answered, if only by an error.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// clientField takes a field out of what CLIENT INFO answers.
+func clientField(info, name string) string {
+	for f := range strings.FieldsSeq(info) {
+		if k, v, _ := strings.Cut(f, "="); k == name {
+			return v
+		}
+	}
+	return ""
+}

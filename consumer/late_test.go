@@ -1,0 +1,139 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// holdRead lets nothing that is sent through h reach the server, and returns when there is a read among it.
+func holdRead(tb testing.TB, h *testenv.Hold, all bool) {
+	tb.Helper()
+	h.Hold(all)
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		if h.Held("xreadgroup")+h.Held("\r\n2\r\n") == 0 { // or a script with two keys: the stream and its lease
+			return errors.New("no read is held")
+		}
+		return nil
+	})
+}
+
+// waitPending waits until there is a group with at least so many entries pending.
+func waitPending(tb testing.TB, client *redis.Client, least int64) {
+	tb.Helper()
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		if p := client.XPending(tb.Context(), "outbox.order", "g").Val(); p == nil || p.Count < least {
+			return fmt.Errorf("pending %+v, want at least %d", p, least)
+		}
+		return nil
+	})
+}
+
+// gated handles events when the gate is open, and remembers their order.
+type gated struct {
+	record
+	open chan struct{}
+}
+
+func (g *gated) handle(ctx context.Context, ev consumer.Event) error {
+	select {
+	case <-g.open:
+	case <-ctx.Done():
+		return consumer.Unavailable(ctx.Err())
+	}
+	return g.record.handle(ctx, ev)
+}
+
+// A read is in a socket when the client gives it up and reads on over another connection; it arrives long after. What it
+// would hand out is not passed over by newer events of the same subjects.
+func TestALateReadKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	const window, total = 64, 400
+	r := testenv.Redis(t)
+	h := testenv.NewHold(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
+	defer client.Close()
+	rec := gated{open: make(chan struct{})}
+	logs := &syncBuffer{}
+	c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Handler: rec.handle, Log: logTo(logs)})
+	waitPending(t, r.Client, 0)
+	holdRead(t, h, false)
+	logs.wait(t, "redis answers again") // on a new connection
+	ids := fill(t, r.Client, "outbox.order", total, 8)
+	waitPending(t, r.Client, window/2+1) // the next read has no room
+	h.Release()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := h.Late(); n > 0 {
+			return fmt.Errorf("%d connections are left over", n)
+		}
+		return nil
+	})
+	close(rec.open)
+	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
+	inOrder(t, &rec.record)
+	if err := c.stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+// The same in ordered mode, where the one who reads on is another consumer: the lease was valid when the read was sent.
+func TestALateReadDoesNotPassTheLease(t *testing.T) {
+	t.Parallel()
+	const window, total = 64, 400
+	r := testenv.Redis(t)
+	h := testenv.NewHold(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
+	defer client.Close()
+	rec := gated{open: make(chan struct{})}
+	var none record
+	opt := consumer.Options{Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Ordered: true}
+	cut, logs := opt, &syncBuffer{}
+	cut.Client, cut.Handler, cut.Log = client, none.handle, logTo(logs)
+	start(t, cut)
+	logs.wait(t, "lease taken")
+	waitPending(t, r.Client, 0)
+	other, logs := opt, &syncBuffer{}
+	other.Client, other.Handler, other.Log = r.Client, rec.handle, logTo(logs)
+	start(t, other)
+	holdRead(t, h, true)
+	logs.wait(t, "lease taken")
+	ids := fill(t, r.Client, "outbox.order", total, 8)
+	waitPending(t, r.Client, window/2+1)
+	h.Release()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := h.Late(); n > 0 {
+			return fmt.Errorf("%d connections are left over", n)
+		}
+		return nil
+	})
+	close(rec.open)
+	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
+	inOrder(t, &rec.record)
+	if n := len(none.list()); n > 0 {
+		t.Errorf("%d events ran with the consumer that was cut off", n)
+	}
+}
+
+// inOrder checks that the events of each subject ran in ascending order.
+func inOrder(tb testing.TB, rec *record) {
+	tb.Helper()
+	last := map[string]int{}
+	behind := 0
+	for _, ev := range rec.list() {
+		if n := number(tb, ev); n < last[ev.Subject] {
+			behind++
+		} else {
+			last[ev.Subject] = n
+		}
+	}
+	if behind > 0 {
+		tb.Errorf("%d events ran behind newer ones of their subject", behind)
+	}
+}

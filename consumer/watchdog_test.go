@@ -1,0 +1,94 @@
+package consumer
+
+import (
+	"testing"
+	"time"
+)
+
+func TestWatchdog(t *testing.T) {
+	t.Parallel()
+	const workers = 8
+	for name, c := range map[string]struct {
+		counts laneCounts
+		lag    int64
+		deaf   bool
+		want   time.Duration // from when on it is said; 0: never
+	}{
+		"nothing to do":               {},
+		"unread, and nobody reads":    {lag: 5, want: stallAfter},
+		"lag unknown":                 {lag: -1},
+		"done and not acknowledged":   {counts: laneCounts{held: 200, unacked: 200}, want: stallAfter},
+		"held, and nothing runs":      {counts: laneCounts{held: 1}, want: stallAfter},
+		"waiting for a retry":         {counts: laneCounts{held: 9, resting: 9, delayed: 1}},
+		"unread behind a retry":       {counts: laneCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
+		"one handler takes long":      {counts: laneCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
+		"all handlers take long":      {counts: laneCounts{held: 90, running: workers, behind: 8}, lag: 9, want: hangAfter},
+		"unread beside a handler":     {counts: laneCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
+		"redis does not answer":       {deaf: true, want: stallAfter},
+		"redis and a handler at work": {deaf: true, counts: laneCounts{held: 1, running: 1, behind: 1}, want: stallAfter},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &watchdog{stall: stallAfter, hang: hangAfter}
+			began := time.Now()
+			w.told("s", c.lag, true)
+			if c.deaf {
+				w.untold(began)
+			}
+			said := time.Duration(0)
+			for at := time.Duration(0); at <= 2*hangAfter && said == 0; at += time.Second {
+				if why, news := w.check(c.counts, workers, began.Add(at)); why != "" {
+					said = at
+					if !news {
+						t.Error("the first time is no news")
+					}
+				}
+			}
+			if c.want != 0 {
+				c.want += time.Second
+			}
+			if said != c.want {
+				t.Fatalf("said after %v, want %v", said, c.want)
+			}
+			if said == 0 {
+				return
+			}
+			if _, news := w.check(c.counts, workers, began.Add(said+time.Second)); news {
+				t.Error("the second time is news")
+			}
+			c.counts.moves++
+			w.told("s", c.lag, true)
+			if why, news := w.check(c.counts, workers, began.Add(said+2*time.Second)); why != "" || !news {
+				t.Errorf("after a move: %q, news %v", why, news)
+			}
+		})
+	}
+}
+
+// A stream that another process of the group is to read is none of this one's work.
+func TestWatchdogOfAStandby(t *testing.T) {
+	t.Parallel()
+	w := &watchdog{stall: stallAfter, hang: hangAfter}
+	began := time.Now()
+	w.told("s", 100, false)
+	w.check(laneCounts{}, 1, began)
+	if why, _ := w.check(laneCounts{}, 1, began.Add(time.Hour)); why != "" {
+		t.Error(why)
+	}
+}
+
+// Everybody who waits for new streams is told of one: a reader without any, and who starts a reader for each.
+func TestEverybodyIsToldOfAStream(t *testing.T) {
+	t.Parallel()
+	s := newStreams(nil)
+	_, a := s.watch()
+	_, b := s.watch()
+	s.add("outbox.order")
+	for _, ch := range []<-chan struct{}{a, b} {
+		select {
+		case <-ch:
+		default:
+			t.Error("somebody is not told")
+		}
+	}
+}
