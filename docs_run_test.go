@@ -334,7 +334,10 @@ func (g *guide) run(p page, list []block) {
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	// The parent-death signal is sent when the thread that forked ends, which a thread does that somebody else has locked.
+	runtime.LockOSThread()
 	err = cmd.Run()
+	runtime.UnlockOSThread()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	if err != nil || os.Getenv("POSTHASTE_TEST_LOGS") != "" {
 		g.t.Logf("%s:\n%s", p.name, read(g.t, out.Name()))
