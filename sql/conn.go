@@ -34,8 +34,9 @@ type DB interface {
 }
 
 // ConnConfig parses url (libpq variables fill what it leaves out) and adds what every connection of posthaste has: the
-// schema in front of the search path, a name for pg_stat_activity, and TCP keepalives on both ends, without which a
-// vanished peer blocks the rest for hours. Errors never contain the password.
+// schema in front of the search path, a name for pg_stat_activity, settings that a role or a database might have made
+// otherwise, and TCP keepalives on both ends, without which a vanished peer blocks the rest for hours. Errors never contain
+// the password.
 func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -91,6 +92,10 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	// Nothing behind the schema: tables of the same name in public are not ours. pg_temp last: a temporary table must not
 	// shadow them.
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
+	// Row security that hides rows is an error: to see nothing would look like having nothing to do.
+	cfg.RuntimeParams["row_security"] = "off"
+	// What waits for a row goes on with what has become of it.
+	cfg.RuntimeParams["default_transaction_isolation"] = "read committed"
 	set("timezone", "UTC")
 	set("tcp_keepalives_idle", "5")
 	set("tcp_keepalives_interval", "2")

@@ -6,8 +6,9 @@ func DoctorFacts() string { return query("doctor_facts") }
 // DoctorPublication returns the query whether the publication $1 announces inserts into the outbox.
 func DoctorPublication() string { return query("doctor_publication") }
 
-// DoctorRights returns the query for the rights on tables that the role lacks, "" for none, and whether it may make the
-// history's partitions, make the publication, and see the transactions of others.
+// DoctorRights returns the query for the rights on tables that the role lacks, "" for none; whether it may make the
+// history's partitions, make the publication, and see the transactions of others; and the tables whose row security hides
+// rows from it, "" for none.
 func DoctorRights() string { return query("doctor_rights") }
 
 // DoctorSlot returns the query for the slot named $1.

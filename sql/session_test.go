@@ -2,10 +2,14 @@ package sql_test
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -64,5 +68,88 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 		if commit != "local" {
 			t.Errorf("%s: synchronous_commit is %s, want local", name, commit)
 		}
+	}
+}
+
+// A session that began when commits were waited for goes on like that after a reload that says otherwise. It waits for a
+// standby, too, if it did.
+func TestAReloadChangesNoSession(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	ctx := t.Context()
+	plain, err := pgx.Connect(ctx, d.URL)
+	must(t, err)
+	defer plain.Close(ctx)
+	show := func(db sql.DB) (v string) {
+		t.Helper()
+		must(t, db.QueryRow(ctx, "SHOW synchronous_commit").Scan(&v))
+		return v
+	}
+	system := func(value string) {
+		t.Helper()
+		d.Exec(t, "ALTER SYSTEM SET synchronous_commit = "+value)
+		d.Exec(t, "SELECT pg_reload_conf()")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if v := show(plain); v != value {
+				return fmt.Errorf("synchronous_commit is %s, want %s", v, value)
+			}
+			return nil
+		})
+	}
+	for _, before := range []string{"on", "local", "remote_apply"} {
+		system(before)
+		one, err := relayPool(t, d.URL).Acquire(ctx) // the same session before and after
+		must(t, err)
+		sweep, err := sql.OpenSweep(ctx, d.URL, "public", false)
+		must(t, err)
+		system("off")
+		tx, err := sweep.Begin(ctx)
+		must(t, err)
+		for name, db := range map[string]sql.DB{"pool": one, "sweep": tx} {
+			if v := show(db); v != before {
+				t.Errorf("%s: synchronous_commit was %s and is %s after the reload", name, before, v)
+			}
+		}
+		sweep.Close()
+		one.Release()
+	}
+}
+
+// Row security that hides rows from the role is an error, not an empty table.
+func TestHiddenRowsAreAnError(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	ctx := t.Context()
+	role := "hidden_" + d.Name
+	for _, stmt := range []string{
+		"CREATE ROLE " + role + " LOGIN", "GRANT USAGE ON SCHEMA public TO " + role,
+		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + role,
+	} {
+		d.Exec(t, stmt)
+	}
+	t.Cleanup(func() {
+		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
+		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
+	})
+	url := strings.Replace(d.URL, "postgres@", role+"@", 1)
+	insert(t, d, "a")
+	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
+	must(t, s.Register(ctx))
+	sweep, err := sql.OpenSweep(ctx, url, "public", false)
+	must(t, err)
+	defer sweep.Close()
+	if parts, err := sweep.Parts(ctx); err != nil || len(parts) != 1 {
+		t.Fatalf("parts %v, %v", parts, err)
+	}
+	d.Exec(t, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	_, err = sweep.Parts(ctx)
+	if sql.SQLState(err) != "42501" {
+		t.Errorf("a sweep: %v", err)
+	}
+	if _, _, err := s.Backlog(ctx); sql.SQLState(err) != "42501" {
+		t.Errorf("the backlog: %v", err)
+	}
+	if _, err := s.Audit(ctx); sql.SQLState(err) != "42501" {
+		t.Errorf("the audit: %v", err)
 	}
 }

@@ -179,9 +179,9 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 
 // rights tells what the role may not do. The tables' owner may everything but the last.
 func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
-	var lacks string
+	var lacks, hiding string
 	var published, partitions, publication, statistics bool
-	err := conn.QueryRow(ctx, sql.DoctorRights()).Scan(&lacks, &partitions, &publication, &statistics)
+	err := conn.QueryRow(ctx, sql.DoctorRights()).Scan(&lacks, &partitions, &publication, &statistics, &hiding)
 	if err == nil {
 		err = conn.QueryRow(ctx, sql.DoctorPublication(), d.config.Publication).Scan(&published)
 	}
@@ -194,6 +194,9 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	}
 	if lacks != "" {
 		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role", "this role lacks %s", lacks)
+	}
+	if hiding != "" {
+		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS", "row security hides rows of %s from this role, which refuses to work like that", hiding)
 	}
 	if !partitions {
 		d.add(SeverityWarn, "history partitions", "GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",

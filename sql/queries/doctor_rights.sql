@@ -7,5 +7,9 @@ SELECT coalesce((SELECT string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
                  WHERE NOT has_table_privilege(t, p)), ''),
        pg_has_role(h.relowner, 'USAGE') AND has_schema_privilege(h.relnamespace, 'CREATE'),
        pg_has_role(o.relowner, 'USAGE') AND has_database_privilege(current_database(), 'CREATE'),
-       pg_has_role('pg_read_all_stats', 'USAGE')
+       pg_has_role('pg_read_all_stats', 'USAGE'),
+       -- Tables that hide rows from the role, '' for none.
+       coalesce((SELECT string_agg(t, ', ' ORDER BY t)
+                 FROM unnest('{outbox,outbox_history,outbox_part,outbox_stream,outbox_dead,relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
+                 WHERE row_security_active(t)), '')
 FROM pg_class o, pg_class h WHERE o.oid = 'outbox'::regclass AND h.oid = 'outbox_history'::regclass
