@@ -55,7 +55,7 @@ func (s *stream) publishTo(intake, work context.Context, name string, rows []*Ro
 		if len(parked) > 0 {
 			sent = append(sent, events[i])
 		}
-		f.items = append(f.items, Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
+		f.items = append(f.items, Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
 	}
 	f.marks = append(f.marks, Mark{Stream: name, Lane: s.laneID(), Number: receipt.Number})
 	s.l.published(ModeCDC, name, sent)
@@ -177,11 +177,14 @@ func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempt
 	began := time.Now()
 	s.sinkFailing.Store(false) // if the stream stands still now, it is not for the sink
 	for {
-		found, err := s.l.o.Store.Park(ctx, r, class, reason, attempts)
+		found, err := s.l.o.Store.Park(ctx, s.gates.owner, r, class, reason, attempts)
+		if errors.Is(err, ErrSuperseded) {
+			return err
+		}
 		if err != nil && time.Since(began) > patience && s.l.health.fail(conditionPark, err.Error()) {
 			s.l.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
 		}
-		if err == nil && (found.Seqs[r.Seq] || found.Snapshot.Visible(r.XID)) {
+		if err == nil && (found.Rows[0] || found.Snapshot.Visible(r.XID)) {
 			s.l.health.clear(conditionPark)
 			if cause == nil {
 				cause = errors.New(reason)

@@ -106,8 +106,8 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 		}
 		hidden := false
 		rest := items[:0:0]
-		for _, it := range items {
-			if !found.Seqs[it.Seq] {
+		for i, it := range items {
+			if !found.Rows[i] {
 				rest = append(rest, it)
 				hidden = hidden || !found.Snapshot.Visible(it.XID)
 			}
@@ -123,7 +123,12 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 			if err != nil {
 				return err
 			}
-			missing := len(items) - len(found.Seqs)
+			missing := 0
+			for _, ok := range found.Rows {
+				if !ok {
+					missing++
+				}
+			}
 			s.l.metrics.letGo.Add(float64(missing))
 			total -= missing
 			break

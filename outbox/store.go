@@ -52,14 +52,16 @@ type Snapshot interface {
 	Visible(xid uint32) bool
 }
 
-// Found is the answer to a question about rows: which are (or were) there, as seen by one snapshot.
+// Found is the answer to a question about rows, as seen by one snapshot.
 type Found struct {
-	Seqs     map[int64]bool
+	// Rows tells for each row that was asked for whether it is, or was, there. A row is known by its number and its id.
+	Rows     []bool
 	Snapshot Snapshot
 }
 
 // Settlement is one published event on its way out of the table.
 type Settlement struct {
+	ID          uuid.UUID
 	AggregateID string
 	Seq         int64
 	XID         uint32
@@ -125,8 +127,9 @@ type Store interface {
 	// Hunt deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort before
 	// they are let go.
 	Hunt(ctx context.Context, items []Settlement) (Found, error)
-	// Park moves a row to outbox_dead and tells whether it found it.
-	Park(ctx context.Context, row *Row, class, reason string, attempts int) (Found, error)
+	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when o is
+	// not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
+	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (Found, error)
 	// Audit takes a mark.
 	Audit(ctx context.Context) (AuditMark, error)
 	// Backlog counts the rows and tells the age of the oldest.

@@ -383,7 +383,7 @@ func (s *stream) owed(ctx context.Context, rows []*Row) ([]*Row, error) {
 	}
 	owed := rows[:0:0]
 	for _, r := range rows {
-		if !gone[r.Seq] {
+		if !gone[r] {
 			owed = append(owed, r)
 		}
 	}
@@ -422,8 +422,8 @@ func finished(err error) bool {
 
 // gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it
 // waits for that, which also keeps the order.
-func (s *stream) gone(ctx context.Context, rows []*Row) (map[int64]bool, error) {
-	gone := map[int64]bool{}
+func (s *stream) gone(ctx context.Context, rows []*Row) (map[*Row]bool, error) {
+	gone := map[*Row]bool{}
 	bo := backoff{first: 5 * time.Millisecond, most: 100 * time.Millisecond}
 	for len(rows) > 0 {
 		found, err := s.l.o.Store.Lookup(ctx, rows)
@@ -435,11 +435,11 @@ func (s *stream) gone(ctx context.Context, rows []*Row) (map[int64]bool, error) 
 			continue
 		}
 		hidden := rows[:0:0]
-		for _, r := range rows {
+		for i, r := range rows {
 			switch {
-			case found.Seqs[r.Seq]:
+			case found.Rows[i]:
 			case found.Snapshot.Visible(r.XID):
-				gone[r.Seq] = true
+				gone[r] = true
 			default:
 				hidden = append(hidden, r)
 			}

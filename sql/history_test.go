@@ -182,8 +182,8 @@ func TestHistoryIsSettledWhileADropWaits(t *testing.T) {
 	settled := 0
 	for {
 		row := insert(t, d, "a")
-		if f, err := s.Settle(ctx, settlements(row)); err != nil || len(f.Seqs) != 1 {
-			t.Fatalf("settle: %v, %v", f.Seqs, err)
+		if f, err := s.Settle(ctx, settlements(row)); err != nil || met(f) != 1 {
+			t.Fatalf("settle: %v, %v", f.Rows, err)
 		}
 		settled++
 		select {
@@ -249,8 +249,8 @@ func TestLeastRights(t *testing.T) {
 		t.Errorf("KeepHistory without the right to create: %v", err)
 	}
 	row := insert(t, d, "a")
-	if f, err := s.Settle(t.Context(), settlements(row)); err != nil || len(f.Seqs) != 1 {
-		t.Errorf("settle without partitions: %v, %v", f.Seqs, err)
+	if f, err := s.Settle(t.Context(), settlements(row)); err != nil || met(f) != 1 {
+		t.Errorf("settle without partitions: %v, %v", f.Rows, err)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_default"); n == 0 {
 		t.Error("nothing in the default partition")

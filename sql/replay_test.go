@@ -179,10 +179,11 @@ func TestHistoryWriters(t *testing.T) {
 	settling, err := relayPool(t, d.URL).Begin(t.Context())
 	must(t, err)
 	var snap string
-	var seqs []int64
-	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []string{"s"}, []string{""}, true, []*time.Time{nil}).Scan(&snap, &seqs)
+	var places []int64
+	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []uuid.UUID{row.ID}, []string{"s"}, []string{""},
+		[]*time.Time{nil}, true).Scan(&snap, &places)
 	must(t, err)
-	if n := writers(); n != 1 || len(seqs) != 1 {
+	if n := writers(); n != 1 || len(places) != 1 {
 		t.Errorf("%d writers while a settling is under way, want 1", n)
 	}
 	must(t, settling.Commit(t.Context()))

@@ -273,67 +273,83 @@ func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	return ok, nil
 }
 
-// found runs a query that returns a snapshot and the numbers of the rows it met.
-func (s *Store) found(ctx context.Context, what, text string, args ...any) (outbox.Found, error) {
+// found runs a query about n rows that returns a snapshot and the places, from 1, of those it met.
+func (s *Store) found(ctx context.Context, n int, what, text string, args ...any) (outbox.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	var snap string
-	var seqs []int64
-	if err := s.pool.QueryRow(ctx, text, args...).Scan(&snap, &seqs); err != nil {
+	var places []int64
+	if err := s.pool.QueryRow(ctx, text, args...).Scan(&snap, &places); err != nil {
 		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
 	}
 	parsed, err := ParseSnapshot(snap)
 	if err != nil {
 		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
 	}
-	f := outbox.Found{Seqs: make(map[int64]bool, len(seqs)), Snapshot: parsed}
-	for _, n := range seqs {
-		f.Seqs[n] = true
+	f := outbox.Found{Rows: make([]bool, n), Snapshot: parsed}
+	for _, place := range places {
+		f.Rows[place-1] = true
 	}
 	return f, nil
 }
 
 // Lookup tells which rows still exist.
 func (s *Store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
-	ids, seqs := make([]string, len(rows)), make([]int64, len(rows))
+	aggregates, seqs, ids := make([]string, len(rows)), make([]int64, len(rows)), make([]uuid.UUID, len(rows))
 	for i, r := range rows {
-		ids[i], seqs[i] = r.AggregateID, r.Seq
+		aggregates[i], seqs[i], ids[i] = r.AggregateID, r.Seq, r.ID
 	}
-	return s.found(ctx, "look up rows", query("lookup"), ids, seqs)
+	return s.found(ctx, len(rows), "look up rows", query("lookup"), aggregates, seqs, ids)
 }
 
 // Settle deletes published rows and writes their history.
 func (s *Store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	ids := make([]string, len(items))
+	aggregates := make([]string, len(items))
 	for i := range items {
-		ids[i] = items[i].AggregateID
+		aggregates[i] = items[i].AggregateID
 	}
-	seqs, streams, entries, times := columns(items)
-	return s.found(ctx, "settle", query("settle"), ids, seqs, streams, entries, s.history > 0, times)
+	seqs, ids, streams, entries, times := columns(items)
+	return s.found(ctx, len(items), "settle", query("settle"), aggregates, seqs, ids, streams, entries, times, s.history > 0)
 }
 
 // Hunt is Settle in every part.
 func (s *Store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	seqs, streams, entries, times := columns(items)
-	return s.found(ctx, "hunt", query("hunt"), seqs, streams, entries, s.history > 0, times)
+	seqs, ids, streams, entries, times := columns(items)
+	return s.found(ctx, len(items), "hunt", query("hunt"), seqs, ids, streams, entries, times, s.history > 0)
 }
 
-func columns(items []outbox.Settlement) (seqs []int64, streams, entries []string, times []*time.Time) {
-	seqs, streams, entries = make([]int64, len(items)), make([]string, len(items)), make([]string, len(items))
+func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams, entries []string, times []*time.Time) {
+	seqs, ids, streams, entries = make([]int64, len(items)), make([]uuid.UUID, len(items)), make([]string, len(items)), make([]string, len(items))
 	times = make([]*time.Time, len(items)) // nil: the event's time is when its row was inserted
 	for i := range items {
 		it := &items[i]
-		seqs[i], streams[i], entries[i] = it.Seq, it.Stream, it.EntryID
+		seqs[i], ids[i], streams[i], entries[i] = it.Seq, it.ID, it.Stream, it.EntryID
 		if !it.Time.IsZero() {
 			times[i] = &it.Time
 		}
 	}
-	return seqs, streams, entries, times
+	return seqs, ids, streams, entries, times
 }
 
-// Park moves a row to outbox_dead.
-func (s *Store) Park(ctx context.Context, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
-	return s.found(ctx, "park", query("park"), row.AggregateID, row.Seq, storable(reason), class, attempts)
+// Park moves a row to outbox_dead for o.
+func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	var snap string
+	var owner, gone int
+	err := s.pool.QueryRow(ctx, query("park"), s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID, storable(reason), class, attempts).
+		Scan(&snap, &owner, &gone)
+	if err == nil && owner == 0 {
+		err = outbox.ErrSuperseded
+	}
+	if err != nil {
+		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
+	}
+	parsed, err := ParseSnapshot(snap)
+	if err != nil {
+		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
+	}
+	return outbox.Found{Rows: []bool{gone > 0}, Snapshot: parsed}, nil
 }
 
 // Audit takes a mark of the table's first rows.

@@ -66,7 +66,36 @@ func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 }
 
 func settlement(r *outbox.Row) outbox.Settlement {
-	return outbox.Settlement{AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order", EntryID: "1-1"}
+	return outbox.Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order", EntryID: "1-1"}
+}
+
+// met counts the rows that were there.
+func met(f outbox.Found) (n int) {
+	for _, ok := range f.Rows {
+		if ok {
+			n++
+		}
+	}
+	return n
+}
+
+// owner is who may park now.
+func owner(tb testing.TB, s *sql.Store) outbox.Owner {
+	tb.Helper()
+	st, err := s.State(tb.Context())
+	must(tb, err)
+	return st.Owner
+}
+
+// succeed has another owner adopt.
+func succeed(tb testing.TB, s *sql.Store) outbox.Owner {
+	tb.Helper()
+	old := owner(tb, s)
+	ok, err := s.Adopt(tb.Context(), old.Epoch, outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, "another")
+	if err != nil || !ok {
+		tb.Fatalf("adopt: %v, %v", ok, err)
+	}
+	return owner(tb, s)
 }
 
 func TestRegister(t *testing.T) {
@@ -314,10 +343,10 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		"lookup": func() (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{row}) },
 		"settle": func() (outbox.Found, error) { return s.Settle(ctx, []outbox.Settlement{settlement(row)}) },
 		"hunt":   func() (outbox.Found, error) { return s.Hunt(ctx, []outbox.Settlement{settlement(row)}) },
-		"park":   func() (outbox.Found, error) { return s.Park(ctx, row, "too_large", "why", 3) },
+		"park":   func() (outbox.Found, error) { return s.Park(ctx, owner(t, s), row, "too_large", "why", 3) },
 	}
 	for name, call := range calls {
-		if f, err := call(); err != nil || len(f.Seqs) != 0 || f.Snapshot.Visible(row.XID) {
+		if f, err := call(); err != nil || met(f) != 0 || f.Snapshot.Visible(row.XID) {
 			t.Errorf("%s while it is held: %+v, %v", name, f, err)
 		}
 	}
@@ -329,11 +358,11 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{"lookup", "settle"} {
-		if f, err := calls[name](); err != nil || !f.Seqs[row.Seq] || !f.Snapshot.Visible(row.XID) {
+		if f, err := calls[name](); err != nil || met(f) != 1 || !f.Snapshot.Visible(row.XID) {
 			t.Errorf("%s afterwards: %+v, %v", name, f, err)
 		}
 	}
-	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || len(f.Seqs) != 0 || !f.Snapshot.Visible(row.XID) {
+	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 || !f.Snapshot.Visible(row.XID) {
 		t.Errorf("hunt at last: %+v, %v", f, err)
 	}
 }
@@ -360,11 +389,11 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 			t.Errorf("the time of event %s is kept: %v, want %v", id, kept, want)
 		}
 	}
-	if len(f.Seqs) != 2 || !f.Seqs[rows[0].Seq] || !f.Seqs[rows[1].Seq] {
-		t.Errorf("settled %v", f.Seqs)
+	if met(f) != 2 {
+		t.Errorf("settled %v", f.Rows)
 	}
-	if f, err = s.Settle(ctx, []outbox.Settlement{settlement(rows[0])}); err != nil || len(f.Seqs) != 0 {
-		t.Errorf("settled again: %v, %v", f.Seqs, err)
+	if f, err = s.Settle(ctx, []outbox.Settlement{settlement(rows[0])}); err != nil || met(f) != 0 {
+		t.Errorf("settled again: %v, %v", f.Rows, err)
 	}
 	// A row under another aggregate's name is in another part: only the hunt finds it.
 	lost := settlement(rows[2])
@@ -374,14 +403,14 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 			lost.AggregateID = name
 		}
 	}
-	if f, err = s.Settle(ctx, []outbox.Settlement{lost}); err != nil || len(f.Seqs) != 0 {
-		t.Errorf("settled in the wrong part: %v, %v", f.Seqs, err)
+	if f, err = s.Settle(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 0 {
+		t.Errorf("settled in the wrong part: %v, %v", f.Rows, err)
 	}
-	if f, err = s.Hunt(ctx, []outbox.Settlement{lost}); err != nil || !f.Seqs[rows[2].Seq] {
-		t.Errorf("hunted: %v, %v", f.Seqs, err)
+	if f, err = s.Hunt(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 1 {
+		t.Errorf("hunted: %v, %v", f.Rows, err)
 	}
-	if f, err = s.Lookup(ctx, rows); err != nil || len(f.Seqs) != 7 || f.Seqs[rows[0].Seq] {
-		t.Errorf("looked up: %v, %v", f.Seqs, err)
+	if f, err = s.Lookup(ctx, rows); err != nil || met(f) != 7 || f.Rows[0] {
+		t.Errorf("looked up: %v, %v", f.Rows, err)
 	}
 	same := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN before b
 		USING (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
@@ -390,8 +419,8 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 		t.Errorf("%d rows of history, %d as they should be; want 3", n, same)
 	}
 	without := sql.NewStore(d.Pool, "test", 0)
-	if f, err = without.Settle(ctx, []outbox.Settlement{settlement(rows[3])}); err != nil || len(f.Seqs) != 1 {
-		t.Errorf("settled without history: %v, %v", f.Seqs, err)
+	if f, err = without.Settle(ctx, []outbox.Settlement{settlement(rows[3])}); err != nil || met(f) != 1 {
+		t.Errorf("settled without history: %v, %v", f.Rows, err)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 3 {
 		t.Errorf("%d rows of history, want 3", n)
@@ -421,6 +450,119 @@ func TestAuditMark(t *testing.T) {
 	}
 }
 
+// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and settling it
+// deletes nothing.
+func TestARowIsMoreThanItsNumber(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	old := insert(t, d, "a")
+	d.Exec(t, "TRUNCATE outbox RESTART IDENTITY")
+	row := insert(t, d, "a")
+	if row.Seq != old.Seq {
+		t.Fatalf("numbers %d and %d: not the case", old.Seq, row.Seq)
+	}
+	for name, call := range map[string]func(r *outbox.Row) (outbox.Found, error){
+		"lookup": func(r *outbox.Row) (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{r}) },
+		"settle": func(r *outbox.Row) (outbox.Found, error) { return s.Settle(ctx, settlements(r)) },
+		"hunt":   func(r *outbox.Row) (outbox.Found, error) { return s.Hunt(ctx, settlements(r)) },
+		"park":   func(r *outbox.Row) (outbox.Found, error) { return s.Park(ctx, owner(t, s), r, "too_large", "why", 3) },
+	} {
+		if f, err := call(old); err != nil || met(f) != 0 || !f.Snapshot.Visible(old.XID) {
+			t.Errorf("%s of the old row: %+v, %v", name, f, err)
+		}
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1", row.ID); n != 1 {
+		t.Error("the new row is gone")
+	}
+	if f, err := s.Settle(ctx, settlements(old, row)); err != nil || f.Rows[0] || !f.Rows[1] {
+		t.Errorf("both settled: %+v, %v", f, err)
+	}
+}
+
+// A retried event is published when its row is gone, whoever has its number now.
+func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	row := insert(t, d, "a")
+	if _, err := s.Park(ctx, owner(t, s), row, "too_large", "why", 3); err != nil {
+		t.Fatal(err)
+	}
+	must(t, sql.RetryDead(ctx, d.Pool, row.ID))
+	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
+		t.Fatalf("%d dead while it waits, %v", n, err)
+	}
+	seq := testenv.Value[int64](t, d, "DELETE FROM outbox RETURNING seq")
+	d.Exec(t, fmt.Sprintf("ALTER TABLE outbox ALTER seq RESTART WITH %d", seq))
+	insert(t, d, "a")
+	if n, err := s.Housekeep(ctx); err != nil || n != 0 {
+		t.Errorf("%d dead afterwards, %v", n, err)
+	}
+}
+
+// A park is the owner's. It comes to nothing when another one has adopted before it arrives, and an adoption waits for one
+// that is under way: what it finds in the table afterwards nobody parks any more.
+func TestAParkIsFenced(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	row := insert(t, d, "a")
+	first := succeed(t, s)
+	succeed(t, s)
+	if _, err := s.Park(ctx, first, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("a late park: %v", err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
+		t.Fatal("the row is gone")
+	}
+	now := owner(t, s)
+	twin := now
+	twin.Nonce = nonce()
+	if _, err := s.Park(ctx, twin, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("a park of another holder of the epoch: %v", err)
+	}
+	// Under way: it has looked who the owner is, and waits for the row.
+	hold, err := d.Pool.Begin(ctx)
+	must(t, err)
+	defer func() { _ = hold.Rollback(context.Background()) }()
+	_, err = hold.Exec(ctx, "SELECT FROM outbox FOR UPDATE")
+	must(t, err)
+	parked, adopted := make(chan error, 1), make(chan bool, 1)
+	go func() {
+		_, err := s.Park(ctx, now, row, "too_large", "why", 3)
+		parked <- err
+	}()
+	waiting(t, d, "outbox_dead", 1)
+	go func() {
+		ok, _ := s.Adopt(ctx, now.Epoch, outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, "me")
+		adopted <- ok
+	}()
+	waiting(t, d, "SET epoch", 1)
+	must(t, hold.Rollback(ctx))
+	if err := <-parked; err != nil {
+		t.Errorf("the park under way: %v", err)
+	}
+	if !<-adopted {
+		t.Error("the adoption behind it failed")
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 1 {
+		t.Errorf("%d events are dead", n)
+	}
+}
+
+// waiting waits until so many statements with text in them wait for a lock.
+func waiting(tb testing.TB, d *testenv.Database, text string, n int) {
+	tb.Helper()
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		const query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND position($1 in query) > 0"
+		if now := testenv.Value[int](tb, d, query, text); now != n {
+			return fmt.Errorf("%d statements wait, want %d", now, n)
+		}
+		return nil
+	})
+}
+
 func TestDeadEvents(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -428,11 +570,11 @@ func TestDeadEvents(t *testing.T) {
 	a, b := insert(t, d, "a"), insert(t, d, "b")
 	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
 	for _, r := range []*outbox.Row{b, a} {
-		if f, err := s.Park(ctx, r, "too_large", "a\x00b\xffc", 3); err != nil || !f.Seqs[r.Seq] {
+		if f, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc", 3); err != nil || met(f) != 1 {
 			t.Fatalf("park: %+v, %v", f, err)
 		}
 	}
-	if f, err := s.Park(ctx, a, "too_large", "", 3); err != nil || len(f.Seqs) != 0 {
+	if f, err := s.Park(ctx, owner(t, s), a, "too_large", "", 3); err != nil || met(f) != 0 {
 		t.Errorf("parked again: %+v, %v", f, err)
 	}
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
@@ -461,8 +603,8 @@ func TestDeadEvents(t *testing.T) {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
 	// Refused again: attempts add up, and it can be retried again.
-	again := &outbox.Row{Event: outbox.Event{AggregateID: "a", Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox")}}
-	if _, err := s.Park(ctx, again, "too_large", "why", 2); err != nil {
+	again := &outbox.Row{Event: outbox.Event{ID: a.ID, AggregateID: "a", Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox")}}
+	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
 		t.Fatal(err)
 	}
 	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying || dead[0].Seq != a.Seq {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -58,7 +59,7 @@ func everything(t *testing.T, s *sql.Store, d *testenv.Database, url string) {
 	check("settle", err)
 	_, err = s.Hunt(ctx, settlements(b))
 	check("hunt", err)
-	_, err = s.Park(ctx, c, "too_large", "why", 1)
+	_, err = s.Park(ctx, owner(t, s), c, "too_large", "why", 1)
 	check("park", err)
 	_, err = s.Parked(ctx)
 	check("parked", err)
@@ -154,14 +155,15 @@ func TestPlansUseTheIndex(t *testing.T) {
 	d := testenv.Postgres(t)
 	testenv.Bulk(t, d, 100_000, 10)
 	pool := relayPool(t, d.URL)
-	ids, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500), make([]*time.Time, 500)
+	aggregates, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500), make([]*time.Time, 500)
+	ids := make([]uuid.UUID, 500)
 	for i := range seqs {
-		ids[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
+		aggregates[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
 	}
 	cases := map[string][]any{
-		"settle": {ids, seqs, texts, texts, true, times}, "hunt": {seqs, texts, texts, true, times}, "lookup": {ids, seqs},
+		"settle": {aggregates, seqs, ids, texts, texts, times, true}, "hunt": {seqs, ids, texts, texts, times, true}, "lookup": {aggregates, seqs, ids},
 		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil, "sweep_park_first": {3, "why", true},
-		"sweep_reached": {3, 100}, "audit": nil, "park": {"bulk-1", 7, "why", "x", 1}, "dead_published": nil,
+		"sweep_reached": {3, 100}, "audit": nil, "park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1}, "dead_published": nil,
 	}
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 )
@@ -111,15 +112,30 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 
 // The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not that an
 // event was settled, for the gate has forgotten that it was published.
+//
+// The same when that is set while the relay runs.
 func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"cdc", "poll"} {
-		t.Run(mode, func(t *testing.T) {
+	for _, c := range []struct{ mode, when string }{{"cdc", "before"}, {"poll", "before"}, {"cdc", "meanwhile"}, {"poll", "meanwhile"}} {
+		t.Run(c.mode+" "+c.when, func(t *testing.T) {
 			t.Parallel()
 			server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
-			w := worldOf(t, server.Database(t), testenv.Redis(t))
-			w.pgURL += "&synchronous_commit=off"
-			r := w.relayIn(mode)
+			w := worldOf(t, committing(t, server.Database(t)), testenv.Redis(t))
+			if c.when == "before" {
+				w.pgURL += "&synchronous_commit=off"
+			}
+			r := w.relayIn(c.mode)
+			w.delivers() // its sessions are open
+			if c.when == "meanwhile" {
+				w.db.Exec(t, "ALTER SYSTEM SET synchronous_commit = off")
+				w.db.Exec(t, "SELECT pg_reload_conf()")
+				testenv.Eventually(t, 20*time.Second, func() error {
+					if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_file_settings WHERE name = 'synchronous_commit' AND applied"); n != 1 {
+						return errors.New("not reloaded yet")
+					}
+					return nil
+				})
+			}
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240})
 			load.Wait()
 			w.oracle.WaitEmpty(t, 20*time.Second)
@@ -142,6 +158,17 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 			w.oracle.Check(t, load, 30*time.Second)
 		})
 	}
+}
+
+// committing returns the database with a pool whose commits are waited for, whatever the server says.
+func committing(t *testing.T, d *testenv.Database) *testenv.Database {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), d.URL+"&synchronous_commit=on")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
 // The database takes no writes for a while, as after a failover to a server that is not promoted yet: both say so, and go on by

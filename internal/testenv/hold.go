@@ -18,6 +18,8 @@ type Hold struct {
 	mu      sync.Mutex
 	conns   map[*heldConn]bool
 	holding bool // new connections too
+	// text, if not empty, is what a connection is held from on.
+	text string
 }
 
 // heldConn is one connection through the proxy.
@@ -56,6 +58,13 @@ func (h *Hold) Hold(all bool) {
 	}
 }
 
+// HoldFrom keeps what is sent over a connection from a message with text in it on.
+func (h *Hold) HoldFrom(text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.text = text
+}
+
 // Held returns how many connections have something kept that contains text.
 func (h *Hold) Held(text string) int {
 	h.mu.Lock()
@@ -87,7 +96,7 @@ func (h *Hold) Late() int {
 func (h *Hold) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.holding = false
+	h.holding, h.text = false, ""
 	for c := range h.conns {
 		_, _ = c.server.Write(c.kept) // the server may have closed it
 		c.kept, c.hold = nil, false
@@ -129,6 +138,7 @@ func (h *Hold) forward(c *heldConn) {
 	for {
 		n, err := c.client.Read(buf)
 		h.mu.Lock()
+		c.hold = c.hold || h.text != "" && strings.Contains(string(buf[:n]), h.text)
 		if c.hold {
 			c.kept = append(c.kept, buf[:n]...)
 		} else if n > 0 {

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// A leader parks an event that Redis refuses, and is cut off: its statement lies in a socket. Its successor finds Redis well
+// and publishes the event. When the statement arrives, it parks nothing: an event is in its stream or dead, never both.
+func TestALateParkParksNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := testenv.NewHold(t, hostOf(t, w.db.URL))
+	direct := w.pgURL
+	w.pgURL = strings.Replace(direct, hostOf(t, direct), h.Addr(), 1)
+	const nobody = "--redis-durability=replicas=1" // there is none: nothing is settled
+	w.spawn("relay", nobody)
+	w.waitMode("cdc", 20*time.Second)
+	first := w.insert("bad", "a", 1)
+	w.waitIDs("outbox.bad", first)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(w.redis.Client.Del(t.Context(), "outbox.bad").Err())
+	must(w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
+	const class = "wrongtype" // an argument of the statement
+	h.HoldFrom(class)
+	second := w.insert("bad", "b", 1)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if h.Held(class) == 0 {
+			return errors.New("nothing is parked")
+		}
+		return nil
+	})
+	h.Hold(true)
+	must(w.redis.Client.Del(t.Context(), "outbox.bad").Err())
+	w.pgURL = direct
+	successor := w.spawn("relay", nobody)
+	published := func() error {
+		for _, e := range rawEntries(t, w, "outbox.bad") {
+			if e["id"] == second {
+				return nil
+			}
+		}
+		return fmt.Errorf("event %s is not published", second)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if w.redis.Client.Type(t.Context(), "outbox.bad").Val() != "stream" {
+			return errors.New("nothing is published")
+		}
+		return published()
+	})
+	h.Release()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := h.Late(); n > 0 {
+			return fmt.Errorf("%d connections are left over", n)
+		}
+		return nil
+	})
+	successor.kill()
+	w.spawn("relay")
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_dead"); n != 0 {
+		t.Errorf("%d events are parked, and in their stream", n)
+	}
+	times := 0
+	for _, e := range rawEntries(t, w, "outbox.bad") {
+		if e["id"] == second {
+			times++
+		}
+	}
+	if times != 1 {
+		t.Errorf("the event is %d times in its stream", times)
+	}
+}
+
+// Row security is enabled, and hides the rows from a relay that does not own the table. It must not look as if there were
+// nothing to do.
+func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	owner := w.pgURL
+	w.pgURL = w.role("REPLICATION")
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	w.mend("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	r.waitReady(t, http.StatusServiceUnavailable, "row-level security")
+	r.setMode("poll")
+	r.waitReady(t, http.StatusServiceUnavailable, "row-level security")
+	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  row security") {
+		t.Errorf("doctor: exit %d: %s", d.code, d.out)
+	}
+	w.pgURL = owner
+	w.mend("ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
+	w.desire("auto")
+	waitReady(t, r, http.StatusOK, 20*time.Second)
+	w.delivers()
+}
