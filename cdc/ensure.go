@@ -13,7 +13,7 @@ import (
 // Ensure implements outbox.Slots. The publication comes first, always: a slot that is older than its publication cannot
 // be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). So when the publication
 // had to be mended in a way that inserts may have gone unseen, an existing slot is replaced.
-func (s *Slots) Ensure(ctx context.Context) (created bool, err error) {
+func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error) {
 	mended, err := s.ensurePublication(ctx)
 	if err != nil {
 		return false, err
@@ -32,6 +32,11 @@ func (s *Slots) Ensure(ctx context.Context) (created bool, err error) {
 		}
 	case st.present:
 		return false, nil
+	}
+	if making != nil {
+		if err := making(ctx); err != nil {
+			return false, err
+		}
 	}
 	if err := s.create(ctx, st.version); err != nil {
 		return false, err

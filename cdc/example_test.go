@@ -26,7 +26,7 @@ func Example() {
 		panic(err)
 	}
 	var trouble *outbox.SlotError
-	if _, err := slots.Ensure(ctx); errors.As(err, &trouble) {
+	if _, err := slots.Ensure(ctx, nil); errors.As(err, &trouble) {
 		panic(trouble.Reason + ": " + trouble.Mend)
 	} else if err != nil {
 		panic(err)

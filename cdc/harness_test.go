@@ -45,7 +45,7 @@ func prepare(t testing.TB, d *testenv.Database) *env {
 func (e *env) ensure(t testing.TB) {
 	t.Helper()
 	testenv.Eventually(t, time.Minute, func() error {
-		created, err := e.slots.Ensure(t.Context())
+		created, err := e.slots.Ensure(t.Context(), nil)
 		var slot *outbox.SlotError
 		if errors.As(err, &slot) && slot.Reason == outbox.ReasonTransactionHeld {
 			return err

@@ -115,7 +115,7 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin = time.Now()
-	_, err = e.slots.Ensure(t.Context())
+	_, err = e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonTransactionHeld)
 	if d := time.Since(begin); d > createTimeout+20*time.Second {
 		t.Errorf("took %v", d)

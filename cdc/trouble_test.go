@@ -44,20 +44,20 @@ func TestRunNamesWhatIsWrongWithTheSlot(t *testing.T) {
 
 	e.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", e.slot)
 	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
-	_, err := e.slots.Ensure(t.Context())
+	_, err := e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonSlotForeign)
 	wantReason(t, e.slots.Advance(t.Context(), e.walEnd(t)), outbox.ReasonSlotForeign)
 	e.db.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
 
 	e.db.Exec(t, "SELECT pg_create_physical_replication_slot($1)", e.slot)
-	_, err = e.slots.Ensure(t.Context())
+	_, err = e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonSlotForeign)
 	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
 	e.db.Exec(t, "SELECT pg_drop_replication_slot($1)", e.slot)
 
 	other := testenv.Postgres(t)
 	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", e.slot)
-	_, err = e.slots.Ensure(t.Context())
+	_, err = e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonSlotForeign)
 	wantReason(t, runOnce(t, r), outbox.ReasonSlotForeign)
 	// It is neither ours to drop, nor ours to bound.
@@ -106,7 +106,7 @@ func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {
 		e.insert(t, "unseen")
 		t.Log(spoil)
 		e.ensure(t)
-		if created, err := e.slots.Ensure(t.Context()); err != nil || created {
+		if created, err := e.slots.Ensure(t.Context(), nil); err != nil || created {
 			t.Fatalf("once more: created %v, %v", created, err)
 		}
 		c := start(t, r, true)
@@ -118,7 +118,7 @@ func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {
 	}
 	// Too much is no loss: the slot stays.
 	e.db.Exec(t, "ALTER PUBLICATION posthaste SET (publish = 'insert, delete')")
-	if created, err := e.slots.Ensure(t.Context()); err != nil || created {
+	if created, err := e.slots.Ensure(t.Context(), nil); err != nil || created {
 		t.Errorf("created %v, %v", created, err)
 	}
 	if testenv.Value[bool](t, e.db, "SELECT pubdelete FROM pg_publication") {
@@ -146,11 +146,11 @@ func TestRoleWithoutRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = slots.Ensure(t.Context())
+	_, err = slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonNoRight)
 	wantReason(t, runOnce(t, e.reader(t, func(o *ReaderOptions) { o.URL = u.String() })), outbox.ReasonNoRight)
 	e.db.Exec(t, "DROP PUBLICATION posthaste")
-	_, err = slots.Ensure(t.Context())
+	_, err = slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonPublication)
 }
 
@@ -160,7 +160,7 @@ func TestServerWithoutRoom(t *testing.T) {
 	one := prepare(t, srv.Database(t))
 	one.ensure(t)
 	two := prepare(t, srv.Database(t))
-	_, err := two.slots.Ensure(t.Context())
+	_, err := two.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonSlotsFull)
 	c := one.run(t, true)
 	wantReason(t, runOnce(t, one.reader(t)), outbox.ReasonSendersFull)
@@ -174,7 +174,7 @@ func TestServerWithoutLogicalWAL(t *testing.T) {
 	if st, err := e.slots.Status(t.Context()); err != nil || st.Exists {
 		t.Errorf("status %+v, %v", st, err)
 	}
-	_, err := e.slots.Ensure(t.Context())
+	_, err := e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonWALLevel)
 	wantReason(t, runOnce(t, e.reader(t)), outbox.ReasonWALLevel)
 }

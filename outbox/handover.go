@@ -87,18 +87,14 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	if err != nil || visible {
 		return visible, err
 	}
-	if need := l.keeper.needed(); need != 0 {
-		ok := false
-		if need != needUnknown {
-			if ok, err = l.o.Store.VisibleBelow(ctx, need); err != nil {
-				return false, err
-			}
-		}
-		if !ok {
-			return false, &SlotError{
-				Reason: ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
-				Mend: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
-			}
+	hidden, err := l.keeper.hidden(ctx)
+	if err != nil {
+		return false, err
+	}
+	if hidden {
+		return false, &SlotError{
+			Reason: ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
+			Mend: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
 		}
 	}
 	l.log.Info("older transactions are open; streaming without the short cut")

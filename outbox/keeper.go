@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 )
@@ -24,14 +23,15 @@ type slotKeeper struct {
 	relay *Relay
 
 	// mu is held while the slot is being moved, so that a hand-over and the budget do not meet.
-	mu sync.Mutex
-	// need is a transaction id: the slot's position was set without waiting for what is older, so that a hand-over has to.
-	need uint64
+	mu   sync.Mutex
 	last time.Time // of the last advance or nudge
 	// next is where the slot may be moved as soon as everything older than its transaction has ended; zero for nowhere.
 	next place
 	// known is set while this process knows of a slot that it has not dropped itself.
 	known bool
+	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
+	position LSN
+	still    bool
 
 	// hit tells a running stream that the budget is exhausted.
 	hitMu sync.Mutex
@@ -55,7 +55,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing any
 	// more: another instance has led, or another server.
 	k.mu.Lock()
-	k.last, k.next = time.Now(), place{}
+	k.last, k.next, k.still = time.Now(), place{}, false
 	k.mu.Unlock()
 	for ctx.Err() == nil {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
@@ -134,6 +134,7 @@ func (k *slotKeeper) idle() time.Duration {
 // look reads the slot's state into the gauges.
 func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 	m := k.relay.metrics
+	before := k.relay.current()
 	st, err := k.relay.o.Slots.Status(ctx)
 	if err != nil {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
@@ -142,12 +143,33 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 	if st.Exists && st.Confirmed != 0 { // one without a position is still being made
 		k.know(true)
 	}
+	if err := k.watch(ctx, st, before); err != nil {
+		return st, err
+	}
 	boolGauge(m.slotActive, st.Active)
 	boolGauge(m.slotLost, st.Lost)
 	m.slotRetained.Set(float64(st.RetainedBytes))
 	m.slotConfirmed.Set(float64(st.ConfirmedLagBytes))
 	m.slotMaxKeep.Set(float64(st.MaxKeepBytes))
 	return st, nil
+}
+
+// watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the middle of
+// it. What that passed may not be visible.
+func (k *slotKeeper) watch(ctx context.Context, st SlotStatus, before phase) error {
+	resting := func(p phase) bool { return p == phasePoll || p == phaseSweep }
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if moved := k.still && st.Confirmed > k.position; moved {
+		if err := k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false); err != nil {
+			return err
+		}
+		k.relay.log.Warn("somebody else has moved the slot; it is not streamed before older transactions have ended",
+			"from", k.position.String(), "to", st.Confirmed.String())
+	}
+	// A stream moves it, also one that is just ending, and so does the hand-over.
+	k.position, k.still = st.Confirmed, !st.Active && resting(before) && resting(k.relay.current())
+	return nil
 }
 
 // know notes whether there is a slot that somebody else would have to drop.
@@ -205,7 +227,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 		return err
 	}
 	lsn := k.next.lsn
-	k.next, k.last = place{}, time.Now()
+	k.next, k.last, k.still = place{}, time.Now(), false
 	return k.relay.o.Slots.Advance(ctx, lsn)
 }
 
@@ -216,15 +238,17 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	if k.relay.current() == phaseStream {
 		return nil
 	}
-	k.last = time.Now()
+	k.last, k.still = time.Now(), false
 	// A running-transactions record below the target is what lets restart_lsn follow in this advance and not the next.
 	nudgeErr := k.relay.o.Slots.Nudge(ctx)
 	lsn, xid, err := k.relay.o.Store.Mark(ctx)
 	if err != nil {
 		return err
 	}
-	// Noted before the slot moves: a failure in between only makes a hand-over wait for nothing.
-	k.need = xid
+	// Noted before the slot moves, where the next leader finds it: a failure in between only makes a hand-over wait for nothing.
+	if err := k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), xid, false); err != nil {
+		return err
+	}
 	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
@@ -272,26 +296,23 @@ func (k *slotKeeper) onExhausted(end func()) {
 	k.hitMu.Unlock()
 }
 
-// needUnknown stands for a transaction id that could not be taken: any later one will do.
-const needUnknown = math.MaxUint64
-
-// ensuring notes that a slot may be about to be made.
-func (k *slotKeeper) ensuring() {
+// making notes that a slot is about to be made, even if nobody ever learns that it was.
+func (k *slotKeeper) making(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.need = needUnknown
+	k.still = false
+	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false)
 }
 
-// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed.
-func (k *slotKeeper) ensured(ctx context.Context) error {
+// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may also
+// be a slot that was made by a leader that came no further.
+func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, xid, err := k.relay.o.Store.Mark(ctx)
-	if err != nil {
-		return err
+	if _, xid, err = k.relay.o.Store.Mark(ctx); err != nil {
+		return 0, err
 	}
-	k.need = xid
-	return nil
+	return xid, k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), xid, true)
 }
 
 // shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
@@ -302,15 +323,24 @@ func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN, xid uint64) error {
 	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
-	if k.need <= xid || k.need == needUnknown {
-		k.need = 0 // else the budget moved the slot in between: that still has to be waited for
-	}
-	k.last = time.Now()
-	return nil
+	k.last, k.still = time.Now(), false
+	// A younger one stays: the budget moved the slot in between, and that still has to be waited for.
+	return k.relay.o.Store.LowerBarrier(ctx, k.relay.epoch(), xid)
 }
 
-func (k *slotKeeper) needed() uint64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.need
+// hidden reports whether something may have been committed before the slot's position that nobody can see yet.
+func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
+	st, err := k.relay.state(ctx)
+	if err != nil || st.Barrier == 0 {
+		return false, err
+	}
+	barrier := st.Barrier
+	if barrier == BarrierUnknown {
+		// From now on it is known, so that it need not be waited for anew each time.
+		if barrier, err = k.ensured(ctx); err != nil {
+			return false, err
+		}
+	}
+	visible, err := k.relay.o.Store.VisibleBelow(ctx, barrier)
+	return !visible, err
 }

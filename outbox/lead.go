@@ -535,15 +535,12 @@ func (l *leadership) ensureSlot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !st.Exists || st.Lost {
-		l.keeper.ensuring() // even if we never learn that it was made
-	}
 	reason := l.keeper.made(st) // before it can be seen
-	created, err := l.o.Slots.Ensure(ctx)
+	created, err := l.o.Slots.Ensure(ctx, l.keeper.making)
 	if err == nil && created {
 		l.metrics.slotCreated.WithLabelValues(reason).Inc()
 		l.keeper.know(true) // it may be dropped before anybody looks at it again
-		err = l.keeper.ensured(ctx)
+		_, err = l.keeper.ensured(ctx)
 	}
 	return err
 }

@@ -336,8 +336,11 @@ func TestLastMarks(t *testing.T) {
 type transactions struct {
 	Store
 	Slots
-	open  bool
-	moved []LSN
+	open    bool
+	moved   []LSN
+	barrier uint64
+	epoch   int64 // of the state
+	status  SlotStatus
 }
 
 func (m *transactions) Mark(context.Context) (LSN, uint64, error) { return 100, 7, nil }
@@ -351,8 +354,31 @@ func (m *transactions) Advance(_ context.Context, to LSN) error {
 	return nil
 }
 
+func (m *transactions) State(context.Context) (State, error) { return State{Barrier: m.barrier}, nil }
+
+func (m *transactions) RaiseBarrier(_ context.Context, epoch int64, xid uint64, known bool) error {
+	switch {
+	case epoch != m.epoch:
+		return ErrSuperseded
+	case known && m.barrier == BarrierUnknown:
+		m.barrier = xid
+	default:
+		m.barrier = max(m.barrier, xid)
+	}
+	return nil
+}
+
+func (m *transactions) LowerBarrier(_ context.Context, epoch int64, xid uint64) error {
+	if epoch == m.epoch && (m.barrier <= xid || m.barrier == BarrierUnknown) {
+		m.barrier = 0
+	}
+	return nil
+}
+
+func (m *transactions) Status(context.Context) (SlotStatus, error) { return m.status, nil }
+
 // A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the slot
-// stays before it. Only the budget does not wait, and a hand-over knows of that.
+// stays before it. Only the budget does not wait, and that is noted where the next leader finds it.
 func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	t.Parallel()
 	m := &transactions{open: true}
@@ -369,14 +395,72 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	if err := k.follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(m.moved, []LSN{100}) || k.needed() != 0 {
-		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none", m.moved, k.needed())
+	if !slices.Equal(m.moved, []LSN{100}) || m.barrier != 0 {
+		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none", m.moved, m.barrier)
 	}
 	m.open = true
 	if err := k.advance(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.moved) != 2 || k.needed() != 7 {
-		t.Errorf("moved to %v for the budget; a hand-over waits for transaction %d, want 7", m.moved, k.needed())
+	if len(m.moved) != 2 || m.barrier != 7 {
+		t.Errorf("moved to %v for the budget; a hand-over waits for transaction %d, want 7", m.moved, m.barrier)
+	}
+	m.epoch++ // another leads
+	if err := k.advance(t.Context()); !errors.Is(err, ErrSuperseded) || len(m.moved) != 2 {
+		t.Errorf("a leader that was deposed moves the slot: %v, %v", m.moved, err)
+	}
+}
+
+// What is unknown becomes known at the first hand-over, so that the next one need not wait for what is younger.
+func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
+	t.Parallel()
+	m := &transactions{open: true, barrier: BarrierUnknown}
+	k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
+	for _, c := range []struct{ open, hidden bool }{{true, true}, {false, false}} {
+		m.open = c.open
+		if hidden, err := k.hidden(t.Context()); err != nil || hidden != c.hidden || m.barrier != 7 {
+			t.Errorf("hidden %v behind transaction %d, %v; want %v behind 7", hidden, m.barrier, err, c.hidden)
+		}
+	}
+}
+
+// Somebody else moves the slot while it rests, or makes one: what that passed may not be visible. What a stream moves, or the
+// relay itself, is no surprise.
+func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		phase         phase
+		before, after SlotStatus
+		own           bool
+		want          bool
+	}{
+		"moved":                  {phase: phasePoll, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"made":                   {phase: phaseSweep, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"dropped":                {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}},
+		"moved by us":            {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 100}, own: true},
+		"streamed":               {phase: phaseStream, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
+		"by a stream that ended": {phase: phasePoll, before: SlotStatus{Exists: true, Active: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := &transactions{status: c.before}
+			k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
+			k.relay.phase = c.phase
+			if _, err := k.look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if c.own {
+				if err := k.shortcut(t.Context(), 100, 7); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.status = c.after
+			if _, err := k.look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if (m.barrier == BarrierUnknown) != c.want {
+				t.Errorf("barrier %d, want one: %v", m.barrier, c.want)
+			}
+		})
 	}
 }

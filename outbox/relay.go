@@ -367,6 +367,13 @@ func (r *Relay) own(o Owner) {
 	r.metrics.epoch.Set(float64(o.Epoch))
 }
 
+// epoch is the one this instance acts under.
+func (r *Relay) epoch() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.owner.Epoch
+}
+
 // enter records a phase and logs and counts a change of mode once.
 func (r *Relay) enter(p phase, reason string) {
 	r.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -44,7 +45,13 @@ type State struct {
 	System   int64
 	Timeline int32
 	Changed  time.Time
+	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything older has
+	// ended. 0: everything is visible. See Store.RaiseBarrier.
+	Barrier uint64
 }
+
+// BarrierUnknown stands for a transaction id that could not be taken: any later one will do.
+const BarrierUnknown = math.MaxInt64
 
 // Snapshot is what one statement saw of other transactions.
 type Snapshot interface {
@@ -120,6 +127,12 @@ type Store interface {
 	// visible once VisibleBelow(xid) is true.
 	Mark(ctx context.Context) (LSN, uint64, error)
 	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
+	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before it is
+	// streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown barrier
+	// stands for, and replaces it. ErrSuperseded if the epoch is not the state's any more: then the slot is not to be moved.
+	RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error
+	// LowerBarrier forgets the barrier, if it is not younger than xid.
+	LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
 	// Lookup tells which of the rows still exist.
 	Lookup(ctx context.Context, rows []*Row) (Found, error)
 	// Settle deletes the rows, writing history, and tells which it found.

@@ -138,7 +138,7 @@ func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	var desired, active, lsn string
 	var nonce []byte
 	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
-		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed)
+		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier)
 	if err != nil {
 		return st, fmt.Errorf("read the state of relay %q: %w", name, err)
 	}
@@ -180,6 +180,33 @@ func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, 
 		return false, fmt.Errorf("record mode %s: %w", active, err)
 	}
 	return tag.RowsAffected() == 1, nil
+}
+
+// RaiseBarrier notes what the next stream has to wait for.
+func (s *Store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
+	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, int64(xid), known) //nolint:gosec // at most outbox.BarrierUnknown
+}
+
+// LowerBarrier forgets that.
+func (s *Store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
+	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most outbox.BarrierUnknown
+	if errors.Is(err, outbox.ErrSuperseded) {
+		return nil // or there was none
+	}
+	return err
+}
+
+func (s *Store) barrier(ctx context.Context, statement string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, query(statement), args...)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = outbox.ErrSuperseded
+	}
+	if err != nil {
+		return fmt.Errorf("note what the slot waits for: %w", err)
+	}
+	return nil
 }
 
 // Streams lists every stream ever published to.

@@ -677,3 +677,61 @@ func TestUninstall(t *testing.T) {
 	}
 	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
 }
+
+// What the next stream has to wait for outlives who noted it, and is another's to forget only under the present epoch.
+func TestBarrier(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	ctx := t.Context()
+	epoch := succeed(t, s).Epoch
+	barrier := func(want uint64) {
+		t.Helper()
+		st, err := s.State(ctx)
+		must(t, err)
+		if st.Barrier != want {
+			t.Errorf("barrier %d, want %d", st.Barrier, want)
+		}
+	}
+	barrier(0)
+	must(t, s.LowerBarrier(ctx, epoch, 10)) // there is none
+	must(t, s.RaiseBarrier(ctx, epoch, 10, false))
+	must(t, s.RaiseBarrier(ctx, epoch, 7, false))
+	barrier(10)
+	must(t, s.LowerBarrier(ctx, epoch, 9))
+	barrier(10)
+	must(t, s.RaiseBarrier(ctx, epoch, outbox.BarrierUnknown, false))
+	must(t, s.RaiseBarrier(ctx, epoch, 12, false)) // taken before, perhaps
+	barrier(outbox.BarrierUnknown)
+	must(t, s.RaiseBarrier(ctx, epoch, 14, true))
+	barrier(14)
+	for _, err := range []error{s.RaiseBarrier(ctx, epoch-1, 20, false), s.RaiseBarrier(ctx, epoch+1, 20, true)} {
+		if !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("under another epoch: %v", err)
+		}
+	}
+	must(t, s.LowerBarrier(ctx, epoch-1, 20))
+	barrier(14)
+	must(t, s.LowerBarrier(ctx, epoch, 14))
+	barrier(0)
+	must(t, s.RaiseBarrier(ctx, epoch, outbox.BarrierUnknown, false))
+	must(t, s.LowerBarrier(ctx, epoch, 20))
+	barrier(0)
+}
+
+// After a failover transaction ids may be given out again: what was known is not any more.
+func TestABarrierOfAnotherTimelineIsUnknown(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	epoch := succeed(t, s).Epoch
+	must(t, s.RaiseBarrier(ctx, epoch, 10, false))
+	succeed(t, s)
+	if st, err := s.State(ctx); err != nil || st.Barrier != 10 || st.Timeline != 1 {
+		t.Errorf("barrier %d, timeline %d, %v; want 10 on timeline 1", st.Barrier, st.Timeline, err)
+	}
+	d.Exec(t, "UPDATE relay_state SET timeline = 7")
+	succeed(t, s)
+	if st, err := s.State(ctx); err != nil || st.Barrier != outbox.BarrierUnknown || st.Timeline != 1 {
+		t.Errorf("barrier %d, timeline %d, %v; want an unknown one", st.Barrier, st.Timeline, err)
+	}
+}

@@ -78,7 +78,7 @@ const olderTransactions = 30 * time.Second
 // makeSlot makes the slot, for which every older transaction of the server has to end, whichever database it is in.
 func (s *scene) makeSlot(ctx context.Context) error {
 	for end := time.Now().Add(olderTransactions); ; {
-		_, err := s.slots.Ensure(ctx) // bounded; a relay asks again, too
+		_, err := s.slots.Ensure(ctx, nil) // bounded; a relay asks again, too
 		var slot *outbox.SlotError
 		if !errors.As(err, &slot) || slot.Reason != outbox.ReasonTransactionHeld || time.Now().After(end) {
 			return err

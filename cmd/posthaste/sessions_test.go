@@ -110,6 +110,119 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 }
 
+// Commits are held back by a synchronous standby when the WAL budget moves the slot past them: they are in the WAL before the
+// slot and visible to nobody. Then the relay is killed, or stopped. Whoever leads next streams only when they have come out,
+// and been swept in their place.
+func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ mode, end string }{{"poll", "kill"}, {"poll", "stop"}, {"auto", "kill"}} {
+		t.Run(c.mode+" "+c.end, func(t *testing.T) {
+			t.Parallel()
+			const budget = "--wal-budget=16MiB"
+			server := testenv.NewServer(t)
+			w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+			w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+			w.relayIn("cdc", budget).stop()
+			w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
+			w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+			hold := func(standby string) {
+				w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
+				w.db.Exec(t, "SELECT pg_reload_conf()")
+			}
+			hold("nobody")
+			w.db.WaitHeld(t)
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+					return fmt.Errorf("%d commits are held back", n)
+				}
+				return nil
+			})
+			held := testenv.Value[string](t, w.db, "SELECT pg_current_wal_insert_lsn()::text")
+			local, err := pgx.Connect(t.Context(), w.pgURL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = local.Close(context.Background()) }()
+			if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = $1", c.mode); err != nil {
+				t.Fatal(err)
+			}
+			r := w.spawn("relay", budget)
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE confirmed_flush_lsn >= $1::text::pg_lsn)", held) {
+					return errors.New("the slot is not moved past the held back commits")
+				}
+				return nil
+			})
+			if c.end == "kill" {
+				r.kill()
+			} else {
+				r.stop()
+			}
+			w.desire("auto")
+			r = w.spawn("relay", budget)
+			testenv.Eventually(t, 30*time.Second, func() error {
+				if !r.logged("transaction_held") && !r.logged(`"stream opened"`) {
+					return errors.New("no hand-over is tried")
+				}
+				return nil
+			})
+			hold("")
+			load.Wait()
+			w.oracle.Check(t, load, 30*time.Second)
+			w.waitMode("cdc", 30*time.Second)
+		})
+	}
+}
+
+// The same when it is somebody else who moves the slot past them.
+func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+	r := w.relayIn("cdc")
+	r.setMode("poll")
+	w.waitMode("poll", 20*time.Second)
+	hold := func(standby string) {
+		w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
+		w.db.Exec(t, "SELECT pg_reload_conf()")
+	}
+	hold("nobody")
+	w.db.WaitHeld(t)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+			return fmt.Errorf("%d commits are held back", n)
+		}
+		return nil
+	})
+	local, err := pgx.Connect(t.Context(), w.pgURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = local.Close(context.Background()) }()
+	testenv.Eventually(t, 20*time.Second, func() error { // not while the relay moves it itself
+		_, err := local.Exec(t.Context(), "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
+		return err
+	})
+	r.waitLogged("somebody else has moved the slot")
+	if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = 'auto'"); err != nil {
+		t.Fatal(err)
+	}
+	streams := strings.Count(r.output(), `"stream opened"`)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if !r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams {
+			return errors.New("no hand-over is tried")
+		}
+		return nil
+	})
+	hold("")
+	load.Wait()
+	w.oracle.Check(t, load, 30*time.Second)
+	w.waitMode("cdc", 30*time.Second)
+}
+
 // The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not that an
 // event was settled, for the gate has forgotten that it was published.
 //
