@@ -42,6 +42,17 @@ var redis = board{
 			},
 			publishCall, publishErrors,
 			{
+				title: "Lost after it was settled", unit: "short", alert: "OutboxRedisLostData",
+				means: "Events that Redis had acknowledged and lacks: not brought back yet, and found within the chosen time; and failovers of Postgres, " +
+					"after which events may come twice. posthaste status names the command that brings them back.",
+				queries: []query{
+					{leading("outbox_lost_events"), "not brought back"},
+					{increase("outbox_lost_events_total"), "found"},
+					{increase("outbox_postgres_failovers_total"), "failovers of Postgres"},
+				},
+				steps: none(),
+			},
+			{
 				title: "Pub/Sub refused", unit: "ops", alert: "OutboxPublishFailing",
 				means:   "Events that are in their stream, but whose PUBLISH Redis refused: the ACL does not permit the channel.",
 				queries: []query{{rate("outbox_pubsub_failed_total"), "refused"}},

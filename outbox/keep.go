@@ -48,6 +48,42 @@ func (l *leadership) countBacklog(ctx context.Context) {
 	}
 	l.metrics.backlogRows.Set(float64(rows))
 	l.metrics.backlogOldest.Set(oldest.Seconds())
+	lost, err := l.o.Store.Lost(ctx)
+	if err != nil {
+		l.metrics.scrapeErrors.WithLabelValues("losses").Inc()
+		return
+	}
+	l.metrics.lost.Set(float64(lost))
+}
+
+// keepLosses counts what adoptions note as perhaps lost, until ctx ends. History may be long: nothing else waits for it.
+func (l *leadership) keepLosses(ctx context.Context) {
+	for ctx.Err() == nil {
+		if l.uncounted.Swap(false) {
+			l.countLosses(ctx)
+		}
+		sleep(ctx, jitter(trimInterval))
+	}
+}
+
+// countLosses says what is lost.
+func (l *leadership) countLosses(ctx context.Context) {
+	losses, err := l.o.Store.CountLosses(ctx)
+	if err != nil {
+		l.uncounted.Store(true)
+		l.metrics.scrapeErrors.WithLabelValues("losses").Inc()
+		l.log.Debug("count losses", "err", err)
+	}
+	for _, loss := range losses {
+		if loss.Stream == "" {
+			l.metrics.failovers.Inc()
+			l.log.Error("Postgres has gone back in time, by a failover or a restore: it may have forgotten that events were settled, which are published twice then, and commits whose events are in their streams")
+			continue
+		}
+		l.metrics.lostEvents.Add(float64(max(loss.Events, 1)))
+		l.log.Error("the sink has lost events that were settled", "stream", loss.Stream, "events", loss.Events, "first", loss.First, "last", loss.Last,
+			"remedy", loss.Remedy())
+	}
 }
 
 func (l *leadership) countDead(ctx context.Context) {

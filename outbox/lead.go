@@ -24,8 +24,10 @@ type leadership struct {
 	reason            string // why the next phase is entered
 	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
 	noted LSN
-	// remembered is set when the sink was asked whether it has forgotten streams.
-	remembered bool
+	// uncounted is set while something that may be lost is not counted.
+	uncounted atomic.Bool
+	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone back.
+	fence int64
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int
 	// silent is since when, in Unix nanoseconds, the state could not be read; 0 if it can.
@@ -45,6 +47,7 @@ func (l *leadership) run(ctx context.Context) error {
 	defer func() {
 		stop()
 		wg.Wait()
+		l.o.Sink.Release()
 		l.leading.Store(false)
 		l.metrics.leader.Set(0)
 		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead, conditionWAL} {
@@ -57,6 +60,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.log.Info("not leading any more")
 	}()
 	wg.Go(func() { l.keep(kctx) })
+	wg.Go(func() { l.keepLosses(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 
 	p := phaseStandby.next(evLed)
@@ -251,30 +255,110 @@ func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err e
 // raise writes the new owner and raises the gates of all streams. A gate that has seen a higher epoch than the table
 // (the database was restored to an earlier time) is overtaken, as long as the table names us.
 func (l *leadership) raise(ctx context.Context, st State) error {
-	epoch := st.Owner.Epoch + 1
+	epoch, wentBack := max(st.Owner.Epoch, l.fence)+1, l.fence > 0
+	l.fence = 0
 	for {
-		o := Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}
-		ok, err := l.o.Store.Adopt(ctx, st.Owner.Epoch, o, l.o.Holder)
+		a := Adoption{
+			From: st.Owner.Epoch, To: Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.o.Holder, WentBack: wentBack,
+		}
+		var err error
+		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {
+			return err
+		}
+		ok, err := l.o.Store.Adopt(ctx, a)
 		if err != nil {
 			return err
 		}
 		if !ok {
 			return ErrSuperseded
 		}
-		l.gates = newGates(o, l.o.Sink, l.o.Store)
-		l.own(o)
+		l.uncounted.Store(true)
+		l.gates = newGates(a.To, l.o.Sink, l.o.Store)
+		l.own(a.To)
 		l.metrics.adoptions.Inc()
 		err = l.raiseGates(ctx)
 		var fenced *FencedError
-		if !errors.As(err, &fenced) {
+		if !errors.As(err, &fenced) && !errors.Is(err, ErrMoved) {
 			return err
 		}
 		if st, err = l.check(ctx); err != nil {
 			return err
 		}
-		l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch", fenced.Epoch, "epoch", epoch)
-		epoch = max(fenced.Epoch, epoch) + 1
+		if fenced != nil {
+			l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch", fenced.Epoch, "epoch", epoch)
+			epoch, wentBack = max(fenced.Epoch, epoch), true
+		}
+		epoch++
 	}
+}
+
+// bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
+// published there. It repeats what fails for the moment.
+func (l *leadership) bind(ctx context.Context, st State) (server string, suspects []StreamState, err error) {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		server, suspects, err = l.tryBind(ctx, st)
+		if err == nil || ctx.Err() != nil {
+			return server, suspects, err
+		}
+		l.health.fail("adopt", err.Error())
+		bo.wait(ctx)
+		now, err := l.state(ctx)
+		l.answered(ctx, err)
+		if err == nil && now.Owner != st.Owner {
+			return "", nil, ErrSuperseded
+		}
+	}
+}
+
+func (l *leadership) tryBind(ctx context.Context, st State) (server string, suspects []StreamState, err error) {
+	streams, err := l.o.Store.Streams(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if server, err = l.o.Sink.Bind(actx); err != nil || len(streams) == 0 {
+		return server, nil, err
+	}
+	states, err := l.o.Sink.Look(actx, streams)
+	if err != nil {
+		return "", nil, err
+	}
+	suspects, err = l.suspect(ctx, st, server, states)
+	return server, suspects, err
+}
+
+// suspect names the streams that may lack what was settled: all, if the server is another process than at the last adoption;
+// those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is counted later; before
+// anything was delivered it is nothing.
+func (l *leadership) suspect(ctx context.Context, st State, server string, states []StreamState) ([]StreamState, error) {
+	other := server != "" && server != st.Sink
+	var suspects []StreamState
+	var gone []string
+	for _, s := range states {
+		if !s.Gate {
+			gone = append(gone, s.Stream)
+		}
+		if other || !s.Gate || s.Last == "" || s.Missing > 0 {
+			suspects = append(suspects, s)
+		}
+	}
+	if len(suspects) == 0 {
+		return nil, nil
+	}
+	delivered, err := l.o.Store.Delivered(ctx)
+	if err != nil || !delivered {
+		return nil, err
+	}
+	if st.Sink != "" && other {
+		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled", "server", server)
+	}
+	if len(gone) > 0 {
+		l.o.Sink.Missed(len(gone))
+		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another one", "streams", gone)
+	}
+	return suspects, nil
 }
 
 // raiseGates raises the gate of every known stream, repeating what fails for the moment.
@@ -288,7 +372,7 @@ func (l *leadership) raiseGates(ctx context.Context) error {
 			l.health.clear("foreign_stream")
 			return nil
 		}
-		if errors.As(err, &fenced) || ctx.Err() != nil {
+		if errors.As(err, &fenced) || errors.Is(err, ErrMoved) || ctx.Err() != nil {
 			return err
 		}
 		var foreign *ForeignError
@@ -309,11 +393,6 @@ func (l *leadership) tryGates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !l.remembered {
-		if err := l.remember(ctx, streams); err != nil {
-			return err
-		}
-	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		err := l.gates.adopt(actx, s, nil)
@@ -325,29 +404,6 @@ func (l *leadership) tryGates(ctx context.Context) error {
 	return nil
 }
 
-// remember looks, before a leader's first adoption hides it, for streams whose gates are gone: what was published to them
-// may be as well, and nobody led who would have been told. Before anything was delivered it means nothing: a stream is noted
-// before its gate is made.
-func (l *leadership) remember(ctx context.Context, streams []string) error {
-	delivered, err := l.o.Store.Delivered(ctx)
-	if err != nil {
-		return err
-	}
-	if delivered && len(streams) > 0 {
-		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-		defer cancel()
-		gone, err := l.o.Sink.Forgotten(ctx, streams)
-		if err != nil {
-			return err
-		}
-		if len(gone) > 0 {
-			l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another one", "streams", gone)
-		}
-	}
-	l.remembered = true
-	return nil
-}
-
 // over turns the error that ended a sweep into the reason for adopting again.
 func (l *leadership) over(err error) (event, error) {
 	var fenced *FencedError
@@ -356,11 +412,11 @@ func (l *leadership) over(err error) (event, error) {
 		l.reason = ReasonToggle
 		return evOver, nil
 	case errors.Is(err, ErrGap):
-		l.reason = ReasonGap
-		l.log.Warn("the sink has lost its place; adopting again")
+		l.reason = slotReason(err)
+		l.log.Warn("the sink has lost its place; adopting again", "err", err)
 		return evOver, nil
 	case errors.As(err, &fenced):
-		l.reason = ReasonFenced
+		l.reason, l.fence = ReasonFenced, fenced.Epoch
 		return evOver, err // adopt finds out whether the table still names us
 	}
 	return evOver, err

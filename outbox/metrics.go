@@ -15,7 +15,7 @@ var latencyBuckets = []float64{0.0005, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05,
 var switchReasons = []string{
 	ReasonWALLevel, ReasonNoRight, ReasonSlotsFull, ReasonSendersFull, ReasonPublication, ReasonSlotMissing, ReasonSlotLost,
 	ReasonSlotActive, ReasonSlotForeign, ReasonDecode, ReasonSilent, ReasonConnection, ReasonTransactionHeld, ReasonMissed,
-	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonStop, ReasonLeadership, reasonOther,
+	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonRestarted, ReasonStop, ReasonLeadership, reasonOther,
 }
 
 // reasonOther stands for every reason outside the closed set.
@@ -48,6 +48,9 @@ type metrics struct {
 	adoptions       prometheus.Counter
 	auditFailures   *prometheus.CounterVec
 	dead            prometheus.Gauge
+	lost            prometheus.Gauge
+	lostEvents      prometheus.Counter
+	failovers       prometheus.Counter
 
 	streams map[string]bool // label values given out; owned by streamLabel's callers under relay.mu
 }
@@ -100,8 +103,11 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		auditFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_audit_failures_total", Help: "Times the audit found the stream silent about rows: missed or stalled.",
 		}, []string{"reason"}),
-		dead:    gauge("outbox_dead_rows", "Events parked in outbox_dead."),
-		streams: map[string]bool{},
+		dead:       gauge("outbox_dead_rows", "Events parked in outbox_dead."),
+		lost:       gauge("outbox_lost_events", "Events that the sink lost after they were settled, and that nobody has published again yet."),
+		lostEvents: counter("outbox_lost_events_total", "Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste status names the command that brings them back."),
+		failovers:  counter("outbox_postgres_failovers_total", "Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have forgotten what was settled or committed."),
+		streams:    map[string]bool{},
 	}
 	m.inflight = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "outbox_inflight_events", Help: "Events published and not yet settled, bounded by the window.",
@@ -110,7 +116,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	if reg != nil {
 		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.desired,
 			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.slotCreated, m.scrapeErrors, m.settled, m.letGo,
-			m.adoptions, m.auditFailures, m.dead)
+			m.adoptions, m.auditFailures, m.dead, m.lost, m.lostEvents, m.failovers)
 	}
 	return m
 }
@@ -136,7 +142,7 @@ func (m *metrics) zero() {
 	for _, d := range []Mode{ModeAuto, ModeCDC, ModePoll} {
 		m.desired.WithLabelValues(string(d)).Set(0)
 	}
-	for _, c := range []string{"backlog", "slot", "dead", "streams"} {
+	for _, c := range []string{"backlog", "slot", "dead", "losses", "streams"} {
 		m.scrapeErrors.WithLabelValues(c)
 	}
 	for _, r := range []string{madeNew, madeMissing, madeLost, madePublication} {
@@ -148,7 +154,7 @@ func (m *metrics) zero() {
 
 // idle resets the gauges that only a leader feeds: another instance shows them now.
 func (m *metrics) idle() {
-	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.dead} {
+	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.dead, m.lost} {
 		g.Set(0)
 	}
 }

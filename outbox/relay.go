@@ -243,10 +243,18 @@ func (r *Relay) assist(ctx context.Context, locks LockSession) error {
 
 // assistSweep sweeps under the leader's owner until that changes or the leader is gone.
 func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) error {
+	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is the
+	// leader's to find out.
+	server, err := r.o.Sink.Bind(ctx)
+	defer r.o.Sink.Release()
+	if err != nil || server != st.Sink {
+		sleep(ctx, jitter(200*time.Millisecond))
+		return nil //nolint:nilerr // watchSink says it
+	}
 	r.own(st.Owner)
 	r.enter(phasePoll, ReasonToggle)
 	g := newGates(st.Owner, r.o.Sink, r.o.Store)
-	err := r.sweepWhile(ctx, g, func(ctx context.Context) (bool, error) {
+	err = r.sweepWhile(ctx, g, func(ctx context.Context) (bool, error) {
 		now, err := r.state(ctx)
 		if err != nil {
 			return false, err
@@ -501,6 +509,8 @@ func slotReason(err error) string {
 		return ReasonStop
 	case errors.As(err, &se):
 		return se.Reason
+	case errors.Is(err, ErrMoved):
+		return ReasonRestarted
 	case errors.Is(err, ErrGap):
 		return ReasonGap
 	case errors.As(err, &fenced), errors.Is(err, ErrSuperseded):

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -57,16 +58,36 @@ type Receipt struct {
 	Suppressed int
 }
 
+// StreamState is what is there of a stream.
+type StreamState struct {
+	Stream string
+	// Gate tells whether it has a gate.
+	Gate bool
+	// Last is the id of the last entry it ever had, "" if there is no stream.
+	Last string
+	// Now is the time by the sink's clock, which makes the ids of entries.
+	Now time.Time
+	// Missing is how many events fewer than this process knows of the gate has let through.
+	Missing int64
+}
+
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
+	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot be known.
+	// From then on every call that would be carried out by another one, or by the same after a restart, is refused with
+	// ErrMoved: such a server may lack what the last one had acknowledged.
+	Bind(ctx context.Context) (server string, err error)
+	// Release ends that: whoever answers will do. It does no I/O.
+	Release()
+	// Look tells what is there of the streams.
+	Look(ctx context.Context, streams []string) ([]StreamState, error)
+	// Missed counts streams that were found to be gone like ErrGap.
+	Missed(streams int)
 	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating
 	// it is harmless. Errors: *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs
 	// to another database.
 	Adopt(ctx context.Context, stream string, o Owner) error
-	// Forgotten returns those of the streams that have no gate. The caller knows that each of them had one, so it counts like
-	// ErrGap.
-	Forgotten(ctx context.Context, streams []string) ([]string, error)
 	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
 	Lane(stream string, o Owner, l Lane) LanePublisher
 	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.
@@ -105,6 +126,10 @@ type Delivery interface {
 
 // ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.
 var ErrGap = errors.New("the gate has lost its place: adopt again")
+
+// ErrMoved means that the sink was restarted, or that another server has taken its place, which may lack what the last one had
+// acknowledged. It is an ErrGap.
+var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGap)
 
 // FencedError means that somebody else owns the stream or lane now.
 type FencedError struct {

@@ -80,6 +80,7 @@ const (
 	ReasonToggle          = "toggle"
 	ReasonFenced          = "fenced"
 	ReasonGap             = "gap"
+	ReasonRestarted       = "restarted" // the sink was restarted, or another server took its place
 	ReasonStop            = "stop"
 	ReasonLeadership      = "leadership"
 )

@@ -45,6 +45,8 @@ type State struct {
 	System   int64
 	Timeline int32
 	Changed  time.Time
+	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.
+	Sink string
 	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything older has
 	// ended. 0: everything is visible. See Store.RaiseBarrier.
 	Barrier uint64
@@ -105,20 +107,63 @@ type AuditMark struct {
 	First map[int16]int64
 }
 
+// Adoption is what Store.Adopt writes.
+type Adoption struct {
+	// From is the epoch that the state is to have still.
+	From   int64
+	To     Owner
+	Holder string
+	// Sink is where the new owner publishes; "" if that is not known.
+	Sink string
+	// Suspects are the streams that may lack events that were settled.
+	Suspects []StreamState
+	// WentBack: the gates know of later owners than the table, so that the table is that of an earlier time.
+	WentBack bool
+}
+
+// Loss is a number of events that were settled and are not in their stream any more; or, with no Stream, a Postgres that
+// has gone back in time, by a failover or a restore: what it has forgotten to be settled is published twice.
+type Loss struct {
+	Stream string
+	// Events is how many, -1 if that cannot be known.
+	Events int64
+	// First and Last are when the first and the last of them were settled; zero if that cannot be known.
+	First, Last time.Time
+	Noticed     time.Time
+}
+
+// Remedy is the command that brings the events back, or what there is to do instead.
+func (l Loss) Remedy() string {
+	switch {
+	case l.Stream == "":
+		return "see docs/operations.md, about a failover of Postgres"
+	case l.First.IsZero():
+		return "posthaste replay --stream=" + l.Stream + " --since=…, from before the loss; without history there is nothing to bring back"
+	}
+	// Times as they are in history, so that the range has all of them.
+	const layout = "2006-01-02T15:04:05.999999Z07:00"
+	return "posthaste replay --stream=" + l.Stream + " --since=" + l.First.UTC().Format(layout) + " --until=" + l.Last.UTC().Format(layout)
+}
+
 // Store is the relay's side of Postgres, implemented by posthaste/sql. Every call is bounded by its own timeout, and an
 // error leaves nothing half done.
 type Store interface {
 	// Register makes sure this relay's row exists. Errors: *SecondNameError, and the schema errors of the store.
 	Register(ctx context.Context) error
 	State(ctx context.Context) (State, error)
-	// Adopt writes a new owner where the epoch still is from; false if it is not.
-	Adopt(ctx context.Context, from int64, to Owner, holder string) (bool, error)
+	// Adopt writes a new owner, and where it publishes, where the epoch still is from; false if it is not. With it, and only
+	// then, it notes what may be lost.
+	Adopt(ctx context.Context, a Adoption) (bool, error)
+	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found.
+	CountLosses(ctx context.Context) ([]Loss, error)
 	// SetActive records what the owner's epoch does now; false if the epoch is not the state's any more.
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
 	Streams(ctx context.Context) ([]string, error)
 	// Delivered reports whether history has events; true if none is kept.
 	Delivered(ctx context.Context) (bool, error)
+	// Lost counts the settled events that are known to be lost and were not published again.
+	Lost(ctx context.Context) (int64, error)
 	// NoteStream records, durably, that stream is about to be published to under epoch.
 	NoteStream(ctx context.Context, stream string, epoch int64) error
 	// InsertLSN is the end of the WAL written so far.

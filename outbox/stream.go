@@ -96,6 +96,9 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 		l.failures = 0
 	}
 	l.reason = slotReason(err)
+	if fenced := (*FencedError)(nil); errors.As(err, &fenced) {
+		l.fence = fenced.Epoch
+	}
 	switch {
 	case errors.Is(err, errToggled):
 		l.reason, l.failures = ReasonToggle, 0

@@ -75,7 +75,7 @@ func newRig(tb testing.TB, redisConfig ...string) *rig {
 	st, err := r.store.State(tb.Context())
 	r.must(err)
 	r.owner = outbox.Owner{Source: st.Owner.Source, Epoch: 1, Nonce: nonce()}
-	ok, err := r.store.Adopt(tb.Context(), 0, r.owner, "test")
+	ok, err := r.store.Adopt(tb.Context(), outbox.Adoption{From: 0, To: r.owner, Holder: "test"})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}

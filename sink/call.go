@@ -20,9 +20,10 @@ const headLen = 16 + 36 + 27
 const (
 	argNumber  = 11
 	argSettled = 12
-	argHeads   = 13
-	argTraced  = 16
-	argEvents  = 17
+	argLet     = 13
+	argHeads   = 14
+	argTraced  = 17
+	argEvents  = 18
 )
 
 // call holds the arguments of a lane's script calls. They are used again from batch to batch, and refer to the events
@@ -35,7 +36,7 @@ type call struct {
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
-	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, s.source, "0", nil)
+	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, s.source, "0", nil)
 	if s.pubsub {
 		args[argTraced-1] = "1"
 	}
@@ -43,7 +44,7 @@ func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 }
 
 // encode returns the arguments that publish events under number. They are valid until the next call.
-func (c *call) encode(number, settled int64, events []*outbox.Event) []any {
+func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any {
 	c.heads, c.traces = c.heads[:0], c.traces[:0]
 	traced := false
 	for _, e := range events {
@@ -53,7 +54,7 @@ func (c *call) encode(number, settled int64, events []*outbox.Event) []any {
 		c.traces = append(c.traces, t)
 	}
 	args := c.args[:argEvents]
-	args[argNumber], args[argSettled], args[argHeads], args[argTraced] = number, settled, c.heads, "0"
+	args[argNumber], args[argSettled], args[argLet], args[argHeads], args[argTraced] = number, settled, let, c.heads, "0"
 	if traced {
 		args[argTraced] = "1"
 	}

@@ -12,6 +12,14 @@ import (
 // NewClient returns a client for a publisher. url is redis://, rediss:// or unix://; no error mentions it, because it
 // may hold a password. It does no I/O.
 func NewClient(rawURL string) (*redis.Client, error) {
+	o, err := clientOptions(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(o), nil
+}
+
+func clientOptions(rawURL string) (*redis.Options, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		return nil, errors.New("redis URL: not a URL (a password with special characters must be percent-encoded)")
@@ -42,5 +50,5 @@ func NewClient(rawURL string) (*redis.Client, error) {
 	if o.ClientName == "" {
 		o.ClientName = "posthaste"
 	}
-	return redis.NewClient(o), nil
+	return o, nil
 }

@@ -25,18 +25,23 @@ type lane struct {
 	// last is the number of the batch that was last completed.
 	last    int64
 	settled atomic.Int64
+	// let is how many events the stream's gate has let through; shared by the stream's lanes.
+	let *atomic.Int64
 }
 
 // Lane implements outbox.Sink.
 func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
-	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l)}
+	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l), let: s.memory(stream)}
 }
 
 // Settled implements outbox.LanePublisher.
-func (l *lane) Settled(number int64) {
+func (l *lane) Settled(number int64) { raise(&l.settled, number) }
+
+// raise lets v only grow.
+func raise(v *atomic.Int64, to int64) {
 	for {
-		old := l.settled.Load()
-		if number <= old || l.settled.CompareAndSwap(old, number) {
+		old := v.Load()
+		if to <= old || v.CompareAndSwap(old, to) {
 			return
 		}
 	}
@@ -123,7 +128,11 @@ func (d *delivery) step(ctx context.Context) error {
 	if d.closing {
 		end = d.pos
 	}
-	args := d.lane.call.encode(d.lane.last+1, d.lane.settled.Load(), d.events[d.pos:end])
+	if s.moved.Load() {
+		d.final = s.failed("publish to", d.lane.stream, errOther)
+		return d.final
+	}
+	args := d.lane.call.encode(d.lane.last+1, d.lane.settled.Load(), d.lane.let.Load(), d.events[d.pos:end])
 	start := time.Now()
 	reply, err := process(ctx, s.client, publishScript, args)
 	s.m.seconds.Observe(time.Since(start).Seconds())
@@ -154,6 +163,7 @@ func (d *delivery) answer(reply []any, end int) error {
 		return d.final
 	}
 	s.m.pubsub.Add(float64(number(reply, 2)))
+	raise(d.lane.let, number(reply, 3))
 	done, suppressed, err := d.read(text(reply, 1))
 	if err != nil {
 		d.final = s.failed("publish to", d.lane.stream, err)
@@ -161,7 +171,7 @@ func (d *delivery) answer(reply []any, end int) error {
 	}
 	d.lost = 0
 	if reply[0] == "XADD" {
-		return d.refused(d.pos+done, replyError(text(reply, 3)))
+		return d.refused(d.pos+done, replyError(text(reply, 4)))
 	}
 	if d.pos+done < end {
 		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done, end-d.pos))
@@ -221,6 +231,9 @@ func (d *delivery) poisoned(i int, class string, err error) error {
 func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	s := d.lane.sink
 	err = s.failed("publish to", d.lane.stream, err)
+	if errors.Is(err, outbox.ErrMoved) {
+		d.final = err
+	}
 	if permanent(err) || !lostConnection(err) || d.closing {
 		return err
 	}

@@ -50,7 +50,7 @@ var replies = []struct {
 var classes = []string{
 	"oom", "readonly", "loading", "misconf", "noreplicas", "clusterdown", "moved", "tryagain", "crossslot", "busy", "noperm",
 	"noauth", "masterdown", "wrongtype", "gatetype", "too_large", "exhausted",
-	"timeout", "connection", "canceled", "durability", "gap", "fenced", "foreign", "other",
+	"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign", "other",
 }
 
 // Class names an error of this package for logs and metrics: one of a closed set, "" for nil.
@@ -66,6 +66,8 @@ func Class(err error) string {
 		return ""
 	case errors.As(err, &poison):
 		return poison.Class
+	case errors.Is(err, errOther), errors.Is(err, outbox.ErrMoved):
+		return "restarted"
 	case errors.Is(err, outbox.ErrGap):
 		return "gap"
 	case errors.As(err, &fenced):

@@ -66,7 +66,7 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	if _, err = d.Publish(t.Context()); !errors.As(err, &poison) || poison.Index != 3 {
 		t.Fatalf("got %#v, want event 3 refused", err)
 	}
-	f.do("DEL", stream)
+	f.emptied()
 	d.Skip(nil)
 	d.Skip(nil)
 	r, err := d.Publish(t.Context())

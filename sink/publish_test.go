@@ -199,8 +199,14 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	check("publish", err)
 	marks := []outbox.Mark{{Stream: name, Lane: l, Number: 1}}
 	check("check", s.Check(ctx, owner, []string{name}))
-	_, err = s.Forgotten(ctx, []string{name})
-	check("forgotten", err)
+	_, err = s.Bind(ctx)
+	check("bind", err)
+	states, err := s.Look(ctx, []string{name})
+	check("look", err)
+	if st := states[0]; !st.Gate || st.Last == "" || st.Missing != 0 || time.Since(st.Now).Abs() > time.Minute {
+		t.Errorf("looked at: %+v", st)
+	}
+	s.Release()
 	testenv.Eventually(t, 60*time.Second, func() error { // a disk may be slow to sync, and whoever waits for it asks again
 		err := s.Confirm(ctx, owner, marks)
 		if err != nil && sink.Class(err) != "durability" {

@@ -39,6 +39,9 @@ func (s *Sink) Ready(ctx context.Context) error {
 	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server that
 	// is only read-only.)
 	err := s.client.XAdd(ctx, &redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
+	if errors.Is(err, errOther) {
+		return nil // it answers; the relay is about to adopt anew
+	}
 	// A user may well be confined to the streams and gates.
 	if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOPERM") {
 		class, reason := Class(err), "not_writable"
@@ -46,6 +49,9 @@ func (s *Sink) Ready(ctx context.Context) error {
 			reason = "unreachable"
 		}
 		return &NotReadyError{Reason: reason, Mend: Mend(class), Err: err}
+	}
+	if err := s.stays(ctx); err != nil && !errors.Is(err, errOther) {
+		return &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
 	}
 	return s.durabilityExists(ctx)
 }

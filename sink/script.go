@@ -33,6 +33,9 @@ var settleLua string
 //go:embed lua/forget.lua
 var forgetLua string
 
+//go:embed lua/look.lua
+var lookLua string
+
 //go:embed lua/trim.lua
 var trimLua string
 
@@ -57,6 +60,7 @@ var (
 	confirmScript = newScript(gateLua + confirmLua)
 	settleScript  = newScript(gateLua + settleLua)
 	forgetScript  = newScript(gateLua + forgetLua)
+	lookScript    = newScript(lookLua)
 	trimScript    = newScript(trimLua)
 	observeScript = newScript(observeLua)
 
@@ -119,9 +123,12 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 	for i, call := range calls {
 		cmds[i] = pipe.Do(ctx, append([]any{"evalsha", sc.sha}, call.args...)...)
 	}
-	_, _ = pipe.Exec(ctx)
+	_, err := pipe.Exec(ctx)
 	unknown := false
 	for i, call := range calls {
+		if err != nil && cmds[i].Err() == nil && cmds[i].Val() == nil { // of a connection that is refused its commands know nothing
+			cmds[i].SetErr(err)
+		}
 		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
 			cmds[i] = pipe.Do(ctx, append([]any{"eval", sc.text}, call.args...)...)
 			unknown = true

@@ -8,10 +8,12 @@ package sink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +27,8 @@ import (
 type Options struct {
 	// Client is the connection to Redis; see NewClient. The caller closes it.
 	Client redis.UniversalClient
+	// Server keeps Client with one process of Redis; see NewBoundClient. nil: any will do.
+	Server *Server
 	// Source is the source field of every entry, for example /posthaste/default.
 	Source string
 	// PubSub also publishes each payload on the channel named by the event's type.
@@ -44,6 +48,7 @@ type Options struct {
 // Sink publishes events to Redis. It is safe for concurrent use.
 type Sink struct {
 	client  redis.UniversalClient
+	server  *Server
 	source  string
 	pubsub  bool
 	durable Durability
@@ -52,6 +57,11 @@ type Sink struct {
 	m       *metrics
 	log     *slog.Logger
 	seen    observations
+
+	// moved is set when the server was seen to be another one although its connections last.
+	moved atomic.Bool
+	// let has, by stream, how many events its gate has let through, as far as is known here.
+	let sync.Map
 
 	// batchBytes bounds one script call. It only shrinks: to what the server says it can buffer.
 	batchBytes atomic.Int64
@@ -65,11 +75,20 @@ func New(o Options) *Sink {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sink{
-		client: o.Client, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
+		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
 		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)
 	return s
+}
+
+// memory is how many events the gate of stream has let through, as far as is known here.
+func (s *Sink) memory(stream string) *atomic.Int64 {
+	v, ok := s.let.Load(stream)
+	if !ok {
+		v, _ = s.let.LoadOrStore(stream, new(atomic.Int64))
+	}
+	return v.(*atomic.Int64)
 }
 
 // gateKey returns the key of stream's gate, which is in the same Cluster slot.
@@ -96,27 +115,15 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 	if err == nil {
 		err = verdict(stream, reply)
 	}
+	if err == nil {
+		s.memory(stream).Store(number(reply, 1)) // what it says now counts, be it less than it was
+	}
 	return s.failed("adopt", stream, err)
 }
 
-// Forgotten implements outbox.Sink.
-func (s *Sink) Forgotten(ctx context.Context, streams []string) ([]string, error) {
-	pipe := s.client.Pipeline()
-	cmds := make([]*redis.IntCmd, len(streams))
-	for i, stream := range streams {
-		cmds[i] = pipe.Exists(ctx, gateKey(stream))
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, s.failed("look for the gate of", streams[0], err)
-	}
-	var gone []string
-	for i, stream := range streams {
-		if cmds[i].Val() == 0 {
-			gone = append(gone, stream)
-			s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Inc()
-		}
-	}
-	return gone, nil
+// Missed implements outbox.Sink.
+func (s *Sink) Missed(streams int) {
+	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
 // Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
@@ -205,6 +212,9 @@ func (s *Sink) failed(step, stream string, err error) error {
 		return nil
 	}
 	s.m.errors.WithLabelValues(Class(err)).Inc()
+	if errors.Is(err, errOther) {
+		return outbox.ErrMoved
+	}
 	if permanent(err) {
 		return err // says the stream itself
 	}

@@ -235,7 +235,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT INSERT ON outbox TO " + role, // to retry parked events
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
 		"GRANT SELECT, UPDATE ON outbox_part TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead TO " + role,
+		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss TO " + role,
 		"GRANT SELECT, INSERT ON outbox_history TO " + role,
 		"GRANT SELECT, DELETE ON outbox_history_default TO " + role,
 	} {

@@ -31,7 +31,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := sql.NewStore(d.Pool, d.Relay, 0)
-	if ok, err := s.Adopt(ctx, 0, outbox.Owner{Epoch: 1}, "me"); err != nil || !ok {
+	if ok, err := s.Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1}, Holder: "me"}); err != nil || !ok {
 		t.Errorf("adopt: %v, %v", ok, err)
 	}
 	if ok, err := s.SetActive(ctx, 1, outbox.ModePoll, 0, ""); err != nil || !ok {

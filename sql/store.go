@@ -138,7 +138,7 @@ func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	var desired, active, lsn string
 	var nonce []byte
 	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
-		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier)
+		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink)
 	if err != nil {
 		return st, fmt.Errorf("read the state of relay %q: %w", name, err)
 	}
@@ -160,15 +160,17 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 	return nil
 }
 
-// Adopt writes the new owner if the epoch is still from.
-func (s *Store) Adopt(ctx context.Context, from int64, to outbox.Owner, holder string) (bool, error) {
+// Adopt writes the new owner if the epoch is still the one that was read.
+func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, query("state_adopt"), s.name, from, to.Epoch, to.Nonce[:], holder)
+	streams, last, now, ages, events := s.suspects(a.Suspects)
+	var n int
+	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, streams, last, now, ages, events, a.WentBack).Scan(&n)
 	if err != nil {
-		return false, fmt.Errorf("adopt epoch %d: %w", to.Epoch, err)
+		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}
-	return tag.RowsAffected() == 1, nil
+	return n == 1, nil
 }
 
 // SetActive records what the epoch does now.

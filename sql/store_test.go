@@ -91,7 +91,7 @@ func owner(tb testing.TB, s *sql.Store) outbox.Owner {
 func succeed(tb testing.TB, s *sql.Store) outbox.Owner {
 	tb.Helper()
 	old := owner(tb, s)
-	ok, err := s.Adopt(tb.Context(), old.Epoch, outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, "another")
+	ok, err := s.Adopt(tb.Context(), outbox.Adoption{From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "another"})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
@@ -114,7 +114,7 @@ func TestRegister(t *testing.T) {
 	if st.Desired != outbox.ModeAuto || st.Active != outbox.ModeStandby || st.Owner.Epoch != 0 || st.Owner.Source == uuid.Nil {
 		t.Errorf("fresh state %+v", st)
 	}
-	if ok, err := store("second").Adopt(ctx, 0, outbox.Owner{Epoch: 1, Nonce: nonce()}, "me"); err != nil || !ok {
+	if ok, err := store("second").Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1, Nonce: nonce()}, Holder: "me"}); err != nil || !ok {
 		t.Fatalf("adopt: %v, %v", ok, err)
 	}
 	var second *outbox.SecondNameError
@@ -163,7 +163,7 @@ func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			o := outbox.Owner{Epoch: 1, Nonce: nonce()}
-			if ok, err := s.Adopt(context.Background(), 0, o, "host-1"); err != nil {
+			if ok, err := s.Adopt(context.Background(), outbox.Adoption{From: 0, To: o, Holder: "host-1"}); err != nil {
 				t.Error(err)
 			} else if ok {
 				wins <- o
@@ -535,7 +535,7 @@ func TestAParkIsFenced(t *testing.T) {
 	}()
 	waiting(t, d, "outbox_dead", 1)
 	go func() {
-		ok, _ := s.Adopt(ctx, now.Epoch, outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, "me")
+		ok, _ := s.Adopt(ctx, outbox.Adoption{From: now.Epoch, To: outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, Holder: "me"})
 		adopted <- ok
 	}()
 	waiting(t, d, "SET epoch", 1)

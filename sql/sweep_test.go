@@ -37,7 +37,7 @@ func everything(t *testing.T, s *sql.Store, d *testenv.Database, url string) {
 	check("register", s.Register(ctx))
 	st, err := s.State(ctx)
 	check("state", err)
-	_, err = s.Adopt(ctx, st.Owner.Epoch, outbox.Owner{Epoch: st.Owner.Epoch + 1, Nonce: nonce()}, "me")
+	_, err = s.Adopt(ctx, outbox.Adoption{From: st.Owner.Epoch, To: outbox.Owner{Epoch: st.Owner.Epoch + 1, Nonce: nonce()}, Holder: "me"})
 	check("adopt", err)
 	_, err = s.SetActive(ctx, st.Owner.Epoch+1, outbox.ModePoll, 1, "")
 	check("set active", err)

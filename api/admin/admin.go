@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -177,7 +178,32 @@ type Status struct {
 	HandoverLSN string    `json:"handover_lsn"`
 	Degraded    string    `json:"degraded,omitempty"`
 	Source      uuid.UUID `json:"source"`
-	ChangedAt   time.Time `json:"changed_at"`
+	// Losses are the events that Redis lost after they were settled, and that nobody has published again yet.
+	Losses    []Loss    `json:"losses,omitempty"`
+	ChangedAt time.Time `json:"changed_at"`
+}
+
+// Loss is what a stream has lost, or, without a stream, a failover of Postgres.
+type Loss struct {
+	Stream string `json:"stream,omitempty"`
+	// Events is how many, -1 if that cannot be known.
+	Events  int64     `json:"events"`
+	Noticed time.Time `json:"noticed_at"`
+	// Remedy is the command that brings them back.
+	Remedy string `json:"remedy"`
+}
+
+// Text says what is lost in a few words.
+func (l Loss) Text() string {
+	switch {
+	case l.Stream == "":
+		return "Postgres has gone back in time: events settled shortly before may be published twice"
+	case l.Events < 0:
+		return "Redis lost an unknown number of settled events of " + l.Stream
+	case l.Events == 1:
+		return "Redis lost 1 settled event of " + l.Stream
+	}
+	return fmt.Sprintf("Redis lost %s settled events of %s", humanize.Comma(l.Events), l.Stream)
 }
 
 // Backlog is what is in the outbox.
@@ -216,6 +242,13 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outb
 	out.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}
 	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
 		return out, err
+	}
+	losses, err := sql.Losses(ctx, pool)
+	if err != nil {
+		return out, err
+	}
+	for _, l := range losses {
+		out.Losses = append(out.Losses, Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
 	}
 	slot, err := slots.Status(ctx)
 	if err != nil {

@@ -173,6 +173,9 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.desired = st.Desired
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
+	if d.config.History == 0 && !d.config.WriterOnly {
+		d.add(SeverityWarn, "history", "set --history to how long it may take until a loss is dealt with", "off: what Redis loses after it was settled can neither be counted nor brought back")
+	}
 	d.rights(ctx, conn)
 	return true
 }

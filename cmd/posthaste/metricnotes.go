@@ -35,6 +35,21 @@ var metricNotes = []struct {
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
+			"outbox_lost_events",
+			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` names the command that brings them back, after which this falls.",
+			"max(outbox_lost_events" + leading + ")",
+		},
+		{
+			"outbox_lost_events_total",
+			"as `outbox_lost_events`, but it does not fall when they are brought back. Where they cannot be counted, it rises by one.",
+			"sum(increase(outbox_lost_events_total[1h]))",
+		},
+		{
+			"outbox_postgres_failovers_total",
+			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. What it had not received may be published twice, or be in the streams although it is not in the database.",
+			"sum(increase(outbox_postgres_failovers_total[1h]))",
+		},
+		{
 			"outbox_parked_total",
 			"as `outbox_dead_rows`, but it does not fall when they are retried or dropped.",
 			"sum(increase(outbox_parked_total[1h]))",

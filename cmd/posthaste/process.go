@@ -118,13 +118,13 @@ func (p *relayProcess) build(ctx context.Context) error {
 		return err
 	}
 	reg.MustRegister(newPoolMetrics(p.pool))
-	client, err := sink.NewClient(c.RedisURL)
+	client, server, err := sink.NewBoundClient(c.RedisURL)
 	if err != nil {
 		return &usageError{err.Error()}
 	}
 	p.client = client
 	p.sink = sink.New(sink.Options{
-		Client: client, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability, MaxLen: c.StreamMaxlen,
+		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
 	creditsClient, err := credits.NewClient(c.RedisURL)

@@ -173,7 +173,15 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 		}
 	}
 	note.Done = time.Now().UTC()
-	return r.note(ctx, note)
+	if err := r.note(ctx, note); err != nil {
+		return err
+	}
+	if r.cmd.To != "" || r.sel.ID != nil || r.sel.Subject != nil || r.sel.Type != "" {
+		return nil
+	}
+	return r.patiently(ctx, mendPostgres, func(ctx context.Context) error {
+		return sql.BroughtBack(ctx, r.pool, r.sel.Since, r.sel.Until, r.sel.Stream)
+	})
 }
 
 func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -108,6 +109,7 @@ func (e *env) redisTrouble(ctx context.Context) string {
 func judge(st admin.Status, led bool, redis string) (word, why string) {
 	oldest := time.Duration(st.Backlog.OldestSeconds * float64(time.Second))
 	waiting := fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(st.Backlog.Rows), rough(oldest))
+	lost := slices.IndexFunc(st.Losses, func(l admin.Loss) bool { return l.Stream != "" })
 	switch {
 	case !led && st.Backlog.Rows > 0:
 		return wordBroken, "no relay runs; " + waiting
@@ -117,6 +119,8 @@ func judge(st admin.Status, led bool, redis string) (word, why string) {
 		return wordBroken, strings.Join(some(waiting, redis, st.Degraded), "; ")
 	case redis != "" && st.Backlog.Rows > 0:
 		return wordBroken, redis + "; " + waiting
+	case lost >= 0:
+		return wordBroken, st.Losses[lost].Text() + "; to bring them back: " + st.Losses[lost].Remedy
 	case redis != "":
 		return wordDegraded, redis
 	case st.Degraded != "" && st.Mode == outbox.ModeCDC:
@@ -186,6 +190,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	}
 	row("handover", "%s", cmp.Or(strings.TrimPrefix(v.HandoverLSN, "0/0"), "none"))
 	row("dead", "%s", humanize.Comma(v.Dead))
+	for _, l := range v.Losses {
+		row("lost", "%s (noticed %s); %s", l.Text(), humanize.Time(l.Noticed), l.Remedy)
+	}
 	return t.Flush()
 }
 

@@ -105,6 +105,30 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	return p, p.run(ctx)
 }
 
+// Copy returns a server with a copy of p's data in dir, on a port of its own. p is stopped meanwhile; the copy is not started.
+func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
+	if err := p.Stop("fast"); err != nil {
+		return nil, err
+	}
+	c := &Postgres{Dir: dir, bin: p.bin, cred: p.cred}
+	for _, arg := range p.args {
+		c.args = append(c.args, strings.Replace(arg, p.Dir, dir, 1))
+	}
+	if p.cred != nil {
+		if err := os.Chown(dir, int(p.cred.Uid), int(p.cred.Gid)); err != nil {
+			return nil, fmt.Errorf("give the data folder away: %w", err)
+		}
+	}
+	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(p.Dir, "data"), dir).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("copy the data folder: %w: %s", err, out)
+	}
+	var err error
+	if c.Port, c.hold, err = ReservePort(); err != nil {
+		return nil, err
+	}
+	return c, p.Start(ctx)
+}
+
 func serverUser(dir string) (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil //nolint:nilnil // no credential means: as ourselves

@@ -85,6 +85,33 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 	return &Server{pg}
 }
 
+// Standby starts an asynchronous standby of s, which connects to it through the address. s is restarted.
+func (s *Server) Standby(tb testing.TB, through string) *Server {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "posthaste-pg-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c, err := s.Copy(tb.Context(), dir)
+	if err != nil {
+		tb.Fatalf("copy the server: %v", err)
+	}
+	host, port, _ := strings.Cut(through, ":")
+	err = os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o600)
+	if err == nil && os.Geteuid() == 0 {
+		err = os.Chmod(filepath.Join(dir, "data", "standby.signal"), 0o666) //nolint:gosec // the server is another user
+	}
+	if err == nil {
+		err = c.Start(tb.Context(), fmt.Sprintf("primary_conninfo=host=%s port=%s user=postgres", host, port), "hot_standby=on")
+	}
+	if err != nil {
+		tb.Fatalf("start the standby: %v", err)
+	}
+	tb.Cleanup(func() { _ = c.Stop("immediate") })
+	return &Server{c}
+}
+
 func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

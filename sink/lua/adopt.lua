@@ -9,7 +9,7 @@ if g[1] and g[1] ~= source and not force then return {'FOREIGN', g[1]} end
 if g[1] == source and g[2] then
   local e, n = string.match(g[2], '^(%d+)|(%x+)$')
   local theirs, mine = tonumber(e), tonumber(epoch)
-  if theirs == mine and n == nonce then return {'OK'} end
+  if theirs == mine and n == nonce then return {'OK', tonumber(redis.call('HGET', gate, 'n') or '0')} end
   if theirs >= mine then return {'FENCED', e} end
 end
 
@@ -38,4 +38,6 @@ redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
 local added = hset(gate, doubt)
 hdel(gate, drop)
 set_doubt(gate, known + added)
-return {'OK'}
+-- A stream that is gone was noticed by whoever adopts; it is not to be noticed again.
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HDEL', gate, 'n') end
+return {'OK', tonumber(redis.call('HGET', gate, 'n') or '0')}

@@ -9,6 +9,7 @@
 --   d:<id>     an event in doubt: where it came from and its entry id. "a|<entry>" for what an adoption found,
 --              "<lane>|<claim>|<number>|<entry>" for what an earlier claim of a part left
 --   doubt      how many d: fields there are; absent means none
+--   n          how many events it has let through; begins anew where the stream is gone
 --   confirmed  written by the barrier only
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,

@@ -1,23 +1,26 @@
 -- Publishes one numbered batch of a lane, once.
 -- KEYS stream, gate
--- ARGV source, epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, heads, the entries' source
---      field, pubsub ("1"), traced ("1"), then per event type, subject, data and, if traced, traceparent.
---      heads has per event 16 bytes of id, 36 of its text, 27 of time.
--- Answers {OK, batch, lost pubs}, {XADD, batch, lost pubs, error} when it stopped after the events in batch, {GAP},
--- {FENCED, epoch} or {FOREIGN, source}. batch is what the gate holds in u:.
-local HEAD, FIRST = 79, 12
+-- ARGV source, epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
+--      let through, heads, the entries' source field, pubsub ("1"), traced ("1"), then per event type, subject, data and, if
+--      traced, traceparent. heads has per event 16 bytes of id, 36 of its text, 27 of time.
+-- Answers {OK, batch, lost pubs, n}, {XADD, batch, lost pubs, n, error} when it stopped after the events in batch, {GAP},
+-- {FENCED, epoch} or {FOREIGN, source}. batch is what the gate holds in u:, n how many events it has let through.
+local HEAD, FIRST = 79, 13
 local stream, gate = KEYS[1], KEYS[2]
 local epoch, lane, claim, lnonce = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6]
-local number, settled, heads, esource = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], ARGV[10]
-local pubsub, traced = ARGV[11] == '1', ARGV[12] == '1'
+local number, settled, least, heads, esource = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
+local pubsub, traced = ARGV[12] == '1', ARGV[13] == '1'
 local width = traced and 4 or 3
 local count = #heads / HEAD
 if #ARGV ~= FIRST + count * width then return redis.error_reply('ERR wrong number of arguments for a batch') end
 
-local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt')
+local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n')
 if err then return err end
 local no = judge(g[1], g[2], ARGV[1], epoch, ARGV[3])
 if no then return no end
+-- A gate that knows of less than the caller does went back in time, and the stream with it.
+local n = tonumber(g[5] or '0')
+if n < least then return {'GAP'} end
 
 local last, gone = 0, 0
 local oldclaim, oldlast, oldgone
@@ -33,7 +36,7 @@ if number == last and last > 0 then
   local stored = redis.call('HGET', gate, field)
   if not stored then return {'GAP'} end
   batch = string.sub(stored, 2)
-  if string.sub(stored, 1, 1) == '1' then return {'OK', batch, 0} end
+  if string.sub(stored, 1, 1) == '1' then return {'OK', batch, 0, n} end
   each(stored, function() from = from + 1 end)
 elseif number ~= last + 1 then
   return {'GAP'}
@@ -42,8 +45,9 @@ end
 if from < count then
   local t = redis.call('TYPE', stream).ok
   if t ~= 'none' and t ~= 'stream' then
-    return {'XADD', batch, 0, 'WRONGTYPE the key of the stream holds a ' .. t}
+    return {'XADD', batch, 0, n, 'WRONGTYPE the key of the stream holds a ' .. t}
   end
+  if t == 'none' and n > 0 then return {'GAP'} end -- somebody has deleted the stream alone
 end
 
 -- From here on nothing fails. An earlier claim's batches are read before their fields are used again.
@@ -105,13 +109,14 @@ for i = from + 1, count do
       break
     end
     out[#out + 1] = id .. char(#r) .. r
+    n = n + 1
     if pubsub and type(call('PUBLISH', ARGV[a + 1], ARGV[a + 3])) == 'table' then lost = lost + 1 end
   end
 end
 
 batch = table.concat(out)
-redis.call('HSET', gate, field, (failed and '0' or '1') .. batch)
+redis.call('HSET', gate, field, (failed and '0' or '1') .. batch, 'n', int(n))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
-if failed then return {'XADD', batch, lost, failed} end
-return {'OK', batch, lost}
+if failed then return {'XADD', batch, lost, n, failed} end
+return {'OK', batch, lost, n}

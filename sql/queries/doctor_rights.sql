@@ -2,7 +2,7 @@
 -- again, and seeing the transactions of others.
 SELECT coalesce((SELECT string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
                  FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_history', '{SELECT,INSERT,DELETE}'), ('outbox_part', '{SELECT,UPDATE}'),
-                              ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'),
+                              ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
                               ('relay_state', '{SELECT,INSERT,UPDATE}')) AS need(t, ps), unnest(ps) AS p
                  WHERE NOT has_table_privilege(t, p)), ''),
        pg_has_role(h.relowner, 'USAGE') AND has_schema_privilege(h.relnamespace, 'CREATE'),
@@ -10,6 +10,6 @@ SELECT coalesce((SELECT string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
        pg_has_role('pg_read_all_stats', 'USAGE'),
        -- Tables that hide rows from the role, '' for none.
        coalesce((SELECT string_agg(t, ', ' ORDER BY t)
-                 FROM unnest('{outbox,outbox_history,outbox_part,outbox_stream,outbox_dead,relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
+                 FROM unnest('{outbox,outbox_history,outbox_part,outbox_stream,outbox_dead,outbox_loss,relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
                  WHERE row_security_active(t)), '')
 FROM pg_class o, pg_class h WHERE o.oid = 'outbox'::regclass AND h.oid = 'outbox_history'::regclass

@@ -317,7 +317,18 @@ func (j *court) groups() {
 
 func (j *court) memory() {
 	r := j.s.Redis.Value
-	if lost := j.s.Lost; lost != nil {
+	for _, l := range j.s.Postgres.Value.Losses {
+		p := Problem{
+			Level: levelBad, Part: partRedis, Title: l.Text(), Why: "Noticed " + span(j.s.Now.Sub(l.Noticed).Seconds()) + " ago. " +
+				"They had been acknowledged, and are in the history; what waited in Postgres is published again by itself.",
+			Mend: l.Remedy,
+		}
+		if l.Stream == "" {
+			p.Level, p.Part, p.Why = levelWarn, partOutbox, "Noticed "+span(j.s.Now.Sub(l.Noticed).Seconds())+" ago. What the new primary had not received is forgotten: that events were settled, and commits whose events are in their streams."
+		}
+		j.add(p)
+	}
+	if lost := j.s.Lost; lost != nil && len(j.s.Postgres.Value.Losses) == 0 {
 		j.add(Problem{
 			Level: levelBad, Part: partRedis, Title: "Redis has lost data", Action: "groups",
 			Why: "Noticed " + span(j.s.Now.Sub(*lost).Seconds()) + " ago: streams or gates that were there are gone. What waited in Postgres is published again; " +

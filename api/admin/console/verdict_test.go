@@ -85,6 +85,12 @@ func TestVerdicts(t *testing.T) {
 			lost := s.Now.Add(-4 * time.Minute)
 			s.Lost = &lost
 		}, levelBad, "Redis has lost data", partRedis},
+		"lost to a restart": {func(s *State) {
+			s.Postgres.Value.Losses = []admin.Loss{{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"}}
+		}, levelBad, "Redis lost 1,266 settled events of outbox.order", partRedis},
+		"failed over": {func(s *State) {
+			s.Postgres.Value.Losses = []admin.Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
+		}, levelWarn, "Postgres has gone back in time: events settled shortly before may be published twice", partOutbox},
 		"eviction": {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
 		"full":     {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},
 	} {

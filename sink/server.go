@@ -1,0 +1,165 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// Server keeps a client with one process of Redis. A process that was restarted, another one that took over, or a dataset
+// that was put in its place may lack what the last one had acknowledged; so nothing is published there before the relay has
+// looked. One look for each connection is what that costs.
+//
+// A process is known by its run id, and by the id of its replication history, which changes with a promotion.
+type Server struct {
+	mu sync.Mutex
+	// bound is the process that is met; "" until the first one is, after which every other one is refused.
+	bound string
+	any   bool // meet whoever answers
+}
+
+// errOther refuses a connection.
+var errOther = errors.New("this is another process of Redis, or it was restarted")
+
+// onConnect looks at each new connection.
+func (s *Server) onConnect(ctx context.Context, cn *redis.Conn) error {
+	id, err := identify(ctx, cn)
+	if err != nil {
+		return err
+	}
+	return s.meet(id)
+}
+
+// meet takes the first process, and refuses any other.
+func (s *Server) meet(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.any || s.bound == id:
+		return nil
+	case s.bound == "":
+		s.bound = id
+		return nil
+	}
+	return errOther
+}
+
+// identify asks who answers; "" if the user may not know.
+func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (string, error) {
+	pipe := c.Pipeline()
+	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
+	_, _ = pipe.Exec(ctx)
+	for _, cmd := range []*redis.StringCmd{server, replication} {
+		if err := cmd.Err(); redis.HasErrorPrefix(err, "NOPERM") {
+			return "", nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	run, history := infoField(server.Val(), "run_id"), infoField(replication.Val(), "master_replid")
+	if run == "" {
+		return "", nil
+	}
+	return run + "/" + history, nil
+}
+
+// infoField takes a field out of what INFO answers.
+func infoField(info, name string) string {
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
+}
+
+// NewBoundClient is NewClient for a client that is to stay with one process of Redis.
+func NewBoundClient(rawURL string) (*redis.Client, *Server, error) {
+	o, err := clientOptions(rawURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &Server{any: true}
+	o.OnConnect = s.onConnect
+	return redis.NewClient(o), s, nil
+}
+
+// Bind implements outbox.Sink.
+func (s *Sink) Bind(ctx context.Context) (string, error) {
+	if s.server == nil {
+		one, ok := s.client.(*redis.Client)
+		if !ok {
+			return "", nil // many servers are no one in particular
+		}
+		id, err := identify(ctx, one)
+		return id, s.failed("identify", "", err)
+	}
+	// Whoever answers first is it.
+	s.server.mu.Lock()
+	s.server.bound, s.server.any = "", false
+	s.server.mu.Unlock()
+	id, err := identify(ctx, s.client)
+	if err == nil {
+		err = s.server.meet(id)
+	}
+	s.moved.Store(false)
+	return id, s.failed("identify", "", err)
+}
+
+// Release implements outbox.Sink.
+func (s *Sink) Release() {
+	if s.server != nil {
+		s.server.mu.Lock()
+		s.server.any = true
+		s.server.mu.Unlock()
+	}
+	s.moved.Store(false)
+}
+
+// stays notices a server that has changed under its connections: one that was made a replica, and primary again.
+func (s *Sink) stays(ctx context.Context) error {
+	if s.server == nil {
+		return nil
+	}
+	id, err := identify(ctx, s.client)
+	if err != nil {
+		return err
+	}
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	if !s.server.any && s.server.bound != "" && id != s.server.bound {
+		s.moved.Store(true)
+	}
+	return nil
+}
+
+// Look implements outbox.Sink.
+func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+	calls := make([]streamCall, len(streams))
+	for i, stream := range streams {
+		calls[i] = streamCall{stream: stream, args: []any{2, stream, gateKey(stream)}}
+	}
+	cmds := runAll(ctx, s.client, lookScript, calls)
+	out := make([]outbox.StreamState, len(streams))
+	for i, stream := range streams {
+		reply, err := cmds[i].Slice()
+		if err == nil && len(reply) != 4 {
+			err = fmt.Errorf("unexpected reply to a look")
+		}
+		if err != nil {
+			return nil, s.failed("look at", stream, err)
+		}
+		out[i] = outbox.StreamState{
+			Stream: stream, Gate: number(reply, 0) == 1, Last: text(reply, 2), Now: time.UnixMilli(number(reply, 3)),
+			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,152 @@
+package sink_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// bound makes a fixture whose client stays with one process of Redis.
+func bound(t *testing.T, url string, server *testenv.RedisServer) *fixture {
+	t.Helper()
+	f := on(t, server, sink.Options{})
+	c, s, err := sink.NewBoundClient(url)
+	f.must(err)
+	t.Cleanup(func() { _ = c.Close() })
+	f.client = c
+	f.sink, f.reg = newSink(t, c, sink.Options{Server: s})
+	return f
+}
+
+// bind repeats Bind until Redis answers.
+func (f *fixture) bind() (id string) {
+	f.Helper()
+	testenv.Eventually(f, 20*time.Second, func() (err error) {
+		id, err = f.sink.Bind(f.Context())
+		return err
+	})
+	return id
+}
+
+// moved publishes, and wants to be told that this is another server: a connection that broke may be told first.
+func (f *fixture) moved(l outbox.LanePublisher) {
+	f.Helper()
+	d := l.Deliver(makeEvents(1))
+	testenv.Eventually(f, 20*time.Second, func() error {
+		if _, err := d.Publish(f.Context()); !errors.Is(err, outbox.ErrMoved) {
+			return fmt.Errorf("published to another server: %w", err)
+		}
+		return nil
+	})
+}
+
+// A restarted Redis may lack something. Nothing is published there, by any call, before somebody has looked.
+func TestNothingIsPublishedToARestartedServer(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	f := bound(t, server.URL(), server)
+	first := f.bind()
+	o := f.adopted(1)
+	l := f.lane(o)
+	f.publish(l, makeEvents(3)...)
+	f.must(server.Kill())
+	f.must(server.Start(t.Context()))
+	f.moved(l)
+	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrMoved) || sink.Class(err) != "restarted" {
+		t.Errorf("a check: %v", err)
+	}
+	if err := f.sink.Adopt(t.Context(), stream, o); !errors.Is(err, outbox.ErrMoved) {
+		t.Errorf("an adoption: %v", err)
+	}
+	f.must(f.sink.Ready(t.Context())) // it can be written, and that is all that is asked
+	if n := f.server.Client.XLen(t.Context(), stream).Val(); n != 3 {
+		t.Errorf("%d entries, want 3", n)
+	}
+	if second := f.bind(); second == first || second == "" {
+		t.Errorf("the server is %q, and was %q before its restart", second, first)
+	}
+	f.publish(f.lane(f.adopted(2)), makeEvents(1)...)
+	f.sink.Release()
+	f.must(server.Kill())
+	f.must(server.Start(t.Context()))
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Check(t.Context(), o, nil) }) // nobody minds now
+}
+
+// Nor to a server that was a replica meanwhile, and has somebody else's data, although the connections to it last.
+func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
+	t.Parallel()
+	server, other := testenv.Redis(t), testenv.Redis(t)
+	f := bound(t, server.URL(), server)
+	f.bind()
+	l := f.lane(f.adopted(1))
+	f.publish(l, makeEvents(1)...)
+	f.do("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port))
+	f.do("REPLICAOF", "NO", "ONE")
+	f.must(f.sink.Ready(t.Context())) // which the relay asks every second
+	f.moved(l)
+}
+
+// A user that may not know the server's name can publish all the same.
+func TestAUserWithoutINFO(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	if err := server.Client.Do(t.Context(), "ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all", "-info").Err(); err != nil {
+		t.Fatal(err)
+	}
+	f := bound(t, "redis://u:x@"+server.Addr(), server)
+	if id := f.bind(); id != "" {
+		t.Errorf("the server is %q", id)
+	}
+	f.publish(f.lane(f.adopted(1)), makeEvents(1)...)
+	f.must(f.sink.Ready(t.Context()))
+}
+
+// Each claim of a part begins to count anew, so its numbers do not tell that a gate has gone back. The number of events it has
+// let through does.
+func TestAGateThatWentBackIsAGap(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	part := func(claim int64) outbox.LanePublisher { return f.sink.Lane(stream, o, partLane(3, claim)) }
+	f.publish(part(1), makeEvents(2)...)
+	old, err := f.server.Client.Dump(t.Context(), gate).Result()
+	f.must(err)
+	f.publish(part(2), makeEvents(2)...)
+	f.do("DEL", gate)
+	f.must(f.server.Client.Restore(t.Context(), gate, 0, old).Err())
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Missing != 2 || !states[0].Gate {
+		t.Errorf("looked at: %+v, %v; want 2 missing", states, err)
+	}
+	if _, err := part(3).Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("published through a gate of an earlier time: %v", err)
+	}
+	o = f.adopted(2) // it was noticed
+	f.publish(part(4), makeEvents(1)...)
+}
+
+// A stream that was deleted while its gate was not is noticed once.
+func TestADeletedStreamIsAGap(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	f.publish(l, makeEvents(2)...)
+	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
+	f.publish(l, makeEvents(2)...)
+	f.do("DEL", stream)
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate {
+		t.Errorf("looked at: %+v, %v", states, err)
+	}
+	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("published: %v", err)
+	}
+	l = f.lane(f.adopted(2))
+	f.publish(l, makeEvents(2)...)
+	if n := f.server.Client.HGet(t.Context(), gate, "n").Val(); n != "2" {
+		t.Errorf("the gate has let %s events through, want 2: it counts anew", n)
+	}
+}

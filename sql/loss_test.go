@@ -1,0 +1,144 @@
+package sql_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// delivered puts an event into history.
+func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago time.Duration) {
+	tb.Helper()
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, entry_id, mode)
+		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp() - $1::interval, $2, nullif($3, ''), 'cdc')`, ago, stream, entry)
+}
+
+// suspect adopts with streams that may lack something.
+func suspect(tb testing.TB, s *sql.Store, states ...outbox.StreamState) {
+	tb.Helper()
+	old := owner(tb, s)
+	ok, err := s.Adopt(tb.Context(), outbox.Adoption{
+		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me", Sink: "run/history", Suspects: states,
+	})
+	if err != nil || !ok {
+		tb.Fatalf("adopt: %v, %v", ok, err)
+	}
+}
+
+// What history has behind the last id of a stream is lost: counted by the numbers in ids, not by their letters, and with the
+// range that brings it back.
+func TestLosses(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	now := time.Now()
+	ms := func(ago time.Duration) string { return fmt.Sprint(now.Add(-ago).UnixMilli()) }
+	last := ms(time.Minute) + "-9"
+	delivered(t, d, "outbox.order", ms(2*time.Minute)+"-0", 2*time.Minute)
+	delivered(t, d, "outbox.order", last, time.Minute)
+	delivered(t, d, "outbox.order", ms(time.Minute)+"-10", 50*time.Second) // as text it is less
+	delivered(t, d, "outbox.order", ms(30*time.Second)+"-0", 30*time.Second)
+	delivered(t, d, "outbox.order", "", 20*time.Second) // nobody knows where it is
+	delivered(t, d, "outbox.other", ms(time.Second)+"-0", time.Second)
+	delivered(t, d, "outbox.gone", "1-1", time.Hour)
+	suspect(t, s,
+		outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now},
+		outbox.StreamState{Stream: "outbox.other", Gate: true, Last: ms(time.Second) + "-0", Now: now},
+		outbox.StreamState{Stream: "outbox.gone", Now: now},
+		outbox.StreamState{Stream: "outbox.never", Now: now})
+	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute) // published after the adoption
+	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute)                              // settled late by somebody else
+	if n, err := s.Lost(ctx); err != nil || n != 0 {
+		t.Errorf("%d lost before they are counted, %v", n, err)
+	}
+	found, err := s.CountLosses(ctx)
+	must(t, err)
+	counts := map[string]int64{}
+	for _, l := range found {
+		counts[l.Stream] = l.Events
+	}
+	if len(found) != 2 || counts["outbox.order"] != 3 || counts["outbox.gone"] != 1 {
+		t.Errorf("lost %v, want 3 of outbox.order and 1 of outbox.gone", counts)
+	}
+	if again, err := s.CountLosses(ctx); err != nil || len(again) != 0 {
+		t.Errorf("told again: %+v, %v", again, err)
+	}
+	list, err := sql.Losses(ctx, d.Pool)
+	must(t, err)
+	if n, err := s.Lost(ctx); err != nil || n != 4 || len(list) != 2 {
+		t.Errorf("%d lost in %d streams, %v; want 4 in 2", n, len(list), err)
+	}
+	order := list[slices.IndexFunc(list, func(l outbox.Loss) bool { return l.Stream == "outbox.order" })]
+	if order.First.After(order.Last) || now.Sub(order.First) < 49*time.Second || now.Sub(order.First) > 55*time.Second {
+		t.Errorf("from %v to %v", order.First, order.Last)
+	}
+	// A part of it, or another stream, does not bring it back.
+	must(t, sql.BroughtBack(ctx, d.Pool, order.First.Add(time.Microsecond), order.Last, "outbox.order"))
+	must(t, sql.BroughtBack(ctx, d.Pool, order.First, order.Last, "outbox.other"))
+	if n, _ := s.Lost(ctx); n != 4 {
+		t.Errorf("%d lost, want 4 still", n)
+	}
+	must(t, sql.BroughtBack(ctx, d.Pool, order.First, order.Last, "outbox.order"))
+	if n, _ := s.Lost(ctx); n != 1 {
+		t.Errorf("%d lost, want 1 still", n)
+	}
+	must(t, sql.BroughtBack(ctx, d.Pool, time.Time{}, time.Now(), ""))
+	if list, err := sql.Losses(ctx, d.Pool); err != nil || len(list) != 0 {
+		t.Errorf("lost still: %+v, %v", list, err)
+	}
+	d.Exec(t, "UPDATE outbox_loss SET noticed_at = noticed_at - interval '100 days'")
+	_, err = s.CountLosses(ctx)
+	must(t, err)
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); n != 0 {
+		t.Errorf("%d kept after history has forgotten them", n)
+	}
+}
+
+// An adoption that somebody else was quicker with notes nothing.
+func TestNoLossWithoutAnAdoption(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ok, err := s.Adopt(t.Context(), outbox.Adoption{From: 7, To: outbox.Owner{Epoch: 8}, Suspects: []outbox.StreamState{{Stream: "s"}}, WentBack: true})
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); err != nil || ok || n != 0 {
+		t.Errorf("adopted: %v, %v, and %d suspicions", ok, err, n)
+	}
+}
+
+// Without history there is nothing to count: what the gates know is told, and a stream that is gone is an unknown number.
+func TestLossesWithoutHistory(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 0)
+	suspect(t, s,
+		outbox.StreamState{Stream: "a", Gate: true, Last: "5-1"}, outbox.StreamState{Stream: "b", Gate: true, Last: "5-1", Missing: 7}, outbox.StreamState{Stream: "c"})
+	found, err := s.CountLosses(t.Context())
+	must(t, err)
+	if len(found) != 2 || found[0].Stream != "b" || found[0].Events != 7 || found[1].Stream != "c" || found[1].Events != -1 {
+		t.Errorf("lost: %+v", found)
+	}
+}
+
+// A database that has gone back is told once, however many adoptions that takes.
+func TestGoneBackInTime(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	if found, err := s.CountLosses(ctx); err != nil || len(found) != 0 {
+		t.Errorf("told: %+v, %v", found, err)
+	}
+	d.Exec(t, "UPDATE relay_state SET timeline = 7")
+	for range 2 {
+		old := owner(t, s)
+		_, err := s.Adopt(ctx, outbox.Adoption{From: old.Epoch, To: outbox.Owner{Epoch: old.Epoch + 1}, WentBack: true})
+		must(t, err)
+	}
+	if found, err := s.CountLosses(ctx); err != nil || len(found) != 1 || found[0].Stream != "" || found[0].Events != -1 {
+		t.Errorf("told: %+v, %v", found, err)
+	}
+}

@@ -1,0 +1,1 @@
+DELETE FROM outbox_loss WHERE id = $1
