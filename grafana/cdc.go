@@ -78,10 +78,14 @@ var cdc = board{
 			},
 			inflight,
 			{
-				title: "Audit", unit: "short", alert: "OutboxAuditFailed",
-				means: "Times the stream was silent about rows that are in the table (missed), or stood still (stalled). The sweep has published " +
-					"them. Look for a filter on the publication, or somebody else's hand on the slot.",
-				queries: []query{{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"}}, steps: few(),
+				title: "Audit and standstill", unit: "short", alert: "OutboxRelayStalled",
+				means: "Times the stream was silent about rows that are in the table (missed), or stood still (stalled): the sweep has published " +
+					"them; look for a filter on the publication, or somebody else's hand on the slot. Stands still: rows wait, and nothing moves; see /readyz.",
+				queries: []query{
+					{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"},
+					{leading("outbox_relay_stalled"), "stands still"},
+				},
+				steps: few(),
 			},
 			{
 				title: "Mode switches and new slots", unit: "short", alert: "OutboxSlotDropped",

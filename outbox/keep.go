@@ -77,7 +77,7 @@ func (l *leadership) countLosses(ctx context.Context) {
 	for _, loss := range losses {
 		if loss.Stream == "" {
 			l.metrics.failovers.Inc()
-			l.log.Error("Postgres has gone back in time, by a failover or a restore: it may have forgotten that events were settled, which are published twice then, and commits whose events are in their streams")
+			l.log.Error("postgres has gone back in time, by a failover or a restore: it may have forgotten that events were settled, which are published twice then, and commits whose events are in their streams")
 			continue
 		}
 		l.metrics.lostEvents.Add(float64(max(loss.Events, 1)))

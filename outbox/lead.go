@@ -50,7 +50,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.o.Sink.Release()
 		l.leading.Store(false)
 		l.metrics.leader.Set(0)
-		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead, conditionWAL} {
+		for _, c := range []string{"slot", "publish", "adopt", "foreign_stream", conditionState, conditionLead, conditionWAL, conditionStalled} {
 			l.health.clear(c)
 		}
 		l.metrics.idle()
@@ -61,6 +61,7 @@ func (l *leadership) run(ctx context.Context) error {
 	}()
 	wg.Go(func() { l.keep(kctx) })
 	wg.Go(func() { l.keepLosses(kctx) })
+	wg.Go(func() { l.watch(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 
 	p := phaseStandby.next(evLed)

@@ -48,6 +48,7 @@ type metrics struct {
 	adoptions       prometheus.Counter
 	auditFailures   *prometheus.CounterVec
 	dead            prometheus.Gauge
+	stalled         prometheus.Gauge
 	lost            prometheus.Gauge
 	lostEvents      prometheus.Counter
 	failovers       prometheus.Counter
@@ -104,6 +105,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 			Name: "outbox_audit_failures_total", Help: "Times the audit found the stream silent about rows: missed or stalled.",
 		}, []string{"reason"}),
 		dead:       gauge("outbox_dead_rows", "Events parked in outbox_dead."),
+		stalled:    gauge("outbox_relay_stalled", "1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause."),
 		lost:       gauge("outbox_lost_events", "Events that the sink lost after they were settled, and that nobody has published again yet."),
 		lostEvents: counter("outbox_lost_events_total", "Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste status names the command that brings them back."),
 		failovers:  counter("outbox_postgres_failovers_total", "Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have forgotten what was settled or committed."),
@@ -116,7 +118,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	if reg != nil {
 		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode, m.desired,
 			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.slotCreated, m.scrapeErrors, m.settled, m.letGo,
-			m.adoptions, m.auditFailures, m.dead, m.lost, m.lostEvents, m.failovers)
+			m.adoptions, m.auditFailures, m.dead, m.stalled, m.lost, m.lostEvents, m.failovers)
 	}
 	return m
 }
@@ -154,7 +156,7 @@ func (m *metrics) zero() {
 
 // idle resets the gauges that only a leader feeds: another instance shows them now.
 func (m *metrics) idle() {
-	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.dead, m.lost} {
+	for _, g := range []prometheus.Gauge{m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep, m.dead, m.stalled, m.lost} {
 		g.Set(0)
 	}
 }

@@ -92,6 +92,8 @@ type Relay struct {
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
 	started bool
 	leading atomic.Bool
+	// moved counts what was published, settled or parked, for the watchdog.
+	moved atomic.Int64
 
 	keeper *slotKeeper
 }
@@ -327,6 +329,7 @@ func (r *Relay) refreshBlocks(ctx context.Context) error {
 }
 
 func (r *Relay) published(mode Mode, stream string, events []*Event) {
+	r.moved.Add(int64(len(events)))
 	r.mu.Lock()
 	label := r.metrics.streamLabel(stream)
 	r.mu.Unlock()
@@ -338,6 +341,7 @@ func (r *Relay) published(mode Mode, stream string, events []*Event) {
 }
 
 func (r *Relay) parked(e *Event, err error) {
+	r.moved.Add(1)
 	r.metrics.parked.Inc()
 	if r.blocks != nil {
 		r.blocks.add(e)

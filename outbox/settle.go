@@ -139,6 +139,7 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 		}
 	}
 	s.l.metrics.settled.Add(float64(total))
+	s.l.moved.Add(int64(total))
 	return nil
 }
 

@@ -35,6 +35,11 @@ var metricNotes = []struct {
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
+			"outbox_relay_stalled",
+			"rows wait, and for half a minute nothing was published, settled or parked; or one part of the table has stood still for two minutes while others move. `/readyz` and the log say where.",
+			"max(outbox_relay_stalled" + leading + ")",
+		},
+		{
 			"outbox_lost_events",
 			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` names the command that brings them back, after which this falls.",
 			"max(outbox_lost_events" + leading + ")",

@@ -1,0 +1,124 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	// stallAfter is how long nothing may move, while rows wait, until that is said.
+	stallAfter = 30 * time.Second
+	// partStallAfter is the same for one part while others move: it may merely wait for its turn.
+	partStallAfter = 2 * time.Minute
+	// watchInterval is how often the watchdog looks.
+	watchInterval = 5 * time.Second
+)
+
+// conditionStalled is the readiness condition of a relay in which nothing moves.
+const conditionStalled = "stalled"
+
+// watchdog compares what waits in the table with whether anything moves. It knows no causes: a pipeline that stands still,
+// for a reason that nobody has thought of, must not look well. One goroutine uses it.
+type watchdog struct {
+	// first is the first row of each part and since when it has been that.
+	first map[int16]standing
+	// moves is how much had moved when that last changed, at since.
+	moves int64
+	since time.Time
+	// deaf is since when the table does not tell, zero if it does.
+	deaf time.Time
+}
+
+type standing struct {
+	seq   int64
+	since time.Time
+}
+
+// finding says what stands still: everything, or a part of it.
+type finding struct {
+	text string
+	all  bool
+}
+
+// untold notes that the table does not tell.
+func (w *watchdog) untold(now time.Time) finding {
+	if w.deaf.IsZero() {
+		w.deaf = now
+	}
+	if still := now.Sub(w.deaf); still > stallAfter {
+		return finding{fmt.Sprintf("the table has not answered for %s", still.Round(time.Second)), true}
+	}
+	return finding{}
+}
+
+// check takes the first row of each part and how much has moved. The zero finding: all is well.
+func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) finding {
+	w.deaf = time.Time{}
+	before := w.first
+	if moves != w.moves || w.since.IsZero() {
+		w.moves, w.since = moves, now
+	}
+	for part, s := range before { // another instance may have moved it
+		if seq, ok := first[part]; !ok || seq != s.seq {
+			w.since = now
+		}
+	}
+	w.first = make(map[int16]standing, len(first))
+	var worst int16
+	oldest := now
+	for part, seq := range first {
+		s, ok := before[part]
+		if !ok || s.seq != seq {
+			s = standing{seq, now}
+		}
+		w.first[part] = s
+		if s.since.Before(oldest) {
+			worst, oldest = part, s.since
+		}
+	}
+	where := func() string {
+		return fmt.Sprintf("part %d stands at row %d for %s", worst, w.first[worst].seq, now.Sub(oldest).Round(time.Second))
+	}
+	switch {
+	case now.Sub(oldest) > stallAfter && now.Sub(w.since) > stallAfter:
+		return finding{fmt.Sprintf("rows wait in %d parts, and nothing has moved for %s; %s", len(first), now.Sub(w.since).Round(time.Second), where()), true}
+	case now.Sub(oldest) > partStallAfter:
+		return finding{where() + ", while others move", false}
+	}
+	return finding{}
+}
+
+// watch looks until ctx ends, and says what stands still in health, log and metric.
+func (l *leadership) watch(ctx context.Context) {
+	w := &watchdog{}
+	for ctx.Err() == nil {
+		var f finding
+		if mark, err := l.o.Store.Audit(ctx); err == nil {
+			f = w.check(mark.First, l.moved.Load(), time.Now())
+		} else if ctx.Err() == nil {
+			f = w.untold(time.Now())
+		}
+		l.stand(f)
+		sleep(ctx, watchInterval)
+	}
+}
+
+func (l *leadership) stand(f finding) {
+	boolGauge(l.metrics.stalled, f.text != "")
+	if f.text == "" {
+		if l.health.clear(conditionStalled) {
+			l.log.Info("events move again")
+		}
+		return
+	}
+	news := !l.health.clear(conditionStalled)
+	if f.all {
+		l.health.fail(conditionStalled, f.text)
+	} else {
+		l.health.degrade(conditionStalled, f.text)
+	}
+	if news {
+		l.log.Error("events stand still", "why", f.text)
+	}
+}

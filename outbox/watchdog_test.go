@@ -1,0 +1,126 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestWatchdog(t *testing.T) {
+	t.Parallel()
+	type state struct {
+		first map[int16]int64
+		moves int64
+		deaf  bool
+	}
+	for name, c := range map[string]struct {
+		at   func(s int64) state // by the second
+		all  time.Duration       // from when on everything is said to stand still; 0: never
+		part time.Duration       // the same for a part
+	}{
+		"nothing waits":           {at: func(int64) state { return state{} }},
+		"nothing moves":           {at: func(int64) state { return state{first: map[int16]int64{1: 7, 2: 8}} }, all: stallAfter},
+		"the table says nothing":  {at: func(int64) state { return state{deaf: true} }, all: stallAfter},
+		"a part stands":           {at: func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}, moves: s} }, part: partStallAfter},
+		"a part waits its turn":   {at: func(s int64) state { return state{first: map[int16]int64{1: s / 100, 2: s}, moves: s} }},
+		"another instance sweeps": {at: func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}} }, part: partStallAfter},
+		"new rows behind":         {at: func(s int64) state { return state{first: map[int16]int64{1: s}} }},
+		// A part that fills while another one stands is no movement.
+		"rows come, none leaves": {at: func(s int64) state {
+			first := map[int16]int64{}
+			for part := range min(s, 16) {
+				first[int16(part)] = part //nolint:gosec // few
+			}
+			return state{first: first}
+		}, all: stallAfter + time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, began := &watchdog{}, time.Now()
+			var all, part time.Duration
+			for s := range int64(300) {
+				now := time.Duration(s) * time.Second
+				st := c.at(s)
+				f := w.untold
+				if !st.deaf {
+					f = func(now time.Time) finding { return w.check(maps.Clone(st.first), st.moves, now) }
+				}
+				switch f := f(began.Add(now)); {
+				case f.text == "":
+				case f.all && all == 0:
+					all = now
+				case !f.all && part == 0:
+					part = now
+				}
+			}
+			for _, of := range []struct {
+				what      string
+				got, want time.Duration
+			}{{"everything", all, c.all}, {"a part", part, c.part}} {
+				if of.want != 0 {
+					of.want += time.Second
+				}
+				if of.got != of.want {
+					t.Errorf("%s stands from %v on, want %v", of.what, of.got, of.want)
+				}
+			}
+		})
+	}
+}
+
+// standingStore is a Store whose table has one row that nobody moves.
+type standingStore struct {
+	Store
+	gone atomic.Bool
+	err  atomic.Bool
+}
+
+func (s *standingStore) Audit(context.Context) (AuditMark, error) {
+	switch {
+	case s.err.Load():
+		return AuditMark{}, errors.New("no answer")
+	case s.gone.Load():
+		return AuditMark{}, nil
+	}
+	return AuditMark{First: map[int16]int64{3: 11}}, nil
+}
+
+// A leader that stands still says so in its health, and takes it back.
+func TestALeaderSaysThatItStands(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &standingStore{}
+		l := &leadership{Relay: &Relay{
+			o: Options{Store: store}, log: slog.New(slog.DiscardHandler), health: newHealth(), metrics: newMetrics(nil, func() float64 { return 0 }),
+		}}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { l.watch(ctx); close(done) }()
+		after := func(d time.Duration, want string) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			bad, _ := l.health.lists()
+			if got := strings.Join(bad, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {
+				t.Fatalf("health %q, want %q", got, want)
+			}
+		}
+		after(stallAfter, "")
+		after(2*watchInterval, "stalled: rows wait in 1 parts, and nothing has moved for 40s; part 3 stands at row 11")
+		store.gone.Store(true)
+		after(watchInterval, "")
+		store.err.Store(true)
+		after(stallAfter, "")
+		after(2*watchInterval, "stalled: the table has not answered")
+		store.err.Store(false)
+		after(watchInterval, "")
+		stop()
+		<-done
+	})
+}
