@@ -202,11 +202,16 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = local.Close(context.Background()) }()
-	testenv.Eventually(t, 20*time.Second, func() error { // not while the relay moves it itself
+	testenv.Eventually(t, 20*time.Second, func() error { // not while the relay moves it itself, or before it has seen it stand
+		if _, err := local.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'test', '')"); err != nil {
+			return err
+		}
 		_, err := local.Exec(t.Context(), "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
+		if err == nil && !r.logged("somebody else has moved the slot") {
+			err = errors.New("it is not noticed")
+		}
 		return err
 	})
-	r.waitLogged("somebody else has moved the slot")
 	if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = 'auto'"); err != nil {
 		t.Fatal(err)
 	}
