@@ -25,10 +25,11 @@ type readConn struct {
 	helpless bool
 }
 
-// peer is a connection as the server knows it. Its number alone may be another one's after a restart of the server.
-type peer struct{ id, addr string }
+// peer is a connection as the server knows it, to the server of a stream. Its number alone may be another one's after a
+// restart of the server.
+type peer struct{ id, addr, of string }
 
-// with runs do while it holds a connection to the server that holds stream. What was in doubt before is ended by then.
+// with runs do while it holds a connection to the server that holds stream.
 func (r *readConn) with(ctx context.Context, stream string, do func() error) error {
 	node, err := nodeOf(ctx, r.c.client, stream)
 	if err != nil {
@@ -37,29 +38,30 @@ func (r *readConn) with(ctx context.Context, stream string, do func() error) err
 	// Watch without a key is the client's way to lend a connection that shares no options with its others; those of Conn
 	// are written without a lock when another connection is made meanwhile.
 	return node.Watch(ctx, func(tx *redis.Tx) error {
-		if err := r.settle(ctx, tx); err != nil {
+		info, err := tx.Do(ctx, "client", "info").Text()
+		if err != nil && !isServerError(err) {
 			return err
 		}
+		r.me = peer{id: clientField(info, "id"), addr: clientField(info, "addr"), of: stream}
 		r.tx = tx
 		defer func() { r.tx = nil }()
 		return do()
 	})
 }
 
-// settle asks the server who we are, and ends what is in doubt. Only a connection that fails is an error.
-func (r *readConn) settle(ctx context.Context, tx *redis.Tx) error {
-	info, err := tx.Do(ctx, "client", "info").Text()
-	if err != nil && !isReply(err) {
-		return err
-	}
-	r.me = peer{id: clientField(info, "id"), addr: clientField(info, "addr")}
+// settled ends what is in doubt.
+func (r *readConn) settled(ctx context.Context) error {
 	for len(r.doubtful) > 0 {
 		old := r.doubtful[0]
-		err := tx.Do(ctx, "client", "kill", "id", old.id, "addr", old.addr).Err()
-		if err != nil && !isReply(err) {
-			return err
+		node, err := nodeOf(ctx, r.c.client, old.of)
+		if err == nil {
+			err = node.Do(ctx, "client", "kill", "id", old.id, "addr", old.addr).Err()
 		}
-		if err != nil && !r.helpless {
+		switch {
+		case err == nil:
+		case !isServerError(err):
+			return err
+		case !r.helpless:
 			r.helpless = true
 			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would come late, behind newer ones of their subjects",
 				"remedy", "let this user call CLIENT INFO and CLIENT KILL", "err", err)

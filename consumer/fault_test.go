@@ -137,6 +137,25 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 }
 
+// A Redis that never answered is no standstill that looks well, also where the streams are not known yet.
+func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle, Log: logTo(&syncBuffer{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer.StallAfter(c, time.Second)
+	run(t, c)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if c.Stalled() == "" {
+			return errors.New("all is well")
+		}
+		return nil
+	})
+}
+
 // A consumer that stands still says so, and that it moves again, whatever held it up: here nothing that it sends arrives.
 func TestAStandstillIsSaid(t *testing.T) {
 	t.Parallel()

@@ -255,7 +255,6 @@ func (l *lanes) done(e *entry, ack bool) {
 func (l *lanes) retry(e *entry, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.moves++
 	ln := e.lane
 	ln.running = nil
 	if e.moved {
@@ -370,7 +369,7 @@ type laneCounts struct {
 	// running are the handlers that run; behind the entries that wait for them, those that run included; resting those
 	// that wait for a retry of their subject.
 	running, behind, resting int
-	// moves rises whenever an entry is taken over, ends an attempt or is acknowledged.
+	// moves rises whenever an entry is taken over, is done with or is acknowledged; one more attempt is no move.
 	moves int64
 }
 

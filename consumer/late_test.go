@@ -1,9 +1,13 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,7 +62,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	const window, total = 64, 400
 	r := testenv.Redis(t)
 	h := testenv.NewHold(t, r.Addr())
-	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	logs := &syncBuffer{}
@@ -89,7 +93,7 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	const window, total = 64, 400
 	r := testenv.Redis(t)
 	h := testenv.NewHold(t, r.Addr())
-	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	var none record
@@ -118,6 +122,67 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	inOrder(t, &rec.record)
 	if n := len(none.list()); n > 0 {
 		t.Errorf("%d events ran with the consumer that was cut off", n)
+	}
+}
+
+// losing is a connection that loses one reply in which text is, and breaks.
+type losing struct {
+	net.Conn
+	text []byte
+	lost *atomic.Bool
+}
+
+func (l *losing) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if bytes.Contains(b[:n], l.text) && l.lost.CompareAndSwap(false, true) {
+		_ = l.Close()
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// The reply to a read is lost. What it had handed out is not passed over by what is behind it: the client is not to repeat
+// the read by itself.
+func TestALostReplyKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	for name, ordered := range map[string]bool{"a group": false, "ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := testenv.Redis(t)
+			var lost atomic.Bool
+			client := redis.NewClient(&redis.Options{Addr: r.Addr(), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+				return &losing{Conn: c, text: []byte("subject"), lost: &lost}, err
+			}})
+			defer client.Close()
+			ids := fill(t, r.Client, "outbox.order", 2000, 1)
+			var rec record
+			c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Handler: rec.handle, Ordered: ordered})
+			eventuallyRan(t, &rec, 20*time.Second, len(ids))
+			inOrder(t, &rec)
+			if !lost.Load() {
+				t.Error("no reply was lost")
+			}
+			if err := c.stop(); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		})
+	}
+}
+
+// Consumers that share the fewest connections all come to their turn: none keeps one for good.
+func TestConsumersShareAPool(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	client := redis.NewClient(&redis.Options{Addr: r.Addr(), PoolSize: 2})
+	defer client.Close()
+	ids := fill(t, r.Client, "outbox.order", 50, 5)
+	recs := make([]record, 3)
+	for i := range recs {
+		start(t, consumer.Options{Client: client, Group: fmt.Sprintf("g%d", i), Streams: []string{"outbox.order"}, Handler: recs[i].handle})
+	}
+	for i := range recs {
+		eventuallyRan(t, &recs[i], 30*time.Second, len(ids))
 	}
 }
 

@@ -27,6 +27,25 @@ type leases struct {
 	mu    sync.Mutex
 	until map[string]time.Time
 	turns map[string]int
+	// others are the streams that another consumer had when Redis last answered.
+	others map[string]bool
+}
+
+// answered notes whether another consumer has the stream.
+func (l *leases) answered(stream string, other bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.others == nil {
+		l.others = map[string]bool{}
+	}
+	l.others[stream] = other
+}
+
+// another reports whether another consumer is to read the stream, as far as this one knows.
+func (l *leases) another(stream string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.others[stream]
 }
 
 func (l *leases) set(stream string, until time.Time) {
@@ -90,6 +109,9 @@ func (c *Consumer) lease(ctx context.Context, stream string) (string, error) {
 	got, err := c.callLease(ctx, stream, ttl)
 	if ctx.Err() == nil {
 		c.outages.note("lease", stream, err)
+	}
+	if err == nil {
+		c.leases.answered(stream, got == "held")
 	}
 	if err == nil && got != "held" {
 		c.leases.set(stream, began.Add(ttl-ttl/10))
@@ -170,7 +192,7 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 		return nil
 	}
 	keys, token := r.c.fence(stream)
-	reply, err := fenced(readScript.Run(ctx, r.c.client, keys, r.c.opt.Group, r.c.opt.Consumer, token, n))
+	reply, err := fenced(readScript.Run(ctx, onceScripter{r.c.client}, keys, r.c.opt.Group, r.c.opt.Consumer, token, n))
 	if errors.Is(err, errNoLease) {
 		clear(r.prepared) // somebody may have had it meanwhile
 		pause(ctx, leasePause)
@@ -190,7 +212,7 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 			es = append(es, newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[1])}, 1, now))
 		}
 	}
-	r.took(es)
+	r.took(stream, es)
 	return nil
 }
 

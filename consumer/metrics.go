@@ -131,11 +131,15 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 		if ctx.Err() != nil || noGroup(err) || isMissing(err) {
 			continue
 		}
+		c.dog.answered(stream, err, time.Now())
 		if c.outages.note("inspect", stream, err) > 0 {
-			c.dog.untold(time.Now())
 			continue
 		}
-		c.dog.told(stream, s.Lag, c.mayRun(stream))
+		lag := s.Lag
+		if c.leases.another(stream) {
+			lag = 0 // to be read by that one
+		}
+		c.dog.told(stream, lag, time.Now())
 		c.metrics.observe(stream, s)
 		if s.Lost > 0 {
 			c.log.Error("entries were trimmed from the stream before the group read them: events lost", "stream", stream, "entries", s.Lost)

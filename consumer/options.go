@@ -64,9 +64,15 @@ func (o *Options) validate() error {
 			errs = append(errs, errors.New(text))
 		}
 	}
-	check(o.Client != nil, "no Redis client")
-	if c, ok := o.Client.(*redis.Client); ok {
-		check(c.Options().PoolSize > 1, "the Redis client's pool has one connection, which reading takes: PoolSize must be at least 2")
+	switch c := o.Client.(type) {
+	case nil:
+		check(false, "no Redis client")
+	case *redis.Client:
+		check(c.Options().PoolSize > 1 && c.Options().MaxActiveConns != 1,
+			"the Redis client's pool has one connection, which reading takes: PoolSize and MaxActiveConns must be at least 2")
+	case *redis.ClusterClient, *redis.Ring:
+	default:
+		check(false, fmt.Sprintf("a client of type %T lends no connection", c))
 	}
 	check(o.Group != "", "no group")
 	check(o.Handler != nil, "no handler")

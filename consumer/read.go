@@ -15,6 +15,8 @@ const (
 	// block is how long a read waits for entries. An orderly stop waits for it, so it is short; it must also stay below
 	// any sensible read timeout of the client.
 	block = 500 * time.Millisecond
+	// holdFor is how long a reader keeps a connection of the pool to itself.
+	holdFor = time.Second
 	// maxBatch is how many entries one read asks for, at most, per stream.
 	maxBatch = 500
 	// batchBytes is what one read should return, at most, judged by what the entries before it weighed.
@@ -72,7 +74,7 @@ func newReader(c *Consumer, list func() []string) *reader {
 // run reads until ctx ends.
 func (r *reader) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := r.connected(ctx)
+		err := r.loop(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -84,24 +86,17 @@ func (r *reader) run(ctx context.Context) {
 	}
 }
 
-// connected reads until the connection is no use any more.
-func (r *reader) connected(ctx context.Context) error {
-	names := r.list()
-	switch {
-	case len(names) == 0:
-		r.idle(ctx)
-		return nil
-	case r.c.opt.Ordered: // the lease says which of its holder's reads count
-		return r.loop(ctx)
-	}
-	return r.conn.with(ctx, names[0], func() error { return r.loop(ctx) })
-}
-
 // loop reads until an error or the end of ctx.
 func (r *reader) loop(ctx context.Context) error {
 	for ctx.Err() == nil {
+		if err := r.conn.settled(ctx); err != nil {
+			return err
+		}
 		names, err := r.ready(ctx)
-		if err == nil && len(names) > 0 {
+		switch {
+		case err != nil:
+			return err
+		case len(names) > 0 && r.c.lanes.room(ctx, r.count.want()) > 0:
 			err = r.read(ctx, names)
 		}
 		if err != nil {
@@ -185,18 +180,13 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// read waits for new entries of the streams and puts them into the lanes.
+// read waits for new entries of the streams and puts them into the lanes, once or a few times.
 func (r *reader) read(ctx context.Context, names []string) error {
-	n := r.c.lanes.room(ctx, r.count.want())
-	if n == 0 {
-		return nil
-	}
-	n = min(n, r.count.want())
 	var err error
-	if r.c.opt.Ordered {
-		err = r.readLeased(ctx, names[0], n)
+	if r.c.opt.Ordered { // the lease says which of its holder's reads count
+		err = r.readLeased(ctx, names[0], r.count.want())
 	} else {
-		err = r.readGroup(ctx, names, n)
+		err = r.conn.with(ctx, names[0], func() error { return r.readOn(ctx, names) })
 	}
 	if err != nil && strings.Contains(err.Error(), "NOGROUP") {
 		r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
@@ -204,6 +194,22 @@ func (r *reader) read(ctx context.Context, names []string) error {
 		return nil
 	}
 	return err
+}
+
+// readOn reads on the connection that this reader holds, and gives it back after a while, or when there is something else to
+// do first: the pool may have no other one for those who acknowledge.
+func (r *reader) readOn(ctx context.Context, names []string) error {
+	began, known := time.Now(), len(r.list())
+	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
+		want := r.count.want()
+		if n, _ := r.c.lanes.tryRoom(want); n < want {
+			return nil
+		}
+		if err := r.readGroup(ctx, names, want); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readGroup waits for up to n new entries of each stream.
@@ -216,9 +222,9 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	for range names {
 		args = append(args, ">")
 	}
-	cmd := onceCmd{redis.NewXStreamSliceCmd(ctx, args...)}
+	cmd := redis.NewXStreamSliceCmd(ctx, args...)
 	cmd.SetFirstKeyPos(9)
-	err := r.conn.read(ctx, cmd)
+	err := r.conn.read(ctx, once{cmd})
 	if errors.Is(err, redis.Nil) {
 		return nil
 	}
@@ -231,13 +237,16 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 		for _, m := range s.Messages {
 			es = append(es, newEntry(s.Stream, m, 1, now))
 		}
-		r.took(es)
+		r.took(s.Stream, es)
 	}
 	return nil
 }
 
-// took puts what was read into the lanes.
-func (r *reader) took(es []*entry) {
+// took puts what was read of stream into the lanes.
+func (r *reader) took(stream string, es []*entry) {
+	if len(es) > 0 {
+		r.c.dog.read(stream, time.Now())
+	}
 	r.count.saw(es)
 	r.c.lanes.add(es)
 	r.c.metrics.read.Add(float64(len(es)))
@@ -252,20 +261,13 @@ func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entr
 	return e
 }
 
-// onceCmd is an XREADGROUP that the client does not repeat by itself: a repetition after a lost reply would return the
-// entries behind those that were lost, out of order.
-type onceCmd struct{ *redis.XStreamSliceCmd }
-
-// NoRetry is asked by the client.
-func (onceCmd) NoRetry() bool { return true }
-
 // isServerError reports whether Redis answered, with an error that waiting for a connection does not mend.
 func isServerError(err error) bool {
 	var re redis.Error
 	if !errors.As(err, &re) || errors.Is(err, redis.Nil) {
 		return false
 	}
-	return !slices.ContainsFunc([]string{"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "ERR max number of clients"},
+	return !slices.ContainsFunc([]string{"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "BUSY ", "ERR max number of clients"},
 		func(p string) bool { return strings.HasPrefix(err.Error(), p) })
 }
 

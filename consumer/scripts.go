@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"embed"
 
 	"github.com/redis/go-redis/v9"
@@ -31,3 +32,33 @@ var (
 	retryScript   = script("retry")
 	headsScript   = script("heads")
 )
+
+// once is a call that the client does not repeat by itself. It is for what hands out entries: a repetition after a lost reply
+// would return those behind the lost ones, which would then come later, out of order.
+type once struct{ redis.Cmder }
+
+// NoRetry is asked by the client.
+func (once) NoRetry() bool { return true }
+
+// onceScripter runs scripts once.
+type onceScripter struct{ redis.UniversalClient }
+
+func (c onceScripter) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	return c.call(ctx, "evalsha", sha, keys, args)
+}
+
+func (c onceScripter) Eval(ctx context.Context, text string, keys []string, args ...any) *redis.Cmd {
+	return c.call(ctx, "eval", text, keys, args)
+}
+
+func (c onceScripter) call(ctx context.Context, name, script string, keys []string, args []any) *redis.Cmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, name, script, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd.SetFirstKeyPos(3)
+	_ = c.Process(ctx, once{cmd}) // the command has it
+	return cmd
+}

@@ -73,6 +73,7 @@ func (c *Consumer) discover(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		c.dog.answered("", err, time.Now())
 		if n := c.outages.note("discover", "", err); n > 0 {
 			pause(ctx, reconnect(n))
 			continue

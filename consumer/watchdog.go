@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -23,37 +25,61 @@ type watchdog struct {
 	stall, hang time.Duration
 
 	mu sync.Mutex
-	// lags are the entries of each stream not delivered to the group, where this process is to read them; deaf is since
-	// when Redis has not told, zero if it has.
-	lags map[string]int64
-	deaf time.Time
-	// moves is what the lanes had moved when that last changed, at since.
+	// deaf is since when Redis has not told of a stream, or, under "", which streams there are.
+	deaf map[string]time.Time
+	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
+	unread map[string]*unread
+	// moves is what the lanes had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
 	// why is empty while all is well.
 	why string
 }
 
-// told takes what Redis tells of a stream; mine is false if it is not this process that is to read it.
-func (w *watchdog) told(stream string, lag int64, mine bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.deaf = time.Time{}
-	if w.lags == nil {
-		w.lags = map[string]int64{}
-	}
-	if !mine {
-		lag = 0
-	}
-	w.lags[stream] = lag
+// unread is how much of a stream waits, and since when without being read.
+type unread struct {
+	lag   int64
+	since time.Time
 }
 
-// untold notes that Redis does not tell.
-func (w *watchdog) untold(now time.Time) {
+// answered notes whether Redis has answered a question about a stream, or about all with "".
+func (w *watchdog) answered(stream string, err error, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.deaf.IsZero() {
-		w.deaf = now
+	switch _, deaf := w.deaf[stream]; {
+	case err == nil || isReply(err):
+		delete(w.deaf, stream)
+	case w.deaf == nil:
+		w.deaf = map[string]time.Time{stream: now}
+	case !deaf:
+		w.deaf[stream] = now
+	}
+}
+
+// told takes how many entries of a stream this process is to read; below zero: that is not known.
+func (w *watchdog) told(stream string, lag int64, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if lag <= 0 {
+		delete(w.unread, stream)
+		return
+	}
+	if u := w.unread[stream]; u != nil {
+		u.lag = lag
+		return
+	}
+	if w.unread == nil {
+		w.unread = map[string]*unread{}
+	}
+	w.unread[stream] = &unread{lag: lag, since: now}
+}
+
+// read notes that entries of a stream were read.
+func (w *watchdog) read(stream string, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if u := w.unread[stream]; u != nil {
+		u.since = now
 	}
 }
 
@@ -61,28 +87,42 @@ func (w *watchdog) untold(now time.Time) {
 func (w *watchdog) check(n laneCounts, workers int, now time.Time) (why string, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n.moves != w.moves || w.since.IsZero() {
-		w.moves, w.since = n.moves, now
-	}
-	still := now.Sub(w.since)
-	unread := int64(0)
-	for _, lag := range w.lags {
-		unread += max(lag, 0)
-	}
 	// What waits for a retry, or behind a handler, is not to move.
 	free := n.held - n.resting - n.behind
+	if n.moves != w.moves || w.since.IsZero() || (free == 0 && n.running == 0) {
+		w.moves, w.since = n.moves, now
+	}
 	busy := n.running >= workers
+	still := now.Sub(w.since)
 	switch {
-	case !w.deaf.IsZero() && now.Sub(w.deaf) > w.stall && still > w.stall:
-		why = fmt.Sprintf("Redis has not answered for %s", now.Sub(w.deaf).Round(time.Second))
-	case still > w.stall && (free > 0 || unread > 0) && !busy,
-		still > w.hang && n.running > 0:
-		why = fmt.Sprintf("nothing has moved for %s: %d entries are unread, %d are held, %d not acknowledged, %d handlers run",
-			still.Round(time.Second), unread, n.held, n.unacked, n.running)
+	case still > w.stall && free > 0 && !busy, still > w.hang && n.running > 0:
+		why = fmt.Sprintf("nothing has moved for %s: %d entries are held, %d not acknowledged, %d handlers run",
+			still.Round(time.Second), n.held, n.unacked, n.running)
+	default:
+		why = w.waiting(busy, now)
 	}
 	news = (why == "") != (w.why == "")
 	w.why = why
 	return why, news
+}
+
+// waiting says which stream Redis does not tell of, or nobody reads; while every handler runs nobody need read.
+func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
+	for _, stream := range slices.Sorted(maps.Keys(w.deaf)) {
+		if still := now.Sub(w.deaf[stream]); still > w.stall {
+			why = fmt.Sprintf("Redis has not answered for %s", still.Round(time.Second))
+		}
+	}
+	for _, stream := range slices.Sorted(maps.Keys(w.unread)) {
+		u := w.unread[stream]
+		if busy {
+			u.since = now
+		}
+		if still := now.Sub(u.since); still > w.stall {
+			why = fmt.Sprintf("%d entries of stream %s wait, and none was read for %s", u.lag, stream, still.Round(time.Second))
+		}
+	}
+	return why
 }
 
 // watch looks until ctx ends.

@@ -1,8 +1,14 @@
 package consumer
 
 import (
+	"errors"
+	"io"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
 )
 
 func TestWatchdog(t *testing.T) {
@@ -31,9 +37,10 @@ func TestWatchdog(t *testing.T) {
 			t.Parallel()
 			w := &watchdog{stall: stallAfter, hang: hangAfter}
 			began := time.Now()
-			w.told("s", c.lag, true)
+			w.told("s", c.lag, began)
 			if c.deaf {
-				w.untold(began)
+				w.answered("s", io.EOF, began)
+				w.answered("t", nil, began) // another one does answer
 			}
 			said := time.Duration(0)
 			for at := time.Duration(0); at <= 2*hangAfter && said == 0; at += time.Second {
@@ -57,7 +64,9 @@ func TestWatchdog(t *testing.T) {
 				t.Error("the second time is news")
 			}
 			c.counts.moves++
-			w.told("s", c.lag, true)
+			w.answered("s", redis.ErrClosed, began.Add(said)) // not news
+			w.answered("s", redis.Nil, began.Add(said))
+			w.read("s", began.Add(said))
 			if why, news := w.check(c.counts, workers, began.Add(said+2*time.Second)); why != "" || !news {
 				t.Errorf("after a move: %q, news %v", why, news)
 			}
@@ -65,15 +74,48 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// A stream that another process of the group is to read is none of this one's work.
-func TestWatchdogOfAStandby(t *testing.T) {
+// A consumer that had nothing to do for hours does not stand still the moment that there is something.
+func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 	t.Parallel()
 	w := &watchdog{stall: stallAfter, hang: hangAfter}
 	began := time.Now()
-	w.told("s", 100, false)
+	w.told("s", 0, began)
 	w.check(laneCounts{}, 1, began)
-	if why, _ := w.check(laneCounts{}, 1, began.Add(time.Hour)); why != "" {
-		t.Error(why)
+	w.check(laneCounts{}, 1, began.Add(time.Hour))
+	w.told("s", 100, began.Add(time.Hour))
+	for _, n := range []laneCounts{{}, {held: 100}, {held: 100, running: 1, behind: 1}} {
+		if why, _ := w.check(n, 1, began.Add(time.Hour+time.Second)); why != "" {
+			t.Error(why)
+		}
+	}
+}
+
+// An event that is tried again and again does not hide that nothing else moves, nor does another stream.
+func TestWatchdogSeesPastRetries(t *testing.T) {
+	t.Parallel()
+	w := &watchdog{stall: stallAfter, hang: hangAfter}
+	l := newLanes(10, time.Hour)
+	e := newEntry("s", redis.XMessage{ID: "1-0", Values: map[string]any{"subject": "a"}}, 1, time.Now())
+	l.add([]*entry{e})
+	began := time.Now()
+	w.told("s", 5, began)
+	w.told("t", 5, began)
+	for at := time.Duration(0); at <= stallAfter+time.Second; at += time.Second {
+		if next, ok := l.next(); !ok || next != e {
+			t.Fatal("not the one entry")
+		}
+		l.retry(e, 0)
+		w.read("t", began.Add(at))
+		testenv.Eventually(t, time.Second, func() error {
+			if l.counts().delayed > 0 {
+				return errors.New("delayed")
+			}
+			return nil
+		})
+		why, _ := w.check(l.counts(), 8, began.Add(at))
+		if want := at > stallAfter; (why != "") != want {
+			t.Fatalf("after %v: %q", at, why)
+		}
 	}
 }
 

@@ -3,16 +3,21 @@
 -- The lease is consumer|process|turn. A consumer takes a new turn after each trouble with its connection; what it asked for
 -- in an earlier turn, and Redis carries out late, is refused then (read.lua, take.lua), like what another consumer asks for.
 -- KEYS[1] lease; ARGV consumer, a number that is the process's own, turn, time to live in ms (0 gives it up).
--- Returns 'renewed', 'taken', 'released' or 'held' (by another consumer, or in a later turn).
-local held = redis.call('GET', KEYS[1])
+-- Returns 'renewed' (this process had it), 'taken', 'released' or 'held' (by another consumer, or in a later turn).
+local held, lease, own = redis.call('GET', KEYS[1]), ARGV[1] .. '|' .. ARGV[2] .. '|' .. ARGV[3], false
 if held then
   local name, process, turn = string.match(held, '^(.*)|(%x+)|(%d+)$')
   if (name or held) ~= ARGV[1] then return 'held' end
-  if process == ARGV[2] and tonumber(turn) > tonumber(ARGV[3]) then return 'held' end
+  own = process == ARGV[2]
+  if own and tonumber(turn) > tonumber(ARGV[3]) then return 'held' end
 end
 if ARGV[4] == '0' then
   redis.call('DEL', KEYS[1])
   return 'released'
 end
-redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2] .. '|' .. ARGV[3], 'PX', ARGV[4])
-return held and 'renewed' or 'taken'
+if held == lease then
+  redis.call('PEXPIRE', KEYS[1], ARGV[4]) -- which a full server does not refuse
+else
+  redis.call('SET', KEYS[1], lease, 'PX', ARGV[4])
+end
+return own and 'renewed' or 'taken'
