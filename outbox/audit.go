@@ -84,11 +84,17 @@ func (s *stream) monitor(ctx context.Context) {
 	a := &audit{}
 	well := false
 	next := time.Now().Add(auditInterval)
+	var gate time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
+		}
+		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
+		if _, err := s.l.watchGates(ctx, &gate); err != nil {
+			s.fail(err)
+			return
 		}
 		if !well && s.running.Load() && time.Since(s.since) > goodStream {
 			s.wellAgain()

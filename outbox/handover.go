@@ -25,7 +25,7 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 	if err := drain(); err != nil {
 		return refuse(err)
 	}
-	status, err := l.o.Slots.Status(ctx)
+	status, err := l.keeper.look(ctx)
 	if err != nil {
 		return refuse(err)
 	}

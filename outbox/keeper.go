@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -131,8 +132,10 @@ func (k *slotKeeper) idle() time.Duration {
 	return time.Since(k.last)
 }
 
-// look reads the slot's state into the gauges.
+// look reads the slot's state into the gauges, and notices a move by somebody else.
 func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
+	k.mu.Lock() // so that nobody of ours moves it between the look and the comparison
+	defer k.mu.Unlock()
 	m := k.relay.metrics
 	before := k.relay.current()
 	st, err := k.relay.o.Slots.Status(ctx)
@@ -141,7 +144,7 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 		return st, err
 	}
 	if st.Exists && st.Confirmed != 0 { // one without a position is still being made
-		k.know(true)
+		k.known = true
 	}
 	if err := k.watch(ctx, st, before); err != nil {
 		return st, err
@@ -155,21 +158,24 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 }
 
 // watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the middle of
-// it. What that passed may not be visible.
+// it. What that passed may not be visible. The caller holds mu.
 func (k *slotKeeper) watch(ctx context.Context, st SlotStatus, before phase) error {
-	resting := func(p phase) bool { return p == phasePoll || p == phaseSweep }
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	resting := func(p phase) bool { return p == phasePoll || p == phaseSweep || p == phaseHandover }
 	if moved := k.still && st.Confirmed > k.position; moved {
-		if err := k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false); err != nil {
+		if err := k.moved(ctx); err != nil {
 			return err
 		}
 		k.relay.log.Warn("somebody else has moved the slot; it is not streamed before older transactions have ended",
 			"from", k.position.String(), "to", st.Confirmed.String())
 	}
-	// A stream moves it, also one that is just ending, and so does the hand-over.
+	// A stream moves it, also one that is just ending.
 	k.position, k.still = st.Confirmed, !st.Active && resting(before) && resting(k.relay.current())
 	return nil
+}
+
+// moved notes that the slot has passed what may not be visible.
+func (k *slotKeeper) moved(ctx context.Context) error {
+	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false)
 }
 
 // know notes whether there is a slot that somebody else would have to drop.
@@ -259,6 +265,9 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 // dropping it. A new one is made when the oldest transaction has moved on.
 func (k *slotKeeper) enforce(ctx context.Context) error {
 	err := k.advance(ctx)
+	if errors.Is(err, ErrSuperseded) {
+		return err // it is another one's to move, or drop
+	}
 	if err != nil {
 		// As a rule a walsender that is just ending still holds it. A slot is quickly dropped, and slowly made again.
 		if err = k.relay.o.Slots.Evict(ctx); err == nil {
@@ -301,7 +310,7 @@ func (k *slotKeeper) making(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.still = false
-	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false)
+	return k.moved(ctx)
 }
 
 // ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may also

@@ -258,6 +258,9 @@ func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err e
 func (l *leadership) raise(ctx context.Context, st State) error {
 	epoch, wentBack := max(st.Owner.Epoch, l.fence)+1, l.fence > 0
 	l.fence = 0
+	if l.gates == nil {
+		l.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
+	}
 	for {
 		a := Adoption{
 			From: st.Owner.Epoch, To: Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.o.Holder, WentBack: wentBack,
@@ -341,7 +344,7 @@ func (l *leadership) suspect(ctx context.Context, st State, server string, state
 		if !s.Gate {
 			gone = append(gone, s.Stream)
 		}
-		if other || !s.Gate || s.Last == "" || s.Missing > 0 {
+		if other || !s.Gate || s.Forgot || s.Missing > 0 {
 			suspects = append(suspects, s)
 		}
 	}

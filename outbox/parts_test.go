@@ -438,6 +438,8 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 		"made":                   {phase: phaseSweep, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
 		"dropped":                {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}},
 		"moved by us":            {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 100}, own: true},
+		"moved in a hand-over":   {phase: phaseHandover, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"and moved by us":        {phase: phaseHandover, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 100}, own: true},
 		"streamed":               {phase: phaseStream, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
 		"by a stream that ended": {phase: phasePoll, before: SlotStatus{Exists: true, Active: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
 	} {

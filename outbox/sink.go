@@ -63,8 +63,10 @@ type StreamState struct {
 	Stream string
 	// Gate tells whether it has a gate.
 	Gate bool
-	// Last is the id of the last entry it ever had, "" if there is no stream.
+	// Last is the id of the last entry that the gate has let through and the stream still knows of, "" if there is no stream.
 	Last string
+	// Forgot is set if it lacks entries that the gate has let through: somebody has deleted it.
+	Forgot bool
 	// Now is the time by the sink's clock, which makes the ids of entries.
 	Now time.Time
 	// Missing is how many events fewer than this process knows of the gate has let through.

@@ -182,6 +182,9 @@ func (s *stream) started(ctx context.Context) error {
 		return err
 	}
 	if st.Confirmed > l.noted {
+		if err := l.keeper.moved(ctx); err != nil {
+			return err
+		}
 		return &SlotError{Reason: ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
 	}
 	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {

@@ -22,8 +22,9 @@ const (
 	commitTimeout, rollbackTimeout = 10 * time.Second, 2 * time.Second
 	// batchBytes bounds the payload of one batch.
 	batchBytes = 4 << 20
-	// turn is how many batches a worker takes from one part before it lets others have it.
-	turn = 50
+	// turn is how many batches a worker takes from one part, turnTime about how long, before it lets others have their turn: no
+	// part waits while another one's backlog is worked off.
+	turn, turnTime = 50, 5 * time.Second
 	// idleFirst and idleMost bound the wait when nothing was found.
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure, outside any transaction.

@@ -144,7 +144,7 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 		q.give(part, done)
 		if err != nil {
 			err = w.failed(ctx, err)
-		} else if !done {
+		} else if !claimed && !done {
 			wait(ctx, idleFirst)
 		}
 		if err != nil {
@@ -191,7 +191,7 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 // spare the dead rows before it) and wrong: a row with a lower number may have become visible meanwhile, and the next row
 // of its aggregate must not overtake it.
 func (c *claim) run(ctx context.Context, target int64) (done bool, err error) {
-	for n := 0; (target > 0 || n < turn) && ctx.Err() == nil; n++ {
+	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
 		first, err := c.batch(ctx)
 		switch {
 		case errors.Is(err, errSmaller):

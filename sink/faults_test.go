@@ -22,12 +22,14 @@ func (f *fixture) roomFor(n int64) {
 	f.do("XSETID", stream, "18446744073709551615-"+itoa(18446744073709551615-uint64(n)))
 }
 
-// emptied puts an empty stream in the place of the stream's key. (One that is gone would be noticed.)
+// emptied puts an empty stream in the place of the stream's key, and lets its ids begin anew. (One that is gone would be noticed,
+// and so would ids that go back.)
 func (f *fixture) emptied() {
 	f.Helper()
 	f.do("DEL", stream)
 	f.do("XGROUP", "CREATE", stream, "g", "$", "MKSTREAM")
 	f.do("XGROUP", "DESTROY", stream, "g")
+	f.do("HDEL", gate, "last")
 }
 
 func TestAHalfFailedScriptGoesOnWhereItStopped(t *testing.T) {

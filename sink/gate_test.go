@@ -253,8 +253,8 @@ func TestForgetDoubt(t *testing.T) {
 	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
 	f.wantDoubt(0)
 	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
-	if n := len(f.fields("")); n != 3 {
-		t.Errorf("%d fields left, want source, owner and the number of events", n)
+	if n := len(f.fields("")); n != 4 {
+		t.Errorf("%d fields left, want source, owner, the number of events and the last of them", n)
 	}
 }
 
@@ -349,8 +349,8 @@ func TestTheGateStaysSmall(t *testing.T) {
 		}
 	}
 	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
-	if n := len(f.fields("")); n != 4 {
-		t.Errorf("%d fields in the gate, want source, owner, the number of events and one lane: %q", n, f.fields(""))
+	if n := len(f.fields("")); n != 5 {
+		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q", n, f.fields(""))
 	}
 	f.adopted(2)
 	f.wantDoubt(0)

@@ -60,7 +60,7 @@ var (
 	confirmScript = newScript(gateLua + confirmLua)
 	settleScript  = newScript(gateLua + settleLua)
 	forgetScript  = newScript(gateLua + forgetLua)
-	lookScript    = newScript(lookLua)
+	lookScript    = newScript(gateLua + lookLua)
 	trimScript    = newScript(trimLua)
 	observeScript = newScript(observeLua)
 

@@ -20,9 +20,25 @@ import (
 // A process is known by its run id, and by the id of its replication history, which changes with a promotion.
 type Server struct {
 	mu sync.Mutex
-	// bound is the process that is met; "" until the first one is, after which every other one is refused.
-	bound string
+	// bound is the process that is met; the zero one until the first one is, after which every other one is refused.
+	bound instance
 	any   bool // meet whoever answers
+}
+
+// instance is a running Redis and the history of its data. The zero one cannot be known.
+type instance struct {
+	run, history string
+	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It may begin
+	// anew, with the first replica or some time after the last one has gone, without anything having happened to the data.
+	fresh bool
+}
+
+// String is what the process is remembered by; "" if it cannot be known.
+func (p instance) String() string {
+	if p.run == "" {
+		return ""
+	}
+	return p.run + "/" + p.history
 }
 
 // errOther refuses a connection.
@@ -38,36 +54,37 @@ func (s *Server) onConnect(ctx context.Context, cn *redis.Conn) error {
 }
 
 // meet takes the first process, and refuses any other.
-func (s *Server) meet(id string) error {
+func (s *Server) meet(p instance) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.any || s.bound == id:
+	case s.any || s.bound == p:
 		return nil
-	case s.bound == "":
-		s.bound = id
+	case s.bound == instance{}, s.bound.run == p.run && s.bound.fresh && p.fresh:
+		s.bound = p
 		return nil
 	}
 	return errOther
 }
 
-// identify asks who answers; "" if the user may not know.
-func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (string, error) {
+// identify asks who answers; the zero process if the user may not know, or it is something in between that does not say.
+func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (instance, error) {
 	pipe := c.Pipeline()
 	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
 	_, _ = pipe.Exec(ctx)
 	for _, cmd := range []*redis.StringCmd{server, replication} {
-		if err := cmd.Err(); redis.HasErrorPrefix(err, "NOPERM") {
-			return "", nil
+		if err := cmd.Err(); redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
+			return instance{}, nil
 		} else if err != nil {
-			return "", err
+			return instance{}, err
 		}
 	}
-	run, history := infoField(server.Val(), "run_id"), infoField(replication.Val(), "master_replid")
-	if run == "" {
-		return "", nil
+	p := instance{run: infoField(server.Val(), "run_id"), history: infoField(replication.Val(), "master_replid")}
+	if p.run == "" {
+		return instance{}, nil
 	}
-	return run + "/" + history, nil
+	p.fresh = infoField(replication.Val(), "role") == "master" && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
+	return p, nil
 }
 
 // infoField takes a field out of what INFO answers.
@@ -98,19 +115,19 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 		if !ok {
 			return "", nil // many servers are no one in particular
 		}
-		id, err := identify(ctx, one)
-		return id, s.failed("identify", "", err)
+		p, err := identify(ctx, one)
+		return p.String(), s.failed("identify", "", err)
 	}
 	// Whoever answers first is it.
 	s.server.mu.Lock()
-	s.server.bound, s.server.any = "", false
+	s.server.bound, s.server.any = instance{}, false
 	s.server.mu.Unlock()
-	id, err := identify(ctx, s.client)
+	p, err := identify(ctx, s.client)
 	if err == nil {
-		err = s.server.meet(id)
+		err = s.server.meet(p)
 	}
 	s.moved.Store(false)
-	return id, s.failed("identify", "", err)
+	return p.String(), s.failed("identify", "", err)
 }
 
 // Release implements outbox.Sink.
@@ -128,16 +145,11 @@ func (s *Sink) stays(ctx context.Context) error {
 	if s.server == nil {
 		return nil
 	}
-	id, err := identify(ctx, s.client)
-	if err != nil {
-		return err
-	}
-	s.server.mu.Lock()
-	defer s.server.mu.Unlock()
-	if !s.server.any && s.server.bound != "" && id != s.server.bound {
+	p, err := identify(ctx, s.client)
+	if err == nil && s.server.meet(p) != nil {
 		s.moved.Store(true)
 	}
-	return nil
+	return err
 }
 
 // Look implements outbox.Sink.
@@ -150,14 +162,14 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
-		if err == nil && len(reply) != 4 {
+		if err == nil && len(reply) != 5 {
 			err = fmt.Errorf("unexpected reply to a look")
 		}
 		if err != nil {
 			return nil, s.failed("look at", stream, err)
 		}
 		out[i] = outbox.StreamState{
-			Stream: stream, Gate: number(reply, 0) == 1, Last: text(reply, 2), Now: time.UnixMilli(number(reply, 3)),
+			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3), Forgot: number(reply, 4) == 1,
 			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
 		}
 	}

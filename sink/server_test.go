@@ -3,6 +3,8 @@ package sink_test
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,15 +140,81 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
 	f.publish(l, makeEvents(2)...)
 	f.do("DEL", stream)
-	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate {
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate || !states[0].Forgot {
 		t.Errorf("looked at: %+v, %v", states, err)
 	}
 	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
 		t.Errorf("published: %v", err)
 	}
 	l = f.lane(f.adopted(2))
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Forgot {
+		t.Errorf("noticed again: %+v, %v", states, err)
+	}
 	f.publish(l, makeEvents(2)...)
 	if n := f.server.Client.HGet(t.Context(), gate, "n").Val(); n != "2" {
 		t.Errorf("the gate has let %s events through, want 2: it counts anew", n)
 	}
+}
+
+// It is noticed, too, when a consumer has made the stream anew before anything is published; and what was not settled is
+// published again, for its entries are gone.
+func TestAStreamMadeAnewIsAGap(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	l := f.lane(o)
+	events := makeEvents(3)
+	f.publish(l, events...)
+	f.must(f.sink.Check(t.Context(), o, []string{stream}))
+	f.do("DEL", stream)
+	f.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
+	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("a check: %v", err)
+	}
+	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("published: %v", err)
+	}
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || !states[0].Forgot {
+		t.Errorf("looked at: %+v, %v", states, err)
+	}
+	f.publish(f.lane(f.adopted(2)), events...)
+	f.wantStored(events...)
+}
+
+// What a replay adds to a stream is no sign that what came before it is there.
+func TestAReplayDoesNotHideALoss(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.publish(f.lane(f.adopted(1)), makeEvents(2)...)
+	f.do("XADD", stream, "*", "id", "again", "replayed", "1")
+	states, err := f.sink.Look(t.Context(), []string{stream})
+	if err != nil || states[0].Last != r.EntryIDs[1] || states[0].Forgot {
+		t.Errorf("looked at: %+v, %v; want the last entry to be %s", states, err, r.EntryIDs[1])
+	}
+}
+
+// A primary that gets its first replica begins a new history, and has lost nothing.
+func TestAFirstReplicaIsNoRestart(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	f := bound(t, server.URL(), server)
+	f.bind()
+	l := f.lane(f.adopted(1))
+	f.publish(l, makeEvents(1)...)
+	history := func() string {
+		return regexp.MustCompile(`master_replid:(\w+)`).FindString(server.Client.Info(t.Context(), "replication").Val())
+	}
+	before := history()
+	replica := testenv.Redis(t, fmt.Sprintf("replicaof 127.0.0.1 %d", server.Port))
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !strings.Contains(replica.Client.Info(t.Context(), "replication").Val(), "master_link_status:up") {
+			return errors.New("no link")
+		}
+		return nil
+	})
+	if history() == before {
+		t.Fatal("the history goes on: not the case")
+	}
+	f.must(f.sink.Ready(t.Context()))
+	f.publish(l, makeEvents(1)...)
 }

@@ -129,24 +129,38 @@ func (s *Sink) Missed(streams int) {
 // Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	pipe := s.client.Pipeline()
-	cmds := make([]*redis.SliceCmd, len(streams))
+	cmds, lengths := make([]*redis.SliceCmd, len(streams)), make([]*redis.IntCmd, len(streams))
 	for i, stream := range streams {
-		cmds[i] = pipe.HMGet(ctx, gateKey(stream), "source", "owner")
+		cmds[i] = pipe.HMGet(ctx, gateKey(stream), "source", "owner", "n", "last")
+		lengths[i] = pipe.XLen(ctx, stream)
 	}
 	_, sent := pipe.Exec(ctx)
 	for i, stream := range streams {
 		v, err := cmds[i].Result()
-		if err == nil && len(v) != 2 { // a connection that was refused is nobody's error in particular
+		if err == nil && len(v) != 4 { // a connection that was refused is nobody's error in particular
 			err = sent
 		}
 		if err == nil {
 			err = judge(stream, v, o)
+		}
+		// One that is empty may have been deleted, and made anew by a consumer.
+		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[2] != nil && v[3] != nil {
+			err = s.remembers(ctx, stream)
 		}
 		if err != nil {
 			return s.failed("check", stream, err)
 		}
 	}
 	return nil
+}
+
+// remembers returns ErrGap if the stream lacks what its gate has let through.
+func (s *Sink) remembers(ctx context.Context, stream string) error {
+	states, err := s.Look(ctx, []string{stream})
+	if err == nil && states[0].Forgot {
+		err = outbox.ErrGap
+	}
+	return err
 }
 
 // judge is what the scripts' judge does, for a gate that was only read.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,12 +38,17 @@ func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look what may be lost: %w", err)
 	}
+	if len(list) > 0 {
+		if err := s.awaitWriters(ctx); err != nil {
+			return nil, err
+		}
+	}
 	var out []outbox.Loss
 	for _, l := range list {
 		loss := outbox.Loss{Stream: l.Stream, Noticed: l.Noticed}
 		if l.Events != nil {
 			loss.Events = *l.Events
-		} else if err := s.countLoss(ctx, &loss, l.Since, l.After, l.Until); err != nil {
+		} else if err := s.countLoss(ctx, &loss, l.ID, l.Since, l.After, l.Until); err != nil {
 			return out, err
 		}
 		if loss.Events == 0 {
@@ -61,14 +67,34 @@ func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	return out, nil
 }
 
+// writersTimeout bounds the wait for transactions that settle: an instance that sweeps along waits for its own commit as long.
+const writersTimeout = 20 * time.Second
+
+// awaitWriters waits until those who were writing history have ended, as far as that takes no longer than it may: what they
+// write is not visible yet, and may be lost, too.
+func (s *Store) awaitWriters(ctx context.Context) error {
+	before, err := HistoryWriters(ctx, s.pool)
+	for deadline := time.Now().Add(writersTimeout); err == nil && len(before) > 0 && time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+		var now []string
+		now, err = HistoryWriters(ctx, s.pool)
+		before = slices.DeleteFunc(before, func(w string) bool { return !slices.Contains(now, w) })
+	}
+	return err
+}
+
 // countLoss fills in what history says of a loss.
-func (s *Store) countLoss(ctx context.Context, loss *outbox.Loss, since *time.Time, after string, until int64) error {
+func (s *Store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string, until int64) error {
 	var first, last *time.Time
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true)", fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until).Scan(&loss.Events, &first, &last)
+		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until, id).Scan(&loss.Events, &first, &last)
 	})
 	const canceled = "57014"
 	switch {
@@ -131,7 +157,7 @@ func (s *Store) suspects(list []outbox.StreamState) (streams, last []string, now
 			switch known := int64(-1); {
 			case st.Missing > 0:
 				n = &st.Missing
-			case !st.Gate || st.Last == "":
+			case !st.Gate || st.Forgot:
 				n = &known
 			default:
 				continue

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -52,6 +53,7 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	if err := createSchema(ctx, cfg, schema); err != nil {
 		return nil, err
 	}
+	cfg.RuntimeParams["lock_timeout"] = strconv.FormatInt(migrateWait.Milliseconds(), 10)
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
 	files, err := fs.Sub(migrationFiles, "migrations")
@@ -67,16 +69,37 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	if err != nil {
 		return nil, fmt.Errorf("prepare the migrations: %w", err)
 	}
-	done, err := p.Up(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("migrate: %w", err)
+	var applied []int64
+	for {
+		done, err := p.Up(ctx)
+		var part *goose.PartialError
+		if errors.As(err, &part) {
+			done = part.Applied
+		}
+		for _, r := range done {
+			applied = append(applied, r.Source.Version)
+		}
+		if err == nil {
+			return applied, nil
+		}
+		if SQLState(err) != stateLockNotAvailable {
+			return applied, fmt.Errorf("migrate: %w", err)
+		}
+		log.Warn("a table is in use; trying again", "migration", part.Failed.Source.Path, "err", part.Err)
+		select {
+		case <-ctx.Done():
+			return applied, fmt.Errorf("migrate: %w", ctx.Err())
+		case <-time.After(migrateRest):
+		}
 	}
-	applied := make([]int64, 0, len(done))
-	for _, r := range done {
-		applied = append(applied, r.Source.Version)
-	}
-	return applied, nil
 }
+
+const (
+	// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say): everybody
+	// else waits behind it, a running relay too. migrateRest is how long they are let through before it tries again.
+	migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
+	stateLockNotAvailable    = "55P03"
+)
 
 // createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
 // there is nothing to create, so it is asked for only when needed.

@@ -157,6 +157,40 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	})
 }
 
+// Redis is restarted, or a stream deleted that a consumer makes anew, while there is nothing to publish: that is noticed without an
+// event.
+func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.oracle.Flushed = true
+		r := w.relayIn(mode, "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120})
+		load.Wait()
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		if err := w.redis.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.redis.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.waitLogged("looking whether it has lost")
+		w.waitMode(mode, 20*time.Second)
+		if list := w.losses(); len(list) > 0 {
+			t.Errorf("lost: %+v", list)
+		}
+		do(t, w.redis.Client, "del", "outbox.order")
+		do(t, w.redis.Client, "xgroup", "create", "outbox.order", "g", "0", "mkstream")
+		r.waitLogged("the sink has lost events that were settled")
+		w.waitMode(mode, 20*time.Second)
+		w.desire("poll") // adopting again counts nothing again
+		w.waitMode("poll", 20*time.Second)
+		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
+		w.waitMode(mode, 20*time.Second)
+		w.noticed(r, 120)
+	})
+}
+
 // A replica that was behind takes over: what it had not received is gone, which no gate says while a part is claimed anew for
 // each batch.
 func TestALaggingReplicaTakesOver(t *testing.T) {

@@ -358,3 +358,35 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 		return nil
 	})
 }
+
+// The budget is kept as well while a relay that has just been started cannot reach Redis, and has not adopted yet: by moving
+// the slot, not by dropping it.
+func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w.relayIn("cdc", "--wal-budget=16MiB").stop()
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	const position = "SELECT coalesce(max(confirmed_flush_lsn), '0/0')::text FROM pg_replication_slots"
+	before := testenv.Value[string](t, w.db, position)
+	r := w.spawn("relay", "--wal-budget=16MiB")
+	r.waitLogged(`"leading"`)
+	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
+	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if now := testenv.Value[string](t, w.db, position); now == before {
+			return errors.New("the slot has not moved")
+		}
+		return nil
+	})
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.waitMode("cdc", 30*time.Second)
+	w.delivers()
+	if r.logged("dropping it") || r.logged("slot created") {
+		t.Error("the slot was dropped")
+	}
+}

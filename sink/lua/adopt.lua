@@ -1,9 +1,10 @@
--- Raises the gate to a new owner. What earlier owners left unsettled becomes the doubt, and all lanes end.
+-- Raises the gate to a new owner. What earlier owners left unsettled becomes the doubt, and all lanes end. Where the stream has
+-- forgotten it there is no doubt: it is to be published again.
 -- KEYS stream, gate. ARGV source, epoch, nonce, force ("1": take it from another source)
 local gate = KEYS[2]
 local source, epoch, nonce, force = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 
-local g, err = read(gate, 'source', 'owner')
+local g, err = read(gate, 'source', 'owner', 'n', 'last')
 if err then return err end
 if g[1] and g[1] ~= source and not force then return {'FOREIGN', g[1]} end
 if g[1] == source and g[2] then
@@ -13,6 +14,7 @@ if g[1] == source and g[2] then
   if theirs >= mine then return {'FENCED', e} end
 end
 
+local gone = forgot(last_id_of(KEYS[1]), tonumber(g[3] or '0'), g[4])
 local all = redis.call('HGETALL', gate)
 local doubt, drop, known = {}, {}, 0
 for i = 1, #all, 2 do
@@ -20,11 +22,15 @@ for i = 1, #all, 2 do
   local kind = string.sub(field, 1, 2)
   if kind == 'u:' then
     drop[#drop + 1] = field
-    each(value, function(id, entry)
-      doubt[#doubt + 1] = 'd:' .. id
-      doubt[#doubt + 1] = 'a|' .. entry
-    end)
+    if not gone then
+      each(value, function(id, entry)
+        doubt[#doubt + 1] = 'd:' .. id
+        doubt[#doubt + 1] = 'a|' .. entry
+      end)
+    end
   elseif kind == 'l:' then
+    drop[#drop + 1] = field
+  elseif kind == 'd:' and gone then
     drop[#drop + 1] = field
   elseif kind == 'd:' then
     known = known + 1
@@ -38,6 +44,6 @@ redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
 local added = hset(gate, doubt)
 hdel(gate, drop)
 set_doubt(gate, known + added)
--- A stream that is gone was noticed by whoever adopts; it is not to be noticed again.
-if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HDEL', gate, 'n') end
+-- Whoever adopts has noticed it; it is not to be noticed again.
+if gone then redis.call('HDEL', gate, 'n', 'last') end
 return {'OK', tonumber(redis.call('HGET', gate, 'n') or '0')}

@@ -9,7 +9,8 @@
 --   d:<id>     an event in doubt: where it came from and its entry id. "a|<entry>" for what an adoption found,
 --              "<lane>|<claim>|<number>|<entry>" for what an earlier claim of a part left
 --   doubt      how many d: fields there are; absent means none
---   n          how many events it has let through; begins anew where the stream is gone
+--   n          how many events it has let through; begins anew where the stream has forgotten them
+--   last       the entry id of the last of them
 --   confirmed  written by the barrier only
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
@@ -86,4 +87,24 @@ end
 
 local function set_doubt(gate, n)
   if n > 0 then redis.call('HSET', gate, 'doubt', int(n)) else redis.call('HDEL', gate, 'doubt') end
+end
+
+-- forgot tells whether the stream lacks what its gate has let through: somebody has deleted it, and a consumer or a replay may
+-- have made it anew. last_id is the last id that the stream gave, '' without one.
+local function forgot(last_id, n, last)
+  if last_id == '' then return n > 0 end
+  if not last then return false end
+  local a, b = string.match(last_id, '(%d+)-(%d+)')
+  local c, d = string.match(last, '(%d+)-(%d+)')
+  a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+  return a < c or (a == c and b < d)
+end
+
+-- last_id_of returns the last id that a stream gave, '' if there is no stream.
+local function last_id_of(stream)
+  if redis.call('TYPE', stream).ok ~= 'stream' then return '' end
+  local info = redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then return info[i + 1] end
+  end
 end

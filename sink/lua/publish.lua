@@ -14,7 +14,7 @@ local width = traced and 4 or 3
 local count = #heads / HEAD
 if #ARGV ~= FIRST + count * width then return redis.error_reply('ERR wrong number of arguments for a batch') end
 
-local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n')
+local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
 if err then return err end
 local no = judge(g[1], g[2], ARGV[1], epoch, ARGV[3])
 if no then return no end
@@ -48,6 +48,7 @@ if from < count then
     return {'XADD', batch, 0, n, 'WRONGTYPE the key of the stream holds a ' .. t}
   end
   if t == 'none' and n > 0 then return {'GAP'} end -- somebody has deleted the stream alone
+  if t == 'stream' and redis.call('XLEN', stream) == 0 and forgot(last_id_of(stream), n, g[6]) then return {'GAP'} end
 end
 
 -- From here on nothing fails. An earlier claim's batches are read before their fields are used again.
@@ -87,7 +88,7 @@ if doubtful > 0 then
 end
 
 local sub, char, call = string.sub, string.char, redis.pcall
-local out, taken, lost, failed = {batch}, {}, 0, nil
+local out, taken, lost, failed, newest = {batch}, {}, 0, nil, nil
 for i = from + 1, count do
   local h, a = (i - 1) * HEAD, FIRST + (i - 1) * width
   local id = sub(heads, h + 1, h + 16)
@@ -109,13 +110,14 @@ for i = from + 1, count do
       break
     end
     out[#out + 1] = id .. char(#r) .. r
-    n = n + 1
+    n, newest = n + 1, r
     if pubsub and type(call('PUBLISH', ARGV[a + 1], ARGV[a + 3])) == 'table' then lost = lost + 1 end
   end
 end
 
 batch = table.concat(out)
 redis.call('HSET', gate, field, (failed and '0' or '1') .. batch, 'n', int(n))
+if newest then redis.call('HSET', gate, 'last', newest) end
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
 if failed then return {'XADD', batch, lost, n, failed} end
