@@ -20,7 +20,7 @@ func TestALateParkParksNothing(t *testing.T) {
 	direct := w.pgURL
 	w.pgURL = strings.Replace(direct, hostOf(t, direct), h.Addr(), 1)
 	const nobody = "--redis-durability=replicas=1" // there is none: nothing is settled
-	w.spawn("relay", nobody)
+	leader := w.spawn("relay", nobody)
 	w.waitMode("cdc", 20*time.Second)
 	first := w.insert("bad", "a", 1)
 	w.waitIDs("outbox.bad", first)
@@ -66,6 +66,7 @@ func TestALateParkParksNothing(t *testing.T) {
 		}
 		return nil
 	})
+	leader.kill() // it would lead again, and settle nothing
 	successor.kill()
 	w.spawn("relay")
 	w.oracle.WaitEmpty(t, 20*time.Second)
