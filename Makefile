@@ -32,8 +32,9 @@ demo: ## see it work on servers of its own; ARGS=--once ends by itself
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector wants a compiler
 	$(GO) vet -race ./... # compiles what the tests need, on all cores
-	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already.
-	$(GO) test -race -p 1 -timeout 12m ./...
+	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already, four at a
+	@# time even on two cores, because they mostly wait for those.
+	$(GO) test -race -p 1 -parallel 4 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 
 # The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
