@@ -199,10 +199,10 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// TestDocsMachine holds the picture in docs/architecture.md against the table in outbox/machine.go.
+// TestDocsMachine holds the picture in docs/architecture.md against the table in relay/machine.go.
 func TestDocsMachine(t *testing.T) {
 	t.Parallel()
-	source := read(t, "outbox/machine.go")
+	source := read(t, "relay/machine.go")
 	value := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|ev)[A-Z]\w*) +(?:phase|event) = "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		value[m[1]] = m[2]
@@ -219,6 +219,6 @@ func TestDocsMachine(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(have)
 	if len(want) == 0 || !slices.Equal(want, have) {
-		t.Errorf("docs/architecture.md shows\n%s\nand outbox/machine.go has\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+		t.Errorf("docs/architecture.md shows\n%s\nand relay/machine.go has\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"posthaste/outbox"
+	"posthaste/relay"
 	"posthaste/sql"
 )
 
@@ -36,7 +37,7 @@ type Options struct {
 	// Slots reads the slot's state.
 	Slots outbox.Slots
 	// Relay is the relay of this process; nil in a process without one.
-	Relay *outbox.Relay
+	Relay *relay.Relay
 	// Ready answers /readyz.
 	Ready http.Handler
 	// Token, if not empty, is required as bearer token by every call that changes something.
@@ -149,7 +150,7 @@ func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 func alive(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
 // RelayReady answers /readyz for a relay: 503 with the reasons, or 200 with the role or what is degraded.
-func RelayReady(r *outbox.Relay) http.Handler {
+func RelayReady(r *relay.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		h := r.Health()
 		status := http.StatusOK
@@ -226,7 +227,7 @@ type Slot struct {
 }
 
 // ReadStatus assembles the status from Postgres, and from relay if it is not nil.
-func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *outbox.Relay) (Status, error) {
+func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay) (Status, error) {
 	st, err := sql.ReadState(ctx, pool, name)
 	if err != nil {
 		return Status{}, err

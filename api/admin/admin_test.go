@@ -20,6 +20,7 @@ import (
 	"posthaste/cdc"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/relay"
 	"posthaste/sql"
 )
 
@@ -38,7 +39,7 @@ func newWorld(t *testing.T, token string) *world {
 		t.Fatal(err)
 	}
 	reg := prometheus.NewRegistry()
-	relay := outbox.New(outbox.Options{Registerer: reg})
+	relay := relay.New(relay.Options{Registerer: reg})
 	srv := httptest.NewServer(admin.Handler(admin.Options{
 		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay, Ready: admin.RelayReady(relay), Token: token, Gatherer: reg,
 		Logger: testenv.Logger(t),

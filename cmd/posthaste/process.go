@@ -22,8 +22,8 @@ import (
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/idem"
-	"posthaste/outbox"
 	"posthaste/poll"
+	"posthaste/relay"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -86,7 +86,7 @@ type relayProcess struct {
 	bank          *credits.Bank
 	payments      *api.Payments
 	creditsClient interface{ Close() error }
-	relay         *outbox.Relay
+	relay         *relay.Relay
 	console       *consoleProcess
 	registry      *prometheus.Registry
 	traces        *tracing
@@ -153,7 +153,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 		Registerer: reg, Logger: p.log,
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", p.log)
-	p.relay = outbox.New(outbox.Options{
+	p.relay = relay.New(relay.Options{
 		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget,
 		Poison: c.Poison, DrainTimeout: c.DrainTimeout, Store: sql.NewStore(p.pool, c.RelayName, c.History),
 		Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log), Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper,

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
+	"posthaste/relay"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -71,7 +72,7 @@ type Config struct {
 	Window       int
 	WindowBytes  int
 	SweepWorkers int
-	Poison       outbox.Poison
+	Poison       relay.Poison
 	TrimForce    bool
 	StreamMaxlen int64
 	RateLimit    float64
@@ -165,7 +166,7 @@ func (s Settings) Parse() (Config, error) {
 		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
 		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
 		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Parts)),
-		Poison:       outbox.Poison(p.choice("poison", s.Poison, string(outbox.PoisonSkip), string(outbox.PoisonBlockKey))),
+		Poison:       relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip), string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
 		StreamMaxlen: p.number("stream-maxlen", s.StreamMaxlen, 0, 1<<40),
 		KeyMaxAge:    p.duration("key-max-age", s.KeyMaxAge, 0),

@@ -160,7 +160,7 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 	}
 }
 
-// onPublished returns what outbox.Options.OnPublished wants: a producer span from the event's time until now for every
+// onPublished returns what relay.Options.OnPublished wants: a producer span from the event's time until now for every
 // event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops when it is full.
 func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Event) {
 	if t == nil {

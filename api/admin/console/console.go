@@ -45,6 +45,7 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/outbox"
+	"posthaste/relay"
 )
 
 //go:embed static
@@ -65,7 +66,7 @@ type Options struct {
 	// Slots reads the slot's state, over Pool.
 	Slots outbox.Slots
 	// Relay is the relay of this process, if it is one.
-	Relay *outbox.Relay
+	Relay *relay.Relay
 	// Gatherer has the metrics of this process.
 	Gatherer prometheus.Gatherer
 	// Doctor is what the doctor looks at.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"posthaste/outbox"
+	"posthaste/relay"
 	"posthaste/sink"
 )
 
@@ -15,7 +15,7 @@ import (
 func relayMetrics(tb testing.TB) prometheus.Gatherer {
 	tb.Helper()
 	reg := prometheus.NewRegistry()
-	outbox.New(outbox.Options{Registerer: reg})
+	relay.New(relay.Options{Registerer: reg})
 	sink.New(sink.Options{Registerer: reg})
 	return reg
 }

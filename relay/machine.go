@@ -1,4 +1,6 @@
-package outbox
+package relay
+
+import "posthaste/outbox"
 
 // phase is what a relay is doing.
 type phase string
@@ -61,17 +63,17 @@ func (p phase) next(e event) phase {
 			return t.to
 		}
 	}
-	panic("outbox: no transition from " + string(p) + " on " + string(e))
+	panic("relay: no transition from " + string(p) + " on " + string(e))
 }
 
 // mode is what the phase is called outside: in relay_state, in metrics and in the status.
-func (p phase) mode() Mode {
+func (p phase) mode() outbox.Mode {
 	switch p {
 	case phaseStream:
-		return ModeCDC
+		return outbox.ModeCDC
 	case phasePoll, phaseSweep, phaseHandover:
-		return ModePoll
+		return outbox.ModePoll
 	default:
-		return ModeStandby
+		return outbox.ModeStandby
 	}
 }

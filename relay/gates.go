@@ -1,16 +1,18 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"fmt"
 	"sync"
+
+	"posthaste/outbox"
 )
 
 // gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
 type gates struct {
-	owner Owner
-	sink  Sink
-	store Store
+	owner outbox.Owner
+	sink  outbox.Sink
+	store outbox.Store
 
 	mu      sync.RWMutex
 	adopted map[string]bool
@@ -18,7 +20,7 @@ type gates struct {
 	fresh func(ctx context.Context, stream string) error
 }
 
-func newGates(o Owner, sink Sink, store Store) *gates {
+func newGates(o outbox.Owner, sink outbox.Sink, store outbox.Store) *gates {
 	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
 }
 

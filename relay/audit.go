@@ -1,10 +1,12 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"time"
+
+	"posthaste/outbox"
 )
 
 const (
@@ -16,14 +18,14 @@ const (
 // audit finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream without
 // being delivered, or the stream has stopped moving.
 type audit struct {
-	last  AuditMark
+	last  outbox.AuditMark
 	since time.Time // when last was taken
 	taken bool
 }
 
 // check compares with the mark taken before. passed is how far the publisher is; inFlight tells whether a row is
 // published or being published; again takes a new mark.
-func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (AuditMark, error), now time.Time) error {
+func (a *audit) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error), now time.Time) error {
 	if !a.taken {
 		return a.renew(again, now)
 	}
@@ -38,8 +40,8 @@ func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (A
 		if mark.Flushed < a.last.LSN {
 			return nil // nobody can have read what is not on disk: the WAL does not grow
 		}
-		return &SlotError{
-			Reason: ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
+		return &outbox.SlotError{
+			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
 			Mend: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
 		}
 	}
@@ -56,8 +58,8 @@ func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (A
 	// Seen not in flight, and still there afterwards: nobody has it.
 	for _, part := range suspects {
 		if seq, ok := a.last.First[part]; ok && seq == before.First[part] {
-			return &SlotError{
-				Reason: ReasonMissed, Err: fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
+			return &outbox.SlotError{
+				Reason: outbox.ReasonMissed, Err: fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
 				Mend: "check that the publication has the outbox table and that nobody else moves the slot; events are swept meanwhile",
 			}
 		}
@@ -65,7 +67,7 @@ func (a *audit) check(passed LSN, inFlight func(seq int64) bool, again func() (A
 	return nil
 }
 
-func (a *audit) renew(again func() (AuditMark, error), now time.Time) error {
+func (a *audit) renew(again func() (outbox.AuditMark, error), now time.Time) error {
 	mark, err := again()
 	if err != nil {
 		return err
@@ -99,14 +101,14 @@ func (s *stream) monitor(ctx context.Context) {
 		if !well && s.running.Load() && time.Since(s.since) > goodStream {
 			s.wellAgain()
 			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
-			well = s.l.record(ctx, ModeCDC) == nil
+			well = s.l.record(ctx, outbox.ModeCDC) == nil
 		}
 		st, err := s.l.check(ctx)
 		switch {
-		case errors.Is(err, ErrSuperseded):
-			s.fail(ErrSuperseded)
+		case errors.Is(err, outbox.ErrSuperseded):
+			s.fail(outbox.ErrSuperseded)
 			return
-		case err == nil && st.Desired == ModePoll:
+		case err == nil && st.Desired == outbox.ModePoll:
 			s.fail(errToggled)
 			return
 		}
@@ -127,13 +129,13 @@ func (s *stream) auditOnce(ctx context.Context, a *audit) error {
 		a.forget()
 		return nil
 	}
-	passed := LSN(s.passed.Load())
+	passed := outbox.LSN(s.passed.Load())
 	return a.check(passed, func(seq int64) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		_, ok := s.seqs[seq]
 		return ok
-	}, func() (AuditMark, error) {
+	}, func() (outbox.AuditMark, error) {
 		mark, err := s.l.o.Store.Audit(ctx)
 		s.audited(ctx, err)
 		return mark, err

@@ -1,10 +1,12 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"errors"
 	"sync"
 	"time"
+
+	"posthaste/outbox"
 )
 
 const (
@@ -31,7 +33,7 @@ type slotKeeper struct {
 	// known is set while this process knows of a slot that it has not dropped itself.
 	known bool
 	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
-	position LSN
+	position outbox.LSN
 	still    bool
 
 	// hit tells a running stream that the budget is exhausted.
@@ -42,7 +44,7 @@ type slotKeeper struct {
 // place is a position in the WAL. What was committed at or before lsn is visible when every transaction older than xid has
 // ended.
 type place struct {
-	lsn LSN
+	lsn outbox.LSN
 	xid uint64
 }
 
@@ -133,7 +135,7 @@ func (k *slotKeeper) idle() time.Duration {
 }
 
 // look reads the slot's state into the gauges, and notices a move by somebody else.
-func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
+func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	k.mu.Lock() // so that nobody of ours moves it between the look and the comparison
 	defer k.mu.Unlock()
 	m := k.relay.metrics
@@ -159,7 +161,7 @@ func (k *slotKeeper) look(ctx context.Context) (SlotStatus, error) {
 
 // watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the middle of
 // it. What that passed may not be visible. The caller holds mu.
-func (k *slotKeeper) watch(ctx context.Context, st SlotStatus, before phase) error {
+func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
 	resting := func(p phase) bool { return p == phasePoll || p == phaseSweep || p == phaseHandover }
 	if moved := k.still && st.Confirmed > k.position; moved {
 		if err := k.moved(ctx); err != nil {
@@ -175,7 +177,7 @@ func (k *slotKeeper) watch(ctx context.Context, st SlotStatus, before phase) err
 
 // moved notes that the slot has passed what may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
-	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), BarrierUnknown, false)
+	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), outbox.BarrierUnknown, false)
 }
 
 // know notes whether there is a slot that somebody else would have to drop.
@@ -194,7 +196,7 @@ const (
 )
 
 // made says why a slot was made in the place of what st shows.
-func (k *slotKeeper) made(st SlotStatus) string {
+func (k *slotKeeper) made(st outbox.SlotStatus) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -265,7 +267,7 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 // dropping it. A new one is made when the oldest transaction has moved on.
 func (k *slotKeeper) enforce(ctx context.Context) error {
 	err := k.advance(ctx)
-	if errors.Is(err, ErrSuperseded) {
+	if errors.Is(err, outbox.ErrSuperseded) {
 		return err // it is another one's to move, or drop
 	}
 	if err != nil {
@@ -326,7 +328,7 @@ func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 
 // shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
 // than xid.
-func (k *slotKeeper) shortcut(ctx context.Context, lsn LSN, xid uint64) error {
+func (k *slotKeeper) shortcut(ctx context.Context, lsn outbox.LSN, xid uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
@@ -344,7 +346,7 @@ func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	barrier := st.Barrier
-	if barrier == BarrierUnknown {
+	if barrier == outbox.BarrierUnknown {
 		// From now on it is known, so that it need not be waited for anew each time.
 		if barrier, err = k.ensured(ctx); err != nil {
 			return false, err

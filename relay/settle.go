@@ -1,8 +1,10 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"time"
+
+	"posthaste/outbox"
 )
 
 // settleRows bounds one settling statement.
@@ -92,11 +94,11 @@ func (s *stream) settle(intake, work context.Context, f *flight) error {
 
 // remove deletes the rows. Rows that are not found are asked for again until their transaction is visible, then looked
 // for in every part once, and then let go: they were settled before.
-func (s *stream) remove(work context.Context, retry func(string, func(context.Context) error) error, items []Settlement) error {
+func (s *stream) remove(work context.Context, retry func(string, func(context.Context) error) error, items []outbox.Settlement) error {
 	bo := backoff{first: 5 * time.Millisecond, most: 200 * time.Millisecond}
 	total := len(items)
 	for {
-		var found Found
+		var found outbox.Found
 		err := retry("settle", func(ctx context.Context) (err error) {
 			found, err = s.l.o.Store.Settle(ctx, items)
 			return err
@@ -144,7 +146,7 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 }
 
 // done reports a settled flight to everybody concerned.
-func (s *stream) done(f *flight, marks []Mark) {
+func (s *stream) done(f *flight, marks []outbox.Mark) {
 	s.mu.Lock()
 	for _, m := range marks {
 		s.lanes[m.Stream].settled.Store(m.Number)
@@ -163,9 +165,9 @@ func (s *stream) done(f *flight, marks []Mark) {
 }
 
 // lastMarks keeps the highest number of each stream.
-func lastMarks(marks []Mark) []Mark {
+func lastMarks(marks []outbox.Mark) []outbox.Mark {
 	at := map[string]int{}
-	var out []Mark
+	var out []outbox.Mark
 	for _, m := range marks {
 		if i, ok := at[m.Stream]; ok {
 			out[i].Number = max(out[i].Number, m.Number)

@@ -1,15 +1,17 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"errors"
 	"time"
+
+	"posthaste/outbox"
 )
 
 // publish puts rows into their streams, in order, and notes in f what there is to settle.
-func (s *stream) publish(intake, work context.Context, rows []*Row, f *flight) error {
+func (s *stream) publish(intake, work context.Context, rows []*outbox.Row, f *flight) error {
 	var order []string
-	byStream := map[string][]*Row{}
+	byStream := map[string][]*outbox.Row{}
 	for _, r := range rows {
 		if blocker := s.l.blocks.blocker(&r.Event); blocker != "" {
 			if err := s.park(intake, r, classBlocked, waitsFor(blocker), 0, nil); err != nil {
@@ -17,7 +19,7 @@ func (s *stream) publish(intake, work context.Context, rows []*Row, f *flight) e
 			}
 			continue
 		}
-		name := StreamName(s.l.o.Prefix, r.AggregateType)
+		name := outbox.StreamName(s.l.o.Prefix, r.AggregateType)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -32,10 +34,10 @@ func (s *stream) publish(intake, work context.Context, rows []*Row, f *flight) e
 }
 
 // publishTo publishes the rows of one stream.
-func (s *stream) publishTo(intake, work context.Context, name string, rows []*Row, f *flight) error {
+func (s *stream) publishTo(intake, work context.Context, name string, rows []*outbox.Row, f *flight) error {
 	ln := s.lane(name)
 	ln.tell()
-	events := make([]*Event, len(rows))
+	events := make([]*outbox.Event, len(rows))
 	for i, r := range rows {
 		events[i] = &r.Event
 	}
@@ -55,14 +57,16 @@ func (s *stream) publishTo(intake, work context.Context, name string, rows []*Ro
 		if len(parked) > 0 {
 			sent = append(sent, events[i])
 		}
-		f.items = append(f.items, Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
+		f.items = append(f.items, outbox.Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
 	}
-	f.marks = append(f.marks, Mark{Stream: name, Lane: s.laneID(), Number: receipt.Number})
-	s.l.published(ModeCDC, name, sent)
+	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: s.laneID(), Number: receipt.Number})
+	s.l.published(outbox.ModeCDC, name, sent)
 	return nil
 }
 
-func (s *stream) laneID() Lane { return Lane{Part: StreamLane, Nonce: s.gates.owner.Nonce} }
+func (s *stream) laneID() outbox.Lane {
+	return outbox.Lane{Part: outbox.StreamLane, Nonce: s.gates.owner.Nonce}
+}
 
 func (s *stream) lane(name string) *lane {
 	ln := s.lanes[name]
@@ -85,10 +89,10 @@ func (ln *lane) tell() {
 
 // tellSettled reports what was settled while nothing was published.
 func (s *stream) tellSettled(ctx context.Context) {
-	var marks []Mark
+	var marks []outbox.Mark
 	for name, ln := range s.lanes {
 		if n := ln.settled.Load(); n > ln.told {
-			marks = append(marks, Mark{Stream: name, Lane: s.laneID(), Number: n})
+			marks = append(marks, outbox.Mark{Stream: name, Lane: s.laneID(), Number: n})
 		}
 	}
 	if len(marks) == 0 {
@@ -107,7 +111,7 @@ func (s *stream) tellSettled(ctx context.Context) {
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
 // attempts; everything else is repeated for as long as the intake lasts.
-func (s *stream) deliver(intake, work context.Context, name string, d Delivery, rows []*Row) (Receipt, map[int]bool, error) {
+func (s *stream) deliver(intake, work context.Context, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool, error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	attempts := map[int]int{}
 	parked := map[int]bool{}
@@ -117,7 +121,7 @@ func (s *stream) deliver(intake, work context.Context, name string, d Delivery, 
 		cancel()
 		s.l.publishOutcome(err)
 		s.sinkFailing.Store(err != nil)
-		var poison *PoisonError
+		var poison *outbox.PoisonError
 		switch {
 		case err == nil:
 			if len(parked) == 0 {
@@ -125,14 +129,14 @@ func (s *stream) deliver(intake, work context.Context, name string, d Delivery, 
 			}
 			return receipt, parked, nil
 		case finished(err):
-			return Receipt{}, nil, err
+			return outbox.Receipt{}, nil, err
 		case errors.As(err, &poison):
 			attempts[poison.Index]++
 			// A stream that has refused an event refuses the next one too, as a rule: nobody waits for it twice.
 			if attempts[poison.Index] >= poisonAttempts || s.refusing[name] {
 				s.refusing[name] = true
 				if err := s.giveUp(intake, d, rows, poison, attempts[poison.Index], parked); err != nil {
-					return Receipt{}, nil, err
+					return outbox.Receipt{}, nil, err
 				}
 				bo.reset()
 				continue
@@ -141,21 +145,23 @@ func (s *stream) deliver(intake, work context.Context, name string, d Delivery, 
 		bo.wait(intake)
 		// A mode change cancels the repetition: what may have been published becomes doubt.
 		if intake.Err() != nil || work.Err() != nil {
-			return Receipt{}, nil, context.Cause(intake)
+			return outbox.Receipt{}, nil, context.Cause(intake)
 		}
 	}
 }
 
 // giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
-func (s *stream) giveUp(ctx context.Context, d Delivery, rows []*Row, p *PoisonError, attempts int, parked map[int]bool) error {
+func (s *stream) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, p *outbox.PoisonError, attempts int, parked map[int]bool) error {
 	r := rows[p.Index]
 	if err := s.park(ctx, r, p.Class, p.Err.Error(), attempts, p); err != nil {
 		return err
 	}
 	parked[p.Index] = true
-	var also func(e *Event) bool
+	var also func(e *outbox.Event) bool
 	if s.l.blocks != nil {
-		also = func(e *Event) bool { return e.AggregateType == r.AggregateType && e.AggregateID == r.AggregateID }
+		also = func(e *outbox.Event) bool {
+			return e.AggregateType == r.AggregateType && e.AggregateID == r.AggregateID
+		}
 	}
 	for _, i := range d.Skip(also) {
 		if err := s.park(ctx, rows[i], classBlocked, waitsFor(r.ID.String()), 0, nil); err != nil {
@@ -172,13 +178,13 @@ const classBlocked = "blocked"
 func waitsFor(id string) string { return "waits for parked event " + id }
 
 // park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
-func (s *stream) park(ctx context.Context, r *Row, class, reason string, attempts int, cause error) error {
+func (s *stream) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
 	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
 	began := time.Now()
 	s.sinkFailing.Store(false) // if the stream stands still now, it is not for the sink
 	for {
 		found, err := s.l.o.Store.Park(ctx, s.gates.owner, r, class, reason, attempts)
-		if errors.Is(err, ErrSuperseded) {
+		if errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
 		if err != nil && time.Since(began) > patience && s.l.health.fail(conditionPark, err.Error()) {

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"posthaste/outbox"
 )
 
 // visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
@@ -14,16 +16,16 @@ const visibleWait = 5 * time.Second
 // leadership is one holding of the leader lock.
 type leadership struct {
 	*Relay
-	locks LockSession
+	locks outbox.LockSession
 
 	exclusive, shared bool // holds of the pipe lock
 	gates             *gates
-	mode              Mode // the mode last recorded
+	mode              outbox.Mode // the mode last recorded
 	degraded          string
-	handover          LSN
+	handover          outbox.LSN
 	reason            string // why the next phase is entered
 	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
-	noted LSN
+	noted outbox.LSN
 	// uncounted is set while something that may be lost is not counted.
 	uncounted atomic.Bool
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone back.
@@ -40,7 +42,7 @@ type leadership struct {
 func (l *leadership) run(ctx context.Context) error {
 	l.leading.Store(true)
 	l.metrics.leader.Set(1)
-	l.mode, l.reason = ModeStandby, ReasonLeadership
+	l.mode, l.reason = outbox.ModeStandby, outbox.ReasonLeadership
 	l.log.Info("leading")
 	var wg sync.WaitGroup
 	kctx, stop := context.WithCancel(ctx)
@@ -73,7 +75,7 @@ func (l *leadership) run(ctx context.Context) error {
 			ev = evLost
 		case ctx.Err() != nil:
 			ev = evStop
-		case errors.Is(err, ErrSuperseded):
+		case errors.Is(err, outbox.ErrSuperseded):
 			ev = evLost
 		case err != nil:
 			l.log.Warn("phase ended", "phase", p, "err", err)
@@ -103,7 +105,7 @@ func (l *leadership) do(ctx context.Context, p phase) (event, error) {
 	case phaseStream:
 		return l.stream(ctx)
 	default:
-		panic("outbox: no work in phase " + string(p))
+		panic("relay: no work in phase " + string(p))
 	}
 }
 
@@ -130,27 +132,27 @@ func (l *leadership) working() {
 
 // standDown records, as far as that is still possible, that nobody is active.
 func (l *leadership) standDown(ctx context.Context, ev event) {
-	reason := ReasonLeadership
+	reason := outbox.ReasonLeadership
 	if ev == evStop {
-		reason = ReasonStop
+		reason = outbox.ReasonStop
 	}
-	l.switched(l.mode, ModeStandby, reason)
+	l.switched(l.mode, outbox.ModeStandby, reason)
 	l.enter(phaseStandby, reason)
 	if ev == evStop && l.gates != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, ModeStandby, 0, "")
+		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, "")
 	}
 }
 
 // record persists what this leadership does now. A failure is retried by the next check, and harms nobody.
-func (l *leadership) record(ctx context.Context, mode Mode) error {
+func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
 	ok, err := l.o.Store.SetActive(ctx, l.gates.owner.Epoch, mode, l.handover, l.degraded)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return ErrSuperseded
+		return outbox.ErrSuperseded
 	}
 	l.switched(l.mode, mode, l.reason)
 	l.mode = mode
@@ -158,11 +160,11 @@ func (l *leadership) record(ctx context.Context, mode Mode) error {
 }
 
 // check reads the state and says whether this leadership is still the one it names.
-func (l *leadership) check(ctx context.Context) (State, error) {
+func (l *leadership) check(ctx context.Context) (outbox.State, error) {
 	st, err := l.state(ctx)
 	l.answered(ctx, err)
 	if err == nil && st.Owner != l.gates.owner {
-		err = ErrSuperseded
+		err = outbox.ErrSuperseded
 	}
 	return st, err
 }
@@ -197,9 +199,9 @@ func (l *leadership) adopt(ctx context.Context) (event, error) {
 		return evOver, err
 	}
 	if l.gates != nil && st.Owner != l.gates.owner {
-		return evOver, ErrSuperseded
+		return evOver, outbox.ErrSuperseded
 	}
-	alone, err := l.takePipe(ctx, st.Desired == ModePoll)
+	alone, err := l.takePipe(ctx, st.Desired == outbox.ModePoll)
 	if err != nil {
 		return evOver, err
 	}
@@ -255,15 +257,15 @@ func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err e
 
 // raise writes the new owner and raises the gates of all streams. A gate that has seen a higher epoch than the table
 // (the database was restored to an earlier time) is overtaken, as long as the table names us.
-func (l *leadership) raise(ctx context.Context, st State) error {
+func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	epoch, wentBack := max(st.Owner.Epoch, l.fence)+1, l.fence > 0
 	l.fence = 0
 	if l.gates == nil {
 		l.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
 	for {
-		a := Adoption{
-			From: st.Owner.Epoch, To: Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.o.Holder, WentBack: wentBack,
+		a := outbox.Adoption{
+			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.o.Holder, WentBack: wentBack,
 		}
 		var err error
 		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {
@@ -274,15 +276,15 @@ func (l *leadership) raise(ctx context.Context, st State) error {
 			return err
 		}
 		if !ok {
-			return ErrSuperseded
+			return outbox.ErrSuperseded
 		}
 		l.uncounted.Store(true)
 		l.gates = newGates(a.To, l.o.Sink, l.o.Store)
 		l.own(a.To)
 		l.metrics.adoptions.Inc()
 		err = l.raiseGates(ctx)
-		var fenced *FencedError
-		if !errors.As(err, &fenced) && !errors.Is(err, ErrMoved) {
+		var fenced *outbox.FencedError
+		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrMoved) {
 			return err
 		}
 		if st, err = l.check(ctx); err != nil {
@@ -298,7 +300,7 @@ func (l *leadership) raise(ctx context.Context, st State) error {
 
 // bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
 // published there. It repeats what fails for the moment.
-func (l *leadership) bind(ctx context.Context, st State) (server string, suspects []StreamState, err error) {
+func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
 		server, suspects, err = l.tryBind(ctx, st)
@@ -310,12 +312,12 @@ func (l *leadership) bind(ctx context.Context, st State) (server string, suspect
 		now, err := l.state(ctx)
 		l.answered(ctx, err)
 		if err == nil && now.Owner != st.Owner {
-			return "", nil, ErrSuperseded
+			return "", nil, outbox.ErrSuperseded
 		}
 	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st State) (server string, suspects []StreamState, err error) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
 	streams, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return "", nil, err
@@ -336,9 +338,9 @@ func (l *leadership) tryBind(ctx context.Context, st State) (server string, susp
 // suspect names the streams that may lack what was settled: all, if the server is another process than at the last adoption;
 // those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is counted later; before
 // anything was delivered it is nothing.
-func (l *leadership) suspect(ctx context.Context, st State, server string, states []StreamState) ([]StreamState, error) {
+func (l *leadership) suspect(ctx context.Context, st outbox.State, server string, states []outbox.StreamState) ([]outbox.StreamState, error) {
 	other := server != "" && server != st.Sink
-	var suspects []StreamState
+	var suspects []outbox.StreamState
 	var gone []string
 	for _, s := range states {
 		if !s.Gate {
@@ -370,23 +372,23 @@ func (l *leadership) raiseGates(ctx context.Context) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
 		err := l.tryGates(ctx)
-		var fenced *FencedError
+		var fenced *outbox.FencedError
 		if err == nil {
 			l.health.clear("adopt")
 			l.health.clear("foreign_stream")
 			return nil
 		}
-		if errors.As(err, &fenced) || errors.Is(err, ErrMoved) || ctx.Err() != nil {
+		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrMoved) || ctx.Err() != nil {
 			return err
 		}
-		var foreign *ForeignError
+		var foreign *outbox.ForeignError
 		if errors.As(err, &foreign) {
 			l.health.fail("foreign_stream", err.Error())
 		} else {
 			l.health.fail("adopt", err.Error())
 		}
 		bo.wait(ctx)
-		if _, err := l.check(ctx); errors.Is(err, ErrSuperseded) {
+		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
 	}
@@ -410,17 +412,17 @@ func (l *leadership) tryGates(ctx context.Context) error {
 
 // over turns the error that ended a sweep into the reason for adopting again.
 func (l *leadership) over(err error) (event, error) {
-	var fenced *FencedError
+	var fenced *outbox.FencedError
 	switch {
 	case err == nil, errors.Is(err, errToggled):
-		l.reason = ReasonToggle
+		l.reason = outbox.ReasonToggle
 		return evOver, nil
-	case errors.Is(err, ErrGap):
+	case errors.Is(err, outbox.ErrGap):
 		l.reason = slotReason(err)
 		l.log.Warn("the sink has lost its place; adopting again", "err", err)
 		return evOver, nil
 	case errors.As(err, &fenced):
-		l.reason, l.fence = ReasonFenced, fenced.Epoch
+		l.reason, l.fence = outbox.ReasonFenced, fenced.Epoch
 		return evOver, err // adopt finds out whether the table still names us
 	}
 	return evOver, err
@@ -436,8 +438,8 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
-	var fenced *FencedError
-	if errors.Is(err, ErrGap) || errors.As(err, &fenced) {
+	var fenced *outbox.FencedError
+	if errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
 		return false, err
 	}
 	return true, nil
@@ -447,7 +449,7 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 func (l *leadership) poll(ctx context.Context) (event, error) {
 	l.degraded = ""
 	l.health.clear("slot") // nobody needs it while polling is wanted
-	if err := l.record(ctx, ModePoll); err != nil {
+	if err := l.record(ctx, outbox.ModePoll); err != nil {
 		return evOver, err
 	}
 	// Only these: what a stream met later has in doubt may be younger than the mark.
@@ -463,14 +465,14 @@ func (l *leadership) poll(ctx context.Context) (event, error) {
 		err := l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
 			l.working()
 			st, err := l.check(ctx)
-			if errors.Is(err, ErrSuperseded) {
+			if errors.Is(err, outbox.ErrSuperseded) {
 				return false, err
 			}
-			if err == nil && st.Desired != ModePoll {
+			if err == nil && st.Desired != outbox.ModePoll {
 				l.exclusive, err = l.locks.TryPipe(ctx, true)
 				if err != nil || l.exclusive {
 					done = true
-					l.reason = ReasonToggle
+					l.reason = outbox.ReasonToggle
 					return false, err
 				}
 			}
@@ -514,7 +516,7 @@ func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) er
 	if err != nil {
 		return err
 	}
-	poll := st.Desired == ModePoll
+	poll := st.Desired == outbox.ModePoll
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -531,9 +533,9 @@ func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) er
 		case <-t.C:
 			st, err := l.check(ctx)
 			switch {
-			case errors.Is(err, ErrSuperseded):
-				cancel(ErrSuperseded)
-			case err == nil && (st.Desired == ModePoll) != poll:
+			case errors.Is(err, outbox.ErrSuperseded):
+				cancel(outbox.ErrSuperseded)
+			case err == nil && (st.Desired == outbox.ModePoll) != poll:
 				cancel(errToggled)
 			}
 		}
@@ -542,7 +544,7 @@ func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) er
 
 // sweep sweeps alone until slot and publication are usable.
 func (l *leadership) sweep(ctx context.Context) (event, error) {
-	if err := l.record(ctx, ModePoll); err != nil {
+	if err := l.record(ctx, outbox.ModePoll); err != nil {
 		return evOver, err
 	}
 	var gate time.Time
@@ -575,11 +577,11 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 			go func() { answers <- l.ensureSlot(ctx) }()
 		}
 		st, err := l.check(ctx)
-		if errors.Is(err, ErrSuperseded) {
+		if errors.Is(err, outbox.ErrSuperseded) {
 			return false, err
 		}
-		if err == nil && st.Desired == ModePoll {
-			l.reason = ReasonToggle
+		if err == nil && st.Desired == outbox.ModePoll {
+			l.reason = outbox.ReasonToggle
 			return false, nil
 		}
 		return l.watchGates(ctx, &gate)
@@ -627,7 +629,7 @@ func (l *leadership) unusable(ctx context.Context, err error) {
 	l.reason = slotReason(err)
 	st, serr := l.check(ctx)
 	l.health.clear("slot")
-	if serr == nil && st.Desired == ModeCDC {
+	if serr == nil && st.Desired == outbox.ModeCDC {
 		l.health.fail("slot", text)
 	} else {
 		l.health.degrade("slot", text)

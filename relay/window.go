@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -50,7 +50,7 @@ func (w *window) release(events, bytes int) {
 	w.bytes -= bytes
 	if w.events < 0 || w.bytes < 0 {
 		w.mu.Unlock()
-		panic("outbox: window released more than it held")
+		panic("relay: window released more than it held")
 	}
 	w.mu.Unlock()
 	select {

@@ -1,9 +1,11 @@
-package outbox
+package relay
 
 import (
 	"sync"
 
 	"github.com/google/uuid"
+
+	"posthaste/outbox"
 )
 
 // Poison is what happens to the later events of an aggregate when one of its events is parked.
@@ -22,15 +24,15 @@ type blocks struct {
 	reading sync.Mutex
 
 	mu   sync.Mutex
-	dead map[[2]string][]Dead
+	dead map[[2]string][]outbox.Dead
 	// orig is the place in its aggregate's order that a parked event had first; a retry gives it a new seq.
 	orig map[uuid.UUID]int64
 	// recent are the events parked since the last refresh began: the list it reads may not have them yet.
-	recent []Dead
+	recent []outbox.Dead
 }
 
 // refresh replaces what is known by what list reads from the table.
-func (b *blocks) refresh(list func() ([]Dead, error)) error {
+func (b *blocks) refresh(list func() ([]outbox.Dead, error)) error {
 	b.reading.Lock()
 	defer b.reading.Unlock()
 	b.mu.Lock()
@@ -42,7 +44,7 @@ func (b *blocks) refresh(list func() ([]Dead, error)) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.dead, b.orig = map[[2]string][]Dead{}, map[uuid.UUID]int64{}
+	b.dead, b.orig = map[[2]string][]outbox.Dead{}, map[uuid.UUID]int64{}
 	for _, d := range dead {
 		b.put(d)
 	}
@@ -53,7 +55,7 @@ func (b *blocks) refresh(list func() ([]Dead, error)) error {
 }
 
 // put adds an event. One that was known is parked again after a retry: its first place stays. The caller holds mu.
-func (b *blocks) put(d Dead) {
+func (b *blocks) put(d outbox.Dead) {
 	k := [2]string{d.AggregateType, d.AggregateID}
 	if _, known := b.orig[d.ID]; known {
 		b.retried(k, d.ID, 0)
@@ -73,20 +75,20 @@ func (b *blocks) retried(k [2]string, id uuid.UUID, seq int64) {
 }
 
 // add notes an event that was just parked.
-func (b *blocks) add(e *Event) {
+func (b *blocks) add(e *outbox.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.dead == nil {
-		b.dead, b.orig = map[[2]string][]Dead{}, map[uuid.UUID]int64{}
+		b.dead, b.orig = map[[2]string][]outbox.Dead{}, map[uuid.UUID]int64{}
 	}
-	d := Dead{ID: e.ID, Seq: e.Seq, AggregateType: e.AggregateType, AggregateID: e.AggregateID}
+	d := outbox.Dead{ID: e.ID, Seq: e.Seq, AggregateType: e.AggregateType, AggregateID: e.AggregateID}
 	b.put(d)
 	b.recent = append(b.recent, d)
 }
 
 // blocker returns the id of the parked event that e has to wait for, or "". An event that is being retried holds up only
 // what is before its new row: what is behind it comes after it anyway, unless it is parked again.
-func (b *blocks) blocker(e *Event) string {
+func (b *blocks) blocker(e *outbox.Event) string {
 	if b == nil {
 		return ""
 	}

@@ -1,10 +1,12 @@
-package outbox
+package relay
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"time"
+
+	"posthaste/outbox"
 )
 
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
@@ -13,8 +15,8 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 		return l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) })
 	}
 	refuse := func(err error) (event, error) {
-		var fenced *FencedError
-		if errors.Is(err, errToggled) || errors.Is(err, ErrGap) || errors.As(err, &fenced) {
+		var fenced *outbox.FencedError
+		if errors.Is(err, errToggled) || errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
 			return l.over(err)
 		}
 		l.failures++
@@ -92,8 +94,8 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 		return false, err
 	}
 	if hidden {
-		return false, &SlotError{
-			Reason: ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
+		return false, &outbox.SlotError{
+			Reason: outbox.ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
 			Mend: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
 		}
 	}

@@ -1,9 +1,11 @@
-package outbox
+package relay
 
 import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"posthaste/outbox"
 )
 
 // outcomes are the events a phase can end with, beside those that end every phase.
@@ -84,8 +86,8 @@ func TestMachineTableIsComplete(t *testing.T) {
 			edges[e] = true
 		}
 	}
-	for p, want := range map[phase]Mode{
-		phaseStandby: ModeStandby, phaseAdopt: ModeStandby, phasePoll: ModePoll, phaseSweep: ModePoll, phaseHandover: ModePoll, phaseStream: ModeCDC,
+	for p, want := range map[phase]outbox.Mode{
+		phaseStandby: outbox.ModeStandby, phaseAdopt: outbox.ModeStandby, phasePoll: outbox.ModePoll, phaseSweep: outbox.ModePoll, phaseHandover: outbox.ModePoll, phaseStream: outbox.ModeCDC,
 	} {
 		if got := p.mode(); got != want {
 			t.Errorf("phase %s is mode %s, want %s", p, got, want)

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/outbox"
 )
 
 // Options are what a Relay needs. A field is required unless its comment gives a default or says that it may be nil.
@@ -31,12 +33,12 @@ type Options struct {
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
 
-	Store   Store
-	Locks   Locker
-	Sink    Sink
-	Source  Source
-	Slots   Slots
-	Sweeper Sweeper
+	Store   outbox.Store
+	Locks   outbox.Locker
+	Sink    outbox.Sink
+	Source  outbox.Source
+	Slots   outbox.Slots
+	Sweeper outbox.Sweeper
 	// SinkReady, if not nil, reports whether the sink can be written to and has the durability asked for.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
@@ -45,7 +47,7 @@ type Options struct {
 	Unobserve func()
 	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode, after
 	// their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for anything.
-	OnPublished func(mode Mode, stream string, events []*Event)
+	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
 
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
@@ -86,7 +88,7 @@ type Relay struct {
 
 	mu    sync.Mutex
 	phase phase
-	owner Owner
+	owner outbox.Owner
 	since time.Time
 
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
@@ -139,7 +141,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		sleep(ctx, jitter(500*time.Millisecond))
 	}
-	r.enter(phaseStopped, ReasonStop)
+	r.enter(phaseStopped, outbox.ReasonStop)
 	return nil
 }
 
@@ -157,14 +159,14 @@ func (r *Relay) session(ctx context.Context) error {
 	defer locks.Close()
 	r.health.clear(conditionPostgres)
 	r.health.clear(conditionSchema)
-	if err = r.work(ctx, locks); err != nil && ctx.Err() == nil && !errors.Is(err, ErrSuperseded) {
+	if err = r.work(ctx, locks); err != nil && ctx.Err() == nil && !errors.Is(err, outbox.ErrSuperseded) {
 		return r.unavailable(err)
 	}
 	return err
 }
 
 // work waits for leadership, sweeping along in poll mode, and leads.
-func (r *Relay) work(ctx context.Context, locks LockSession) error {
+func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -210,7 +212,7 @@ func (r *Relay) unavailable(err error) error {
 var errLockLost = errors.New("the lock session is gone")
 
 // state reads the relay's state, and shows which mode is desired.
-func (r *Relay) state(ctx context.Context) (State, error) {
+func (r *Relay) state(ctx context.Context) (outbox.State, error) {
 	st, err := r.o.Store.State(ctx)
 	if err == nil {
 		r.metrics.setDesired(st.Desired)
@@ -220,13 +222,13 @@ func (r *Relay) state(ctx context.Context) (State, error) {
 
 // assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits a
 // little. Either way the caller then tries to lead.
-func (r *Relay) assist(ctx context.Context, locks LockSession) error {
+func (r *Relay) assist(ctx context.Context, locks outbox.LockSession) error {
 	st, err := r.state(ctx)
 	if err != nil {
 		return err
 	}
-	if st.Desired != ModePoll || st.Active != ModePoll {
-		r.enter(phaseStandby, ReasonLeadership)
+	if st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
+		r.enter(phaseStandby, outbox.ReasonLeadership)
 		sleep(ctx, jitter(500*time.Millisecond))
 		return nil
 	}
@@ -237,14 +239,14 @@ func (r *Relay) assist(ctx context.Context, locks LockSession) error {
 	}
 	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
 	// Only what is read after the lock was taken counts.
-	if st, err = r.state(ctx); err != nil || st.Desired != ModePoll || st.Active != ModePoll {
+	if st, err = r.state(ctx); err != nil || st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
 		return err
 	}
 	return r.assistSweep(ctx, locks, st)
 }
 
 // assistSweep sweeps under the leader's owner until that changes or the leader is gone.
-func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) error {
+func (r *Relay) assistSweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
 	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is the
 	// leader's to find out.
 	server, err := r.o.Sink.Bind(ctx)
@@ -254,14 +256,14 @@ func (r *Relay) assistSweep(ctx context.Context, locks LockSession, st State) er
 		return nil //nolint:nilerr // watchSink says it
 	}
 	r.own(st.Owner)
-	r.enter(phasePoll, ReasonToggle)
+	r.enter(phasePoll, outbox.ReasonToggle)
 	g := newGates(st.Owner, r.o.Sink, r.o.Store)
 	err = r.sweepWhile(ctx, g, func(ctx context.Context) (bool, error) {
 		now, err := r.state(ctx)
 		if err != nil {
 			return false, err
 		}
-		if now.Owner != st.Owner || now.Desired != ModePoll || now.Active != ModePoll {
+		if now.Owner != st.Owner || now.Desired != outbox.ModePoll || now.Active != outbox.ModePoll {
 			return false, nil
 		}
 		// A free leader lock is taken by the caller, after this sweep has ended.
@@ -311,12 +313,14 @@ func (r *Relay) sweepWhile(ctx context.Context, g *gates, check func(ctx context
 }
 
 // scope is what a sweep under g works with.
-func (r *Relay) scope(g *gates) Scope {
-	return Scope{
+func (r *Relay) scope(g *gates) outbox.Scope {
+	return outbox.Scope{
 		Owner: g.owner, Ensure: g.ensure, Claimed: r.refreshBlocks, BlockKey: r.blocks != nil, Blocked: r.blocks.blocker,
-		Published: func(stream string, events []*Event, suppressed int) { r.published(ModePoll, stream, events) },
-		Parked:    func(e *Event, err error) { r.parked(e, err) },
-		Outcome:   r.publishOutcome,
+		Published: func(stream string, events []*outbox.Event, suppressed int) {
+			r.published(outbox.ModePoll, stream, events)
+		},
+		Parked:  func(e *outbox.Event, err error) { r.parked(e, err) },
+		Outcome: r.publishOutcome,
 	}
 }
 
@@ -325,10 +329,10 @@ func (r *Relay) refreshBlocks(ctx context.Context) error {
 	if r.blocks == nil {
 		return nil
 	}
-	return r.blocks.refresh(func() ([]Dead, error) { return r.o.Store.Parked(ctx) })
+	return r.blocks.refresh(func() ([]outbox.Dead, error) { return r.o.Store.Parked(ctx) })
 }
 
-func (r *Relay) published(mode Mode, stream string, events []*Event) {
+func (r *Relay) published(mode outbox.Mode, stream string, events []*outbox.Event) {
 	r.moved.Add(int64(len(events)))
 	r.mu.Lock()
 	label := r.metrics.streamLabel(stream)
@@ -340,7 +344,7 @@ func (r *Relay) published(mode Mode, stream string, events []*Event) {
 	}
 }
 
-func (r *Relay) parked(e *Event, err error) {
+func (r *Relay) parked(e *outbox.Event, err error) {
 	r.moved.Add(1)
 	r.metrics.parked.Inc()
 	if r.blocks != nil {
@@ -351,8 +355,8 @@ func (r *Relay) parked(e *Event, err error) {
 
 // publishOutcome turns the run of failed publishes into a readiness reason, and a success into its end.
 func (r *Relay) publishOutcome(err error) {
-	var poison *PoisonError
-	var foreign *ForeignError
+	var poison *outbox.PoisonError
+	var foreign *outbox.ForeignError
 	switch {
 	case err == nil || errors.As(err, &poison):
 		if r.health.clear("publish") {
@@ -372,7 +376,7 @@ func (r *Relay) publishOutcome(err error) {
 }
 
 // own records under which owner this instance acts.
-func (r *Relay) own(o Owner) {
+func (r *Relay) own(o outbox.Owner) {
 	r.mu.Lock()
 	r.owner = o
 	r.mu.Unlock()
@@ -407,7 +411,7 @@ func (r *Relay) enter(p phase, reason string) {
 }
 
 // switched logs and counts a change of the mode that events travel in.
-func (r *Relay) switched(from, to Mode, reason string) {
+func (r *Relay) switched(from, to outbox.Mode, reason string) {
 	if from == to {
 		return
 	}
@@ -453,7 +457,7 @@ func (r *Relay) Health() Health {
 
 // Status is a view of this instance.
 type Status struct {
-	Mode     Mode
+	Mode     outbox.Mode
 	Phase    string
 	Leader   bool
 	Epoch    int64
@@ -471,8 +475,8 @@ func (r *Relay) Status() Status {
 	}
 }
 
-func newNonce() Nonce {
-	var n Nonce
+func newNonce() outbox.Nonce {
+	var n outbox.Nonce
 	_, _ = rand.Read(n[:]) // never fails: crypto/rand ends the program instead
 	return n
 }
@@ -506,21 +510,21 @@ func (b *backoff) reset() { b.next = 0 }
 
 // slotReason names the condition behind an error that ended or prevented the stream.
 func slotReason(err error) string {
-	var se *SlotError
-	var fenced *FencedError
+	var se *outbox.SlotError
+	var fenced *outbox.FencedError
 	switch {
 	case err == nil:
-		return ReasonStop
+		return outbox.ReasonStop
 	case errors.As(err, &se):
 		return se.Reason
-	case errors.Is(err, ErrMoved):
-		return ReasonRestarted
-	case errors.Is(err, ErrGap):
-		return ReasonGap
-	case errors.As(err, &fenced), errors.Is(err, ErrSuperseded):
-		return ReasonFenced
+	case errors.Is(err, outbox.ErrMoved):
+		return outbox.ReasonRestarted
+	case errors.Is(err, outbox.ErrGap):
+		return outbox.ReasonGap
+	case errors.As(err, &fenced), errors.Is(err, outbox.ErrSuperseded):
+		return outbox.ReasonFenced
 	default:
-		return ReasonConnection
+		return outbox.ReasonConnection
 	}
 }
 

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"posthaste/outbox"
 )
 
 func TestWatchdog(t *testing.T) {
@@ -76,19 +78,19 @@ func TestWatchdog(t *testing.T) {
 
 // standingStore is a Store whose table has one row that nobody moves.
 type standingStore struct {
-	Store
+	outbox.Store
 	gone atomic.Bool
 	err  atomic.Bool
 }
 
-func (s *standingStore) Audit(context.Context) (AuditMark, error) {
+func (s *standingStore) Audit(context.Context) (outbox.AuditMark, error) {
 	switch {
 	case s.err.Load():
-		return AuditMark{}, errors.New("no answer")
+		return outbox.AuditMark{}, errors.New("no answer")
 	case s.gone.Load():
-		return AuditMark{}, nil
+		return outbox.AuditMark{}, nil
 	}
-	return AuditMark{First: map[int16]int64{3: 11}}, nil
+	return outbox.AuditMark{First: map[int16]int64{3: 11}}, nil
 }
 
 // A leader that stands still says so in its health, and takes it back.

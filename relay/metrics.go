@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"time"
@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/internal/exemplar"
+	"posthaste/outbox"
 )
 
 // latencyBuckets are hand-picked and not whole numbers, so that text and OpenMetrics name them alike.
@@ -13,9 +14,9 @@ var latencyBuckets = []float64{0.0005, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05,
 
 // switchReasons are the values of the reason label of outbox_mode_switches_total.
 var switchReasons = []string{
-	ReasonWALLevel, ReasonNoRight, ReasonSlotsFull, ReasonSendersFull, ReasonPublication, ReasonSlotMissing, ReasonSlotLost,
-	ReasonSlotActive, ReasonSlotForeign, ReasonDecode, ReasonSilent, ReasonConnection, ReasonTransactionHeld, ReasonMissed,
-	ReasonStalled, ReasonBudget, ReasonToggle, ReasonFenced, ReasonGap, ReasonRestarted, ReasonStop, ReasonLeadership, reasonOther,
+	outbox.ReasonWALLevel, outbox.ReasonNoRight, outbox.ReasonSlotsFull, outbox.ReasonSendersFull, outbox.ReasonPublication, outbox.ReasonSlotMissing, outbox.ReasonSlotLost,
+	outbox.ReasonSlotActive, outbox.ReasonSlotForeign, outbox.ReasonDecode, outbox.ReasonSilent, outbox.ReasonConnection, outbox.ReasonTransactionHeld, outbox.ReasonMissed,
+	outbox.ReasonStalled, outbox.ReasonBudget, outbox.ReasonToggle, outbox.ReasonFenced, outbox.ReasonGap, outbox.ReasonRestarted, outbox.ReasonStop, outbox.ReasonLeadership, reasonOther,
 }
 
 // reasonOther stands for every reason outside the closed set.
@@ -125,10 +126,10 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 
 // zero makes every series of a closed label set exist from the start.
 func (m *metrics) zero() {
-	modes := []Mode{ModeCDC, ModePoll, ModeStandby}
+	modes := []outbox.Mode{outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby}
 	for _, a := range modes {
 		m.mode.WithLabelValues(string(a)).Set(0)
-		if a != ModeStandby {
+		if a != outbox.ModeStandby {
 			m.commitToPublish.WithLabelValues(string(a))
 		}
 		for _, b := range modes {
@@ -140,8 +141,8 @@ func (m *metrics) zero() {
 			}
 		}
 	}
-	m.mode.WithLabelValues(string(ModeStandby)).Set(1)
-	for _, d := range []Mode{ModeAuto, ModeCDC, ModePoll} {
+	m.mode.WithLabelValues(string(outbox.ModeStandby)).Set(1)
+	for _, d := range []outbox.Mode{outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll} {
 		m.desired.WithLabelValues(string(d)).Set(0)
 	}
 	for _, c := range []string{"backlog", "slot", "dead", "losses", "streams"} {
@@ -150,8 +151,8 @@ func (m *metrics) zero() {
 	for _, r := range []string{madeNew, madeMissing, madeLost, madePublication} {
 		m.slotCreated.WithLabelValues(r)
 	}
-	m.auditFailures.WithLabelValues(ReasonMissed)
-	m.auditFailures.WithLabelValues(ReasonStalled)
+	m.auditFailures.WithLabelValues(outbox.ReasonMissed)
+	m.auditFailures.WithLabelValues(outbox.ReasonStalled)
 }
 
 // idle resets the gauges that only a leader feeds: another instance shows them now.
@@ -161,16 +162,16 @@ func (m *metrics) idle() {
 	}
 }
 
-func (m *metrics) setMode(mode Mode) {
-	only(m.mode, mode, ModeCDC, ModePoll, ModeStandby)
+func (m *metrics) setMode(mode outbox.Mode) {
+	only(m.mode, mode, outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby)
 }
 
-func (m *metrics) setDesired(mode Mode) {
-	only(m.desired, mode, ModeAuto, ModeCDC, ModePoll)
+func (m *metrics) setDesired(mode outbox.Mode) {
+	only(m.desired, mode, outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll)
 }
 
 // only sets the series of one of the modes to 1, and the others to 0.
-func only(g *prometheus.GaugeVec, one Mode, modes ...Mode) {
+func only(g *prometheus.GaugeVec, one outbox.Mode, modes ...outbox.Mode) {
 	for _, o := range modes {
 		boolGauge(g.WithLabelValues(string(o)), o == one)
 	}
@@ -185,16 +186,16 @@ func (m *metrics) streamLabel(stream string) string {
 		return reasonOther
 	}
 	m.streams[stream] = true
-	for _, mode := range []Mode{ModeCDC, ModePoll} {
+	for _, mode := range []outbox.Mode{outbox.ModeCDC, outbox.ModePoll} {
 		m.published.WithLabelValues(string(mode), stream)
 	}
 	return stream
 }
 
-func (m *metrics) observe(mode Mode, events []*Event, now time.Time) {
+func (m *metrics) observe(mode outbox.Mode, events []*outbox.Event, now time.Time) {
 	h := m.commitToPublish.WithLabelValues(string(mode))
 	// One exemplar for all: reading headers costs more than everything else here, and the slowest is what one asks for.
-	var slowest *Event
+	var slowest *outbox.Event
 	for _, e := range events {
 		if len(e.Headers) > 0 && (slowest == nil || e.Time.Before(slowest.Time)) {
 			slowest = e

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"posthaste/outbox"
 )
 
 const (
@@ -26,14 +28,14 @@ type stream struct {
 	gates  *gates
 	window *window
 
-	chunks  chan Chunk
+	chunks  chan outbox.Chunk
 	flights chan *flight
 
 	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have
 	// an H of their own. Written before the publisher starts, and by the publisher.
-	handover    LSN
-	handoverOf  map[string]LSN
-	maxHandover LSN
+	handover    outbox.LSN
+	handoverOf  map[string]outbox.LSN
+	maxHandover outbox.LSN
 	lanes       map[string]*lane // publisher only
 	// refusing are the streams that refused an event and have taken none since. Publisher only.
 	refusing map[string]bool
@@ -57,17 +59,17 @@ type stream struct {
 
 // lane is the stream lane of one stream, and how far it is settled.
 type lane struct {
-	pub     LanePublisher
+	pub     outbox.LanePublisher
 	settled atomic.Int64 // batch number, written by the settler
 	told    int64        // batch number, publisher only
 }
 
 // flight is what was published and waits to be settled.
 type flight struct {
-	items  []Settlement
-	marks  []Mark
-	end    LSN // every transaction ending at or below it is complete with this flight
-	events int // in the window
+	items  []outbox.Settlement
+	marks  []outbox.Mark
+	end    outbox.LSN // every transaction ending at or below it is complete with this flight
+	events int        // in the window
 	bytes  int
 	seqs   []int64
 }
@@ -78,8 +80,8 @@ var errSourceEnded = errors.New("the source ended")
 func (l *leadership) stream(ctx context.Context) (event, error) {
 	began := time.Now()
 	s := &stream{
-		l: l, gates: l.gates, window: l.window, chunks: make(chan Chunk, 4), flights: make(chan *flight, 4096),
-		handoverOf: map[string]LSN{}, lanes: map[string]*lane{}, refusing: map[string]bool{}, seqs: map[int64]struct{}{},
+		l: l, gates: l.gates, window: l.window, chunks: make(chan outbox.Chunk, 4), flights: make(chan *flight, 4096),
+		handoverOf: map[string]outbox.LSN{}, lanes: map[string]*lane{}, refusing: map[string]bool{}, seqs: map[int64]struct{}{},
 	}
 	l.gates.fresh = s.meet
 	err := s.run(ctx)
@@ -96,20 +98,20 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 		l.failures = 0
 	}
 	l.reason = slotReason(err)
-	if fenced := (*FencedError)(nil); errors.As(err, &fenced) {
+	if fenced := (*outbox.FencedError)(nil); errors.As(err, &fenced) {
 		l.fence = fenced.Epoch
 	}
 	switch {
 	case errors.Is(err, errToggled):
-		l.reason, l.failures = ReasonToggle, 0
+		l.reason, l.failures = outbox.ReasonToggle, 0
 		return evOver, nil
-	case errors.Is(err, ErrSuperseded):
+	case errors.Is(err, outbox.ErrSuperseded):
 		return evLost, err
 	case ctx.Err() != nil:
 		return evOver, nil // run knows better
 	}
 	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
-	var se *SlotError
+	var se *outbox.SlotError
 	if errors.As(err, &se) {
 		l.unusable(ctx, err)
 	}
@@ -125,7 +127,9 @@ func (s *stream) run(ctx context.Context) error {
 	defer stopWork(nil)
 	source, stopSource := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSource()
-	s.l.keeper.onExhausted(func() { fail(&SlotError{Reason: ReasonBudget, Err: errors.New("the WAL budget is exhausted")}) })
+	s.l.keeper.onExhausted(func() {
+		fail(&outbox.SlotError{Reason: outbox.ReasonBudget, Err: errors.New("the WAL budget is exhausted")})
+	})
 	defer s.l.keeper.onExhausted(nil)
 
 	var reading, working sync.WaitGroup
@@ -170,8 +174,8 @@ func (s *stream) run(ctx context.Context) error {
 
 // hopeless reports whether nothing of ours can be published or settled any more.
 func (s *stream) hopeless(cause error) bool {
-	var fenced *FencedError
-	return errors.Is(cause, errLockLost) || errors.Is(cause, ErrSuperseded) || errors.Is(cause, ErrGap) || errors.As(cause, &fenced)
+	var fenced *outbox.FencedError
+	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) || errors.As(cause, &fenced)
 }
 
 // started runs when nobody else can move the slot any more: one more pass, then H.
@@ -185,7 +189,7 @@ func (s *stream) started(ctx context.Context) error {
 		if err := l.keeper.moved(ctx); err != nil {
 			return err
 		}
-		return &SlotError{Reason: ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
+		return &outbox.SlotError{Reason: outbox.ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
 	}
 	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
 		return err
@@ -198,7 +202,7 @@ func (s *stream) started(ctx context.Context) error {
 	if l.failures == 0 {
 		s.wellAgain() // else it has to run for a while first, so that readiness does not flicker
 	}
-	if err := l.record(ctx, ModeCDC); err != nil {
+	if err := l.record(ctx, outbox.ModeCDC); err != nil {
 		return err
 	}
 	s.since = time.Now()
@@ -228,12 +232,12 @@ func (s *stream) meet(ctx context.Context, stream string) error {
 
 // publishLoop takes what the reader delivers until the intake ends.
 func (s *stream) publishLoop(intake, work context.Context) error {
-	forgotten := LSN(0)
+	forgotten := outbox.LSN(0)
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
 	for {
-		var rows []*Row
-		var position LSN
+		var rows []*outbox.Row
+		var position outbox.LSN
 		select {
 		case <-intake.Done():
 			return nil
@@ -252,7 +256,7 @@ func (s *stream) publishLoop(intake, work context.Context) error {
 		if position != 0 {
 			s.passed.Store(uint64(position))
 		}
-		if passed := LSN(s.passed.Load()); passed >= s.maxHandover && forgotten < s.maxHandover {
+		if passed := outbox.LSN(s.passed.Load()); passed >= s.maxHandover && forgotten < s.maxHandover {
 			if s.forgetDoubt(work) {
 				forgotten = s.maxHandover
 			}
@@ -261,7 +265,7 @@ func (s *stream) publishLoop(intake, work context.Context) error {
 }
 
 // gulp merges the chunks that are waiting, up to the gulp's bounds.
-func (s *stream) gulp(c Chunk) (rows []*Row, position LSN) {
+func (s *stream) gulp(c outbox.Chunk) (rows []*outbox.Row, position outbox.LSN) {
 	bytes := 0
 	for {
 		for i := range c.Rows {
@@ -298,7 +302,7 @@ func (s *stream) forgetDoubt(ctx context.Context) bool {
 }
 
 // processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is published.
-func (s *stream) processAll(intake, work context.Context, rows []*Row) error {
+func (s *stream) processAll(intake, work context.Context, rows []*outbox.Row) error {
 	maxRows, maxBytes := max(s.window.maxEvents/2, 1), max(s.window.maxBytes/2, 1)
 	for len(rows) > 0 {
 		n, bytes := 0, 0
@@ -315,7 +319,7 @@ func (s *stream) processAll(intake, work context.Context, rows []*Row) error {
 }
 
 // process publishes one piece and hands it to the settler.
-func (s *stream) process(intake, work context.Context, rows []*Row) error {
+func (s *stream) process(intake, work context.Context, rows []*outbox.Row) error {
 	f := &flight{}
 	events := rows[:0:0]
 	for _, r := range rows {
@@ -369,10 +373,10 @@ func (s *stream) finished(seqs []int64) {
 }
 
 // owed drops the rows that were settled before the stream began. Rows committed above H need no question.
-func (s *stream) owed(ctx context.Context, rows []*Row) ([]*Row, error) {
-	var ask []*Row
+func (s *stream) owed(ctx context.Context, rows []*outbox.Row) ([]*outbox.Row, error) {
+	var ask []*outbox.Row
 	for _, r := range rows {
-		name := StreamName(s.l.o.Prefix, r.AggregateType)
+		name := outbox.StreamName(s.l.o.Prefix, r.AggregateType)
 		if err := s.ensure(ctx, name); err != nil {
 			return nil, err
 		}
@@ -421,15 +425,15 @@ func (s *stream) ensure(ctx context.Context, name string) error {
 
 // finished reports whether err ends the lane it came from.
 func finished(err error) bool {
-	var fenced *FencedError
-	var foreign *ForeignError
-	return errors.Is(err, ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
+	var fenced *outbox.FencedError
+	var foreign *outbox.ForeignError
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
 }
 
 // gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it
 // waits for that, which also keeps the order.
-func (s *stream) gone(ctx context.Context, rows []*Row) (map[*Row]bool, error) {
-	gone := map[*Row]bool{}
+func (s *stream) gone(ctx context.Context, rows []*outbox.Row) (map[*outbox.Row]bool, error) {
+	gone := map[*outbox.Row]bool{}
 	bo := backoff{first: 5 * time.Millisecond, most: 100 * time.Millisecond}
 	for len(rows) > 0 {
 		found, err := s.l.o.Store.Lookup(ctx, rows)

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -9,17 +9,19 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"posthaste/outbox"
 )
 
 func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	t.Parallel()
 	var none *blocks
-	if none.blocker(&Event{AggregateID: "a"}) != "" {
+	if none.blocker(&outbox.Event{AggregateID: "a"}) != "" {
 		t.Error("without block-key something is blocked")
 	}
 	b := &blocks{}
-	ev := func(seq int64, aggregate string) *Event {
-		return &Event{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
+	ev := func(seq int64, aggregate string) *outbox.Event {
+		return &outbox.Event{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
 	}
 	first, second, other := ev(1, "a"), ev(2, "a"), ev(3, "b")
 	b.add(first)
@@ -51,8 +53,8 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 		t.Errorf("the retried second event, the first being parked again: blocked by %q, want the first", got)
 	}
 	// The first is published: only the second is parked.
-	err := b.refresh(func() ([]Dead, error) {
-		return []Dead{{ID: second.ID, Seq: 2, AggregateType: "order", AggregateID: "a"}}, nil
+	err := b.refresh(func() ([]outbox.Dead, error) {
+		return []outbox.Dead{{ID: second.ID, Seq: 2, AggregateType: "order", AggregateID: "a"}}, nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,22 +68,22 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
-	parked := &Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
-	err := b.refresh(func() ([]Dead, error) {
+	parked := &outbox.Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	err := b.refresh(func() ([]outbox.Dead, error) {
 		b.add(parked) // committed after the list's snapshot
 		return nil, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}); got != parked.ID.String() {
+	if got := b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}); got != parked.ID.String() {
 		t.Errorf("blocked by %q, want %s", got, parked.ID)
 	}
 	failure := errors.New("postgres is gone")
-	if err := b.refresh(func() ([]Dead, error) { return nil, failure }); !errors.Is(err, failure) {
+	if err := b.refresh(func() ([]outbox.Dead, error) { return nil, failure }); !errors.Is(err, failure) {
 		t.Errorf("got %v", err)
 	}
-	if b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+	if b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
 		t.Error("a failed refresh forgot what was known")
 	}
 }
@@ -89,8 +91,8 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	t0 := time.Unix(1000, 0)
-	mark := func(lsn LSN, first ...int64) AuditMark {
-		m := AuditMark{LSN: lsn, Flushed: lsn, First: map[int16]int64{}}
+	mark := func(lsn outbox.LSN, first ...int64) outbox.AuditMark {
+		m := outbox.AuditMark{LSN: lsn, Flushed: lsn, First: map[int16]int64{}}
 		for i, seq := range first {
 			if seq != 0 {
 				m.First[int16(i)] = seq
@@ -100,9 +102,9 @@ func TestAudit(t *testing.T) {
 	}
 	type step struct {
 		at     time.Duration
-		passed LSN
+		passed outbox.LSN
 		flying []int64
-		mark   AuditMark
+		mark   outbox.AuditMark
 		want   string // reason, or ""
 	}
 	for name, steps := range map[string][]step{
@@ -117,7 +119,7 @@ func TestAudit(t *testing.T) {
 		},
 		"passed without being delivered": {
 			{0, 100, nil, mark(100, 0, 7), ""},
-			{5 * time.Second, 200, []int64{9}, mark(200, 9, 7), ReasonMissed},
+			{5 * time.Second, 200, []int64{9}, mark(200, 9, 7), outbox.ReasonMissed},
 		},
 		"behind, but moving": {
 			{0, 50, nil, mark(100, 7), ""},
@@ -127,11 +129,11 @@ func TestAudit(t *testing.T) {
 		"standing still while the WAL grows": {
 			{0, 50, nil, mark(100, 7), ""},
 			{5 * time.Second, 50, nil, mark(110, 7), ""},
-			{16 * time.Second, 50, nil, mark(120, 7), ReasonStalled},
+			{16 * time.Second, 50, nil, mark(120, 7), outbox.ReasonStalled},
 		},
 		"standing still, with nothing more to read": {
 			{0, 50, nil, mark(100, 7), ""},
-			{16 * time.Second, 50, nil, AuditMark{LSN: 100, Flushed: 99}, ""},
+			{16 * time.Second, 50, nil, outbox.AuditMark{LSN: 100, Flushed: 99}, ""},
 		},
 		"reached at the last moment": {
 			{0, 50, nil, mark(100), ""},
@@ -143,7 +145,7 @@ func TestAudit(t *testing.T) {
 			a := &audit{}
 			for i, s := range steps {
 				err := a.check(s.passed, func(seq int64) bool { return slices.Contains(s.flying, seq) },
-					func() (AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
+					func() (outbox.AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
 				got := ""
 				if err != nil {
 					got = slotReason(err)
@@ -158,9 +160,9 @@ func TestAudit(t *testing.T) {
 
 func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
 	t.Parallel()
-	a := &audit{last: AuditMark{LSN: 10, First: map[int16]int64{0: 7}}, taken: true, since: time.Unix(0, 0)}
-	fail := func() (AuditMark, error) { return AuditMark{}, errors.New("postgres is gone") }
-	for _, passed := range []LSN{5, 20} {
+	a := &audit{last: outbox.AuditMark{LSN: 10, First: map[int16]int64{0: 7}}, taken: true, since: time.Unix(0, 0)}
+	fail := func() (outbox.AuditMark, error) { return outbox.AuditMark{}, errors.New("postgres is gone") }
+	for _, passed := range []outbox.LSN{5, 20} {
 		if err := a.check(passed, func(int64) bool { return false }, fail, time.Unix(100, 0)); err != nil {
 			t.Errorf("passed %v: %v", passed, err)
 		}
@@ -169,14 +171,14 @@ func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
 
 func TestLSNText(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]LSN{"0/0": 0, "0/16B3748": 0x16B3748, "A/FF": 0xA000000FF, "FFFFFFFF/FFFFFFFF": 0xFFFFFFFFFFFFFFFF} {
-		got, err := ParseLSN(text)
+	for text, want := range map[string]outbox.LSN{"0/0": 0, "0/16B3748": 0x16B3748, "A/FF": 0xA000000FF, "FFFFFFFF/FFFFFFFF": 0xFFFFFFFFFFFFFFFF} {
+		got, err := outbox.ParseLSN(text)
 		if err != nil || got != want || got.String() != text {
 			t.Errorf("%s: got %v (%d), %v", text, got, got, err)
 		}
 	}
 	for _, bad := range []string{"", "1", "x/y", "/"} {
-		if _, err := ParseLSN(bad); err == nil {
+		if _, err := outbox.ParseLSN(bad); err == nil {
 			t.Errorf("ParseLSN(%q) gave no error", bad)
 		}
 	}
@@ -187,7 +189,7 @@ func TestTraceParent(t *testing.T) {
 	for headers, want := range map[string]string{
 		"": "", "{}": "", "[]": "", "{": "", `{"traceparent":1}`: "", `{"traceparent":"00-a-b-01","x":"y"}`: "00-a-b-01",
 	} {
-		e := &Event{Headers: []byte(headers)}
+		e := &outbox.Event{Headers: []byte(headers)}
 		if got := e.TraceParent(); got != want {
 			t.Errorf("%s: got %q, want %q", headers, got, want)
 		}
@@ -197,8 +199,8 @@ func TestTraceParent(t *testing.T) {
 func TestReasonsOfErrors(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{
-		ReasonStop: nil, ReasonGap: fmt.Errorf("publish: %w", ErrGap), ReasonFenced: fmt.Errorf("x: %w", &FencedError{}),
-		ReasonBudget: fmt.Errorf("x: %w", &SlotError{Reason: ReasonBudget}), ReasonConnection: errors.New("anything"),
+		outbox.ReasonStop: nil, outbox.ReasonGap: fmt.Errorf("publish: %w", outbox.ErrGap), outbox.ReasonFenced: fmt.Errorf("x: %w", &outbox.FencedError{}),
+		outbox.ReasonBudget: fmt.Errorf("x: %w", &outbox.SlotError{Reason: outbox.ReasonBudget}), outbox.ReasonConnection: errors.New("anything"),
 	} {
 		if got := slotReason(err); got != want {
 			t.Errorf("%v: got %s, want %s", err, got, want)
@@ -207,7 +209,7 @@ func TestReasonsOfErrors(t *testing.T) {
 	if got := knownReason("made up"); got != reasonOther {
 		t.Errorf("an unknown reason became label %q", got)
 	}
-	if got := slotReason(fmt.Errorf("x: %w", ErrSuperseded)); got != ReasonFenced {
+	if got := slotReason(fmt.Errorf("x: %w", outbox.ErrSuperseded)); got != outbox.ReasonFenced {
 		t.Errorf("superseded: %s", got)
 	}
 }
@@ -231,16 +233,16 @@ func TestHealth(t *testing.T) {
 func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
-	parked := &Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	parked := &outbox.Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
 	reading, second := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(second)
 		<-reading
-		_ = b.refresh(func() ([]Dead, error) {
-			return []Dead{{ID: parked.ID, Seq: 1, AggregateType: "order", AggregateID: "a"}}, nil
+		_ = b.refresh(func() ([]outbox.Dead, error) {
+			return []outbox.Dead{{ID: parked.ID, Seq: 1, AggregateType: "order", AggregateID: "a"}}, nil
 		})
 	}()
-	err := b.refresh(func() ([]Dead, error) {
+	err := b.refresh(func() ([]outbox.Dead, error) {
 		close(reading)
 		b.add(parked)
 		return nil, nil // the list is older than the parking
@@ -249,7 +251,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-second
-	if b.blocker(&Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+	if b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
 		t.Error("a parked event was forgotten")
 	}
 }
@@ -257,7 +259,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 // A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
 func TestGatesDoNotForgetTheLateH(t *testing.T) {
 	t.Parallel()
-	g := newGates(Owner{Epoch: 3}, &memorySink{}, &memoryStore{})
+	g := newGates(outbox.Owner{Epoch: 3}, &memorySink{}, &memoryStore{})
 	failure, calls := errors.New("postgres hiccups"), 0
 	g.fresh = func(context.Context, string) error {
 		if calls++; calls == 1 {
@@ -275,18 +277,18 @@ func TestGatesDoNotForgetTheLateH(t *testing.T) {
 
 // memorySink is a Sink of ours, for what does no I/O.
 type memorySink struct {
-	Sink
+	outbox.Sink
 	adopted []string
 	err     error
 }
 
-func (m *memorySink) Adopt(_ context.Context, stream string, _ Owner) error {
+func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner) error {
 	m.adopted = append(m.adopted, stream)
 	return m.err
 }
 
 type memoryStore struct {
-	Store
+	outbox.Store
 	noted []string
 }
 
@@ -298,7 +300,7 @@ func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) erro
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
 	sink, store := &memorySink{}, &memoryStore{}
-	g := newGates(Owner{Epoch: 3}, sink, store)
+	g := newGates(outbox.Owner{Epoch: 3}, sink, store)
 	fresh := 0
 	g.fresh = func(context.Context, string) error {
 		if len(store.noted) != 1 || len(sink.adopted) != 1 {
@@ -315,8 +317,8 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	if fresh != 1 || len(store.noted) != 1 || len(sink.adopted) != 1 {
 		t.Errorf("fresh %d, noted %v, adopted %v: want once each", fresh, store.noted, sink.adopted)
 	}
-	sink.err = ErrGap
-	if err := g.ensure(t.Context(), "outbox.other"); !errors.Is(err, ErrGap) {
+	sink.err = outbox.ErrGap
+	if err := g.ensure(t.Context(), "outbox.other"); !errors.Is(err, outbox.ErrGap) {
 		t.Errorf("got %v", err)
 	}
 	if len(store.noted) != 2 || slices.Contains(g.streams(), "outbox.other") {
@@ -326,7 +328,7 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 
 func TestLastMarks(t *testing.T) {
 	t.Parallel()
-	got := lastMarks([]Mark{{Stream: "a", Number: 1}, {Stream: "b", Number: 4}, {Stream: "a", Number: 3}})
+	got := lastMarks([]outbox.Mark{{Stream: "a", Number: 1}, {Stream: "b", Number: 4}, {Stream: "a", Number: 3}})
 	if len(got) != 2 || got[0].Number != 3 || got[1].Number != 4 {
 		t.Errorf("got %v", got)
 	}
@@ -334,33 +336,35 @@ func TestLastMarks(t *testing.T) {
 
 // transactions is a Store and Slots of ours: a transaction is open, and the slot is told to move.
 type transactions struct {
-	Store
-	Slots
+	outbox.Store
+	outbox.Slots
 	open    bool
-	moved   []LSN
+	moved   []outbox.LSN
 	barrier uint64
 	epoch   int64 // of the state
-	status  SlotStatus
+	status  outbox.SlotStatus
 }
 
-func (m *transactions) Mark(context.Context) (LSN, uint64, error) { return 100, 7, nil }
+func (m *transactions) Mark(context.Context) (outbox.LSN, uint64, error) { return 100, 7, nil }
 
 func (m *transactions) VisibleBelow(_ context.Context, xid uint64) (bool, error) { return !m.open, nil }
 
 func (m *transactions) Nudge(context.Context) error { return nil }
 
-func (m *transactions) Advance(_ context.Context, to LSN) error {
+func (m *transactions) Advance(_ context.Context, to outbox.LSN) error {
 	m.moved = append(m.moved, to)
 	return nil
 }
 
-func (m *transactions) State(context.Context) (State, error) { return State{Barrier: m.barrier}, nil }
+func (m *transactions) State(context.Context) (outbox.State, error) {
+	return outbox.State{Barrier: m.barrier}, nil
+}
 
 func (m *transactions) RaiseBarrier(_ context.Context, epoch int64, xid uint64, known bool) error {
 	switch {
 	case epoch != m.epoch:
-		return ErrSuperseded
-	case known && m.barrier == BarrierUnknown:
+		return outbox.ErrSuperseded
+	case known && m.barrier == outbox.BarrierUnknown:
 		m.barrier = xid
 	default:
 		m.barrier = max(m.barrier, xid)
@@ -369,13 +373,13 @@ func (m *transactions) RaiseBarrier(_ context.Context, epoch int64, xid uint64, 
 }
 
 func (m *transactions) LowerBarrier(_ context.Context, epoch int64, xid uint64) error {
-	if epoch == m.epoch && (m.barrier <= xid || m.barrier == BarrierUnknown) {
+	if epoch == m.epoch && (m.barrier <= xid || m.barrier == outbox.BarrierUnknown) {
 		m.barrier = 0
 	}
 	return nil
 }
 
-func (m *transactions) Status(context.Context) (SlotStatus, error) { return m.status, nil }
+func (m *transactions) Status(context.Context) (outbox.SlotStatus, error) { return m.status, nil }
 
 // A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the slot
 // stays before it. Only the budget does not wait, and that is noted where the next leader finds it.
@@ -395,7 +399,7 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	if err := k.follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(m.moved, []LSN{100}) || m.barrier != 0 {
+	if !slices.Equal(m.moved, []outbox.LSN{100}) || m.barrier != 0 {
 		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none", m.moved, m.barrier)
 	}
 	m.open = true
@@ -406,7 +410,7 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 		t.Errorf("moved to %v for the budget; a hand-over waits for transaction %d, want 7", m.moved, m.barrier)
 	}
 	m.epoch++ // another leads
-	if err := k.advance(t.Context()); !errors.Is(err, ErrSuperseded) || len(m.moved) != 2 {
+	if err := k.advance(t.Context()); !errors.Is(err, outbox.ErrSuperseded) || len(m.moved) != 2 {
 		t.Errorf("a leader that was deposed moves the slot: %v, %v", m.moved, err)
 	}
 }
@@ -414,7 +418,7 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 // What is unknown becomes known at the first hand-over, so that the next one need not wait for what is younger.
 func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
 	t.Parallel()
-	m := &transactions{open: true, barrier: BarrierUnknown}
+	m := &transactions{open: true, barrier: outbox.BarrierUnknown}
 	k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
 	for _, c := range []struct{ open, hidden bool }{{true, true}, {false, false}} {
 		m.open = c.open
@@ -430,18 +434,18 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		phase         phase
-		before, after SlotStatus
+		before, after outbox.SlotStatus
 		own           bool
 		want          bool
 	}{
-		"moved":                  {phase: phasePoll, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"made":                   {phase: phaseSweep, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"dropped":                {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}},
-		"moved by us":            {phase: phaseSweep, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 100}, own: true},
-		"moved in a hand-over":   {phase: phaseHandover, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"and moved by us":        {phase: phaseHandover, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 100}, own: true},
-		"streamed":               {phase: phaseStream, before: SlotStatus{Exists: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
-		"by a stream that ended": {phase: phasePoll, before: SlotStatus{Exists: true, Active: true, Confirmed: 5}, after: SlotStatus{Exists: true, Confirmed: 6}},
+		"moved":                  {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"made":                   {phase: phaseSweep, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"dropped":                {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}},
+		"moved by us":            {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},
+		"moved in a hand-over":   {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"and moved by us":        {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},
+		"streamed":               {phase: phaseStream, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
+		"by a stream that ended": {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Active: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -460,7 +464,7 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 			if _, err := k.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if (m.barrier == BarrierUnknown) != c.want {
+			if (m.barrier == outbox.BarrierUnknown) != c.want {
 				t.Errorf("barrier %d, want one: %v", m.barrier, c.want)
 			}
 		})

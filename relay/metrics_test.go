@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"testing"
@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"posthaste/outbox"
 )
 
 // TestSlowestEventIsTheExemplar: every event is counted, and the slowest that has a trace is the bucket's exemplar.
@@ -13,8 +15,8 @@ func TestSlowestEventIsTheExemplar(t *testing.T) {
 	t.Parallel()
 	const slow, fast = "4bf92f3577b34da6a3ce929d0e0e4736", "00000000000000000000000000000001"
 	now := time.Now()
-	event := func(age time.Duration, trace string) *Event {
-		e := &Event{Time: now.Add(-age)}
+	event := func(age time.Duration, trace string) *outbox.Event {
+		e := &outbox.Event{Time: now.Add(-age)}
 		if trace != "" {
 			e.Headers = []byte(`{"traceparent": "00-` + trace + `-00f067aa0ba902b7-01"}`)
 		}
@@ -22,8 +24,8 @@ func TestSlowestEventIsTheExemplar(t *testing.T) {
 	}
 	reg := prometheus.NewRegistry()
 	m := newMetrics(reg, func() float64 { return 0 })
-	m.observe(ModeCDC, []*Event{event(0, fast), event(400*time.Millisecond, slow), event(time.Second, ""), event(-time.Hour, "")}, now)
-	m.observe(ModeCDC, nil, now)
+	m.observe(outbox.ModeCDC, []*outbox.Event{event(0, fast), event(400*time.Millisecond, slow), event(time.Second, ""), event(-time.Hour, "")}, now)
+	m.observe(outbox.ModeCDC, nil, now)
 	got := histogramOf(t, reg, "outbox_commit_to_publish_seconds", "cdc")
 	if got.GetSampleCount() != 4 || got.GetSampleSum() < 1.399 || got.GetSampleSum() > 1.401 {
 		t.Errorf("%d observations, %v s together; want 4 and 1.4, a clock that is ahead counting as 0", got.GetSampleCount(), got.GetSampleSum())
