@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -291,10 +293,26 @@ func TestADeletedStreamIsNoticed(t *testing.T) {
 	})
 }
 
+// forget cuts the last third off what a server that has stopped has on its disk.
+func forget(tb testing.TB, r *testenv.RedisServer) {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join(r.Dir, "appendonlydir", "*.incr.aof"))
+	if err != nil || len(files) != 1 {
+		tb.Fatalf("append-only files %v, %v", files, err)
+	}
+	info, err := os.Stat(files[0])
+	if err == nil {
+		err = os.Truncate(files[0], info.Size()/3*2)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // Redis forgets while no relay runs: the next leader looks before it publishes, once.
 func TestALossWhileNobodyLeads(t *testing.T) {
 	t.Parallel()
-	w := worldOf(t, testenv.Postgres(t), testenv.RedisOnASlowDisk(t, 1800*time.Millisecond))
+	w := newWorld(t)
 	w.oracle.Flushed = true
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
@@ -304,6 +322,7 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 		t.Fatal(err)
 	}
 	load.Stop()
+	forget(t, w.redis)
 	if err := w.redis.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
