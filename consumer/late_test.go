@@ -17,10 +17,15 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// holdRead lets nothing that is sent through h reach the server, and returns when there is a read among it.
+// holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent through
+// h reaches it any more. It returns when that has happened.
 func holdRead(tb testing.TB, h *testenv.Hold, all bool) {
 	tb.Helper()
-	h.Hold(all)
+	if all {
+		h.Hold(true)
+	} else {
+		h.HoldFrom("xreadgroup")
+	}
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		if h.Held("xreadgroup")+h.Held("\r\n2\r\n") == 0 { // or a script with two keys: the stream and its lease
 			return errors.New("no read is held")

@@ -18,7 +18,7 @@ type Hold struct {
 	mu      sync.Mutex
 	conns   map[*heldConn]bool
 	holding bool // new connections too
-	// text, if not empty, is what a connection is held from on.
+	// text, if not empty, is what the next connection that sends it is held from on.
 	text string
 }
 
@@ -58,7 +58,7 @@ func (h *Hold) Hold(all bool) {
 	}
 }
 
-// HoldFrom keeps what is sent over a connection from a message with text in it on.
+// HoldFrom keeps what is sent over the first connection that sends a message with text in it, from that on.
 func (h *Hold) HoldFrom(text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,7 +138,9 @@ func (h *Hold) forward(c *heldConn) {
 	for {
 		n, err := c.client.Read(buf)
 		h.mu.Lock()
-		c.hold = c.hold || h.text != "" && strings.Contains(string(buf[:n]), h.text)
+		if h.text != "" && strings.Contains(string(buf[:n]), h.text) {
+			c.hold, h.text = true, ""
+		}
 		if c.hold {
 			c.kept = append(c.kept, buf[:n]...)
 		} else if n > 0 {
