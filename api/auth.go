@@ -120,7 +120,7 @@ func (s *Server) authenticate(c *gin.Context) {
 	if s.limits == nil {
 		return
 	}
-	if wait := s.limits[i].take(); wait > 0 {
+	if wait := spend(s.limits[i]); wait > 0 {
 		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
 	}
 }

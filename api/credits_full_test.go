@@ -24,8 +24,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// rate posts to what target returns, from as many clients, for d.
-func rate(t *testing.T, clients int, d time.Duration, target func(i int64) (url, body, key string)) float64 {
+// perSecond posts to what target returns, from as many clients, for d.
+func perSecond(t *testing.T, clients int, d time.Duration, target func(i int64) (url, body, key string)) float64 {
 	t.Helper()
 	var next, done atomic.Int64
 	var wg sync.WaitGroup
@@ -121,8 +121,8 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	theirs := func(i int64) (string, string, string) {
 		return bare.URL + "/bare/" + names[i%users], `{"amount":1}`, v7()
 	}
-	rate(t, clients, 500*time.Millisecond, ours)
-	rate(t, clients, 500*time.Millisecond, theirs)
+	perSecond(t, clients, 500*time.Millisecond, ours)
+	perSecond(t, clients, 500*time.Millisecond, theirs)
 	best := 0.0
 	for n := 0; n < attempts && best < 0.75; n++ {
 		var ratios, mine, least []float64
@@ -130,8 +130,8 @@ func TestFullDeductOverHTTP(t *testing.T) {
 			drained()
 			var b, o float64 // a run alternates in slices, so that other work on the machine meets both
 			for range slices {
-				b += rate(t, clients, slice, theirs) / slices
-				o += rate(t, clients, slice, ours) / slices
+				b += perSecond(t, clients, slice, theirs) / slices
+				o += perSecond(t, clients, slice, ours) / slices
 			}
 			mine, least, ratios = append(mine, o), append(least, b), append(ratios, o/b)
 		}

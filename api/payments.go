@@ -14,6 +14,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -228,7 +229,7 @@ func (r *Payments) Run(ctx context.Context) error {
 				break
 			}
 		}
-		if pause(ctx, paymentsEvery) != nil {
+		if pause.For(ctx, paymentsEvery) != nil {
 			return nil
 		}
 	}

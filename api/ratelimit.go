@@ -1,33 +1,22 @@
 package api
 
 import (
-	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
-// bucket is one API key's token bucket: rate requests a second, as many at once as a second brings.
-type bucket struct {
-	rate float64
-
-	mu     sync.Mutex
-	tokens float64
-	last   time.Time
+// newLimit is one API key's limit: so many requests a second, as many at once as a second brings.
+func newLimit(perSecond float64) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(perSecond), max(int(perSecond), 1))
 }
 
-func newBucket(rate float64) *bucket {
-	return &bucket{rate: rate, tokens: max(rate, 1), last: time.Now()}
-}
-
-// take spends a token and returns zero, or returns how long until there is one.
-func (b *bucket) take() time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := time.Now()
-	b.tokens = min(b.tokens+now.Sub(b.last).Seconds()*b.rate, max(b.rate, 1))
-	b.last = now
-	if b.tokens >= 1 {
-		b.tokens--
-		return 0
+// spend takes a request from the limit and returns zero, or returns how long until there is one.
+func spend(l *rate.Limiter) time.Duration {
+	r := l.Reserve()
+	wait := r.Delay()
+	if wait > 0 {
+		r.Cancel()
 	}
-	return max(time.Duration((1-b.tokens)/b.rate*float64(time.Second)), time.Millisecond)
+	return wait
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"posthaste/credits"
 	"posthaste/idem"
@@ -57,7 +58,7 @@ type Server struct {
 	accept  AcceptFunc
 	keys    *Keys
 	// limits has a bucket per key, or one; nil for no limit.
-	limits    []*bucket
+	limits    []*rate.Limiter
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
@@ -100,17 +101,17 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-func newLimits(k *Keys, rate float64) []*bucket {
-	if rate <= 0 {
+func newLimits(k *Keys, perSecond float64) []*rate.Limiter {
+	if perSecond <= 0 {
 		return nil
 	}
 	n := 1
 	if k != nil {
 		n = len(k.list)
 	}
-	limits := make([]*bucket, n)
+	limits := make([]*rate.Limiter, n)
 	for i := range limits {
-		limits[i] = newBucket(rate)
+		limits[i] = newLimit(perSecond)
 	}
 	return limits
 }

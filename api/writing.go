@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -46,8 +47,8 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 		if try == writeAttempts || !again {
 			return nil, false, err
 		}
-		if err := pause(ctx, time.Duration(try)*20*time.Millisecond); err != nil {
-			return nil, false, err
+		if pause.For(ctx, time.Duration(try)*20*time.Millisecond) != nil {
+			return nil, false, context.Cause(ctx)
 		}
 	}
 }
@@ -95,22 +96,11 @@ func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, 
 			return won, nil
 		}
 		w.doubt, last = true, err
-		if pause(ctx, min(time.Duration(try)*50*time.Millisecond, 200*time.Millisecond)) != nil {
+		if pause.For(ctx, min(time.Duration(try)*50*time.Millisecond, 200*time.Millisecond)) != nil {
 			break
 		}
 	}
 	cause = fmt.Errorf("%w; then %w", cause, last)
 	// Once unknown, a definite failure of a later attempt says nothing about the first.
 	return nil, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, cause)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-t.C:
-		return nil
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -72,7 +73,7 @@ func (s *Slots) Nudge(ctx context.Context) error {
 		_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot($1)", name)
 		return err
 	})
-	if err == nil || sqlState(err) == stateQueryCanceled {
+	if err == nil || sqlState(err) == pgerrcode.QueryCanceled {
 		return nil
 	}
 	return s.named(fmt.Errorf("provoke a running-transactions record: %w", err))

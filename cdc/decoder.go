@@ -183,7 +183,6 @@ func (d *decoder) fill(v *values) error {
 			Type:          d.names.get(v[colEventType]),
 			Payload:       docs[:p:p],
 			Time:          d.at,
-			CreatedAt:     parseTimestamp(v[colCreatedAt]),
 		},
 		Commit: d.commit, XID: d.xid,
 	}
@@ -287,43 +286,4 @@ func parseUUID(b []byte) (uuid.UUID, error) {
 		return uuid.Nil, errors.New("id is not a UUID")
 	}
 	return id, nil
-}
-
-// parseTimestamp reads a timestamptz as the server prints it with DateStyle ISO and TimeZone UTC. Anything else
-// (infinity, five-digit years) yields the zero time, which outbox.Event allows: no event is held back for a decoration.
-func parseTimestamp(b []byte) time.Time {
-	const layout = "2006-01-02 15:04:05"
-	n := len(b)
-	if n < len(layout)+3 || string(b[n-3:]) != "+00" || b[4] != '-' || b[7] != '-' || b[10] != ' ' || b[13] != ':' || b[16] != ':' {
-		return time.Time{}
-	}
-	b = b[:n-3]
-	year, month, day := digits(b[0:4]), digits(b[5:7]), digits(b[8:10])
-	hour, minute, sec := digits(b[11:13]), digits(b[14:16]), digits(b[17:19])
-	nanos := 0
-	if frac := b[19:]; len(frac) > 0 {
-		if frac[0] != '.' || len(frac) < 2 || len(frac) > 7 {
-			return time.Time{}
-		}
-		nanos = digits(frac[1:])
-		for range 9 - (len(frac) - 1) {
-			nanos *= 10
-		}
-	}
-	if min(year, month, day, hour, minute, sec, nanos) < 0 {
-		return time.Time{}
-	}
-	return time.Date(year, time.Month(month), day, hour, minute, sec, nanos, time.UTC)
-}
-
-// digits returns the number, or a negative one that stays negative when multiplied.
-func digits(b []byte) int {
-	n := 0
-	for _, c := range b {
-		if c < '0' || c > '9' {
-			return -1
-		}
-		n = n*10 + int(c-'0')
-	}
-	return n
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -61,11 +62,11 @@ func (s *Slots) create(ctx context.Context, version int) error {
 	}
 	err = fmt.Errorf("create slot %q: %w", s.opt.Slot, err)
 	switch sqlState(err) {
-	case stateQueryCanceled:
+	case pgerrcode.QueryCanceled:
 		return slotError(outbox.ReasonTransactionHeld, err)
-	case stateNotReady:
+	case pgerrcode.ObjectNotInPrerequisiteState:
 		return slotError(outbox.ReasonWALLevel, err)
-	case stateDuplicateObject: // somebody else was quicker
+	case pgerrcode.DuplicateObject: // somebody else was quicker
 		return slotError(outbox.ReasonSlotActive, err)
 	}
 	return s.named(err)
@@ -88,7 +89,7 @@ func (s *Slots) ensurePublication(ctx context.Context) (mended bool, err error) 
 		return nil
 	})
 	var slot *outbox.SlotError
-	if err != nil && !errors.As(err, &slot) && sqlState(err) == stateDuplicateObject {
+	if err != nil && !errors.As(err, &slot) && sqlState(err) == pgerrcode.DuplicateObject {
 		err = publicationError(err)
 	}
 	return mended, err

@@ -6,25 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/outbox"
-)
-
-// SQLSTATEs that mean something to us.
-const (
-	stateObjectInUse       = "55006"
-	stateNotReady          = "55000" // object not in prerequisite state
-	stateUndefinedObject   = "42704"
-	stateUndefinedTable    = "42P01"
-	stateDuplicateObject   = "42710"
-	stateTooManyConns      = "53300"
-	stateLimitExceeded     = "53400" // configuration limit
-	stateNoPrivilege       = "42501"
-	stateNotAuthorized     = "28000"
-	stateQueryCanceled     = "57014"
-	stateTransactionActive = "25001"
 )
 
 // What an operator can do, per reason.
@@ -87,11 +73,11 @@ func (r *Reader) explain(ctx context.Context, step string, err error) error {
 func (r *Reader) reason(ctx context.Context, err error) string {
 	state := sqlState(err)
 	switch state {
-	case stateObjectInUse:
+	case pgerrcode.ObjectInUse:
 		return outbox.ReasonSlotActive
-	case stateTooManyConns: // walsenders have places of their own
+	case pgerrcode.TooManyConnections: // walsenders have places of their own
 		return outbox.ReasonSendersFull
-	case stateNoPrivilege, stateNotAuthorized:
+	case pgerrcode.InsufficientPrivilege, pgerrcode.InvalidAuthorizationSpecification:
 		return outbox.ReasonNoRight
 	}
 	found, lookErr := r.look(ctx)
@@ -100,11 +86,11 @@ func (r *Reader) reason(ctx context.Context, err error) string {
 		r.log.WarnContext(ctx, "the state of the slot cannot be read", "err", lookErr)
 	case found != "":
 		return found
-	case state == stateUndefinedObject:
+	case state == pgerrcode.UndefinedObject:
 		// Slot and publication are there: the slot is older than the publication.
 		return outbox.ReasonPublication
 	}
-	if state == stateUndefinedObject {
+	if state == pgerrcode.UndefinedObject {
 		return outbox.ReasonSlotMissing
 	}
 	return outbox.ReasonConnection

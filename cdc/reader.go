@@ -70,9 +70,8 @@ type Reader struct {
 	runs    atomic.Int64
 	// settled is what Settled was last told; the reader's goroutine takes it from here.
 	settled atomic.Uint64
-	// position is how far the server has read, heard when it last spoke (Unix ns); both zero outside Run.
-	position atomic.Uint64
-	heard    atomic.Int64
+	// heard is when the server last spoke (Unix ns); zero outside Run.
+	heard atomic.Int64
 }
 
 var _ outbox.Source = (*Reader)(nil)
@@ -142,9 +141,6 @@ func (r *Reader) Settled(end outbox.LSN) {
 	}
 }
 
-// Position implements outbox.Source.
-func (r *Reader) Position() outbox.LSN { return outbox.LSN(r.position.Load()) }
-
 // Run implements outbox.Source. It returns ctx's error once ctx has ended, the error of started, or an *outbox.SlotError.
 // On the way out it tells the server what is settled by then and waits up to a second until the server has let go of
 // the slot.
@@ -158,7 +154,7 @@ func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) erro
 	}
 	// What an earlier Run was told says nothing about the database this one may meet.
 	r.settled.Store(0)
-	defer func() { r.position.Store(0); r.heard.Store(0) }()
+	defer r.heard.Store(0)
 
 	s, err := r.open(ctx, out)
 	if err != nil {

@@ -15,16 +15,15 @@ const (
 	colAggregateID
 	colEventType
 	colPayload
-	colHeaders   // optional from here
-	colCreatedAt //
+	colHeaders // optional
 	columns
 	colOther = columns
 )
 
-// columnNames maps by name: columns may be added, moved and dropped while we stream. part and bytes are generated, and
-// generated columns are not sent.
+// columnNames maps by name: columns may be added, moved and dropped while we stream. created_at is of no use here: what is
+// streamed has the time of its commit. part and bytes are generated, and generated columns are not sent.
 var columnNames = [columns]string{
-	"id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "created_at",
+	"id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers",
 }
 
 // values holds the text of each column of one row, aliasing the receive buffer; nil is NULL.

@@ -192,7 +192,6 @@ func (s *session) copyData(ctx context.Context, b []byte) error {
 func (s *session) receivedTo(p outbox.LSN) {
 	if p > s.received {
 		s.received = p
-		s.r.position.Store(uint64(p))
 	}
 }
 

@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -133,9 +135,9 @@ func (s *Slots) Drop(ctx context.Context) error {
 			return err
 		})
 		switch sqlState(err) {
-		case stateObjectInUse:
+		case pgerrcode.ObjectInUse:
 			continue
-		case stateUndefinedObject:
+		case pgerrcode.UndefinedObject:
 			return nil
 		case "":
 			if err == nil {
@@ -173,7 +175,7 @@ func (s *Slots) Evict(ctx context.Context) error {
 			s.log.WarnContext(ctx, "walsender terminated", "pid", pid)
 			evicted = pid
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -196,25 +198,14 @@ func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
 // named gives an error of the server the reason it stands for, where its SQLSTATE alone says so.
 func (s *Slots) named(err error) error {
 	switch sqlState(err) {
-	case stateObjectInUse:
+	case pgerrcode.ObjectInUse:
 		return slotError(outbox.ReasonSlotActive, err)
-	case stateUndefinedObject:
+	case pgerrcode.UndefinedObject:
 		return slotError(outbox.ReasonSlotMissing, err)
-	case stateNoPrivilege:
+	case pgerrcode.InsufficientPrivilege:
 		return slotError(outbox.ReasonNoRight, err)
-	case stateLimitExceeded:
+	case pgerrcode.ConfigurationLimitExceeded:
 		return slotError(outbox.ReasonSlotsFull, err)
 	}
 	return err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

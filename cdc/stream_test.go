@@ -141,7 +141,7 @@ func TestTableMayChangeWhileItIsStreamed(t *testing.T) {
 	if !slices.Equal(subjects(rows), []string{"1", "2", "3", "4"}) {
 		t.Fatalf("got %v", subjects(rows))
 	}
-	if rows[2].TraceParent() != "x" || string(rows[2].Payload) != `{"n": 3}` || !rows[2].CreatedAt.IsZero() || rows[1].CreatedAt.IsZero() {
+	if rows[2].TraceParent() != "x" || string(rows[2].Payload) != `{"n": 3}` {
 		t.Errorf("third row: %+v", rows[2])
 	}
 	e.db.Exec(t, "ALTER TABLE outbox RENAME COLUMN payload TO body")

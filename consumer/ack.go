@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/pause"
 )
 
 const (
@@ -159,7 +161,7 @@ func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 		err = nil
 	}
 	if n := c.outages.note("ack", "", err); n > 0 {
-		pause(ctx, reconnect(n))
+		pause.For(ctx, reconnect(n))
 		return err
 	}
 	c.lanes.acked(es)

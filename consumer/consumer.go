@@ -159,16 +159,6 @@ func every(ctx context.Context, interval time.Duration, f func(ctx context.Conte
 	}
 }
 
-// pause waits for d or the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
 // outages counts failed calls and logs the first and the end of a row of them, per operation and stream.
 type outages struct {
 	log     *slog.Logger

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/pause"
 )
 
 // errNoLease means that somebody else may read the stream by now.
@@ -145,7 +147,7 @@ func (c *Consumer) readOrdered(ctx context.Context, stream string) {
 	for ctx.Err() == nil {
 		got, err := c.lease(ctx, stream)
 		if err != nil || got == "held" {
-			pause(ctx, min(c.opt.ClaimIdle/10, 500*time.Millisecond))
+			pause.For(ctx, min(c.opt.ClaimIdle/10, 500*time.Millisecond))
 			continue
 		}
 		c.log.Info("lease taken", "stream", stream)
@@ -165,7 +167,7 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 	only := []string{stream}
 	wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
 	for {
-		pause(ctx, c.opt.ClaimIdle/5)
+		pause.For(ctx, c.opt.ClaimIdle/5)
 		if ctx.Err() != nil {
 			return
 		}
@@ -188,14 +190,14 @@ func (c *Consumer) mayRun(stream string) bool { return !c.opt.Ordered || c.lease
 // readLeased reads up to n new entries, if the lease is still ours, and waits for some if there are none.
 func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 	if !r.c.leases.valid(stream) { // this process may just have stood still
-		pause(ctx, leasePause)
+		pause.For(ctx, leasePause)
 		return nil
 	}
 	keys, token := r.c.fence(stream)
 	reply, err := fenced(readScript.Run(ctx, onceScripter{r.c.client}, keys, r.c.opt.Group, r.c.opt.Consumer, token, n))
 	if errors.Is(err, errNoLease) {
 		clear(r.prepared) // somebody may have had it meanwhile
-		pause(ctx, leasePause)
+		pause.For(ctx, leasePause)
 		return nil
 	}
 	if err != nil {

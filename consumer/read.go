@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/pause"
 )
 
 const (
@@ -79,7 +81,7 @@ func (r *reader) run(ctx context.Context) {
 			return
 		}
 		if n := r.c.outages.note("read", r.label(), err); n > 0 {
-			pause(ctx, reconnect(n))
+			pause.For(ctx, reconnect(n))
 		}
 		// A reply may be lost with entries in it; they are ours then, and come before anything newer.
 		clear(r.prepared)

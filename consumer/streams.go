@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/pause"
 )
 
 // discoverEvery is how often new streams are looked for. They are to be found within 5 s.
@@ -75,11 +77,11 @@ func (c *Consumer) discover(ctx context.Context) {
 		}
 		c.dog.answered("", err, time.Now())
 		if n := c.outages.note("discover", "", err); n > 0 {
-			pause(ctx, reconnect(n))
+			pause.For(ctx, reconnect(n))
 			continue
 		}
 		took := time.Since(began)
-		pause(ctx, max(discoverEvery, 10*min(took, last)))
+		pause.For(ctx, max(discoverEvery, 10*min(took, last)))
 		last = took
 	}
 }

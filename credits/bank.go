@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/singleflight"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -385,20 +386,9 @@ func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
 		if time.Now().After(deadline) {
 			return Result{}, a.certain(again)
 		}
-		if err := pause(ctx, wait/2+rand.N(wait)); err != nil {
+		if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil {
 			return Result{}, a.certain(again)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
 }
 

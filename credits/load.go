@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -134,7 +135,7 @@ func (b *Bank) Balance(ctx context.Context, user uuid.UUID) (Balance, error) {
 		if again == nil {
 			return bal, err
 		}
-		if time.Now().After(deadline) || pause(ctx, 20*time.Millisecond) != nil {
+		if time.Now().After(deadline) || pause.For(ctx, 20*time.Millisecond) != nil {
 			return Balance{}, again
 		}
 	}

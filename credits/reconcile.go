@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -132,7 +133,7 @@ func (r *reconciliation) page(ctx context.Context, page []sql.CreditBalance) err
 		r.ledger[b.UserID] = true
 		d, pending, err := r.look(ctx, b, cached[i])
 		for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
-			if err = pause(ctx, reconcilePause); err == nil {
+			if err = pause.For(ctx, reconcilePause); err == nil {
 				d, pending, err = r.again(ctx, b)
 			}
 		}
@@ -342,7 +343,7 @@ func (r *reconciliation) stranger(ctx context.Context, user uuid.UUID) error {
 	b := sql.CreditBalance{CreditAccount: sql.CreditAccount{UserID: user}}
 	d, pending, err := r.again(ctx, &b)
 	for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
-		if err = pause(ctx, reconcilePause); err == nil {
+		if err = pause.For(ctx, reconcilePause); err == nil {
 			d, pending, err = r.again(ctx, &b)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -101,7 +102,7 @@ func (s *Sync) Run(ctx context.Context) error {
 		if len(s.rows) == 0 {
 			wait = max(wait, lookEvery) // nobody uses credits
 		}
-		if wait > 0 && pause(ctx, wait) != nil {
+		if wait > 0 && pause.For(ctx, wait) != nil {
 			break
 		}
 	}

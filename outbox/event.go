@@ -33,8 +33,6 @@ type Event struct {
 	Headers []byte
 	// Time is what the stream entry calls time: the commit time when streamed, the insert time when swept.
 	Time time.Time
-	// CreatedAt is the insert time. It may be zero when the row came through the WAL of a table without that column.
-	CreatedAt time.Time
 }
 
 // rowOverhead is what an event costs beside its variable parts: the struct, its place in queues, an entry id.

@@ -229,16 +229,6 @@ func (r *refusals) fine(stream string) {
 	delete(r.streams, stream)
 }
 
-// wait sleeps for d, give or take a quarter, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(time.Duration(float64(d) * (0.75 + rand.Float64()/2)))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
-
 type metrics struct {
 	batches prometheus.Counter
 	rows    prometheus.Counter

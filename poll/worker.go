@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -57,7 +58,7 @@ func (w *worker) failed(ctx context.Context, err error) error {
 	w.s.log.Debug("sweep is repeated", "err", err)
 	w.close()
 	w.fails = min(max(w.fails*2, failFirst), failMost)
-	wait(ctx, w.fails)
+	pause.About(ctx, w.fails)
 	return nil
 }
 
@@ -112,7 +113,7 @@ func (w *worker) round(ctx context.Context) error {
 		w.scope.Outcome(nil)
 	}
 	w.idle = min(max(w.idle*2, idleFirst), idleMost)
-	wait(ctx, w.idle)
+	pause.About(ctx, w.idle)
 	return nil
 }
 
@@ -134,7 +135,7 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 			return nil
 		}
 		if !ok {
-			wait(ctx, idleFirst)
+			pause.About(ctx, idleFirst)
 			continue
 		}
 		claimed, done, err := w.sweep(ctx, part, target)
@@ -145,7 +146,7 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 		if err != nil {
 			err = w.failed(ctx, err)
 		} else if !claimed && !done {
-			wait(ctx, idleFirst)
+			pause.About(ctx, idleFirst)
 		}
 		if err != nil {
 			return err

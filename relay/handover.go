@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -65,7 +66,7 @@ func (l *leadership) evict(ctx context.Context) error {
 		if err != nil || !st.Active {
 			return err
 		}
-		sleep(ctx, 50*time.Millisecond)
+		pause.For(ctx, 50*time.Millisecond)
 	}
 	l.log.Warn("the slot is held by another walsender; ending it")
 	return l.o.Slots.Evict(ctx)

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"time"
+
+	"posthaste/internal/pause"
 )
 
 const (
@@ -36,7 +38,7 @@ func (l *leadership) keep(ctx context.Context) {
 		}
 		l.countDead(ctx)
 		l.keepStreams(ctx)
-		sleep(ctx, jitter(trimInterval))
+		pause.About(ctx, trimInterval)
 	}
 }
 
@@ -62,7 +64,7 @@ func (l *leadership) keepLosses(ctx context.Context) {
 		if l.uncounted.Swap(false) {
 			l.countLosses(ctx)
 		}
-		sleep(ctx, jitter(trimInterval))
+		pause.About(ctx, trimInterval)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -64,7 +65,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
 			k.relay.log.Debug("slot upkeep", "err", err)
 		}
-		sleep(ctx, keepInterval)
+		pause.For(ctx, keepInterval)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -80,7 +81,7 @@ func (l *leadership) run(ctx context.Context) error {
 		case err != nil:
 			l.log.Warn("phase ended", "phase", p, "err", err)
 			l.failing(err)
-			sleep(ctx, jitter(200*time.Millisecond)) // whatever it was, it may fail as fast the next time
+			pause.About(ctx, 200*time.Millisecond) // whatever it was, it may fail as fast the next time
 		}
 		if p = p.next(ev); p == phaseStandby || p == phaseStopped {
 			l.standDown(ctx, ev)
@@ -195,7 +196,7 @@ func (l *leadership) answered(ctx context.Context, err error) {
 func (l *leadership) adopt(ctx context.Context) (event, error) {
 	st, err := l.state(ctx)
 	if err != nil {
-		sleep(ctx, jitter(200*time.Millisecond))
+		pause.About(ctx, 200*time.Millisecond)
 		return evOver, err
 	}
 	if l.gates != nil && st.Owner != l.gates.owner {
@@ -210,7 +211,7 @@ func (l *leadership) adopt(ctx context.Context) (event, error) {
 		return evOver, err
 	}
 	if err := l.raise(ctx, st); err != nil {
-		sleep(ctx, jitter(200*time.Millisecond))
+		pause.About(ctx, 200*time.Millisecond)
 		return evOver, err
 	}
 	if err := l.refreshBlocks(ctx); err != nil {
@@ -242,7 +243,7 @@ func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err e
 			return false, err
 		}
 		if !l.shared {
-			sleep(ctx, jitter(200*time.Millisecond))
+			pause.About(ctx, 200*time.Millisecond)
 		}
 		if ctx.Err() != nil {
 			return false, ctx.Err()
@@ -569,7 +570,7 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 			}
 			l.unusable(ctx, err)
 			bo.next = min(max(bo.next*2, bo.first), bo.most)
-			due = time.Now().Add(jitter(bo.next))
+			due = time.Now().Add(pause.Jitter(bo.next))
 		default:
 		}
 		if !asking && time.Now().After(due) {
@@ -612,7 +613,7 @@ func (l *leadership) delay() time.Duration {
 	if l.failures == 0 {
 		return 0
 	}
-	return jitter(min(100*time.Millisecond<<min(l.failures, 7), 10*time.Second))
+	return pause.Jitter(min(100*time.Millisecond<<min(l.failures, 7), 10*time.Second))
 }
 
 // unusable notes why the slot cannot be streamed. Events go on by the sweep; whether that is good enough is the desired

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	mrand "math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -139,7 +139,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err != nil {
 			r.log.Warn("relay session ended", "err", err)
 		}
-		sleep(ctx, jitter(500*time.Millisecond))
+		pause.About(ctx, 500*time.Millisecond)
 	}
 	r.enter(phaseStopped, outbox.ReasonStop)
 	return nil
@@ -229,12 +229,12 @@ func (r *Relay) assist(ctx context.Context, locks outbox.LockSession) error {
 	}
 	if st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
 		r.enter(phaseStandby, outbox.ReasonLeadership)
-		sleep(ctx, jitter(500*time.Millisecond))
+		pause.About(ctx, 500*time.Millisecond)
 		return nil
 	}
 	ok, err := locks.TryPipe(ctx, false)
 	if err != nil || !ok {
-		sleep(ctx, jitter(200*time.Millisecond))
+		pause.About(ctx, 200*time.Millisecond)
 		return err
 	}
 	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
@@ -252,7 +252,7 @@ func (r *Relay) assistSweep(ctx context.Context, locks outbox.LockSession, st ou
 	server, err := r.o.Sink.Bind(ctx)
 	defer r.o.Sink.Release()
 	if err != nil || server != st.Sink {
-		sleep(ctx, jitter(200*time.Millisecond))
+		pause.About(ctx, 200*time.Millisecond)
 		return nil //nolint:nilerr // watchSink says it
 	}
 	r.own(st.Owner)
@@ -277,7 +277,7 @@ func (r *Relay) assistSweep(ctx context.Context, locks outbox.LockSession, st ou
 	if err != nil && finished(err) {
 		// The leader adopts anew; until then there is nothing to sweep under.
 		r.log.Debug("sweeping along ended", "err", err)
-		sleep(ctx, jitter(200*time.Millisecond))
+		pause.About(ctx, 200*time.Millisecond)
 		return nil
 	}
 	return err
@@ -439,7 +439,7 @@ func (r *Relay) watchSink(ctx context.Context) {
 		} else {
 			r.health.clear("redis")
 		}
-		sleep(ctx, time.Second)
+		pause.For(ctx, time.Second)
 	}
 }
 
@@ -481,21 +481,6 @@ func newNonce() outbox.Nonce {
 	return n
 }
 
-// sleep waits, or returns early when ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
-
-// jitter spreads d by a quarter either way, so that instances do not act in step.
-func jitter(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.75 + mrand.Float64()/2))
-}
-
 // backoff doubles from first to most, with jitter. The zero value starts at first.
 type backoff struct {
 	first, most, next time.Duration
@@ -503,7 +488,7 @@ type backoff struct {
 
 func (b *backoff) wait(ctx context.Context) {
 	b.next = min(max(b.next*2, b.first), b.most)
-	sleep(ctx, jitter(b.next))
+	pause.About(ctx, b.next)
 }
 
 func (b *backoff) reset() { b.next = 0 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"posthaste/internal/pause"
 )
 
 const (
@@ -100,7 +102,7 @@ func (l *leadership) watch(ctx context.Context) {
 			f = w.untold(time.Now())
 		}
 		l.stand(f)
-		sleep(ctx, watchInterval)
+		pause.For(ctx, watchInterval)
 	}
 }
 

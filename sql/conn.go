@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -57,14 +58,13 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// stateReadOnly is the SQLSTATE of a write that a read-only transaction refuses.
-const stateReadOnly = "25006"
-
 // prepare makes the sessions of cfg what everything here relies on; see session.sql. One that began while nothing could be
 // written would go on like that when the rest of the world has recovered, so it ends with the first refusal.
 func prepare(cfg *pgx.ConnConfig) {
 	goesOn := cfg.OnPgError
-	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool { return goesOn(c, err) && err.Code != stateReadOnly }
+	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool {
+		return goesOn(c, err) && err.Code != pgerrcode.ReadOnlySQLTransaction
+	}
 	cfg.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
 		return c.Exec(ctx, query("session")).Close()
 	}

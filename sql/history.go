@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -77,7 +78,7 @@ func (s *Store) makePartition(ctx context.Context, name string, day time.Time) e
 	}
 	err := s.ddl(ctx, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
 		pgx.Identifier{name}.Sanitize(), day.Format(time.RFC3339), next.Format(time.RFC3339)))
-	if SQLState(err) == "23514" {
+	if SQLState(err) == pgerrcode.CheckViolation {
 		return nil // a row came into the default partition meanwhile
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -96,9 +97,8 @@ func (s *Store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, sinc
 		}
 		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until, id).Scan(&loss.Events, &first, &last)
 	})
-	const canceled = "57014"
 	switch {
-	case SQLState(err) == canceled:
+	case SQLState(err) == pgerrcode.QueryCanceled:
 		loss.Events = -1
 	case err != nil:
 		return fmt.Errorf("count what is lost of %q: %w", loss.Stream, err)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
@@ -82,7 +83,7 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 		if err == nil {
 			return applied, nil
 		}
-		if SQLState(err) != stateLockNotAvailable {
+		if SQLState(err) != pgerrcode.LockNotAvailable {
 			return applied, fmt.Errorf("migrate: %w", err)
 		}
 		log.Warn("a table is in use; trying again", "migration", part.Failed.Source.Path, "err", part.Err)
@@ -94,12 +95,9 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	}
 }
 
-const (
-	// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say): everybody
-	// else waits behind it, a running relay too. migrateRest is how long they are let through before it tries again.
-	migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
-	stateLockNotAvailable    = "55P03"
-)
+// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say): everybody else
+// waits behind it, a running relay too. migrateRest is how long they are let through before it tries again.
+const migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
 
 // createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
 // there is nothing to create, so it is asked for only when needed.
@@ -175,7 +173,7 @@ func CheckWritable(ctx context.Context, db DB) error {
 // writable runs queries/<probe>.sql, a write that writes nothing, for which one needs the rights of the real one.
 func writable(ctx context.Context, db DB, probe, what string) error {
 	_, err := db.Exec(ctx, query(probe))
-	if SQLState(err) == stateReadOnly {
+	if SQLState(err) == pgerrcode.ReadOnlySQLTransaction {
 		return ErrReadOnly
 	}
 	if err != nil {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -107,7 +109,7 @@ func BeginOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (*OrderTx, 
 	if tx.Inserted, err = sendOrder(ctx, conn, b, e != nil); err != nil {
 		tx.Rollback(ctx)
 		var pe *pgconn.PgError
-		if errors.As(err, &pe) && pe.Code == "55P03" {
+		if errors.As(err, &pe) && pe.Code == pgerrcode.LockNotAvailable {
 			err = ErrOrderLocked
 		}
 		return nil, fmt.Errorf("insert order %s: %w", o.ID, err)
@@ -228,18 +230,15 @@ func definite(err error) bool {
 	if !errors.As(err, &pe) {
 		return false
 	}
-	switch {
-	case pe.Code[:2] == "08", pe.Code[:4] == "57P0", pe.Code == "40003":
-		return false
-	}
-	return true
+	// 57P0…: the server, or the backend, was ended.
+	return !pgerrcode.IsConnectionException(pe.Code) && !strings.HasPrefix(pe.Code, "57P0") && pe.Code != pgerrcode.StatementCompletionUnknown
 }
 
 // RetryOrder reports whether a definite failure is worth another attempt at once: Postgres asks for it (deadlock,
 // serialization), or BrokenConnection.
 func RetryOrder(err error) bool {
 	var pe *pgconn.PgError
-	if errors.As(err, &pe) && (pe.Code == "40001" || pe.Code == "40P01") {
+	if errors.As(err, &pe) && (pe.Code == pgerrcode.SerializationFailure || pe.Code == pgerrcode.DeadlockDetected) {
 		return true
 	}
 	return BrokenConnection(err)
@@ -261,8 +260,7 @@ func BrokenConnection(err error) bool {
 	if !errors.As(err, &pe) {
 		return true
 	}
-	// 57P01: the server shuts down, or somebody ended the backend; 25P03: it was idle in its transaction for too long.
-	return pe.Code == "57P01" || pe.Code == "25P03" || pe.Code[:2] == "08"
+	return pe.Code == pgerrcode.AdminShutdown || pe.Code == pgerrcode.IdleInTransactionSessionTimeout || pgerrcode.IsConnectionException(pe.Code)
 }
 
 // OrderByKey returns the user's order under a hashed idempotency key, rejected ones included. Errors: ErrOrderNotFound.

@@ -135,7 +135,7 @@ func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, by
 	for rows.Next() {
 		var r Replayed
 		var wanted bool
-		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.CreatedAt, &r.Stream, &wanted)
+		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.Stream, &wanted)
 		if err != nil {
 			return nil, after, fmt.Errorf("read history: %w", err)
 		}

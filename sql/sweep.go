@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -157,8 +158,7 @@ func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]
 	}
 	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outbox.Event, error) {
 		e := &outbox.Event{}
-		err := row.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.CreatedAt)
-		e.Time = e.CreatedAt
+		err := row.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
 		return e, err
 	})
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
 	headers, streams, entries := make([]*string, n), make([]string, n), make([]string, n)
 	for i, d := range done {
 		e := d.Event
-		seqs[i], ids[i], created[i] = e.Seq, e.ID, e.CreatedAt
+		seqs[i], ids[i], created[i] = e.Seq, e.ID, e.Time
 		types[i], aggregates[i], events[i], payloads[i] = e.AggregateType, e.AggregateID, e.Type, string(e.Payload)
 		streams[i], entries[i] = d.Stream, d.EntryID
 		headers[i] = optional(e.Headers)
@@ -206,7 +206,7 @@ func (s *Sweep) Park(ctx context.Context, tx pgx.Tx, e *outbox.Event, reason, cl
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	_, err := tx.Exec(ctx, query("sweep_park"), e.ID, e.Seq, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), optional(e.Headers),
-		e.CreatedAt, storable(reason), class, attempts)
+		e.Time, storable(reason), class, attempts)
 	if err != nil {
 		return fmt.Errorf("park event %s: %w", e.ID, err)
 	}
@@ -280,9 +280,9 @@ func optional(b []byte) *string {
 // Unreadable reports whether err is about the data of a row: a smaller read may go around it.
 func Unreadable(err error) bool {
 	code := SQLState(err)
-	// 22: data exception; 54: a limit of the program; XX001: data corrupted.
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == "XX001" || OutOfMemory(err)
+	// 22: data exception; 54: a limit of the program.
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted || OutOfMemory(err)
 }
 
 // OutOfMemory reports whether the server had no memory for a statement. A smaller read may need less.
-func OutOfMemory(err error) bool { return SQLState(err) == "53200" }
+func OutOfMemory(err error) bool { return SQLState(err) == pgerrcode.OutOfMemory }

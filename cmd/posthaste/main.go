@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"github.com/jackc/pgerrcode"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
@@ -127,11 +128,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 // mendServer says what helps against a refusal of Postgres, unless the error says so itself.
 func mendServer(err error) string {
-	const insufficientPrivilege, readOnly = "42501", "25006"
 	switch state := sql.SQLState(err); {
-	case state == readOnly, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
+	case state == pgerrcode.ReadOnlySQLTransaction, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
 		return " (point --postgres-url at the primary)"
-	case state == insufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
+	case state == pgerrcode.InsufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
 		return " (run it as a role with this right: docs/operations.md says who needs which)"
 	}
 	return ""

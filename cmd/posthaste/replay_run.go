@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -83,7 +84,7 @@ func (r *replaying) settled(ctx context.Context) error {
 			said = true
 			r.progress.say("waiting for %d transactions that write history to end", len(writers))
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -267,18 +268,7 @@ func (r *replaying) pace(ctx context.Context, n int) error {
 		r.next = now
 	}
 	r.next = r.next.Add(time.Duration(float64(n) / float64(r.rate) * float64(time.Second)))
-	return pause(ctx, time.Until(r.next))
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(max(d, 0))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return pause.For(ctx, time.Until(r.next))
 }
 
 // callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
@@ -312,7 +302,7 @@ func (r *replaying) patiently(ctx context.Context, mend func(err error) string, 
 			failed = true
 			r.progress.say("%v (%s); waiting", oneLine(err), mend(err))
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := pause.For(ctx, wait); err != nil {
 			return err
 		}
 		wait = min(2*wait, 5*time.Second)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/api/admin"
@@ -76,8 +77,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 		return view{}, err
 	}
 	pulse, err := sql.ReadPulse(ctx, pool)
-	const insufficientPrivilege = "42501"
-	if err != nil && sql.SQLState(err) != insufficientPrivilege {
+	if err != nil && sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		return view{}, err
 	}
 	v := view{Status: st}

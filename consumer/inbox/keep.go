@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -154,7 +155,7 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 		})
 	}
 	var gone *pgconn.PgError
-	if errors.As(err, &gone) && gone.Code == "42P01" {
+	if errors.As(err, &gone) && gone.Code == pgerrcode.UndefinedTable {
 		return nil // another process was quicker
 	}
 	if err != nil {

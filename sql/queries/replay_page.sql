@@ -3,7 +3,7 @@
 -- the inner query, or a page with little of it could read all of history. The first condition is what partitions are pruned by.
 SELECT w.published_at, w.seq, w.id, w.aggregate_type, w.aggregate_id, w.event_type,
        CASE WHEN w.wanted THEN w.payload::text END, CASE WHEN w.wanted THEN w.headers::text END,
-       coalesce(w.event_time, w.created_at), w.created_at, w.stream, w.wanted
+       coalesce(w.event_time, w.created_at), w.stream, w.wanted
 FROM (
     SELECT page.*, sum(page.bytes) OVER run - page.bytes AS bytes_before,
            count(*) FILTER (WHERE page.wanted) OVER run - page.wanted::integer AS events_before
