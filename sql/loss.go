@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 		return nil, fmt.Errorf("look what may be lost: %w", err)
 	}
 	if len(list) > 0 {
-		if err := s.awaitWriters(ctx); err != nil {
+		if err := s.awaitSettling(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -71,19 +70,13 @@ func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 // writersTimeout bounds the wait for transactions that settle: an instance that sweeps along waits for its own commit as long.
 const writersTimeout = 20 * time.Second
 
-// awaitWriters waits until those who were writing history have ended, as far as that takes no longer than it may: what they
-// write is not visible yet, and may be lost, too.
-func (s *Store) awaitWriters(ctx context.Context) error {
-	before, err := HistoryWriters(ctx, s.pool)
-	for deadline := time.Now().Add(writersTimeout); err == nil && len(before) > 0 && time.Now().Before(deadline); {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(100 * time.Millisecond):
-		}
-		var now []string
-		now, err = HistoryWriters(ctx, s.pool)
-		before = slices.DeleteFunc(before, func(w string) bool { return !slices.Contains(now, w) })
+// awaitSettling waits for what is settled but not visible yet, because it may be lost, too; but no longer than writersTimeout.
+func (s *Store) awaitSettling(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, writersTimeout)
+	defer cancel()
+	err := AwaitHistoryWriters(bounded, s.pool, func(int) {})
+	if err != nil && bounded.Err() != nil {
+		return ctx.Err()
 	}
 	return err
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
+
+	"posthaste/internal/pause"
 )
 
 //go:embed migrations/*.sql
@@ -86,11 +88,9 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 		if SQLState(err) != pgerrcode.LockNotAvailable {
 			return applied, fmt.Errorf("migrate: %w", err)
 		}
-		log.Warn("a table is in use; trying again", "migration", part.Failed.Source.Path, "err", part.Err)
-		select {
-		case <-ctx.Done():
-			return applied, fmt.Errorf("migrate: %w", ctx.Err())
-		case <-time.After(migrateRest):
+		log.Warn("a table is in use; trying again", "err", err)
+		if err := pause.For(ctx, migrateRest); err != nil {
+			return applied, fmt.Errorf("migrate: %w", err)
 		}
 	}
 }

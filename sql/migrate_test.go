@@ -55,36 +55,41 @@ func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
 	}
 }
 
-// Somebody reads a table for long that a migration changes. Nobody else waits behind the migration for longer than a moment, and
-// it comes when the table is free.
+// Somebody uses a table for long that a migration changes, or the one that notes the migrations. Nobody else waits behind the
+// migration for longer than a moment, and it comes when the table is free.
 func TestAMigrationWaitsItsTurn(t *testing.T) {
 	t.Parallel()
-	d := testenv.Postgres(t)
-	d.Exec(t, "ALTER TABLE relay_state DROP COLUMN sink; DROP TABLE outbox_loss; DELETE FROM posthaste_migrations WHERE version_id = 8")
-	backup, err := d.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = backup.Rollback(context.Background()) }()
-	if _, err := backup.Exec(t.Context(), "SELECT FROM relay_state"); err != nil {
-		t.Fatal(err)
-	}
-	logs := &strings.Builder{}
-	done := make(chan error, 1)
-	go func() {
-		applied, err := sql.Migrate(context.Background(), d.URL, "public", slog.New(slog.NewTextHandler(logs, nil)))
-		if err == nil && !slices.Equal(applied, []int64{8}) {
-			err = fmt.Errorf("applied %v", applied)
-		}
-		done <- err
-	}()
-	waiting(t, d, 1)
-	waiting(t, d, 0) // it has let the others through
-	if err := backup.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil || !strings.Contains(logs.String(), "trying again") {
-		t.Errorf("migrate: %v; %s", err, logs)
+	for name, lock := range map[string]string{"a backup": "SELECT FROM relay_state", "their own": "LOCK TABLE posthaste_migrations"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := testenv.Postgres(t)
+			d.Exec(t, "ALTER TABLE relay_state DROP COLUMN sink; DROP TABLE outbox_loss; DELETE FROM posthaste_migrations WHERE version_id = 8")
+			user, err := d.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = user.Rollback(context.Background()) }()
+			if _, err := user.Exec(t.Context(), lock); err != nil {
+				t.Fatal(err)
+			}
+			logs := &strings.Builder{}
+			done := make(chan error, 1)
+			go func() {
+				applied, err := sql.Migrate(context.Background(), d.URL, "public", slog.New(slog.NewTextHandler(logs, nil)))
+				if err == nil && !slices.Equal(applied, []int64{8}) {
+					err = fmt.Errorf("applied %v", applied)
+				}
+				done <- err
+			}()
+			waiting(t, d, 1)
+			waiting(t, d, 0) // it has let the others through
+			if err := user.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil || !strings.Contains(logs.String(), "trying again") {
+				t.Errorf("migrate: %v; %s", err, logs)
+			}
+		})
 	}
 }
 

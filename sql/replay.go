@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -84,9 +86,29 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 	return now, oldest, err
 }
 
-// HistoryWriters names the transactions that may have written history and are not visible yet. Once none of them is left, every
-// event published before the call is.
-func HistoryWriters(ctx context.Context, db DB) (writers []string, err error) {
+// AwaitHistoryWriters waits until every event published before the call is visible in history: it notes which transactions
+// may have written history and waits for them to end. It calls waiting with how many are left each time it has to wait.
+func AwaitHistoryWriters(ctx context.Context, db DB, waiting func(n int)) error {
+	left, err := historyWriters(ctx, db)
+	for err == nil && len(left) > 0 {
+		waiting(len(left))
+		if err := pause.For(ctx, writersPause); err != nil {
+			return err
+		}
+		var now []string
+		now, err = historyWriters(ctx, db)
+		left = slices.DeleteFunc(left, func(w string) bool { return !slices.Contains(now, w) })
+	}
+	return err
+}
+
+// writersPause is the time between two looks at who writes history.
+const writersPause = 20 * time.Millisecond
+
+// historyWriters names the transactions that may have written history and are not visible yet.
+func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	if err = db.QueryRow(ctx, query("replay_writers")).Scan(&writers); err != nil {
 		err = fmt.Errorf("look who writes history: %w", err)
 	}

@@ -158,37 +158,37 @@ func TestReadHistory(t *testing.T) {
 	}
 }
 
-// Whoever writes history is seen from before the time of his rows until they are visible.
-func TestHistoryWriters(t *testing.T) {
+// Whoever writes history is waited for, until what it settles is visible; whoever reads is not.
+func TestAwaitHistoryWriters(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	pool := replayPool(t, d)
-	writers := func() int {
-		t.Helper()
-		list, err := sql.HistoryWriters(t.Context(), pool)
-		must(t, err)
-		return len(list)
-	}
-	if n := writers(); n != 0 {
-		t.Errorf("%d writers before anybody writes", n)
-	}
+	none := func(n int) { t.Errorf("waits for %d writers, though nobody writes", n) }
+	must(t, sql.AwaitHistoryWriters(t.Context(), pool, none))
 	reading := begin(t, d)
 	var n int
 	must(t, reading.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n))
 	row := insert(t, d, "a")
 	settling, err := relayPool(t, d.URL).Begin(t.Context())
 	must(t, err)
+	defer func() { _ = settling.Rollback(context.Background()) }()
 	var snap string
 	var places []int64
 	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []uuid.UUID{row.ID}, []string{"s"}, []string{""},
 		[]*time.Time{nil}, true).Scan(&snap, &places)
 	must(t, err)
-	if n := writers(); n != 1 || len(places) != 1 {
-		t.Errorf("%d writers while a settling is under way, want 1", n)
+	seen := 0
+	must(t, sql.AwaitHistoryWriters(t.Context(), pool, func(n int) {
+		if seen++; n != 1 || len(places) != 1 {
+			t.Errorf("waits for %d writers, want 1", n)
+		}
+		if seen == 3 {
+			must(t, settling.Commit(t.Context()))
+		}
+	}))
+	if seen < 3 {
+		t.Errorf("gone on after %d looks, before the settling had ended", seen)
 	}
-	must(t, settling.Commit(t.Context()))
-	if n := writers(); n != 0 {
-		t.Errorf("%d writers afterwards", n)
-	}
+	must(t, sql.AwaitHistoryWriters(t.Context(), pool, none))
 	must(t, reading.Rollback(t.Context()))
 }

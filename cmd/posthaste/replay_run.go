@@ -63,31 +63,13 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 
 // settled waits until everything published up to now is visible, so that no event turns up behind the replay's back.
 func (r *replaying) settled(ctx context.Context) error {
-	var writers []string
-	first := true
 	began, said := time.Now(), false
-	for {
-		actx, cancel := context.WithTimeout(ctx, oneShotTimeout)
-		now, err := sql.HistoryWriters(actx, r.pool)
-		cancel()
-		if err != nil {
-			return err
-		}
-		if first {
-			writers, first = now, false
-		}
-		writers = slices.DeleteFunc(writers, func(w string) bool { return !slices.Contains(now, w) })
-		if len(writers) == 0 {
-			return nil
-		}
+	return sql.AwaitHistoryWriters(ctx, r.pool, func(n int) {
 		if !said && time.Since(began) > 2*time.Second {
 			said = true
-			r.progress.say("waiting for %d transactions that write history to end", len(writers))
+			r.progress.say("waiting for %d transactions that write history to end", n)
 		}
-		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
-	}
+	})
 }
 
 // count counts what is selected; -1 if that takes too long.

@@ -13,10 +13,9 @@ func For(ctx context.Context, d time.Duration) error {
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
 	case <-t.C:
-		return nil
 	}
+	return ctx.Err() // also when both came at once
 }
 
 // About is For with d spread by [Jitter].
