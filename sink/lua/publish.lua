@@ -116,8 +116,10 @@ for i = from + 1, count do
 end
 
 batch = table.concat(out)
-redis.call('HSET', gate, field, (failed and '0' or '1') .. batch, 'n', int(n))
-if newest then redis.call('HSET', gate, 'last', newest) end
+-- Events that were there already leave 'last' as it is. An empty one is none: it is not written.
+local state = {field, (failed and '0' or '1') .. batch, 'n', int(n)}
+if newest then state[5], state[6] = 'last', newest end
+redis.call('HSET', gate, unpack(state))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
 if failed then return {'XADD', batch, lost, n, failed} end
