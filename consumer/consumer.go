@@ -26,7 +26,7 @@ type Consumer struct {
 	lanes   *lanes
 	acks    *acks
 	streams *streams
-	leases  leases
+	leases  *leases
 	suspect quarantine
 	workers sync.WaitGroup
 	outages outages
@@ -49,7 +49,7 @@ func New(opt Options) (*Consumer, error) {
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
 		opt: opt, client: opt.Client, log: opt.Log, metrics: m, handler: h, cluster: cluster, self: fmt.Sprintf("%016x", rand.Uint64()),
-		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams),
+		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams), leases: newLeases(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
 	c.dog.stall, c.dog.hang = stallAfter, hangAfter

@@ -26,63 +26,54 @@ const leasePause = 10 * time.Millisecond
 // no further event, though, because it looks at its own clock first; and what the running handler does a second time is
 // what an inbox is for.
 type leases struct {
-	mu    sync.Mutex
-	until map[string]time.Time
-	turns map[string]int
-	// others are the streams that another consumer had when Redis last answered.
-	others map[string]bool
+	mu sync.Mutex
+	of map[string]lease
+}
+
+// lease is what this process knows of one stream's. The zero value is none.
+type lease struct {
+	until time.Time
+	turn  int  // the present one
+	other bool // another consumer had the stream when Redis last answered
+}
+
+func newLeases() *leases { return &leases{of: map[string]lease{}} }
+
+func (l *leases) get(stream string) lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.of[stream]
+}
+
+func (l *leases) change(stream string, f func(*lease)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one := l.of[stream]
+	f(&one)
+	l.of[stream] = one
 }
 
 // answered notes whether another consumer has the stream.
 func (l *leases) answered(stream string, other bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.others == nil {
-		l.others = map[string]bool{}
-	}
-	l.others[stream] = other
+	l.change(stream, func(one *lease) { one.other = other })
 }
 
 // another reports whether another consumer is to read the stream, as far as this one knows.
-func (l *leases) another(stream string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.others[stream]
-}
+func (l *leases) another(stream string) bool { return l.get(stream).other }
 
 func (l *leases) set(stream string, until time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.until == nil {
-		l.until = map[string]time.Time{}
-	}
-	l.until[stream] = until
+	l.change(stream, func(one *lease) { one.until = until })
 }
 
 func (l *leases) valid(stream string) bool { return l.left(stream) > 0 }
 
 // left is how long the lease of stream lasts; not above zero: there is none.
-func (l *leases) left(stream string) time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Until(l.until[stream])
-}
+func (l *leases) left(stream string) time.Duration { return time.Until(l.get(stream).until) }
 
 // turn is the present turn; next begins another one.
-func (l *leases) turn(stream string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.turns[stream]
-}
+func (l *leases) turn(stream string) int { return l.get(stream).turn }
 
-func (l *leases) next(stream string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.turns == nil {
-		l.turns = map[string]int{}
-	}
-	l.turns[stream]++
-}
+func (l *leases) next(stream string) { l.change(stream, func(one *lease) { one.turn++ }) }
 
 // leaseKey is in the stream's slot.
 func leaseKey(stream, group string) string { return "{" + stream + "}:lease:" + group }
