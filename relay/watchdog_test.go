@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -106,7 +107,7 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 		go func() { l.watch(ctx); close(done) }()
 		after := func(d time.Duration, want string) {
 			t.Helper()
-			time.Sleep(d)
+			pause.For(t.Context(), d)
 			synctest.Wait()
 			bad, _ := l.health.lists()
 			if got := strings.Join(bad, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {

@@ -175,12 +175,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+500)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.redis.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		w.redis.Restart(t)
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)

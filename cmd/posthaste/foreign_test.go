@@ -230,10 +230,6 @@ func wide(t *testing.T, d *testenv.Database) *testenv.Database {
 func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
-	hold := func(d *testenv.Database, standby string) {
-		d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
-		d.Exec(t, "SELECT pg_reload_conf()")
-	}
 	for _, during := range []string{"streaming", "toggle", "hand-over"} {
 		w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
 		if during != "streaming" {
@@ -245,7 +241,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		if during == "hand-over" {
 			r.stop()
 		}
-		hold(w.db, "nobody")
+		w.db.Standby(t, "nobody")
 		w.db.WaitHeld(t)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -276,7 +272,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		default:
 			w.entriesAtLeast(120 + 6)
 		}
-		hold(w.db, "")
+		w.db.Standby(t, "")
 		load.Wait()
 		w.oracle.Check(t, load, 30*time.Second)
 		w.waitMode("cdc", 30*time.Second)

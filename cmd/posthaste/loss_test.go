@@ -117,12 +117,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		for range 3 {
 			w.waitCommitted(load, load.Committed()+700) // a sync is under way, nine times in ten
-			if err := w.redis.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.redis.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			w.redis.Restart(t)
 		}
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
@@ -138,12 +133,7 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 		r := w.relayIn(mode)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		w.waitCommitted(load, 300)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.redis.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		w.redis.Restart(t)
 		w.waitCommitted(load, load.Committed()+300)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
@@ -170,12 +160,7 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120})
 		load.Wait()
 		w.oracle.WaitEmpty(t, 20*time.Second)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.redis.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		w.redis.Restart(t)
 		r.waitLogged("looking whether it has lost")
 		w.waitMode(mode, 20*time.Second)
 		if list := w.losses(); len(list) > 0 {
@@ -234,12 +219,7 @@ func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 	second.waitLogged(`"to":"poll"`)
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+300)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.redis.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		w.redis.Restart(t)
 	}
 	w.waitCommitted(load, load.Committed()+300)
 	load.Stop()

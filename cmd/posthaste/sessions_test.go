@@ -69,11 +69,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.waitMode("poll", 20*time.Second)
 	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
-	hold := func(standby string) {
-		w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
-		w.db.Exec(t, "SELECT pg_reload_conf()")
-	}
-	hold("nobody")
+	w.db.Standby(t, "nobody")
 	w.db.WaitHeld(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72})
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -105,7 +101,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.desire("auto")
 	w.spawn("relay", "--wal-budget=64MiB")
 	w.waitMode("cdc", 30*time.Second)
-	hold("")
+	w.db.Standby(t, "")
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
 }
@@ -125,11 +121,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.relayIn("cdc", budget).stop()
 			w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
 			w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
-			hold := func(standby string) {
-				w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
-				w.db.Exec(t, "SELECT pg_reload_conf()")
-			}
-			hold("nobody")
+			w.db.Standby(t, "nobody")
 			w.db.WaitHeld(t)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -167,7 +159,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 				}
 				return nil
 			})
-			hold("")
+			w.db.Standby(t, "")
 			load.Wait()
 			w.oracle.Check(t, load, 30*time.Second)
 			w.waitMode("cdc", 30*time.Second)
@@ -184,11 +176,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	r := w.relayIn("cdc")
 	r.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
-	hold := func(standby string) {
-		w.db.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = '"+standby+"'")
-		w.db.Exec(t, "SELECT pg_reload_conf()")
-	}
-	hold("nobody")
+	w.db.Standby(t, "nobody")
 	w.db.WaitHeld(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -222,7 +210,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 		}
 		return nil
 	})
-	hold("")
+	w.db.Standby(t, "")
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
 	w.waitMode("cdc", 30*time.Second)

@@ -257,6 +257,17 @@ type RedisServer struct {
 	Client *redis.Client
 }
 
+// Restart kills the server and starts it again with what it has on its disk.
+func (r *RedisServer) Restart(tb testing.TB) {
+	tb.Helper()
+	if err := r.Kill(); err != nil {
+		tb.Fatal(err)
+	}
+	if err := r.Start(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // kept makes a Redis lose nothing when it is killed, which is what tests do to it: what it has answered is the kernel's by
 // then. With everysec it holds writes back while an fsync is under way, answered all the same. The machine never crashes.
 const kept = "appendfsync no"
@@ -346,6 +357,13 @@ func Root(tb testing.TB) string {
 	}
 	tb.Fatal("no go.mod above the test")
 	return ""
+}
+
+// Standby sets the server's synchronous_standby_names: commits wait for a standby that is not there, or, with "", for none.
+func (d *Database) Standby(tb testing.TB, name string) {
+	tb.Helper()
+	d.Exec(tb, "ALTER SYSTEM SET synchronous_standby_names = '"+name+"'")
+	d.Exec(tb, "SELECT pg_reload_conf()")
 }
 
 // WaitHeld waits until a commit that asks for synchronous replication is held back: the server notices a change of
