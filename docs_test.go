@@ -204,11 +204,11 @@ func TestDocsMachine(t *testing.T) {
 	t.Parallel()
 	source := read(t, "relay/machine.go")
 	value := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|ev)[A-Z]\w*) +(?:phase|event) = "(\w+)"`).FindAllStringSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|on)[A-Z]\w*) +(?:phase|transition) = "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		value[m[1]] = m[2]
 	}
 	var want, have []string
-	for _, m := range regexp.MustCompile(`\{(phase\w+), (ev\w+), (phase\w+)\}`).FindAllStringSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`\{(phase\w+), (on\w+), (phase\w+)\}`).FindAllStringSubmatch(source, -1) {
 		want = append(want, value[m[1]]+" --> "+value[m[3]]+": "+value[m[2]])
 	}
 	for _, m := range fencePattern.FindAllStringSubmatch(read(t, "docs/architecture.md"), -1) {

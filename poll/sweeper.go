@@ -4,11 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"posthaste/internal/poison"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
@@ -29,8 +29,6 @@ const (
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure, outside any transaction.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
-	// poisonAttempts is how often an event refused for its own sake is tried before it is parked.
-	poisonAttempts = 3
 )
 
 // Options are what a Sweeper needs.
@@ -59,7 +57,7 @@ type Sweeper struct {
 	metrics *metrics
 
 	// refused remembers, over transactions, what the sink refuses.
-	refused refusals
+	refused poison.Refusals
 	// rows is how many rows the next batch of each part takes: fewer after one that failed.
 	rows [outbox.Parts]atomic.Int64
 }
@@ -176,57 +174,6 @@ func (q *queue) give(part int, done bool) {
 	if !done {
 		q.waiting = append(q.waiting, part)
 	}
-}
-
-// refusals counts how often events were refused, and knows the streams that refuse every event.
-type refusals struct {
-	mu sync.Mutex
-	// streams has the streams that refused an event since their last batch without one.
-	streams map[string]*refusal
-}
-
-type refusal struct {
-	tries map[uuid.UUID]int
-	// parked is set when an event was parked: the next ones need not be tried as often.
-	parked bool
-}
-
-// park reports whether an event that was refused again is to be parked now, and after how many attempts. They count on
-// until settled: what is to be parked may still be rolled back.
-func (r *refusals) park(stream string, p *outbox.PoisonError) (int, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.streams == nil {
-		r.streams = map[string]*refusal{}
-	}
-	s := r.streams[stream]
-	if s == nil {
-		s = &refusal{tries: map[uuid.UUID]int{}}
-		r.streams[stream] = s
-	}
-	s.tries[p.ID]++
-	n := s.tries[p.ID]
-	if n < poisonAttempts && !s.parked {
-		return n, false
-	}
-	s.parked = true
-	return n, true
-}
-
-// settled forgets the attempts of an event that is parked for good.
-func (r *refusals) settled(stream string, id uuid.UUID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s := r.streams[stream]; s != nil {
-		delete(s.tries, id)
-	}
-}
-
-// fine forgets that a stream refused events.
-func (r *refusals) fine(stream string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.streams, stream)
 }
 
 type metrics struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"posthaste/internal/poison"
 	"slices"
 	"time"
 
@@ -294,7 +295,7 @@ func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, 
 	byStream := map[string][]*outbox.Event{}
 	for _, e := range events {
 		if blocker := c.w.scope.Blocked(e); blocker != "" {
-			out.parked = append(out.parked, parked{e, errors.New("waits for parked event " + blocker), "blocked", 0})
+			out.parked = append(out.parked, parked{e, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0})
 			continue
 		}
 		name := outbox.StreamName(c.w.s.o.Prefix, e.AggregateType)
@@ -314,16 +315,6 @@ func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, 
 		}
 	}
 	return nil
-}
-
-// behind tells, with block-key, which events have to wait for e when it is parked.
-func (c *claim) behind(e *outbox.Event) func(*outbox.Event) bool {
-	if !c.w.scope.BlockKey {
-		return nil
-	}
-	return func(o *outbox.Event) bool {
-		return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
-	}
 }
 
 func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.Event, out *outcome) error {
@@ -350,18 +341,19 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 		if err == nil {
 			break
 		}
-		var poison *outbox.PoisonError
-		if !errors.As(err, &poison) {
+		var refused *outbox.PoisonError
+		if !errors.As(err, &refused) {
 			return err
 		}
-		tries, park := w.s.refused.park(stream, poison)
+		tries, park := w.s.refused.Refused(stream, refused.ID)
 		if !park {
 			return err
 		}
-		out.parked = append(out.parked, parked{events[poison.Index], poison.Err, poison.Class, tries})
-		skipped[poison.Index] = true
-		for _, i := range d.Skip(c.behind(events[poison.Index])) {
-			out.parked = append(out.parked, parked{events[i], errors.New("waits for parked event " + events[poison.Index].ID.String()), "blocked", 0})
+		e := events[refused.Index]
+		out.parked = append(out.parked, parked{e, refused.Err, refused.Class, tries})
+		skipped[refused.Index] = true
+		for _, i := range d.Skip(poison.Behind(e, w.scope.BlockKey)) {
+			out.parked = append(out.parked, parked{events[i], errors.New(poison.WaitsFor(e.ID.String())), poison.ClassBlocked, 0})
 			skipped[i] = true
 		}
 	}
@@ -374,7 +366,7 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 		out.done = append(out.done, sql.Published{Event: e, Stream: stream, EntryID: receipt.EntryIDs[i]})
 	}
 	if len(skipped) == 0 {
-		w.s.refused.fine(stream)
+		w.s.refused.Accepted(stream)
 	}
 	out.groups = append(out.groups, g)
 	out.marks = append(out.marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: receipt.Number})
@@ -421,7 +413,7 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 		w.scope.Published(g.stream, g.events, g.suppressed)
 	}
 	for _, p := range out.parked {
-		w.s.refused.settled(outbox.StreamName(w.s.o.Prefix, p.event.AggregateType), p.event.ID)
+		w.s.refused.Parked(outbox.StreamName(w.s.o.Prefix, p.event.AggregateType), p.event.ID)
 		w.scope.Parked(p.event, p.err)
 	}
 	w.s.metrics.batches.Inc()

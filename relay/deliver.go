@@ -3,18 +3,19 @@ package relay
 import (
 	"context"
 	"errors"
+	"posthaste/internal/poison"
 	"time"
 
 	"posthaste/outbox"
 )
 
 // publish puts rows into their streams, in order, and notes in f what there is to settle.
-func (s *stream) publish(intake, work context.Context, rows []*outbox.Row, f *flight) error {
+func (s *stream) publish(sp span, rows []*outbox.Row, f *flight) error {
 	var order []string
 	byStream := map[string][]*outbox.Row{}
 	for _, r := range rows {
 		if blocker := s.l.blocks.blocker(&r.Event); blocker != "" {
-			if err := s.park(intake, r, classBlocked, waitsFor(blocker), 0, nil); err != nil {
+			if err := s.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
 				return err
 			}
 			continue
@@ -26,7 +27,7 @@ func (s *stream) publish(intake, work context.Context, rows []*outbox.Row, f *fl
 		byStream[name] = append(byStream[name], r)
 	}
 	for _, name := range order {
-		if err := s.publishTo(intake, work, name, byStream[name], f); err != nil {
+		if err := s.publishTo(sp, name, byStream[name], f); err != nil {
 			return err
 		}
 	}
@@ -34,7 +35,7 @@ func (s *stream) publish(intake, work context.Context, rows []*outbox.Row, f *fl
 }
 
 // publishTo publishes the rows of one stream.
-func (s *stream) publishTo(intake, work context.Context, name string, rows []*outbox.Row, f *flight) error {
+func (s *stream) publishTo(sp span, name string, rows []*outbox.Row, f *flight) error {
 	ln := s.lane(name)
 	ln.tell()
 	events := make([]*outbox.Event, len(rows))
@@ -42,7 +43,7 @@ func (s *stream) publishTo(intake, work context.Context, name string, rows []*ou
 		events[i] = &r.Event
 	}
 	d := ln.pub.Deliver(events)
-	receipt, parked, err := s.deliver(intake, work, name, d, rows)
+	receipt, parked, err := s.deliver(sp, name, d, rows)
 	if err != nil {
 		return err
 	}
@@ -111,41 +112,38 @@ func (s *stream) tellSettled(ctx context.Context) {
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
 // attempts; everything else is repeated for as long as the intake lasts.
-func (s *stream) deliver(intake, work context.Context, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool, error) {
+func (s *stream) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool, error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
-	attempts := map[int]int{}
 	parked := map[int]bool{}
 	for {
-		actx, cancel := context.WithTimeout(work, publishTimeout)
+		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
 		receipt, err := d.Publish(actx)
 		cancel()
 		s.l.publishOutcome(err)
 		s.sinkFailing.Store(err != nil)
-		var poison *outbox.PoisonError
+		var refused *outbox.PoisonError
 		switch {
 		case err == nil:
 			if len(parked) == 0 {
-				delete(s.refusing, name)
+				s.refused.Accepted(name)
 			}
 			return receipt, parked, nil
 		case finished(err):
 			return outbox.Receipt{}, nil, err
-		case errors.As(err, &poison):
-			attempts[poison.Index]++
-			// A stream that has refused an event refuses the next one too, as a rule: nobody waits for it twice.
-			if attempts[poison.Index] >= poisonAttempts || s.refusing[name] {
-				s.refusing[name] = true
-				if err := s.giveUp(intake, d, rows, poison, attempts[poison.Index], parked); err != nil {
+		case errors.As(err, &refused):
+			if attempts, park := s.refused.Refused(name, refused.ID); park {
+				if err := s.giveUp(sp.intake, d, rows, refused, attempts, parked); err != nil {
 					return outbox.Receipt{}, nil, err
 				}
+				s.refused.Parked(name, refused.ID)
 				bo.reset()
 				continue
 			}
 		}
-		bo.wait(intake)
+		bo.wait(sp.intake)
 		// A mode change cancels the repetition: what may have been published becomes doubt.
-		if intake.Err() != nil || work.Err() != nil {
-			return outbox.Receipt{}, nil, context.Cause(intake)
+		if sp.intake.Err() != nil || sp.work.Err() != nil {
+			return outbox.Receipt{}, nil, context.Cause(sp.intake)
 		}
 	}
 }
@@ -164,18 +162,13 @@ func (s *stream) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.R
 		}
 	}
 	for _, i := range d.Skip(also) {
-		if err := s.park(ctx, rows[i], classBlocked, waitsFor(r.ID.String()), 0, nil); err != nil {
+		if err := s.park(ctx, rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
 			return err
 		}
 		parked[i] = true
 	}
 	return nil
 }
-
-// classBlocked is the class of an event that was parked because of another one.
-const classBlocked = "blocked"
-
-func waitsFor(id string) string { return "waits for parked event " + id }
 
 // park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
 func (s *stream) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {

@@ -20,6 +20,6 @@
 //
 // # An orderly stop
 //
-// Two contexts go through the stream: the intake ends first, and nothing new is taken; the work under way may last a little
-// longer, to publish and settle what was taken. Leadership that is lost ends both at once.
+// Two contexts go through the stream, a span: the intake ends first, and nothing new is taken; the work under way may last a
+// little longer, to publish and settle what was taken. Leadership that is lost ends both at once.
 package relay

@@ -11,18 +11,18 @@ import (
 )
 
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
-func (l *leadership) handOver(ctx context.Context) (event, error) {
+func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	drain := func() error {
 		return l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) })
 	}
-	refuse := func(err error) (event, error) {
+	refuse := func(err error) (transition, error) {
 		var fenced *outbox.FencedError
 		if errors.Is(err, errToggled) || errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
 			return l.over(err)
 		}
 		l.failures++
 		l.unusable(ctx, err)
-		return evNotReady, err
+		return onNotReady, err
 	}
 	// The bulk first, so that the exact part is short.
 	if err := drain(); err != nil {
@@ -55,7 +55,7 @@ func (l *leadership) handOver(ctx context.Context) (event, error) {
 		}
 		l.noted = max(l.noted, lsn)
 	}
-	return evReady, nil
+	return onReady, nil
 }
 
 // evict frees the slot from another walsender: an earlier stream of ours that the server is still ending, or a dead

@@ -15,55 +15,55 @@ const (
 	phaseStopped  phase = "stopped"
 )
 
-// event is why a phase ended.
-type event string
+// transition is why a phase ended.
+type transition string
 
 const (
-	evLed        event = "led"         // the leader lock is ours
-	evWantPoll   event = "want_poll"   // adopted, and polling is wanted or the pipe is shared
-	evWantStream event = "want_stream" // adopted, alone on the pipe
-	evUsable     event = "usable"      // slot and publication are as they should be
-	evReady      event = "ready"       // swept; the slot may be streamed
-	evNotReady   event = "not_ready"   // the slot refused, or older transactions hold
-	evOver       event = "over"        // toggle, slot error, audit, budget, gap: adopt again, whatever it was
-	evLost       event = "lost"        // leadership is gone
-	evStop       event = "stop"        // the process was asked to stop
+	onLed        transition = "led"         // the leader lock is ours
+	onWantPoll   transition = "want_poll"   // adopted, and polling is wanted or the pipe is shared
+	onWantStream transition = "want_stream" // adopted, alone on the pipe
+	onUsable     transition = "usable"      // slot and publication are as they should be
+	onReady      transition = "ready"       // swept; the slot may be streamed
+	onNotReady   transition = "not_ready"   // the slot refused, or older transactions hold
+	onOver       transition = "over"        // toggle, slot error, audit, budget, gap: adopt again, whatever it was
+	onLost       transition = "lost"        // leadership is gone
+	onStop       transition = "stop"        // the process was asked to stop
 )
 
 // machine is the whole mode machine. Every way out of a phase in which something was published leads through adopt:
 // what was published and not settled becomes the doubt set, and is not published again.
 var machine = []struct {
 	from phase
-	on   event
+	on   transition
 	to   phase
 }{
-	{phaseStandby, evLed, phaseAdopt},
-	{phaseAdopt, evWantPoll, phasePoll},
-	{phaseAdopt, evWantStream, phaseSweep},
-	{phaseAdopt, evOver, phaseAdopt},
-	{phasePoll, evOver, phaseAdopt},
-	{phaseSweep, evUsable, phaseHandover},
-	{phaseSweep, evOver, phaseAdopt},
-	{phaseHandover, evReady, phaseStream},
-	{phaseHandover, evNotReady, phaseSweep},
-	{phaseHandover, evOver, phaseAdopt},
-	{phaseStream, evOver, phaseAdopt},
+	{phaseStandby, onLed, phaseAdopt},
+	{phaseAdopt, onWantPoll, phasePoll},
+	{phaseAdopt, onWantStream, phaseSweep},
+	{phaseAdopt, onOver, phaseAdopt},
+	{phasePoll, onOver, phaseAdopt},
+	{phaseSweep, onUsable, phaseHandover},
+	{phaseSweep, onOver, phaseAdopt},
+	{phaseHandover, onReady, phaseStream},
+	{phaseHandover, onNotReady, phaseSweep},
+	{phaseHandover, onOver, phaseAdopt},
+	{phaseStream, onOver, phaseAdopt},
 }
 
 // next returns the phase that follows. Losing leadership and stopping lead out of every phase.
-func (p phase) next(e event) phase {
-	switch e {
-	case evLost:
+func (p phase) next(t transition) phase {
+	switch t {
+	case onLost:
 		return phaseStandby
-	case evStop:
+	case onStop:
 		return phaseStopped
 	}
-	for _, t := range machine {
-		if t.from == p && t.on == e {
-			return t.to
+	for _, m := range machine {
+		if m.from == p && m.on == t {
+			return m.to
 		}
 	}
-	panic("relay: no transition from " + string(p) + " on " + string(e))
+	panic("relay: no transition from " + string(p) + " on " + string(t))
 }
 
 // mode is what the phase is called outside: in relay_state, in metrics and in the status.

@@ -9,8 +9,8 @@ import (
 )
 
 // outcomes are the events a phase can end with, beside those that end every phase.
-func outcomes(p phase) []event {
-	out := []event{evLost, evStop}
+func outcomes(p phase) []transition {
+	out := []transition{onLost, onStop}
 	for _, t := range machine {
 		if t.from == p {
 			out = append(out, t.on)
@@ -25,7 +25,7 @@ func outcomes(p phase) []event {
 func TestMachineNeverPublishesWithoutAdoption(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		p := phaseStandby.next(evLed)
+		p := phaseStandby.next(onLed)
 		adopted, streamed := false, false
 		for range 60 {
 			switch p {
@@ -42,13 +42,13 @@ func TestMachineNeverPublishesWithoutAdoption(t *testing.T) {
 				streamed = true
 			case phaseStandby:
 				adopted, streamed = false, false
-				p = p.next(evLed)
+				p = p.next(onLed)
 				continue
 			case phaseStopped:
 				return
 			}
 			before := p
-			p = p.next(rapid.SampledFrom(outcomes(p)).Draw(t, "event"))
+			p = p.next(rapid.SampledFrom(outcomes(p)).Draw(t, "transition"))
 			if p == phaseStream && before != phaseHandover {
 				t.Fatalf("stream entered from %s", before)
 			}
@@ -76,7 +76,7 @@ func TestMachineTableIsComplete(t *testing.T) {
 	}
 	type edge struct {
 		from phase
-		on   event
+		on   transition
 	}
 	edges := map[edge]bool{}
 	for _, tr := range machine {
@@ -102,5 +102,5 @@ func TestMachinePanicsOnWhatItDoesNotKnow(t *testing.T) {
 			t.Error("a transition that is not in the table was taken")
 		}
 	}()
-	phaseStream.next(evReady)
+	phaseStream.next(onReady)
 }

@@ -21,10 +21,10 @@ const (
 
 // settleLoop settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
-func (s *stream) settleLoop(intake, work context.Context) error {
+func (s *stream) settleLoop(sp span) error {
 	for f := range s.flights {
 		f = s.collect(f)
-		if err := s.settle(intake, work, f); err != nil {
+		if err := s.settle(sp, f); err != nil {
 			s.fail(err)           // first: only that ends the publisher, whose end the next line waits for
 			for range s.flights { //nolint:revive // let the publisher come to its end
 			}
@@ -55,25 +55,25 @@ func (s *stream) collect(f *flight) *flight {
 	return f
 }
 
-func (s *stream) settle(intake, work context.Context, f *flight) error {
+func (s *stream) settle(sp span, f *flight) error {
 	began := time.Now()
 	retry := func(step string, call func(ctx context.Context) error) error {
 		bo := backoff{first: 20 * time.Millisecond, most: time.Second}
 		for {
-			actx, cancel := context.WithTimeout(work, 2*publishTimeout)
+			actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
 			err := call(actx)
 			cancel()
 			if err == nil {
 				return nil
 			}
-			if finished(err) || intake.Err() != nil || work.Err() != nil {
+			if finished(err) || sp.intake.Err() != nil || sp.work.Err() != nil {
 				return wrap(step, err)
 			}
 			s.l.log.Debug("settling is repeated", "step", step, "err", err)
 			if time.Since(began) > patience && s.l.health.fail(conditionSettle, step+": "+err.Error()) {
 				s.l.log.Warn("what is published cannot be settled; it is repeated", "step", step, "err", err)
 			}
-			bo.wait(intake)
+			bo.wait(sp.intake)
 		}
 	}
 	marks := lastMarks(f.marks)
@@ -84,7 +84,7 @@ func (s *stream) settle(intake, work context.Context, f *flight) error {
 		}
 	}
 	if len(f.items) > 0 {
-		if err := s.remove(work, retry, f.items); err != nil {
+		if err := s.remove(sp.work, retry, f.items); err != nil {
 			return err
 		}
 	}

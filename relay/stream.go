@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"posthaste/internal/poison"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,8 +17,6 @@ const (
 	// gulpRows and gulpBytes bound what the publisher takes at once.
 	gulpRows  = 2000
 	gulpBytes = 4 << 20
-	// poisonAttempts is how often an event that is refused for its own sake is tried before it is parked.
-	poisonAttempts = 3
 	// goodStream is how long a stream must have run for the next hand-over to come without delay.
 	goodStream = 10 * time.Second
 )
@@ -37,8 +36,7 @@ type stream struct {
 	handoverOf  map[string]outbox.LSN
 	maxHandover outbox.LSN
 	lanes       map[string]*lane // publisher only
-	// refusing are the streams that refused an event and have taken none since. Publisher only.
-	refusing map[string]bool
+	refused     poison.Refusals
 	// running is set when H is known and the stream is being read.
 	running atomic.Bool
 	since   time.Time // of running; written before it
@@ -64,6 +62,10 @@ type lane struct {
 	told    int64        // batch number, publisher only
 }
 
+// span is the two contexts of an orderly stop: while intake lasts, new work is taken; while work lasts, what was taken is
+// finished. Work never ends before intake has, and neither ends without a cause.
+type span struct{ intake, work context.Context }
+
 // flight is what was published and waits to be settled.
 type flight struct {
 	items  []outbox.Settlement
@@ -77,11 +79,11 @@ type flight struct {
 var errSourceEnded = errors.New("the source ended")
 
 // stream streams until something ends it, then settles what was published, as far as that is possible.
-func (l *leadership) stream(ctx context.Context) (event, error) {
+func (l *leadership) stream(ctx context.Context) (transition, error) {
 	began := time.Now()
 	s := &stream{
 		l: l, gates: l.gates, window: l.window, chunks: make(chan outbox.Chunk, 4), flights: make(chan *flight, 4096),
-		handoverOf: map[string]outbox.LSN{}, lanes: map[string]*lane{}, refusing: map[string]bool{}, seqs: map[int64]struct{}{},
+		handoverOf: map[string]outbox.LSN{}, lanes: map[string]*lane{}, seqs: map[int64]struct{}{},
 	}
 	l.gates.fresh = s.meet
 	err := s.run(ctx)
@@ -104,18 +106,18 @@ func (l *leadership) stream(ctx context.Context) (event, error) {
 	switch {
 	case errors.Is(err, errToggled):
 		l.reason, l.failures = outbox.ReasonToggle, 0
-		return evOver, nil
+		return onOver, nil
 	case errors.Is(err, outbox.ErrSuperseded):
-		return evLost, err
+		return onLost, err
 	case ctx.Err() != nil:
-		return evOver, nil // run knows better
+		return onOver, nil // run knows better
 	}
 	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
 	var se *outbox.SlotError
 	if errors.As(err, &se) {
 		l.unusable(ctx, err)
 	}
-	return evOver, nil
+	return onOver, nil
 }
 
 // run returns the cause of the stream's end.
@@ -125,6 +127,7 @@ func (s *stream) run(ctx context.Context) error {
 	s.fail = fail
 	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopWork(nil)
+	sp := span{intake, work}
 	source, stopSource := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSource()
 	s.l.keeper.onExhausted(func() {
@@ -143,12 +146,12 @@ func (s *stream) run(ctx context.Context) error {
 	})
 	working.Go(func() {
 		defer close(s.flights)
-		if err := s.publishLoop(intake, work); err != nil {
+		if err := s.publishLoop(sp); err != nil {
 			fail(err)
 		}
 	})
 	working.Go(func() {
-		if err := s.settleLoop(intake, work); err != nil {
+		if err := s.settleLoop(sp); err != nil {
 			fail(err)
 			stopWork(err) // without settling there is no use in publishing on
 		}
@@ -231,7 +234,7 @@ func (s *stream) meet(ctx context.Context, stream string) error {
 }
 
 // publishLoop takes what the reader delivers until the intake ends.
-func (s *stream) publishLoop(intake, work context.Context) error {
+func (s *stream) publishLoop(sp span) error {
 	forgotten := outbox.LSN(0)
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
@@ -239,10 +242,10 @@ func (s *stream) publishLoop(intake, work context.Context) error {
 		var rows []*outbox.Row
 		var position outbox.LSN
 		select {
-		case <-intake.Done():
+		case <-sp.intake.Done():
 			return nil
 		case <-flush.C:
-			s.tellSettled(work)
+			s.tellSettled(sp.work)
 			continue
 		case c, ok := <-s.chunks:
 			if !ok {
@@ -250,14 +253,14 @@ func (s *stream) publishLoop(intake, work context.Context) error {
 			}
 			rows, position = s.gulp(c)
 		}
-		if err := s.processAll(intake, work, rows); err != nil {
+		if err := s.processAll(sp, rows); err != nil {
 			return err
 		}
 		if position != 0 {
 			s.passed.Store(uint64(position))
 		}
 		if passed := outbox.LSN(s.passed.Load()); passed >= s.maxHandover && forgotten < s.maxHandover {
-			if s.forgetDoubt(work) {
+			if s.forgetDoubt(sp.work) {
 				forgotten = s.maxHandover
 			}
 		}
@@ -302,7 +305,7 @@ func (s *stream) forgetDoubt(ctx context.Context) bool {
 }
 
 // processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is published.
-func (s *stream) processAll(intake, work context.Context, rows []*outbox.Row) error {
+func (s *stream) processAll(sp span, rows []*outbox.Row) error {
 	maxRows, maxBytes := max(s.window.maxEvents/2, 1), max(s.window.maxBytes/2, 1)
 	for len(rows) > 0 {
 		n, bytes := 0, 0
@@ -310,7 +313,7 @@ func (s *stream) processAll(intake, work context.Context, rows []*outbox.Row) er
 			bytes += rows[n].Size()
 			n++
 		}
-		if err := s.process(intake, work, rows[:n]); err != nil {
+		if err := s.process(sp, rows[:n]); err != nil {
 			return err
 		}
 		rows = rows[n:]
@@ -319,7 +322,7 @@ func (s *stream) processAll(intake, work context.Context, rows []*outbox.Row) er
 }
 
 // process publishes one piece and hands it to the settler.
-func (s *stream) process(intake, work context.Context, rows []*outbox.Row) error {
+func (s *stream) process(sp span, rows []*outbox.Row) error {
 	f := &flight{}
 	events := rows[:0:0]
 	for _, r := range rows {
@@ -333,15 +336,15 @@ func (s *stream) process(intake, work context.Context, rows []*outbox.Row) error
 	}
 	f.events = len(events)
 	if len(events) > 0 {
-		if err := s.window.acquire(intake, f.events, f.bytes); err != nil {
-			return context.Cause(intake)
+		if err := s.window.acquire(sp.intake, f.events, f.bytes); err != nil {
+			return context.Cause(sp.intake)
 		}
 		s.taken(f.seqs)
-		owed, err := s.owed(intake, events)
+		owed, err := s.owed(sp.intake, events)
 		if err != nil {
 			return err
 		}
-		if err := s.publish(intake, work, owed, f); err != nil {
+		if err := s.publish(sp, owed, f); err != nil {
 			return err
 		}
 	}
@@ -351,8 +354,8 @@ func (s *stream) process(intake, work context.Context, rows []*outbox.Row) error
 	select {
 	case s.flights <- f:
 		return nil
-	case <-work.Done():
-		return context.Cause(work)
+	case <-sp.work.Done():
+		return context.Cause(sp.work)
 	}
 }
 

@@ -67,24 +67,24 @@ func (l *leadership) run(ctx context.Context) error {
 	wg.Go(func() { l.watch(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 
-	p := phaseStandby.next(evLed)
+	p := phaseStandby.next(onLed)
 	for {
 		l.enter(p, l.reason)
-		ev, err := l.do(ctx, p)
+		t, err := l.do(ctx, p)
 		switch {
 		case ctx.Err() != nil && errors.Is(context.Cause(ctx), errLockLost):
-			ev = evLost
+			t = onLost
 		case ctx.Err() != nil:
-			ev = evStop
+			t = onStop
 		case errors.Is(err, outbox.ErrSuperseded):
-			ev = evLost
+			t = onLost
 		case err != nil:
 			l.log.Warn("phase ended", "phase", p, "err", err)
 			l.failing(err)
 			pause.About(ctx, 200*time.Millisecond) // whatever it was, it may fail as fast the next time
 		}
-		if p = p.next(ev); p == phaseStandby || p == phaseStopped {
-			l.standDown(ctx, ev)
+		if p = p.next(t); p == phaseStandby || p == phaseStopped {
+			l.standDown(ctx, t)
 			if err == nil {
 				err = context.Cause(ctx)
 			}
@@ -93,7 +93,7 @@ func (l *leadership) run(ctx context.Context) error {
 	}
 }
 
-func (l *leadership) do(ctx context.Context, p phase) (event, error) {
+func (l *leadership) do(ctx context.Context, p phase) (transition, error) {
 	switch p {
 	case phaseAdopt:
 		return l.adopt(ctx)
@@ -132,14 +132,14 @@ func (l *leadership) working() {
 }
 
 // standDown records, as far as that is still possible, that nobody is active.
-func (l *leadership) standDown(ctx context.Context, ev event) {
+func (l *leadership) standDown(ctx context.Context, t transition) {
 	reason := outbox.ReasonLeadership
-	if ev == evStop {
+	if t == onStop {
 		reason = outbox.ReasonStop
 	}
 	l.switched(l.mode, outbox.ModeStandby, reason)
 	l.enter(phaseStandby, reason)
-	if ev == evStop && l.gates != nil {
+	if t == onStop && l.gates != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, "")
@@ -193,34 +193,34 @@ func (l *leadership) answered(ctx context.Context, err error) {
 
 // adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
 // table before that is complete.
-func (l *leadership) adopt(ctx context.Context) (event, error) {
+func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	st, err := l.state(ctx)
 	if err != nil {
 		pause.About(ctx, 200*time.Millisecond)
-		return evOver, err
+		return onOver, err
 	}
 	if l.gates != nil && st.Owner != l.gates.owner {
-		return evOver, outbox.ErrSuperseded
+		return onOver, outbox.ErrSuperseded
 	}
 	alone, err := l.takePipe(ctx, st.Desired == outbox.ModePoll)
 	if err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	// What the lock allowed counts only with a state read after it.
 	if st, err = l.state(ctx); err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	if err := l.raise(ctx, st); err != nil {
 		pause.About(ctx, 200*time.Millisecond)
-		return evOver, err
+		return onOver, err
 	}
 	if err := l.refreshBlocks(ctx); err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	if alone {
-		return evWantStream, nil
+		return onWantStream, nil
 	}
-	return evWantPoll, nil
+	return onWantPoll, nil
 }
 
 // takePipe gets the pipe lock: shared for polling; exclusive for streaming, or shared for the time being when pollers on
@@ -412,21 +412,21 @@ func (l *leadership) tryGates(ctx context.Context) error {
 }
 
 // over turns the error that ended a sweep into the reason for adopting again.
-func (l *leadership) over(err error) (event, error) {
+func (l *leadership) over(err error) (transition, error) {
 	var fenced *outbox.FencedError
 	switch {
 	case err == nil, errors.Is(err, errToggled):
 		l.reason = outbox.ReasonToggle
-		return evOver, nil
+		return onOver, nil
 	case errors.Is(err, outbox.ErrGap):
 		l.reason = slotReason(err)
 		l.log.Warn("the sink has lost its place; adopting again", "err", err)
-		return evOver, nil
+		return onOver, nil
 	case errors.As(err, &fenced):
 		l.reason, l.fence = outbox.ReasonFenced, fenced.Epoch
-		return evOver, err // adopt finds out whether the table still names us
+		return onOver, err // adopt finds out whether the table still names us
 	}
-	return evOver, err
+	return onOver, err
 }
 
 // watchGates asks, about once a second, whether the gates are still ours; an error says they are not. Trouble in asking
@@ -447,17 +447,17 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 }
 
 // poll sweeps under the shared lock: because polling is wanted, or until the exclusive lock is free.
-func (l *leadership) poll(ctx context.Context) (event, error) {
+func (l *leadership) poll(ctx context.Context) (transition, error) {
 	l.degraded = ""
 	l.health.clear("slot") // nobody needs it while polling is wanted
 	if err := l.record(ctx, outbox.ModePoll); err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	// Only these: what a stream met later has in doubt may be younger than the mark.
 	known := l.gates.streams()
 	_, xid, err := l.o.Store.Mark(ctx)
 	if err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	for {
 		settled := false // everything committed before the adoption is visible
@@ -544,9 +544,9 @@ func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) er
 }
 
 // sweep sweeps alone until slot and publication are usable.
-func (l *leadership) sweep(ctx context.Context) (event, error) {
+func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	if err := l.record(ctx, outbox.ModePoll); err != nil {
-		return evOver, err
+		return onOver, err
 	}
 	var gate time.Time
 	answers := make(chan error, 1)
@@ -588,7 +588,7 @@ func (l *leadership) sweep(ctx context.Context) (event, error) {
 		return l.watchGates(ctx, &gate)
 	})
 	if err == nil && usable {
-		return evUsable, nil
+		return onUsable, nil
 	}
 	return l.over(err)
 }

@@ -1,0 +1,49 @@
+package poison_test
+
+import (
+	"testing"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/poison"
+	"posthaste/outbox"
+)
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	var r poison.Refusals
+	a, b := uuid.New(), uuid.New()
+	refused := func(stream string, id uuid.UUID, attempts int, park bool) {
+		t.Helper()
+		if n, p := r.Refused(stream, id); n != attempts || p != park {
+			t.Errorf("refused: attempt %d, to be parked %v; want %d, %v", n, p, attempts, park)
+		}
+	}
+	refused("s", a, 1, false)
+	refused("s", a, 2, false)
+	refused("s", a, 3, true)
+	refused("s", a, 4, true) // it was rolled back
+	r.Parked("s", a)
+	refused("s", b, 1, true) // the stream refuses everything
+	refused("t", b, 1, false)
+	r.Accepted("s")
+	refused("s", b, 1, false)
+	r.Accepted("never")
+	r.Parked("never", a)
+}
+
+func TestBehind(t *testing.T) {
+	t.Parallel()
+	e := &outbox.Event{AggregateType: "order", AggregateID: "a"}
+	if poison.Behind(e, false) != nil {
+		t.Error("somebody has to wait although nobody asked for it")
+	}
+	behind := poison.Behind(e, true)
+	for o, want := range map[*outbox.Event]bool{
+		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false, {AggregateType: "user", AggregateID: "a"}: false,
+	} {
+		if behind(o) != want {
+			t.Errorf("%s %s waits: %v", o.AggregateType, o.AggregateID, !want)
+		}
+	}
+}
