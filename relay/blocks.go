@@ -76,6 +76,9 @@ func (b *blocks) retried(k [2]string, id uuid.UUID, seq int64) {
 
 // add notes an event that was just parked.
 func (b *blocks) add(e *outbox.Event) {
+	if b == nil {
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.dead == nil {

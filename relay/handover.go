@@ -103,3 +103,58 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	l.log.Info("older transactions are open; streaming without the short cut")
 	return false, nil
 }
+
+// endHandOver is what is left to do when nobody else can move the slot any more: one more pass, then H.
+func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
+	st, err := l.o.Slots.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if st.Confirmed > l.noted {
+		if err := l.keeper.moved(ctx); err != nil {
+			return 0, err
+		}
+		return 0, &outbox.SlotError{Reason: outbox.ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
+	}
+	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
+		return 0, err
+	}
+	if l.handover, err = l.o.Store.InsertLSN(ctx); err != nil {
+		return 0, err
+	}
+	if l.failures == 0 {
+		l.wellAgain() // else it has to run for a while first, so that readiness does not flicker
+	}
+	return l.handover, l.record(ctx, outbox.ModeCDC)
+}
+
+// wellAgain forgets why the slot was not streamed before.
+func (l *leadership) wellAgain() {
+	l.degraded = ""
+	l.health.clear("slot")
+}
+
+// guard looks, until ctx ends, whether this leadership may stream on; it returns why it may not.
+func (l *leadership) guard(ctx context.Context, s *stream) error {
+	well := false
+	var gate time.Time
+	for pause.For(ctx, guardInterval) == nil {
+		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
+		if _, err := l.watchGates(ctx, &gate); err != nil {
+			return err
+		}
+		if !well && s.ranWell() {
+			l.wellAgain()
+			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
+			well = l.record(ctx, outbox.ModeCDC) == nil
+		}
+		st, err := l.check(ctx)
+		switch {
+		case errors.Is(err, outbox.ErrSuperseded):
+			return outbox.ErrSuperseded
+		case err == nil && st.Desired == outbox.ModePoll:
+			return errToggled
+		}
+	}
+	return nil
+}

@@ -386,7 +386,7 @@ func (m *transactions) Status(context.Context) (outbox.SlotStatus, error) { retu
 func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	t.Parallel()
 	m := &transactions{open: true}
-	k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
+	k := New(Options{Store: m, Slots: m}).keeper
 	for range 3 {
 		if err := k.follow(t.Context()); err != nil {
 			t.Fatal(err)
@@ -419,7 +419,7 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
 	t.Parallel()
 	m := &transactions{open: true, barrier: outbox.BarrierUnknown}
-	k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
+	k := New(Options{Store: m, Slots: m}).keeper
 	for _, c := range []struct{ open, hidden bool }{{true, true}, {false, false}} {
 		m.open = c.open
 		if hidden, err := k.hidden(t.Context()); err != nil || hidden != c.hidden || m.barrier != 7 {
@@ -450,8 +450,9 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := &transactions{status: c.before}
-			k := &slotKeeper{relay: New(Options{Store: m, Slots: m})}
-			k.relay.phase = c.phase
+			r := New(Options{Store: m, Slots: m})
+			k := r.keeper
+			r.phase = c.phase
 			if _, err := k.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}

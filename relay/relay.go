@@ -79,12 +79,10 @@ func (o *Options) defaults() {
 // Relay moves events from the table to the streams. It never gives up: whatever is missing or breaks, it names in its
 // health, waits, and goes on when it is mended.
 type Relay struct {
-	o       Options
-	log     *slog.Logger
-	metrics *metrics
-	health  *health
-	window  *window
-	blocks  *blocks // nil unless block-key
+	*reporter
+	o      Options
+	window *window
+	blocks *blocks // nil unless block-key
 
 	mu    sync.Mutex
 	phase phase
@@ -94,8 +92,6 @@ type Relay struct {
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
 	started bool
 	leading atomic.Bool
-	// moved counts what was published, settled or parked, for the watchdog.
-	moved atomic.Int64
 
 	keeper *slotKeeper
 }
@@ -103,15 +99,18 @@ type Relay struct {
 // New returns a relay; Run starts it.
 func New(o Options) *Relay {
 	o.defaults()
+	w := newWindow(o.Window, o.WindowBytes)
 	r := &Relay{
-		o: o, log: o.Logger.With("component", "relay"), health: newHealth(), window: newWindow(o.Window, o.WindowBytes),
-		phase: phaseStandby, since: time.Now(),
+		reporter: &reporter{
+			log: o.Logger.With("component", "relay"), health: newHealth(), onPublished: o.OnPublished,
+			metrics: newMetrics(o.Registerer, func() float64 { n, _ := w.held(); return float64(n) }),
+		},
+		o: o, window: w, phase: phaseStandby, since: time.Now(),
 	}
 	if o.Poison == PoisonBlockKey {
 		r.blocks = &blocks{}
 	}
-	r.metrics = newMetrics(o.Registerer, func() float64 { n, _ := r.window.held(); return float64(n) })
-	r.keeper = &slotKeeper{relay: r}
+	r.keeper = &slotKeeper{reporter: r.reporter, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: r.current, epoch: r.epoch}
 	r.health.fail(conditionPostgres, "not connected yet")
 	return r
 }
@@ -319,8 +318,11 @@ func (r *Relay) scope(g *gates) outbox.Scope {
 		Published: func(stream string, events []*outbox.Event, suppressed int) {
 			r.published(outbox.ModePoll, stream, events)
 		},
-		Parked:  func(e *outbox.Event, err error) { r.parked(e, err) },
-		Outcome: r.publishOutcome,
+		Parked: func(e *outbox.Event, err error) {
+			r.blocks.add(e)
+			r.parked(e, err)
+		},
+		Outcome: r.outcome,
 	}
 }
 
@@ -330,49 +332,6 @@ func (r *Relay) refreshBlocks(ctx context.Context) error {
 		return nil
 	}
 	return r.blocks.refresh(func() ([]outbox.Dead, error) { return r.o.Store.Parked(ctx) })
-}
-
-func (r *Relay) published(mode outbox.Mode, stream string, events []*outbox.Event) {
-	r.moved.Add(int64(len(events)))
-	r.mu.Lock()
-	label := r.metrics.streamLabel(stream)
-	r.mu.Unlock()
-	r.metrics.published.WithLabelValues(string(mode), label).Add(float64(len(events)))
-	r.metrics.observe(mode, events, time.Now())
-	if r.o.OnPublished != nil {
-		r.o.OnPublished(mode, stream, events)
-	}
-}
-
-func (r *Relay) parked(e *outbox.Event, err error) {
-	r.moved.Add(1)
-	r.metrics.parked.Inc()
-	if r.blocks != nil {
-		r.blocks.add(e)
-	}
-	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
-}
-
-// publishOutcome turns the run of failed publishes into a readiness reason, and a success into its end.
-func (r *Relay) publishOutcome(err error) {
-	var poison *outbox.PoisonError
-	var foreign *outbox.ForeignError
-	switch {
-	case err == nil || errors.As(err, &poison):
-		if r.health.clear("publish") {
-			r.log.Info("publishing again")
-		}
-		r.health.clear("foreign_stream")
-	case errors.Is(err, context.Canceled):
-	case errors.As(err, &foreign):
-		r.health.fail("foreign_stream", err.Error())
-	case finished(err): // adopting anew mends it
-	default:
-		if bad, _ := r.health.lists(); len(bad) == 0 {
-			r.log.Warn("publishing fails; it is repeated", "err", err)
-		}
-		r.health.fail("publish", err.Error())
-	}
 }
 
 // own records under which owner this instance acts.
@@ -408,15 +367,6 @@ func (r *Relay) enter(p phase, reason string) {
 		return
 	}
 	r.metrics.setMode(p.mode())
-}
-
-// switched logs and counts a change of the mode that events travel in.
-func (r *Relay) switched(from, to outbox.Mode, reason string) {
-	if from == to {
-		return
-	}
-	r.metrics.switches.WithLabelValues(string(from), string(to), knownReason(reason)).Inc()
-	r.log.Info("mode", "from", from, "to", to, "reason", reason)
 }
 
 func (r *Relay) current() phase {

@@ -24,7 +24,13 @@ const (
 // slotKeeper bounds the WAL that the slot holds back, in every phase: the database's disk always wins. That loses
 // nothing, because whatever a slot was moved past or dropped with is still in the table.
 type slotKeeper struct {
-	relay *Relay
+	*reporter
+	store  outbox.Store
+	slots  outbox.Slots
+	budget int64
+	// phase and epoch are what this instance does now, and under which owner.
+	phase func() phase
+	epoch func() int64
 
 	// mu is held while the slot is being moved, so that a hand-over and the budget do not meet.
 	mu   sync.Mutex
@@ -51,8 +57,8 @@ type place struct {
 
 // soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget. The
 // distance to the budget itself is for what is written while it acts.
-func (k *slotKeeper) soft() int64 { return min(softBytes, k.relay.o.WALBudget/4) }
-func (k *slotKeeper) hard() int64 { return k.relay.o.WALBudget / 4 * 3 }
+func (k *slotKeeper) soft() int64 { return min(softBytes, k.budget/4) }
+func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
 
 // run looks at the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
@@ -63,7 +69,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 	k.mu.Unlock()
 	for ctx.Err() == nil {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
-			k.relay.log.Debug("slot upkeep", "err", err)
+			k.log.Debug("slot upkeep", "err", err)
 		}
 		pause.For(ctx, keepInterval)
 	}
@@ -75,13 +81,13 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 		return err
 	}
 	if !st.Exists || st.Lost {
-		k.relay.health.clear(conditionWAL) // it holds nothing back
+		k.health.clear(conditionWAL) // it holds nothing back
 		return nil
 	}
-	phase := k.relay.current()
+	phase := k.phase()
 	over := st.RetainedBytes > k.hard()
 	if !over {
-		k.relay.health.clear(conditionWAL)
+		k.health.clear(conditionWAL)
 	}
 	switch {
 	case phase == phaseStream && over:
@@ -90,7 +96,7 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 	case phase == phaseStream:
 		if st.RetainedBytes > k.soft() && k.idle() > nudgeInterval {
 			k.helped()
-			return k.relay.o.Slots.Nudge(ctx)
+			return k.slots.Nudge(ctx)
 		}
 		return nil
 	case over:
@@ -116,8 +122,8 @@ func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
 	if st, serr := k.look(ctx); serr != nil || st.RetainedBytes <= k.hard() {
 		return err
 	}
-	if k.relay.health.degrade(conditionWAL, err.Error()) {
-		k.relay.log.Error("the slot holds back more WAL than its budget, and can be neither moved nor dropped", "err", err)
+	if k.health.degrade(conditionWAL, err.Error()) {
+		k.log.Error("the slot holds back more WAL than its budget, and can be neither moved nor dropped", "err", err)
 	}
 	return err
 }
@@ -139,9 +145,9 @@ func (k *slotKeeper) idle() time.Duration {
 func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	k.mu.Lock() // so that nobody of ours moves it between the look and the comparison
 	defer k.mu.Unlock()
-	m := k.relay.metrics
-	before := k.relay.current()
-	st, err := k.relay.o.Slots.Status(ctx)
+	m := k.metrics
+	before := k.phase()
+	st, err := k.slots.Status(ctx)
 	if err != nil {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
 		return st, err
@@ -168,17 +174,17 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 		if err := k.moved(ctx); err != nil {
 			return err
 		}
-		k.relay.log.Warn("somebody else has moved the slot; it is not streamed before older transactions have ended",
+		k.log.Warn("somebody else has moved the slot; it is not streamed before older transactions have ended",
 			"from", k.position.String(), "to", st.Confirmed.String())
 	}
 	// A stream moves it, also one that is just ending.
-	k.position, k.still = st.Confirmed, !st.Active && resting(before) && resting(k.relay.current())
+	k.position, k.still = st.Confirmed, !st.Active && resting(before) && resting(k.phase())
 	return nil
 }
 
 // moved notes that the slot has passed what may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
-	return k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), outbox.BarrierUnknown, false)
+	return k.store.RaiseBarrier(ctx, k.epoch(), outbox.BarrierUnknown, false)
 }
 
 // know notes whether there is a slot that somebody else would have to drop.
@@ -217,48 +223,48 @@ func (k *slotKeeper) made(st outbox.SlotStatus) string {
 func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.relay.current() == phaseStream {
+	if k.phase() == phaseStream {
 		k.next = place{}
 		return nil
 	}
 	if k.next.xid == 0 {
-		nudgeErr := k.relay.o.Slots.Nudge(ctx) // as in advance
-		lsn, xid, err := k.relay.o.Store.Mark(ctx)
+		nudgeErr := k.slots.Nudge(ctx) // as in advance
+		lsn, xid, err := k.store.Mark(ctx)
 		if err != nil {
 			return err
 		}
 		k.next = place{lsn, xid}
-		k.relay.log.Debug("the slot follows when older transactions have ended", "lsn", lsn.String())
+		k.log.Debug("the slot follows when older transactions have ended", "lsn", lsn.String())
 		return nudgeErr
 	}
-	visible, err := k.relay.o.Store.VisibleBelow(ctx, k.next.xid)
+	visible, err := k.store.VisibleBelow(ctx, k.next.xid)
 	if err != nil || !visible {
 		return err
 	}
 	lsn := k.next.lsn
 	k.next, k.last, k.still = place{}, time.Now(), false
-	return k.relay.o.Slots.Advance(ctx, lsn)
+	return k.slots.Advance(ctx, lsn)
 }
 
 // advance moves the idle slot to the present end of the WAL, whatever is visible. The rows it passes are in the table.
 func (k *slotKeeper) advance(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.relay.current() == phaseStream {
+	if k.phase() == phaseStream {
 		return nil
 	}
 	k.last, k.still = time.Now(), false
 	// A running-transactions record below the target is what lets restart_lsn follow in this advance and not the next.
-	nudgeErr := k.relay.o.Slots.Nudge(ctx)
-	lsn, xid, err := k.relay.o.Store.Mark(ctx)
+	nudgeErr := k.slots.Nudge(ctx)
+	lsn, xid, err := k.store.Mark(ctx)
 	if err != nil {
 		return err
 	}
 	// Noted before the slot moves, where the next leader finds it: a failure in between only makes a hand-over wait for nothing.
-	if err := k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), xid, false); err != nil {
+	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
 		return err
 	}
-	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
+	if err := k.slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	return nudgeErr
@@ -273,7 +279,7 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	}
 	if err != nil {
 		// As a rule a walsender that is just ending still holds it. A slot is quickly dropped, and slowly made again.
-		if err = k.relay.o.Slots.Evict(ctx); err == nil {
+		if err = k.slots.Evict(ctx); err == nil {
 			err = k.advance(ctx)
 		}
 	}
@@ -281,15 +287,15 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	if serr != nil {
 		return serr
 	}
-	if !st.Exists || st.RetainedBytes <= k.hard() || k.relay.current() == phaseStream {
+	if !st.Exists || st.RetainedBytes <= k.hard() || k.phase() == phaseStream {
 		return err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.relay.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes", st.RetainedBytes,
-		"budget_bytes", k.relay.o.WALBudget, "advance_err", err)
+	k.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes", st.RetainedBytes,
+		"budget_bytes", k.budget, "advance_err", err)
 	k.known = false
-	return k.relay.o.Slots.Drop(ctx)
+	return k.slots.Drop(ctx)
 }
 
 // exhausted ends a running stream.
@@ -321,10 +327,10 @@ func (k *slotKeeper) making(ctx context.Context) error {
 func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, xid, err = k.relay.o.Store.Mark(ctx); err != nil {
+	if _, xid, err = k.store.Mark(ctx); err != nil {
 		return 0, err
 	}
-	return xid, k.relay.o.Store.RaiseBarrier(ctx, k.relay.epoch(), xid, true)
+	return xid, k.store.RaiseBarrier(ctx, k.epoch(), xid, true)
 }
 
 // shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
@@ -332,17 +338,17 @@ func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 func (k *slotKeeper) shortcut(ctx context.Context, lsn outbox.LSN, xid uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.relay.o.Slots.Advance(ctx, lsn); err != nil {
+	if err := k.slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	k.last, k.still = time.Now(), false
 	// A younger one stays: the budget moved the slot in between, and that still has to be waited for.
-	return k.relay.o.Store.LowerBarrier(ctx, k.relay.epoch(), xid)
+	return k.store.LowerBarrier(ctx, k.epoch(), xid)
 }
 
 // hidden reports whether something may have been committed before the slot's position that nobody can see yet.
 func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
-	st, err := k.relay.state(ctx)
+	st, err := k.store.State(ctx)
 	if err != nil || st.Barrier == 0 {
 		return false, err
 	}
@@ -353,6 +359,6 @@ func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	visible, err := k.relay.o.Store.VisibleBelow(ctx, barrier)
+	visible, err := k.store.VisibleBelow(ctx, barrier)
 	return !visible, err
 }

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"strings"
 	"sync/atomic"
@@ -99,9 +98,8 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &standingStore{}
-		l := &leadership{Relay: &Relay{
-			o: Options{Store: store}, log: slog.New(slog.DiscardHandler), health: newHealth(), metrics: newMetrics(nil, func() float64 { return 0 }),
-		}}
+		l := &leadership{Relay: New(Options{Store: store})}
+		l.health.clear(conditionPostgres)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { l.watch(ctx); close(done) }()

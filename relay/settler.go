@@ -19,13 +19,37 @@ const (
 	conditionAudit  = "audit"
 )
 
-// settleLoop settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
+// flight is what was published and waits to be settled.
+type flight struct {
+	items  []outbox.Settlement
+	marks  []outbox.Mark
+	end    outbox.LSN // every transaction ending at or below it is complete with this flight
+	events int        // in the window
+	bytes  int
+	seqs   []int64
+}
+
+// settler confirms what was published, deletes its rows, and tells everybody concerned. One goroutine owns it.
+type settler struct {
+	*reporter
+	store  outbox.Store
+	sink   outbox.Sink
+	source outbox.Source
+	owner  outbox.Owner
+	window *window
+	taken  *taken
+	lanes  *lanes
+
+	flights <-chan *flight
+}
+
+// run settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
-func (s *stream) settleLoop(sp span) error {
+func (s *settler) run(sp span, fail func(error)) error {
 	for f := range s.flights {
 		f = s.collect(f)
 		if err := s.settle(sp, f); err != nil {
-			s.fail(err)           // first: only that ends the publisher, whose end the next line waits for
+			fail(err)             // first: only that ends the publisher, whose end the next line waits for
 			for range s.flights { //nolint:revive // let the publisher come to its end
 			}
 			return err
@@ -35,7 +59,7 @@ func (s *stream) settleLoop(sp span) error {
 }
 
 // collect merges the flights that are waiting into one.
-func (s *stream) collect(f *flight) *flight {
+func (s *settler) collect(f *flight) *flight {
 	for len(f.items) < settleRows {
 		select {
 		case next, ok := <-s.flights:
@@ -55,7 +79,7 @@ func (s *stream) collect(f *flight) *flight {
 	return f
 }
 
-func (s *stream) settle(sp span, f *flight) error {
+func (s *settler) settle(sp span, f *flight) error {
 	began := time.Now()
 	retry := func(step string, call func(ctx context.Context) error) error {
 		bo := backoff{first: 20 * time.Millisecond, most: time.Second}
@@ -69,16 +93,16 @@ func (s *stream) settle(sp span, f *flight) error {
 			if finished(err) || sp.intake.Err() != nil || sp.work.Err() != nil {
 				return wrap(step, err)
 			}
-			s.l.log.Debug("settling is repeated", "step", step, "err", err)
-			if time.Since(began) > patience && s.l.health.fail(conditionSettle, step+": "+err.Error()) {
-				s.l.log.Warn("what is published cannot be settled; it is repeated", "step", step, "err", err)
+			s.log.Debug("settling is repeated", "step", step, "err", err)
+			if time.Since(began) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
+				s.log.Warn("what is published cannot be settled; it is repeated", "step", step, "err", err)
 			}
 			bo.wait(sp.intake)
 		}
 	}
 	marks := lastMarks(f.marks)
 	if len(marks) > 0 {
-		err := retry("confirm", func(ctx context.Context) error { return s.l.o.Sink.Confirm(ctx, s.gates.owner, marks) })
+		err := retry("confirm", func(ctx context.Context) error { return s.sink.Confirm(ctx, s.owner, marks) })
 		if err != nil {
 			return err
 		}
@@ -94,13 +118,13 @@ func (s *stream) settle(sp span, f *flight) error {
 
 // remove deletes the rows. Rows that are not found are asked for again until their transaction is visible, then looked
 // for in every part once, and then let go: they were settled before.
-func (s *stream) remove(work context.Context, retry func(string, func(context.Context) error) error, items []outbox.Settlement) error {
+func (s *settler) remove(work context.Context, retry func(string, func(context.Context) error) error, items []outbox.Settlement) error {
 	bo := backoff{first: 5 * time.Millisecond, most: 200 * time.Millisecond}
 	total := len(items)
 	for {
 		var found outbox.Found
 		err := retry("settle", func(ctx context.Context) (err error) {
-			found, err = s.l.o.Store.Settle(ctx, items)
+			found, err = s.store.Settle(ctx, items)
 			return err
 		})
 		if err != nil {
@@ -119,7 +143,7 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 		}
 		if !hidden {
 			err := retry("hunt", func(ctx context.Context) (err error) {
-				found, err = s.l.o.Store.Hunt(ctx, items)
+				found, err = s.store.Hunt(ctx, items)
 				return err
 			})
 			if err != nil {
@@ -131,7 +155,7 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 					missing++
 				}
 			}
-			s.l.metrics.letGo.Add(float64(missing))
+			s.metrics.letGo.Add(float64(missing))
 			total -= missing
 			break
 		}
@@ -140,24 +164,19 @@ func (s *stream) remove(work context.Context, retry func(string, func(context.Co
 			return context.Cause(work)
 		}
 	}
-	s.l.metrics.settled.Add(float64(total))
-	s.l.moved.Add(int64(total))
+	s.settled(total)
 	return nil
 }
 
 // done reports a settled flight to everybody concerned.
-func (s *stream) done(f *flight, marks []outbox.Mark) {
-	s.mu.Lock()
-	for _, m := range marks {
-		s.lanes[m.Stream].settled.Store(m.Number)
+func (s *settler) done(f *flight, marks []outbox.Mark) {
+	s.lanes.settled(marks)
+	if s.health.clear(conditionSettle) {
+		s.log.Info("settling again")
 	}
-	s.mu.Unlock()
-	if s.l.health.clear(conditionSettle) {
-		s.l.log.Info("settling again")
-	}
-	s.finished(f.seqs)
+	s.taken.remove(f.seqs)
 	if f.end != 0 {
-		s.l.o.Source.Settled(f.end)
+		s.source.Settled(f.end)
 	}
 	if f.events > 0 {
 		s.window.release(f.events, f.bytes)

@@ -2,10 +2,10 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -79,83 +79,57 @@ func (a *audit) renew(again func() (outbox.AuditMark, error), now time.Time) err
 // forget drops the mark, when the stream stood still for a known reason.
 func (a *audit) forget() { a.taken = false }
 
-// monitor watches the stream from outside: the state row, and the audit.
-func (s *stream) monitor(ctx context.Context) {
-	t := time.NewTicker(400 * time.Millisecond)
-	defer t.Stop()
-	a := &audit{}
-	well := false
-	next := time.Now().Add(auditInterval)
-	var gate time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
-		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
-		if _, err := s.l.watchGates(ctx, &gate); err != nil {
-			s.fail(err)
-			return
-		}
-		if !well && s.running.Load() && time.Since(s.since) > goodStream {
-			s.wellAgain()
-			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
-			well = s.l.record(ctx, outbox.ModeCDC) == nil
-		}
-		st, err := s.l.check(ctx)
-		switch {
-		case errors.Is(err, outbox.ErrSuperseded):
-			s.fail(outbox.ErrSuperseded)
-			return
-		case err == nil && st.Desired == outbox.ModePoll:
-			s.fail(errToggled)
-			return
-		}
-		if time.Now().Before(next) {
-			continue
-		}
-		next = time.Now().Add(auditInterval)
-		if err := s.auditOnce(ctx, a); err != nil {
-			s.l.metrics.auditFailures.WithLabelValues(slotReason(err)).Inc()
-			s.fail(err)
-			return
-		}
-	}
+// auditor looks from outside at a stream that runs. One goroutine owns it.
+type auditor struct {
+	*reporter
+	store outbox.Store
+	taken *taken
+	// progress is how far everything is published; known is false while the stream stands still for a known reason.
+	progress func() (passed outbox.LSN, known bool)
+
+	audit audit
+	// unanswered is how many audits in a row the table did not answer.
+	unanswered int
 }
 
-func (s *stream) auditOnce(ctx context.Context, a *audit) error {
-	if s.sinkFailing.Load() || !s.running.Load() {
-		a.forget()
+// run audits until ctx ends or there is a finding, which it returns.
+func (a *auditor) run(ctx context.Context) error {
+	for pause.For(ctx, auditInterval) == nil {
+		if err := a.once(ctx); err != nil {
+			a.metrics.auditFailures.WithLabelValues(slotReason(err)).Inc()
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *auditor) once(ctx context.Context) error {
+	passed, known := a.progress()
+	if !known {
+		a.audit.forget()
 		return nil
 	}
-	passed := outbox.LSN(s.passed.Load())
-	return a.check(passed, func(seq int64) bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		_, ok := s.seqs[seq]
-		return ok
-	}, func() (outbox.AuditMark, error) {
-		mark, err := s.l.o.Store.Audit(ctx)
-		s.audited(ctx, err)
+	return a.audit.check(passed, a.taken.has, func() (outbox.AuditMark, error) {
+		mark, err := a.store.Audit(ctx)
+		a.answered(ctx, err)
 		return mark, err
 	}, time.Now())
 }
 
-// audited notes whether the table answered. One audit without an answer is no finding; a table that goes on not answering
-// is not known to be empty.
-func (s *stream) audited(ctx context.Context, err error) {
+// answered notes whether the table answered. One audit without an answer is no finding; a table that goes on not answering is
+// not known to be empty.
+func (a *auditor) answered(ctx context.Context, err error) {
 	switch {
 	case err == nil:
-		s.unanswered = 0
-		s.l.log.Debug("the table is audited")
-		if s.l.health.clear(conditionAudit) {
-			s.l.log.Info("the table can be audited again")
+		a.unanswered = 0
+		a.log.Debug("the table is audited")
+		if a.health.clear(conditionAudit) {
+			a.log.Info("the table can be audited again")
 		}
 	case ctx.Err() != nil:
 	default:
-		if s.unanswered++; s.unanswered > 1 && s.l.health.fail(conditionAudit, err.Error()) {
-			s.l.log.Warn("the table cannot be audited", "err", err)
+		if a.unanswered++; a.unanswered > 1 && a.health.fail(conditionAudit, err.Error()) {
+			a.log.Warn("the table cannot be audited", "err", err)
 		}
 	}
 }

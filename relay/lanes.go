@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"posthaste/outbox"
+)
+
+// lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the settler
+// says what is.
+type lanes struct {
+	sink  outbox.Sink
+	owner outbox.Owner
+	id    outbox.Lane
+
+	mu       sync.Mutex // the publisher's reads need none: it alone writes
+	byStream map[string]*lane
+}
+
+// lane is the lane of one stream, and how far it is settled.
+type lane struct {
+	pub     outbox.LanePublisher
+	settled atomic.Int64 // batch number
+	told    int64        // batch number, publisher only
+}
+
+func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
+	return &lanes{sink: sink, owner: owner, id: outbox.Lane{Part: outbox.StreamLane, Nonce: owner.Nonce}, byStream: map[string]*lane{}}
+}
+
+// of returns the lane of a stream. Publisher only, like tell and untold.
+func (ls *lanes) of(stream string) *lane {
+	ln := ls.byStream[stream]
+	if ln == nil {
+		ln = &lane{pub: ls.sink.Lane(stream, ls.owner, ls.id)}
+		ls.mu.Lock()
+		ls.byStream[stream] = ln
+		ls.mu.Unlock()
+	}
+	return ln
+}
+
+// settled notes that batches are settled.
+func (ls *lanes) settled(marks []outbox.Mark) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, m := range marks {
+		ls.byStream[m.Stream].settled.Store(m.Number)
+	}
+}
+
+// untold returns what is settled and was not told to the gates.
+func (ls *lanes) untold() (marks []outbox.Mark) {
+	for name, ln := range ls.byStream {
+		if n := ln.settled.Load(); n > ln.told {
+			marks = append(marks, outbox.Mark{Stream: name, Lane: ls.id, Number: n})
+		}
+	}
+	return marks
+}
+
+// told notes that the gates know of marks.
+func (ls *lanes) told(marks []outbox.Mark) {
+	for _, m := range marks {
+		ln := ls.byStream[m.Stream]
+		ln.told = m.Number
+		ln.pub.Settled(m.Number)
+	}
+}
+
+// tell passes on what the settler finished, for the next publish to carry along.
+func (ln *lane) tell() {
+	if n := ln.settled.Load(); n > ln.told {
+		ln.pub.Settled(n)
+		ln.told = n
+	}
+}

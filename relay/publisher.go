@@ -1,0 +1,435 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"posthaste/internal/poison"
+	"posthaste/outbox"
+)
+
+const (
+	// publishTimeout bounds one attempt to publish a batch, or one other call of the sink.
+	publishTimeout = 5 * time.Second
+	// gulpRows and gulpBytes bound what the publisher takes at once.
+	gulpRows  = 2000
+	gulpBytes = 4 << 20
+)
+
+// publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns it; begin
+// is called before its first chunk.
+type publisher struct {
+	*reporter
+	store  outbox.Store
+	sink   outbox.Sink
+	prefix string
+	gates  *gates
+	blocks *blocks
+	window *window
+	taken  *taken
+	lanes  *lanes
+
+	chunks  <-chan outbox.Chunk
+	flights chan<- *flight
+
+	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have an H of
+	// their own.
+	handover    outbox.LSN
+	handoverOf  map[string]outbox.LSN
+	maxHandover outbox.LSN
+	refused     poison.Refusals
+
+	// passed is the position up to which everything is published.
+	passed atomic.Uint64
+	// failing is set while a publish is being repeated: the stream then stands still for a known reason.
+	failing atomic.Bool
+}
+
+// begin names H.
+func (p *publisher) begin(handover outbox.LSN) { p.handover, p.maxHandover = handover, handover }
+
+// meet gives a stream that the adoption did not know its own H: a zombie may have published to it in between.
+func (p *publisher) meet(ctx context.Context, stream string) error {
+	if p.handover == 0 {
+		return nil // still sweeping: H comes later and covers it
+	}
+	lsn, err := p.store.InsertLSN(ctx)
+	if err != nil {
+		return err
+	}
+	p.handoverOf[stream] = lsn
+	p.maxHandover = max(p.maxHandover, lsn)
+	return nil
+}
+
+// run takes what the reader delivers until the intake ends.
+func (p *publisher) run(sp span) error {
+	forgotten := outbox.LSN(0)
+	flush := time.NewTicker(time.Second)
+	defer flush.Stop()
+	for {
+		var rows []*outbox.Row
+		var position outbox.LSN
+		select {
+		case <-sp.intake.Done():
+			return nil
+		case <-flush.C:
+			p.tellSettled(sp.work)
+			continue
+		case c, ok := <-p.chunks:
+			if !ok {
+				return nil
+			}
+			rows, position = p.gulp(c)
+		}
+		if err := p.processAll(sp, rows); err != nil {
+			return err
+		}
+		if position != 0 {
+			p.passed.Store(uint64(position))
+		}
+		if passed := outbox.LSN(p.passed.Load()); passed >= p.maxHandover && forgotten < p.maxHandover {
+			if p.forgetDoubt(sp.work) {
+				forgotten = p.maxHandover
+			}
+		}
+	}
+}
+
+// gulp merges the chunks that are waiting, up to the gulp's bounds.
+func (p *publisher) gulp(c outbox.Chunk) (rows []*outbox.Row, position outbox.LSN) {
+	bytes := 0
+	for {
+		for i := range c.Rows {
+			rows = append(rows, &c.Rows[i])
+		}
+		bytes += c.Bytes
+		position = max(position, c.Position)
+		if len(rows) >= gulpRows || bytes >= gulpBytes {
+			return rows, position
+		}
+		select {
+		case next, ok := <-p.chunks:
+			if !ok {
+				return rows, position
+			}
+			c = next
+		default:
+			return rows, position
+		}
+	}
+}
+
+// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed.
+func (p *publisher) forgetDoubt(ctx context.Context) bool {
+	for _, name := range p.gates.streams() {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := p.sink.ForgetDoubt(actx, p.gates.owner, name)
+		cancel()
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is published.
+func (p *publisher) processAll(sp span, rows []*outbox.Row) error {
+	maxRows, maxBytes := max(p.window.maxEvents/2, 1), max(p.window.maxBytes/2, 1)
+	for len(rows) > 0 {
+		n, bytes := 0, 0
+		for n < len(rows) && n < maxRows && (n == 0 || bytes+rows[n].Size() <= maxBytes) {
+			bytes += rows[n].Size()
+			n++
+		}
+		if err := p.process(sp, rows[:n]); err != nil {
+			return err
+		}
+		rows = rows[n:]
+	}
+	return nil
+}
+
+// process publishes one piece and hands it to the settler.
+func (p *publisher) process(sp span, rows []*outbox.Row) error {
+	f := &flight{}
+	events := rows[:0:0]
+	for _, r := range rows {
+		f.end = max(f.end, r.End)
+		if r.Marker() {
+			continue
+		}
+		events = append(events, r)
+		f.bytes += r.Size()
+		f.seqs = append(f.seqs, r.Seq)
+	}
+	f.events = len(events)
+	if len(events) > 0 {
+		if err := p.window.acquire(sp.intake, f.events, f.bytes); err != nil {
+			return context.Cause(sp.intake)
+		}
+		p.taken.add(f.seqs)
+		owed, err := p.owed(sp.intake, events)
+		if err != nil {
+			return err
+		}
+		if err := p.publish(sp, owed, f); err != nil {
+			return err
+		}
+	}
+	if f.end == 0 && f.events == 0 {
+		return nil
+	}
+	select {
+	case p.flights <- f:
+		return nil
+	case <-sp.work.Done():
+		return context.Cause(sp.work)
+	}
+}
+
+// owed drops the rows that were settled before the stream began. Rows committed above H need no question.
+func (p *publisher) owed(ctx context.Context, rows []*outbox.Row) ([]*outbox.Row, error) {
+	var ask []*outbox.Row
+	for _, r := range rows {
+		name := outbox.StreamName(p.prefix, r.AggregateType)
+		if err := p.ensure(ctx, name); err != nil {
+			return nil, err
+		}
+		if r.Commit <= max(p.handover, p.handoverOf[name]) {
+			ask = append(ask, r)
+		}
+	}
+	if len(ask) == 0 {
+		return rows, nil
+	}
+	gone, err := p.gone(ctx, ask)
+	if err != nil || len(gone) == 0 {
+		return rows, err
+	}
+	owed := rows[:0:0]
+	for _, r := range rows {
+		if !gone[r] {
+			owed = append(owed, r)
+		}
+	}
+	return owed, nil
+}
+
+// ensure makes a stream ready, repeating what fails for the moment.
+func (p *publisher) ensure(ctx context.Context, name string) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := p.gates.ensure(actx, name)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if finished(err) {
+			p.outcome(err)
+			return err
+		}
+		p.outcome(err)
+		p.failing.Store(true)
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// finished reports whether err ends the lane it came from.
+func finished(err error) bool {
+	var fenced *outbox.FencedError
+	var foreign *outbox.ForeignError
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
+}
+
+// gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it
+// waits for that, which also keeps the order.
+func (p *publisher) gone(ctx context.Context, rows []*outbox.Row) (map[*outbox.Row]bool, error) {
+	gone := map[*outbox.Row]bool{}
+	bo := backoff{first: 5 * time.Millisecond, most: 100 * time.Millisecond}
+	for len(rows) > 0 {
+		found, err := p.store.Lookup(ctx, rows)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			bo.wait(ctx)
+			continue
+		}
+		hidden := rows[:0:0]
+		for i, r := range rows {
+			switch {
+			case found.Rows[i]:
+			case found.Snapshot.Visible(r.XID):
+				gone[r] = true
+			default:
+				hidden = append(hidden, r)
+			}
+		}
+		if rows = hidden; len(rows) > 0 {
+			bo.wait(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	return gone, nil
+}
+
+// publish puts rows into their streams, in order, and notes in f what there is to settle.
+func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
+	var order []string
+	byStream := map[string][]*outbox.Row{}
+	for _, r := range rows {
+		if blocker := p.blocks.blocker(&r.Event); blocker != "" {
+			if err := p.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		name := outbox.StreamName(p.prefix, r.AggregateType)
+		if byStream[name] == nil {
+			order = append(order, name)
+		}
+		byStream[name] = append(byStream[name], r)
+	}
+	for _, name := range order {
+		if err := p.publishTo(sp, name, byStream[name], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishTo publishes the rows of one stream.
+func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *flight) error {
+	ln := p.lanes.of(name)
+	ln.tell()
+	events := make([]*outbox.Event, len(rows))
+	for i, r := range rows {
+		events[i] = &r.Event
+	}
+	d := ln.pub.Deliver(events)
+	receipt, parked, err := p.deliver(sp, name, d, rows)
+	if err != nil {
+		return err
+	}
+	sent := events
+	if len(parked) > 0 {
+		sent = events[:0:0]
+	}
+	for i, r := range rows {
+		if parked[i] {
+			continue
+		}
+		if len(parked) > 0 {
+			sent = append(sent, events[i])
+		}
+		f.items = append(f.items, outbox.Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
+	}
+	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
+	p.published(outbox.ModeCDC, name, sent)
+	return nil
+}
+
+// tellSettled reports what was settled while nothing was published.
+func (p *publisher) tellSettled(ctx context.Context) {
+	marks := p.lanes.untold()
+	if len(marks) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if p.sink.Settled(ctx, p.gates.owner, marks) == nil { // else the next publish carries it
+		p.lanes.told(marks)
+	}
+}
+
+// deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
+// attempts; everything else is repeated for as long as the intake lasts.
+func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool, error) {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	parked := map[int]bool{}
+	for {
+		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
+		receipt, err := d.Publish(actx)
+		cancel()
+		p.outcome(err)
+		p.failing.Store(err != nil)
+		var refused *outbox.PoisonError
+		switch {
+		case err == nil:
+			if len(parked) == 0 {
+				p.refused.Accepted(name)
+			}
+			return receipt, parked, nil
+		case finished(err):
+			return outbox.Receipt{}, nil, err
+		case errors.As(err, &refused):
+			if attempts, park := p.refused.Refused(name, refused.ID); park {
+				if err := p.giveUp(sp.intake, d, rows, refused, attempts, parked); err != nil {
+					return outbox.Receipt{}, nil, err
+				}
+				p.refused.Parked(name, refused.ID)
+				bo.reset()
+				continue
+			}
+		}
+		bo.wait(sp.intake)
+		// A mode change cancels the repetition: what may have been published becomes doubt.
+		if sp.intake.Err() != nil || sp.work.Err() != nil {
+			return outbox.Receipt{}, nil, context.Cause(sp.intake)
+		}
+	}
+}
+
+// giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
+func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, refused *outbox.PoisonError, attempts int, parked map[int]bool) error {
+	r := rows[refused.Index]
+	if err := p.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
+		return err
+	}
+	parked[refused.Index] = true
+	for _, i := range d.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
+		if err := p.park(ctx, rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
+			return err
+		}
+		parked[i] = true
+	}
+	return nil
+}
+
+// park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
+func (p *publisher) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
+	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
+	began := time.Now()
+	p.failing.Store(false) // if the stream stands still now, it is not for the sink
+	for {
+		found, err := p.store.Park(ctx, p.gates.owner, r, class, reason, attempts)
+		if errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+		if err != nil && time.Since(began) > patience && p.health.fail(conditionPark, err.Error()) {
+			p.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
+		}
+		if err == nil && (found.Rows[0] || found.Snapshot.Visible(r.XID)) {
+			p.health.clear(conditionPark)
+			if cause == nil {
+				cause = errors.New(reason)
+			}
+			p.blocks.add(&r.Event)
+			p.parked(&r.Event, cause)
+			return nil
+		}
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// reporter says what happens: in the log, in metrics and in health. Every part has the same one; it is safe for concurrent use.
+type reporter struct {
+	log     *slog.Logger
+	metrics *metrics
+	health  *health
+	// onPublished is Options.OnPublished.
+	onPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
+	// moved counts what was published, settled or parked, for the watchdog.
+	moved  atomic.Int64
+	labels sync.Mutex // of streams
+}
+
+// published reports events that a publish brought into a stream.
+func (r *reporter) published(mode outbox.Mode, stream string, events []*outbox.Event) {
+	r.moved.Add(int64(len(events)))
+	r.labels.Lock()
+	label := r.metrics.streamLabel(stream)
+	r.labels.Unlock()
+	r.metrics.published.WithLabelValues(string(mode), label).Add(float64(len(events)))
+	r.metrics.observe(mode, events, time.Now())
+	if r.onPublished != nil {
+		r.onPublished(mode, stream, events)
+	}
+}
+
+// parked reports an event that is in outbox_dead now.
+func (r *reporter) parked(e *outbox.Event, err error) {
+	r.moved.Add(1)
+	r.metrics.parked.Inc()
+	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
+}
+
+// settled reports rows that are gone from the table.
+func (r *reporter) settled(rows int) {
+	r.metrics.settled.Add(float64(rows))
+	r.moved.Add(int64(rows))
+}
+
+// outcome turns the run of failed publishes into a readiness reason, and a success into its end.
+func (r *reporter) outcome(err error) {
+	var poison *outbox.PoisonError
+	var foreign *outbox.ForeignError
+	switch {
+	case err == nil || errors.As(err, &poison):
+		if r.health.clear("publish") {
+			r.log.Info("publishing again")
+		}
+		r.health.clear("foreign_stream")
+	case errors.Is(err, context.Canceled):
+	case errors.As(err, &foreign):
+		r.health.fail("foreign_stream", err.Error())
+	case finished(err): // adopting anew mends it
+	default:
+		if bad, _ := r.health.lists(); len(bad) == 0 {
+			r.log.Warn("publishing fails; it is repeated", "err", err)
+		}
+		r.health.fail("publish", err.Error())
+	}
+}
+
+// switched logs and counts a change of the mode that events travel in.
+func (r *reporter) switched(from, to outbox.Mode, reason string) {
+	if from == to {
+		return
+	}
+	r.metrics.switches.WithLabelValues(string(from), string(to), knownReason(reason)).Inc()
+	r.log.Info("mode", "from", from, "to", to, "reason", reason)
+}
