@@ -4,13 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"posthaste/internal/poison"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/pause"
+	"posthaste/internal/poison"
 	"posthaste/outbox"
 	"posthaste/sql"
 )

@@ -15,9 +15,9 @@ const (
 	stallLimit = 15 * time.Second
 )
 
-// audit finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream without
+// auditState finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream without
 // being delivered, or the stream has stopped moving.
-type audit struct {
+type auditState struct {
 	last  outbox.AuditMark
 	since time.Time // when last was taken
 	taken bool
@@ -25,7 +25,7 @@ type audit struct {
 
 // check compares with the mark taken before. passed is how far the publisher is; inFlight tells whether a row is
 // published or being published; again takes a new mark.
-func (a *audit) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error), now time.Time) error {
+func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error), now time.Time) error {
 	if !a.taken {
 		return a.renew(again, now)
 	}
@@ -67,7 +67,7 @@ func (a *audit) check(passed outbox.LSN, inFlight func(seq int64) bool, again fu
 	return nil
 }
 
-func (a *audit) renew(again func() (outbox.AuditMark, error), now time.Time) error {
+func (a *auditState) renew(again func() (outbox.AuditMark, error), now time.Time) error {
 	mark, err := again()
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func (a *audit) renew(again func() (outbox.AuditMark, error), now time.Time) err
 }
 
 // forget drops the mark, when the stream stood still for a known reason.
-func (a *audit) forget() { a.taken = false }
+func (a *auditState) forget() { a.taken = false }
 
 // auditor looks from outside at a stream that runs. One goroutine owns it.
 type auditor struct {
@@ -87,7 +87,7 @@ type auditor struct {
 	// progress is how far everything is published; known is false while the stream stands still for a known reason.
 	progress func() (passed outbox.LSN, known bool)
 
-	audit audit
+	state auditState
 	// unanswered is how many audits in a row the table did not answer.
 	unanswered int
 }
@@ -106,10 +106,10 @@ func (a *auditor) run(ctx context.Context) error {
 func (a *auditor) once(ctx context.Context) error {
 	passed, known := a.progress()
 	if !known {
-		a.audit.forget()
+		a.state.forget()
 		return nil
 	}
-	return a.audit.check(passed, a.taken.has, func() (outbox.AuditMark, error) {
+	return a.state.check(passed, a.taken.has, func() (outbox.AuditMark, error) {
 		mark, err := a.store.Audit(ctx)
 		a.answered(ctx, err)
 		return mark, err

@@ -15,7 +15,7 @@
 //     (adopt): what earlier owners published and did not settle is in doubt then, and is not published again.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
 //   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the audit notices
-//     that it did not (audit.go).
+//     that it did not (auditor.go).
 //   - A row is deleted after its event is confirmed, and a position is confirmed to the slot after its rows are deleted.
 //
 // # An orderly stop

@@ -18,6 +18,24 @@ type Health struct {
 	Degraded []string `json:"degraded,omitempty"`
 }
 
+// The conditions, each the first word of a reason. The set is closed.
+const (
+	conditionPostgres = "postgres"       // there is no session with it
+	conditionSchema   = "schema"         // it is missing, or newer than the binary
+	conditionState    = "postgres_state" // it keeps the lock session and answers nothing else
+	conditionRedis    = "redis"          // the sink does not answer, or has not the durability asked for
+	conditionLead     = "lead"           // a leader does not come to its work
+	conditionAdopt    = "adopt"          // the gates cannot be raised
+	conditionForeign  = "foreign_stream" // a stream belongs to another database
+	conditionPublish  = "publish"        // publishing fails and is repeated
+	conditionSettle   = "settle"         // what is published cannot be settled
+	conditionPark     = "park"           // a refused event cannot be parked
+	conditionAudit    = "audit"          // the table cannot be audited
+	conditionSlot     = "slot"           // the slot cannot be streamed
+	conditionWAL      = "wal"            // the slot holds back more than it may, and cannot be moved or dropped
+	conditionStalled  = "stalled"        // nothing moves
+)
+
 // health collects conditions by name. Setting one again replaces its detail.
 type health struct {
 	mu       sync.Mutex

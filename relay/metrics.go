@@ -227,3 +227,11 @@ func knownReason(reason string) string {
 	}
 	return reasonOther
 }
+
+// Why a slot was made, the values of the reason label of outbox_slot_created_total.
+const (
+	madeNew         = "new"         // there was none, as far as this process knows, or it had dropped it itself
+	madeMissing     = "missing"     // somebody dropped it
+	madeLost        = "lost"        // the server had given it up
+	madePublication = "publication" // the publication had not been whole while it existed
+)

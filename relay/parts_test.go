@@ -142,7 +142,7 @@ func TestAudit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := &audit{}
+			a := &auditState{}
 			for i, s := range steps {
 				err := a.check(s.passed, func(seq int64) bool { return slices.Contains(s.flying, seq) },
 					func() (outbox.AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
@@ -160,7 +160,7 @@ func TestAudit(t *testing.T) {
 
 func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
 	t.Parallel()
-	a := &audit{last: outbox.AuditMark{LSN: 10, First: map[int16]int64{0: 7}}, taken: true, since: time.Unix(0, 0)}
+	a := &auditState{last: outbox.AuditMark{LSN: 10, First: map[int16]int64{0: 7}}, taken: true, since: time.Unix(0, 0)}
 	fail := func() (outbox.AuditMark, error) { return outbox.AuditMark{}, errors.New("postgres is gone") }
 	for _, passed := range []outbox.LSN{5, 20} {
 		if err := a.check(passed, func(int64) bool { return false }, fail, time.Unix(100, 0)); err != nil {
@@ -452,7 +452,7 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 			m := &transactions{status: c.before}
 			r := New(Options{Store: m, Slots: m})
 			k := r.keeper
-			r.phase = c.phase
+			r.activity.phase = c.phase
 			if _, err := k.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -11,8 +11,6 @@ import (
 )
 
 const (
-	// publishTimeout bounds one attempt to publish a batch, or one other call of the sink.
-	publishTimeout = 5 * time.Second
 	// gulpRows and gulpBytes bound what the publisher takes at once.
 	gulpRows  = 2000
 	gulpBytes = 4 << 20
@@ -239,13 +237,6 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// finished reports whether err ends the lane it came from.
-func finished(err error) bool {
-	var fenced *outbox.FencedError
-	var foreign *outbox.ForeignError
-	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
 }
 
 // gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it

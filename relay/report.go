@@ -55,19 +55,19 @@ func (r *reporter) outcome(err error) {
 	var foreign *outbox.ForeignError
 	switch {
 	case err == nil || errors.As(err, &poison):
-		if r.health.clear("publish") {
+		if r.health.clear(conditionPublish) {
 			r.log.Info("publishing again")
 		}
-		r.health.clear("foreign_stream")
+		r.health.clear(conditionForeign)
 	case errors.Is(err, context.Canceled):
 	case errors.As(err, &foreign):
-		r.health.fail("foreign_stream", err.Error())
+		r.health.fail(conditionForeign, err.Error())
 	case finished(err): // adopting anew mends it
 	default:
 		if bad, _ := r.health.lists(); len(bad) == 0 {
 			r.log.Warn("publishing fails; it is repeated", "err", err)
 		}
-		r.health.fail("publish", err.Error())
+		r.health.fail(conditionPublish, err.Error())
 	}
 }
 

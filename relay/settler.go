@@ -10,25 +10,6 @@ import (
 // settleRows bounds one settling statement.
 const settleRows = 2000
 
-// patience is how long something may fail before readiness says so.
-const patience = 5 * time.Second
-
-const (
-	conditionSettle = "settle"
-	conditionPark   = "park"
-	conditionAudit  = "audit"
-)
-
-// flight is what was published and waits to be settled.
-type flight struct {
-	items  []outbox.Settlement
-	marks  []outbox.Mark
-	end    outbox.LSN // every transaction ending at or below it is complete with this flight
-	events int        // in the window
-	bytes  int
-	seqs   []int64
-}
-
 // settler confirms what was published, deletes its rows, and tells everybody concerned. One goroutine owns it.
 type settler struct {
 	*reporter

@@ -36,7 +36,7 @@ type slotKeeper struct {
 	mu   sync.Mutex
 	last time.Time // of the last advance or nudge
 	// next is where the slot may be moved as soon as everything older than its transaction has ended; zero for nowhere.
-	next place
+	next slotTarget
 	// known is set while this process knows of a slot that it has not dropped itself.
 	known bool
 	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
@@ -48,9 +48,9 @@ type slotKeeper struct {
 	hit   func()
 }
 
-// place is a position in the WAL. What was committed at or before lsn is visible when every transaction older than xid has
+// slotTarget is a position in the WAL. What was committed at or before lsn is visible when every transaction older than xid has
 // ended.
-type place struct {
+type slotTarget struct {
 	lsn outbox.LSN
 	xid uint64
 }
@@ -65,7 +65,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing any
 	// more: another instance has led, or another server.
 	k.mu.Lock()
-	k.last, k.next, k.still = time.Now(), place{}, false
+	k.last, k.next, k.still = time.Now(), slotTarget{}, false
 	k.mu.Unlock()
 	for ctx.Err() == nil {
 		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
@@ -109,9 +109,6 @@ func (k *slotKeeper) tick(ctx context.Context) error {
 	}
 	return nil
 }
-
-// conditionWAL is the readiness condition of a slot that holds back more than it may and cannot be moved or dropped.
-const conditionWAL = "wal"
 
 // overBudget says what keeps the budget from being enforced: events flow, and the disk fills.
 func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
@@ -194,14 +191,6 @@ func (k *slotKeeper) know(known bool) {
 	k.known = known
 }
 
-// Why a slot was made, the values of the reason label of outbox_slot_created_total.
-const (
-	madeNew         = "new"         // there was none, as far as this process knows, or it had dropped it itself
-	madeMissing     = "missing"     // somebody dropped it
-	madeLost        = "lost"        // the server had given it up
-	madePublication = "publication" // the publication had not been whole while it existed
-)
-
 // made says why a slot was made in the place of what st shows.
 func (k *slotKeeper) made(st outbox.SlotStatus) string {
 	k.mu.Lock()
@@ -224,7 +213,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.phase() == phaseStream {
-		k.next = place{}
+		k.next = slotTarget{}
 		return nil
 	}
 	if k.next.xid == 0 {
@@ -233,7 +222,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.next = place{lsn, xid}
+		k.next = slotTarget{lsn, xid}
 		k.log.Debug("the slot follows when older transactions have ended", "lsn", lsn.String())
 		return nudgeErr
 	}
@@ -242,7 +231,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 		return err
 	}
 	lsn := k.next.lsn
-	k.next, k.last, k.still = place{}, time.Now(), false
+	k.next, k.last, k.still = slotTarget{}, time.Now(), false
 	return k.slots.Advance(ctx, lsn)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"posthaste/internal/pause"
+	"posthaste/outbox"
 )
 
 const (
@@ -17,12 +18,12 @@ const (
 	watchInterval = 5 * time.Second
 )
 
-// conditionStalled is the readiness condition of a relay in which nothing moves.
-const conditionStalled = "stalled"
-
 // watchdog compares what waits in the table with whether anything moves. It knows no causes: a pipeline that stands still,
-// for a reason that nobody has thought of, must not look well. One goroutine uses it.
+// for a reason that nobody has thought of, must not look well. One goroutine owns it.
 type watchdog struct {
+	*reporter
+	store outbox.Store
+
 	// first is the first row of each part and since when it has been that.
 	first map[int16]standing
 	// moves is how much had moved when that last changed, at since.
@@ -91,36 +92,35 @@ func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) find
 	return finding{}
 }
 
-// watch looks until ctx ends, and says what stands still in health, log and metric.
-func (l *leadership) watch(ctx context.Context) {
-	w := &watchdog{}
+// run looks until ctx ends, and says what stands still in health, log and metric.
+func (w *watchdog) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		var f finding
-		if mark, err := l.o.Store.Audit(ctx); err == nil {
-			f = w.check(mark.First, l.moved.Load(), time.Now())
+		if mark, err := w.store.Audit(ctx); err == nil {
+			f = w.check(mark.First, w.moved.Load(), time.Now())
 		} else if ctx.Err() == nil {
 			f = w.untold(time.Now())
 		}
-		l.stand(f)
+		w.stand(f)
 		pause.For(ctx, watchInterval)
 	}
 }
 
-func (l *leadership) stand(f finding) {
-	boolGauge(l.metrics.stalled, f.text != "")
+func (w *watchdog) stand(f finding) {
+	boolGauge(w.metrics.stalled, f.text != "")
 	if f.text == "" {
-		if l.health.clear(conditionStalled) {
-			l.log.Info("events move again")
+		if w.health.clear(conditionStalled) {
+			w.log.Info("events move again")
 		}
 		return
 	}
-	news := !l.health.clear(conditionStalled)
+	news := !w.health.clear(conditionStalled)
 	if f.all {
-		l.health.fail(conditionStalled, f.text)
+		w.health.fail(conditionStalled, f.text)
 	} else {
-		l.health.degrade(conditionStalled, f.text)
+		w.health.degrade(conditionStalled, f.text)
 	}
 	if news {
-		l.log.Error("events stand still", "why", f.text)
+		w.log.Error("events stand still", "why", f.text)
 	}
 }

@@ -98,16 +98,16 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &standingStore{}
-		l := &leadership{Relay: New(Options{Store: store})}
-		l.health.clear(conditionPostgres)
+		r := New(Options{Store: store})
+		r.health.clear(conditionPostgres)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { l.watch(ctx); close(done) }()
+		go func() { (&watchdog{reporter: r.reporter, store: store}).run(ctx); close(done) }()
 		after := func(d time.Duration, want string) {
 			t.Helper()
 			pause.For(t.Context(), d)
 			synctest.Wait()
-			bad, _ := l.health.lists()
+			bad, _ := r.health.lists()
 			if got := strings.Join(bad, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {
 				t.Fatalf("health %q, want %q", got, want)
 			}

@@ -59,6 +59,13 @@ func (w *window) release(events, bytes int) {
 	}
 }
 
+// reset forgets what is held, when nobody uses the window.
+func (w *window) reset() {
+	if n, b := w.held(); n > 0 {
+		w.release(n, b)
+	}
+}
+
 func (w *window) held() (events, bytes int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,10 +10,13 @@ import (
 	"posthaste/outbox"
 )
 
+// visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
+const visibleWait = 5 * time.Second
+
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
 func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	drain := func() error {
-		return l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) })
+		return l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
 	}
 	refuse := func(err error) (transition, error) {
 		var fenced *outbox.FencedError
@@ -37,7 +40,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 			return refuse(err)
 		}
 	}
-	lsn, xid, err := l.o.Store.Mark(ctx)
+	lsn, xid, err := l.store.Mark(ctx)
 	if err != nil {
 		return refuse(err)
 	}
@@ -62,28 +65,28 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 // leader's, which is terminated.
 func (l *leadership) evict(ctx context.Context) error {
 	for range 10 {
-		st, err := l.o.Slots.Status(ctx)
+		st, err := l.slots.Status(ctx)
 		if err != nil || !st.Active {
 			return err
 		}
 		pause.For(ctx, 50*time.Millisecond)
 	}
 	l.log.Warn("the slot is held by another walsender; ending it")
-	return l.o.Slots.Evict(ctx)
+	return l.slots.Evict(ctx)
 }
 
 // waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or
 // made without such a wait, going on without it could pass rows by: then it is an error.
 func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) {
-	visible, err := l.o.Store.VisibleBelow(ctx, xid)
+	visible, err := l.store.VisibleBelow(ctx, xid)
 	if err != nil || visible {
 		return visible, err
 	}
 	// Events do not wait for it.
 	deadline := time.Now().Add(visibleWait)
 	err = l.during(ctx, func(ctx context.Context) error {
-		return l.sweepWhile(ctx, l.gates, func(ctx context.Context) (bool, error) {
-			visible, err = l.o.Store.VisibleBelow(ctx, xid)
+		return l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
+			visible, err = l.store.VisibleBelow(ctx, xid)
 			return !visible && time.Now().Before(deadline), err
 		})
 	})
@@ -106,7 +109,7 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 
 // endHandOver is what is left to do when nobody else can move the slot any more: one more pass, then H.
 func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
-	st, err := l.o.Slots.Status(ctx)
+	st, err := l.slots.Status(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -116,45 +119,20 @@ func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
 		}
 		return 0, &outbox.SlotError{Reason: outbox.ReasonSlotActive, Err: errors.New("somebody else moved the slot during the hand-over"), Mend: "it starts over by itself"}
 	}
-	if err := l.during(ctx, func(ctx context.Context) error { return l.o.Sweeper.Drain(ctx, l.scope(l.gates)) }); err != nil {
+	if err := l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) }); err != nil {
 		return 0, err
 	}
-	if l.handover, err = l.o.Store.InsertLSN(ctx); err != nil {
+	if l.handover, err = l.store.InsertLSN(ctx); err != nil {
 		return 0, err
 	}
 	if l.failures == 0 {
-		l.wellAgain() // else it has to run for a while first, so that readiness does not flicker
+		l.recovered() // else it has to run for a while first, so that readiness does not flicker
 	}
 	return l.handover, l.record(ctx, outbox.ModeCDC)
 }
 
-// wellAgain forgets why the slot was not streamed before.
-func (l *leadership) wellAgain() {
+// recovered forgets why the slot was not streamed before.
+func (l *leadership) recovered() {
 	l.degraded = ""
-	l.health.clear("slot")
-}
-
-// guard looks, until ctx ends, whether this leadership may stream on; it returns why it may not.
-func (l *leadership) guard(ctx context.Context, s *stream) error {
-	well := false
-	var gate time.Time
-	for pause.For(ctx, guardInterval) == nil {
-		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
-		if _, err := l.watchGates(ctx, &gate); err != nil {
-			return err
-		}
-		if !well && s.ranWell() {
-			l.wellAgain()
-			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
-			well = l.record(ctx, outbox.ModeCDC) == nil
-		}
-		st, err := l.check(ctx)
-		switch {
-		case errors.Is(err, outbox.ErrSuperseded):
-			return outbox.ErrSuperseded
-		case err == nil && st.Desired == outbox.ModePoll:
-			return errToggled
-		}
-	}
-	return nil
+	l.health.clear(conditionSlot)
 }

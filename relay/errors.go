@@ -1,0 +1,58 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+
+	"posthaste/outbox"
+)
+
+// The causes with which a part ends another.
+var (
+	errLockLost    = errors.New("the lock session is gone")
+	errToggled     = errors.New("another mode is wanted")
+	errSourceEnded = errors.New("the source ended")
+)
+
+// permanent is what waiting cannot mend.
+type permanent interface{ Permanent() bool }
+
+// finished reports whether err ends the lane it came from.
+func finished(err error) bool {
+	var fenced *outbox.FencedError
+	var foreign *outbox.ForeignError
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
+}
+
+// hopeless reports whether nothing of ours can be published or settled any more.
+func hopeless(cause error) bool {
+	var fenced *outbox.FencedError
+	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) || errors.As(cause, &fenced)
+}
+
+// slotReason names the condition behind an error that ended or prevented the stream.
+func slotReason(err error) string {
+	var se *outbox.SlotError
+	var fenced *outbox.FencedError
+	switch {
+	case err == nil:
+		return outbox.ReasonStop
+	case errors.As(err, &se):
+		return se.Reason
+	case errors.Is(err, outbox.ErrMoved):
+		return outbox.ReasonRestarted
+	case errors.Is(err, outbox.ErrGap):
+		return outbox.ReasonGap
+	case errors.As(err, &fenced), errors.Is(err, outbox.ErrSuperseded):
+		return outbox.ReasonFenced
+	default:
+		return outbox.ReasonConnection
+	}
+}
+
+func wrap(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", step, err)
+}

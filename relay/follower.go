@@ -1,0 +1,81 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+)
+
+// follower is what an instance does while another one leads. One goroutine owns it.
+type follower struct {
+	*reporter
+	store    outbox.Store
+	sink     outbox.Sink
+	activity *activity
+	sweeps   *sweeps
+}
+
+// assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits a
+// little. Either way the caller then tries to lead.
+func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
+	st, err := f.activity.state(ctx)
+	if err != nil {
+		return err
+	}
+	if st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
+		f.activity.enter(phaseStandby, outbox.ReasonLeadership)
+		pause.About(ctx, 500*time.Millisecond)
+		return nil
+	}
+	ok, err := locks.TryPipe(ctx, false)
+	if err != nil || !ok {
+		pause.About(ctx, 200*time.Millisecond)
+		return err
+	}
+	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
+	// Only what is read after the lock was taken counts.
+	if st, err = f.activity.state(ctx); err != nil || st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
+		return err
+	}
+	return f.sweep(ctx, locks, st)
+}
+
+// sweep sweeps under the leader's owner until that changes or the leader is gone.
+func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
+	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is the
+	// leader's to find out.
+	server, err := f.sink.Bind(ctx)
+	defer f.sink.Release()
+	if err != nil || server != st.Sink {
+		pause.About(ctx, 200*time.Millisecond)
+		return nil //nolint:nilerr // watchSink says it
+	}
+	f.activity.own(st.Owner)
+	f.activity.enter(phasePoll, outbox.ReasonToggle)
+	g := newGates(st.Owner, f.sink, f.store)
+	err = f.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
+		now, err := f.activity.state(ctx)
+		if err != nil {
+			return false, err
+		}
+		if now.Owner != st.Owner || now.Desired != outbox.ModePoll || now.Active != outbox.ModePoll {
+			return false, nil
+		}
+		// A free leader lock is taken by the caller, after this sweep has ended.
+		led, err := locks.TryLead(ctx)
+		if err != nil {
+			return false, err
+		}
+		return !led, nil // the caller asks again and gets it again: the lock is held by the session
+	})
+	f.health.clear(conditionPublish) // this instance does not publish now
+	if err != nil && finished(err) {
+		// The leader adopts anew; until then there is nothing to sweep under.
+		f.log.Debug("sweeping along ended", "err", err)
+		pause.About(ctx, 200*time.Millisecond)
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,52 @@
+package relay
+
+import (
+	"context"
+	"sync/atomic"
+
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+)
+
+// lossCounter counts what adoptions note as perhaps lost. History may be long: nothing else waits for it. One goroutine owns it;
+// suspect may be called from any.
+type lossCounter struct {
+	*reporter
+	store outbox.Store
+
+	// uncounted is set while something that may be lost is not counted.
+	uncounted atomic.Bool
+}
+
+// suspect says that there may be something to count.
+func (c *lossCounter) suspect() { c.uncounted.Store(true) }
+
+// run counts what adoptions note as perhaps lost, until ctx ends. History may be long: nothing else waits for it.
+func (c *lossCounter) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if c.uncounted.Swap(false) {
+			c.count(ctx)
+		}
+		pause.About(ctx, trimInterval)
+	}
+}
+
+// count says what is lost.
+func (c *lossCounter) count(ctx context.Context) {
+	losses, err := c.store.CountLosses(ctx)
+	if err != nil {
+		c.uncounted.Store(true)
+		c.metrics.scrapeErrors.WithLabelValues("losses").Inc()
+		c.log.Debug("count losses", "err", err)
+	}
+	for _, loss := range losses {
+		if loss.Stream == "" {
+			c.metrics.failovers.Inc()
+			c.log.Error("postgres has gone back in time, by a failover or a restore: it may have forgotten that events were settled, which are published twice then, and commits whose events are in their streams")
+			continue
+		}
+		c.metrics.lostEvents.Add(float64(max(loss.Events, 1)))
+		c.log.Error("the sink has lost events that were settled", "stream", loss.Stream, "events", loss.Events, "first", loss.First, "last", loss.Last,
+			"remedy", loss.Remedy())
+	}
+}

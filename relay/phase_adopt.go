@@ -1,0 +1,237 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"time"
+
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+)
+
+// adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
+// table before that is complete.
+func (l *leadership) adopt(ctx context.Context) (transition, error) {
+	st, err := l.activity.state(ctx)
+	if err != nil {
+		pause.About(ctx, 200*time.Millisecond)
+		return onOver, err
+	}
+	if l.gates != nil && st.Owner != l.gates.owner {
+		return onOver, outbox.ErrSuperseded
+	}
+	alone, err := l.takePipe(ctx, st.Desired == outbox.ModePoll)
+	if err != nil {
+		return onOver, err
+	}
+	// What the lock allowed counts only with a state read after it.
+	if st, err = l.activity.state(ctx); err != nil {
+		return onOver, err
+	}
+	if err := l.raise(ctx, st); err != nil {
+		pause.About(ctx, 200*time.Millisecond)
+		return onOver, err
+	}
+	if err := l.sweeps.refresh(ctx); err != nil {
+		return onOver, err
+	}
+	if alone {
+		return onWantStream, nil
+	}
+	return onWantPoll, nil
+}
+
+// takePipe gets the pipe lock: shared for polling; exclusive for streaming, or shared for the time being when pollers on
+// other instances still hold it.
+func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err error) {
+	if !poll && !l.exclusive {
+		if l.exclusive, err = l.locks.TryPipe(ctx, true); err != nil {
+			return false, err
+		}
+	}
+	if !poll && l.exclusive {
+		if l.shared {
+			l.shared = false
+			return true, l.locks.DropPipe(ctx, false)
+		}
+		return true, nil
+	}
+	for !l.shared {
+		if l.shared, err = l.locks.TryPipe(ctx, false); err != nil {
+			return false, err
+		}
+		if !l.shared {
+			pause.About(ctx, 200*time.Millisecond)
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	if l.exclusive {
+		l.exclusive = false
+		return false, l.locks.DropPipe(ctx, true)
+	}
+	return false, nil
+}
+
+// raise writes the new owner and raises the gates of all streams. A gate that has seen a higher epoch than the table
+// (the database was restored to an earlier time) is overtaken, as long as the table names us.
+func (l *leadership) raise(ctx context.Context, st outbox.State) error {
+	epoch, wentBack := max(st.Owner.Epoch, l.fence)+1, l.fence > 0
+	l.fence = 0
+	if l.gates == nil {
+		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
+	}
+	for {
+		a := outbox.Adoption{
+			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.holder, WentBack: wentBack,
+		}
+		var err error
+		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {
+			return err
+		}
+		ok, err := l.store.Adopt(ctx, a)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return outbox.ErrSuperseded
+		}
+		l.losses.suspect()
+		l.gates = newGates(a.To, l.sink, l.store)
+		l.activity.own(a.To)
+		l.metrics.adoptions.Inc()
+		err = l.raiseGates(ctx)
+		var fenced *outbox.FencedError
+		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrMoved) {
+			return err
+		}
+		if st, err = l.check(ctx); err != nil {
+			return err
+		}
+		if fenced != nil {
+			l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch", fenced.Epoch, "epoch", epoch)
+			epoch, wentBack = max(fenced.Epoch, epoch), true
+		}
+		epoch++
+	}
+}
+
+// bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
+// published there. It repeats what fails for the moment.
+func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		server, suspects, err = l.tryBind(ctx, st)
+		if err == nil || ctx.Err() != nil {
+			return server, suspects, err
+		}
+		l.health.fail(conditionAdopt, err.Error())
+		bo.wait(ctx)
+		now, err := l.activity.state(ctx)
+		l.answered(ctx, err)
+		if err == nil && now.Owner != st.Owner {
+			return "", nil, outbox.ErrSuperseded
+		}
+	}
+}
+
+func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
+	streams, err := l.store.Streams(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
+		return server, nil, err
+	}
+	states, err := l.sink.Look(actx, streams)
+	if err != nil {
+		return "", nil, err
+	}
+	suspects, err = l.suspect(ctx, st, server, states)
+	return server, suspects, err
+}
+
+// suspect names the streams that may lack what was settled: all, if the server is another process than at the last adoption;
+// those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is counted later; before
+// anything was delivered it is nothing.
+func (l *leadership) suspect(ctx context.Context, st outbox.State, server string, states []outbox.StreamState) ([]outbox.StreamState, error) {
+	other := server != "" && server != st.Sink
+	var suspects []outbox.StreamState
+	var gone []string
+	for _, s := range states {
+		if !s.Gate {
+			gone = append(gone, s.Stream)
+		}
+		if other || !s.Gate || s.Forgot || s.Missing > 0 {
+			suspects = append(suspects, s)
+		}
+	}
+	if len(suspects) == 0 {
+		return nil, nil
+	}
+	delivered, err := l.store.Delivered(ctx)
+	if err != nil || !delivered {
+		return nil, err
+	}
+	if st.Sink != "" && other {
+		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled", "server", server)
+	}
+	if len(gone) > 0 {
+		l.sink.Missed(len(gone))
+		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another one", "streams", gone)
+	}
+	return suspects, nil
+}
+
+// raiseGates raises the gate of every known stream, repeating what fails for the moment.
+func (l *leadership) raiseGates(ctx context.Context) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		err := l.tryGates(ctx)
+		var fenced *outbox.FencedError
+		if err == nil {
+			l.health.clear(conditionAdopt)
+			l.health.clear(conditionForeign)
+			return nil
+		}
+		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrMoved) || ctx.Err() != nil {
+			return err
+		}
+		var foreign *outbox.ForeignError
+		if errors.As(err, &foreign) {
+			l.health.fail(conditionForeign, err.Error())
+		} else {
+			l.health.fail(conditionAdopt, err.Error())
+		}
+		bo.wait(ctx)
+		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+	}
+}
+
+func (l *leadership) tryGates(ctx context.Context) error {
+	streams, err := l.store.Streams(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range streams {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		err := l.gates.adopt(actx, s, nil)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newNonce() outbox.Nonce {
+	var n outbox.Nonce
+	_, _ = rand.Read(n[:]) // never fails: crypto/rand ends the program instead
+	return n
+}

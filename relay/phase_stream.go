@@ -1,0 +1,70 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// stream streams until something ends it, then settles what was published, as far as that is possible.
+func (l *leadership) stream(ctx context.Context) (transition, error) {
+	began := time.Now()
+	s := l.newStream(l.gates, l.endHandOver, l.guard())
+	l.gates.fresh = s.publisher.meet
+	err := s.run(ctx)
+	l.gates.fresh = nil
+	l.health.clear(conditionSettle)
+	l.health.clear(conditionPark)
+	l.health.clear(conditionAudit)
+	if time.Since(began) < goodStream {
+		l.failures++
+	} else {
+		l.failures = 0
+	}
+	l.reason = slotReason(err)
+	if fenced := (*outbox.FencedError)(nil); errors.As(err, &fenced) {
+		l.fence = fenced.Epoch
+	}
+	switch {
+	case errors.Is(err, errToggled):
+		l.reason, l.failures = outbox.ReasonToggle, 0
+		return onOver, nil
+	case errors.Is(err, outbox.ErrSuperseded):
+		return onLost, err
+	case ctx.Err() != nil:
+		return onOver, nil // run knows better
+	}
+	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
+	var se *outbox.SlotError
+	if errors.As(err, &se) {
+		l.unusable(ctx, err)
+	}
+	return onOver, nil
+}
+
+// guard returns what looks, each time it is called, whether this leadership may stream on; the error says why it may not.
+func (l *leadership) guard() func(ctx context.Context, well bool) error {
+	noted := false // that all is well
+	var gate time.Time
+	return func(ctx context.Context, well bool) error {
+		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
+		if _, err := l.watchGates(ctx, &gate); err != nil {
+			return err
+		}
+		if well && !noted {
+			l.recovered()
+			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
+			noted = l.record(ctx, outbox.ModeCDC) == nil
+		}
+		st, err := l.check(ctx)
+		switch {
+		case errors.Is(err, outbox.ErrSuperseded):
+			return outbox.ErrSuperseded
+		case err == nil && st.Desired == outbox.ModePoll:
+			return errToggled
+		}
+		return nil
+	}
+}

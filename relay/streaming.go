@@ -1,0 +1,149 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"posthaste/outbox"
+)
+
+const (
+	// goodStream is how long a stream must have run for the next hand-over to come without delay.
+	goodStream = 10 * time.Second
+	// guardInterval is how often a leader that streams looks whether it still may.
+	guardInterval = 400 * time.Millisecond
+)
+
+// streaming is one run of the slot reader: reader, publisher, settler and auditor, each a goroutine, are joined here and nowhere
+// else. The goroutine that calls run owns it, and calls begin and guard.
+type streaming struct {
+	source    outbox.Source
+	publisher *publisher
+	settler   *settler
+	auditor   *auditor
+	keeper    *slotKeeper
+	window    *window
+	drain     time.Duration
+	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns H.
+	begin func(ctx context.Context) (outbox.LSN, error)
+	// guard is called every guardInterval, and returns why the leader may not stream any more, if that is so. well: the stream has
+	// run for long enough to forget why it did not before.
+	guard func(ctx context.Context, well bool) error
+
+	chunks  chan outbox.Chunk
+	flights chan *flight
+	// ready is the reader's question for begin, and begun the answer.
+	ready chan struct{}
+	begun chan error
+	// running is set when H is known and the stream is being read, since then.
+	running atomic.Bool
+	since   time.Time
+}
+
+// progress is how far everything is published; known is false while the stream stands still for a known reason.
+func (s *streaming) progress() (passed outbox.LSN, known bool) {
+	return outbox.LSN(s.publisher.passed.Load()), s.running.Load() && !s.publisher.failing.Load()
+}
+
+// run returns the cause of the stream's end.
+func (s *streaming) run(ctx context.Context) error {
+	intake, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopWork(nil)
+	source, stopSource := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSource()
+	s.keeper.onExhausted(func() {
+		fail(&outbox.SlotError{Reason: outbox.ReasonBudget, Err: errors.New("the WAL budget is exhausted")})
+	})
+	defer s.keeper.onExhausted(nil)
+
+	sp := span{intake, work}
+	var reading, working sync.WaitGroup
+	reading.Go(func() {
+		defer close(s.chunks)
+		err := s.source.Run(source, s.started, s.chunks)
+		if err == nil {
+			err = errSourceEnded
+		}
+		fail(err)
+	})
+	working.Go(func() {
+		defer close(s.flights)
+		if err := s.publisher.run(sp); err != nil {
+			fail(err)
+		}
+	})
+	working.Go(func() {
+		if err := s.settler.run(sp, fail); err != nil {
+			stopWork(err) // without settling there is no use in publishing on
+		}
+	})
+	working.Go(func() {
+		if err := s.auditor.run(intake); err != nil {
+			fail(err)
+		}
+	})
+	if err := s.lead(intake); err != nil {
+		fail(err)
+	}
+	<-intake.Done()
+	cause := context.Cause(intake)
+	if hopeless(cause) {
+		stopWork(cause)
+	} else {
+		// The rest of the timeout is for what follows: confirming, standing down, closing.
+		deadline := time.AfterFunc(max(s.drain-2*time.Second, s.drain/2), func() { stopWork(errors.New("drain timeout")) })
+		defer deadline.Stop()
+	}
+	working.Wait()
+	stopSource()         // only now, so that the last settled position is confirmed
+	for range s.chunks { //nolint:revive // let the reader finish its hand-over
+	}
+	reading.Wait()
+	s.window.reset() // what was not settled is in doubt now, and nobody waits for it
+	return cause
+}
+
+// started is called by the source when nobody else can move the slot any more. It waits for the owner to end the hand-over.
+func (s *streaming) started(ctx context.Context) error {
+	select {
+	case s.ready <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-s.begun:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to end it.
+func (s *streaming) lead(intake context.Context) error {
+	look := time.NewTicker(guardInterval)
+	defer look.Stop()
+	for {
+		select {
+		case <-intake.Done():
+			return nil
+		case <-s.ready:
+			handover, err := s.begin(intake)
+			if err == nil {
+				s.publisher.begin(handover)
+				s.since = time.Now()
+				s.running.Store(true)
+			}
+			s.begun <- err // there is room: it is asked once
+		case <-look.C:
+			well := s.running.Load() && time.Since(s.since) > goodStream
+			if err := s.guard(intake, well); err != nil {
+				return err
+			}
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time; what it gives the
+// sweeper is safe for concurrent use.
+type sweeps struct {
+	*reporter
+	store   outbox.Store
+	sweeper outbox.Sweeper
+	blocks  *blocks // nil unless block-key
+}
+
+// while runs the sweeper until check says no or fails, or the sweeper ends by itself (ErrGap and its like are
+// returned). check is asked a few times a second.
+func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Context) (bool, error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.sweeper.Run(ctx, s.scope(g)) }()
+	stop := func() error {
+		cancel()
+		return <-done
+	}
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-done:
+			cancel()
+			return err
+		case <-t.C:
+		}
+		ok, err := check(ctx)
+		if err != nil || !ok {
+			if serr := stop(); err == nil {
+				err = serr
+			}
+			return err
+		}
+	}
+}
+
+// scope is what a sweep under g works with.
+func (s *sweeps) scope(g *gates) outbox.Scope {
+	return outbox.Scope{
+		Owner: g.owner, Ensure: g.ensure, Claimed: s.refresh, BlockKey: s.blocks != nil, Blocked: s.blocks.blocker,
+		Published: func(stream string, events []*outbox.Event, suppressed int) {
+			s.published(outbox.ModePoll, stream, events)
+		},
+		Parked: func(e *outbox.Event, err error) {
+			s.blocks.add(e)
+			s.parked(e, err)
+		},
+		Outcome: s.outcome,
+	}
+}
+
+// refresh reads which events are parked, for block-key.
+func (s *sweeps) refresh(ctx context.Context) error {
+	if s.blocks == nil {
+		return nil
+	}
+	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
+}
+
+// drain makes one pass that reaches, in every part, what was visible when it began.
+func (s *sweeps) drain(ctx context.Context, g *gates) error { return s.sweeper.Drain(ctx, s.scope(g)) }
