@@ -17,12 +17,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sql"
@@ -161,119 +161,13 @@ func RelayReady(r *relay.Relay) http.Handler {
 	})
 }
 
-// Status is the body of GET /relay and the output of posthaste status --json.
-type Status struct {
-	// Mode is the mode events travel in: cdc, poll or standby.
-	Mode    outbox.Mode `json:"mode"`
-	Desired outbox.Mode `json:"desired"`
-	Epoch   int64       `json:"epoch"`
-	// Leader tells whether the answering process leads; nil when the answer does not come from a relay.
-	Leader *bool `json:"leader"`
-	// Owner names the process that leads, or led last: host:pid.
-	Owner   string  `json:"owner"`
-	Backlog Backlog `json:"backlog"`
-	// Inflight is what the answering relay has published and not settled; nil when the answer does not come from one.
-	Inflight    *int      `json:"inflight"`
-	Slot        Slot      `json:"slot"`
-	Dead        int64     `json:"dead"`
-	HandoverLSN string    `json:"handover_lsn"`
-	Degraded    string    `json:"degraded,omitempty"`
-	Source      uuid.UUID `json:"source"`
-	// Losses are the events that Redis lost after they were settled, and that nobody has published again yet.
-	Losses    []Loss    `json:"losses,omitempty"`
-	ChangedAt time.Time `json:"changed_at"`
-}
-
-// Loss is what a stream has lost, or, without a stream, a failover of Postgres.
-type Loss struct {
-	Stream string `json:"stream,omitempty"`
-	// Events is how many, -1 if that cannot be known.
-	Events  int64     `json:"events"`
-	Noticed time.Time `json:"noticed_at"`
-	// Remedy is the command that brings them back.
-	Remedy string `json:"remedy"`
-}
-
-// Text says what is lost in a few words.
-func (l Loss) Text() string {
-	switch {
-	case l.Stream == "":
-		return "Postgres has gone back in time: events settled shortly before may be published twice"
-	case l.Events < 0:
-		return "Redis lost an unknown number of settled events of " + l.Stream
-	case l.Events == 1:
-		return "Redis lost 1 settled event of " + l.Stream
-	}
-	return fmt.Sprintf("Redis lost %s settled events of %s", humanize.Comma(l.Events), l.Stream)
-}
-
-// Backlog is what is in the outbox.
-type Backlog struct {
-	Rows          int64   `json:"rows"`
-	OldestSeconds float64 `json:"oldest_seconds"`
-}
-
-// Slot is the replication slot's state.
-type Slot struct {
-	Exists            bool   `json:"exists"`
-	Active            bool   `json:"active"`
-	Lost              bool   `json:"lost"`
-	Reason            string `json:"reason,omitempty"`
-	ConfirmedLSN      string `json:"confirmed_lsn"`
-	RestartLSN        string `json:"restart_lsn"`
-	RetainedBytes     int64  `json:"retained_bytes"`
-	ConfirmedLagBytes int64  `json:"confirmed_lag_bytes"`
-	MaxKeepBytes      int64  `json:"max_keep_bytes"`
-}
-
-// ReadStatus assembles the status from Postgres, and from relay if it is not nil.
-func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay) (Status, error) {
-	st, err := sql.ReadState(ctx, pool, name)
-	if err != nil {
-		return Status{}, err
-	}
-	out := Status{
-		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder, HandoverLSN: st.Handover.String(),
-		Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
-	}
-	rows, oldest, err := sql.Backlog(ctx, pool)
-	if err != nil {
-		return out, err
-	}
-	out.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}
-	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
-		return out, err
-	}
-	losses, err := sql.Losses(ctx, pool)
-	if err != nil {
-		return out, err
-	}
-	for _, l := range losses {
-		out.Losses = append(out.Losses, Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
-	}
-	slot, err := slots.Status(ctx)
-	if err != nil {
-		return out, err
-	}
-	out.Slot = Slot{
-		Exists: slot.Exists, Active: slot.Active, Lost: slot.Lost, Reason: slot.Reason, ConfirmedLSN: slot.Confirmed.String(),
-		RestartLSN: slot.Restart.String(), RetainedBytes: slot.RetainedBytes, ConfirmedLagBytes: slot.ConfirmedLagBytes,
-		MaxKeepBytes: slot.MaxKeepBytes,
-	}
-	if relay != nil {
-		mine := relay.Status()
-		out.Leader, out.Inflight = &mine.Leader, &mine.Inflight
-	}
-	return out, nil
-}
-
 // callTimeout bounds what one request asks of Postgres.
 const callTimeout = 5 * time.Second
 
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	st, err := ReadStatus(ctx, s.Pool, s.RelayName, s.Slots, s.Relay)
+	st, err := ops.ReadStatus(ctx, s.Pool, s.RelayName, s.Slots, s.Relay)
 	if err != nil {
 		s.fail(w, err)
 		return
@@ -298,7 +192,7 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	if err := SetMode(ctx, s.Pool, s.RelayName, mode); err != nil {
+	if err := ops.SetMode(ctx, s.Pool, s.RelayName, mode); err != nil {
 		s.fail(w, err)
 		return
 	}
@@ -306,23 +200,15 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 	write(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 }
 
-// SetMode records the desired mode, for a relay that may not have started yet.
-func SetMode(ctx context.Context, pool *pgxpool.Pool, name string, mode outbox.Mode) error {
-	if err := sql.Register(ctx, pool, name); err != nil {
-		return err
-	}
-	return sql.SetDesired(ctx, pool, name, mode)
-}
-
 func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	dead, err := ListDead(ctx, s.Pool)
+	dead, err := ops.ListDead(ctx, s.Pool)
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
-	write(w, http.StatusOK, map[string][]Dead{"dead": dead})
+	write(w, http.StatusOK, map[string][]ops.Dead{"dead": dead})
 }
 
 func (s *server) retryDead(w http.ResponseWriter, r *http.Request) {

@@ -8,16 +8,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/api/admin"
 	"posthaste/cdc"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -76,7 +75,7 @@ func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 		t.Fatalf("set: %d %s", status, body)
 	}
 	status, body := w.call(t, "GET", "/relay", "")
-	var st admin.Status
+	var st ops.Status
 	if err := json.Unmarshal([]byte(body), &st); err != nil || status != 200 {
 		t.Fatalf("status: %d %s %v", status, body, err)
 	}
@@ -200,7 +199,7 @@ func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
 			VALUES ($1, $2, 'order', 'a', 'x', $3::text::jsonb, now(), 'refused', 'wrongtype', 3)`, id, i+1, payload)
 	}
 	status, body := w.call(t, "GET", "/relay/dead", "")
-	var list struct{ Dead []admin.Dead }
+	var list struct{ Dead []ops.Dead }
 	if err := json.Unmarshal([]byte(body), &list); err != nil || status != 200 || len(list.Dead) != 3 || list.Dead[0].ID != first || list.Dead[0].Source != "relay" {
 		t.Fatalf("list: %d %s %v", status, body, err)
 	}
@@ -264,30 +263,7 @@ func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {
 	if status != 503 || !strings.Contains(body, "detail") {
 		t.Errorf("%d %s", status, body)
 	}
-	if err := admin.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
+	if err := ops.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
 		t.Error("no error without Postgres")
-	}
-}
-
-// A Postgres that hangs takes its own time only: Redis is looked at all the same, and found well.
-func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
-	t.Parallel()
-	d, r := testenv.Postgres(t), testenv.Redis(t)
-	tx, err := d.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
-	defer cancel()
-	v := admin.Diagnose(ctx, admin.DoctorOptions{
-		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
-	})
-	i := slices.IndexFunc(v.Findings, func(f admin.Finding) bool { return f.Check == "redis" })
-	if i < 0 || v.Findings[i].Severity != admin.SeverityOK {
-		t.Errorf("findings: %+v", v.Findings)
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
@@ -13,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/api/admin"
 	"posthaste/consumer"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -26,15 +24,15 @@ type deadCmd struct {
 }
 
 // withDead runs do with both, and with what the groups have given up already read.
-func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *admin.DeadIn) error) error {
+func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.DeadIn) error) error {
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := sink.NewClient(e.config.RedisURL)
 		if err != nil {
 			return &usageError{err.Error()}
 		}
 		defer client.Close()
-		d := &admin.DeadIn{Pool: pool, Client: client}
-		d.Groups, err = e.groupDead(ctx, client)
+		d := &ops.DeadIn{Pool: pool, Client: client}
+		d.Groups, err = ops.GroupsDead(ctx, client, e.config.StreamPrefix)
 		// Without Redis the relay's own dead events can still be looked after.
 		if derr := do(ctx, d); derr != nil {
 			return derr
@@ -43,30 +41,14 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *admi
 	})
 }
 
-// groupDead lists what consumer groups have given up, without the payloads: of those there may be more than memory.
-func (e *env) groupDead(ctx context.Context, client *redis.Client) ([]consumer.DeadEntry, error) {
-	found, err := consumer.Streams(ctx, client, e.config.StreamPrefix)
-	if err != nil {
-		return nil, err
-	}
-	var streams []string
-	for _, name := range found {
-		if stream, ok := strings.CutPrefix(name, "dead."); ok {
-			streams = append(streams, stream)
-		}
-	}
-	list, _, err := consumer.DeadHeads(ctx, client, streams, math.MaxInt)
-	return list, err
-}
-
 type deadListCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
 // Run lists dead events.
 func (c deadListCmd) Run(ctx context.Context, e *env) error {
-	return e.withDead(ctx, func(ctx context.Context, d *admin.DeadIn) error {
-		dead, err := admin.ListDead(ctx, d.Pool)
+	return e.withDead(ctx, func(ctx context.Context, d *ops.DeadIn) error {
+		dead, err := ops.ListDead(ctx, d.Pool)
 		if err != nil {
 			return err
 		}
@@ -79,7 +61,7 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 				humanize.Comma(n), humanize.Comma(shown))
 		}
 		for _, g := range d.Groups {
-			dead = append(dead, admin.GroupDead(g, e.config.StreamPrefix))
+			dead = append(dead, ops.GroupDead(g, e.config.StreamPrefix))
 		}
 		if c.JSON {
 			return e.json(dead)
@@ -106,7 +88,7 @@ type deadRetryCmd struct {
 
 // Run retries dead events.
 func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
-	return e.onDead(ctx, c.ID, c.All, c.JSON, admin.RetryDead())
+	return e.onDead(ctx, c.ID, c.All, c.JSON, ops.RetryDead())
 }
 
 type deadDropCmd struct {
@@ -123,7 +105,7 @@ func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	return e.onDead(ctx, c.ID, c.All, c.JSON, admin.DropDead())
+	return e.onDead(ctx, c.ID, c.All, c.JSON, ops.DropDead())
 }
 
 // deadResult is what became of one dead event.
@@ -137,7 +119,7 @@ type deadResult struct {
 }
 
 // bounded bounds what is done to one event.
-func bounded(a admin.DeadAction) admin.DeadAction {
+func bounded(a ops.DeadAction) ops.DeadAction {
 	relay, group := a.Relay, a.Group
 	a.Relay = func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 		ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
@@ -153,7 +135,7 @@ func bounded(a admin.DeadAction) admin.DeadAction {
 }
 
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
-func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a admin.DeadAction) error {
+func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ops.DeadAction) error {
 	if all == (len(names) > 0) {
 		return &usageError{"name event ids, or all of them with --all"}
 	}
@@ -165,7 +147,7 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ad
 		}
 	}
 	asking := ctx
-	return e.withDead(ctx, func(_ context.Context, d *admin.DeadIn) error {
+	return e.withDead(ctx, func(_ context.Context, d *ops.DeadIn) error {
 		ctx := asking // not bounded as a whole, because there may be many; each of them is
 		failed := false
 		results := []deadResult{}
@@ -178,7 +160,7 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ad
 			case asJSON:
 				results = append(results, deadResult{ID: id, Source: source, OK: true})
 			default:
-				fmt.Fprintf(e.stdout, "%s %s\n", foreign(admin.DeadName(id, source)), a.Done)
+				fmt.Fprintf(e.stdout, "%s %s\n", foreign(ops.DeadName(id, source)), a.Done)
 			}
 		})
 		if asJSON && (err == nil || len(results) > 0) {

@@ -21,9 +21,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/api/admin"
 	"posthaste/consumer"
 	"posthaste/internal/local"
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -381,7 +381,7 @@ func (d *demo) toggle(ctx context.Context, total time.Duration) error {
 			return nil
 		case <-time.After(total / 3):
 		}
-		if err := admin.SetMode(ctx, d.pool, d.config.RelayName, mode); err != nil && ctx.Err() == nil {
+		if err := ops.SetMode(ctx, d.pool, d.config.RelayName, mode); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}

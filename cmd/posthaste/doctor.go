@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 )
 
 type doctorCmd struct {
@@ -15,8 +15,8 @@ type doctorCmd struct {
 }
 
 // doctorOptions are the settings that the doctor measures against.
-func (c Config) doctorOptions() admin.DoctorOptions {
-	return admin.DoctorOptions{
+func (c Config) doctorOptions() ops.DoctorOptions {
+	return ops.DoctorOptions{
 		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, Schema: c.Schema, RelayName: c.RelayName, Slot: c.Slot, Publication: publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
 	}
@@ -26,7 +26,7 @@ func (c Config) doctorOptions() admin.DoctorOptions {
 func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	d := admin.Diagnose(ctx, e.config.doctorOptions())
+	d := ops.Diagnose(ctx, e.config.doctorOptions())
 	if c.JSON {
 		if err := e.json(d); err != nil {
 			return err
@@ -40,13 +40,13 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
-func printFindings(w io.Writer, findings []admin.Finding) error {
+func printFindings(w io.Writer, findings []ops.Finding) error {
 	var b strings.Builder
 	for _, f := range findings {
 		word := paint(f.Severity, colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
 		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, foreign(f.Detail))
-		if f.Mend != "" {
-			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Mend)
+		if f.Remedy != "" {
+			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Remedy)
 		}
 	}
 	_, err := io.WriteString(w, b.String())

@@ -5,18 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
-	"posthaste/api/admin"
-	"posthaste/consumer"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -26,17 +21,9 @@ type groupsCmd struct {
 	Drop groupsDropCmd `cmd:"" help:"Drop a consumer group that nobody reads any more, with everything that waits for it."`
 }
 
-// groupsIn are the consumer groups there are.
-type groupsIn struct {
-	client *redis.Client
-	// streams are all streams looked at, ascending.
-	streams []string
-	groups  []sink.Group
-}
-
 // withGroups runs do with the groups of every stream that posthaste knows or that has its prefix. That posthaste cannot
 // reach Postgres is said, and no reason to do nothing: a Redis that fills up does not wait.
-func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *groupsIn) error) error {
+func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.Groups) error) error {
 	var noted []string
 	err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		noted, err = sql.Streams(ctx, pool)
@@ -56,36 +43,15 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *gr
 		return &usageError{err.Error()}
 	}
 	defer client.Close()
-	found, err := consumer.Streams(ctx, client, e.config.StreamPrefix)
-	if err != nil {
+	maxLen := e.config.StreamMaxlen
+	if e.config.TrimForce {
+		maxLen = 0
+	}
+	g, err := ops.FindGroups(ctx, client, noted, e.config.StreamPrefix, maxLen)
+	if g == nil {
 		return oneLine(err)
 	}
-	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and readers
-	// of their own.
-	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
-	g := &groupsIn{client: client, streams: slices.Concat(noted, found)}
-	slices.Sort(g.streams)
-	g.streams = slices.Compact(g.streams)
-	g.groups, err = sink.Groups(ctx, client, g.streams)
-	e.markHolders(g.groups, noted)
 	return oneLine(errors.Join(do(ctx, g), err))
-}
-
-// markHolders finds who holds trimming, of the streams that the relay trims.
-func (e *env) markHolders(groups []sink.Group, noted []string) {
-	if e.config.TrimForce || e.config.StreamMaxlen == 0 {
-		return
-	}
-	for i := 0; i < len(groups); {
-		j := i
-		for j < len(groups) && groups[j].Stream == groups[i].Stream {
-			j++
-		}
-		if slices.Contains(noted, groups[i].Stream) {
-			sink.MarkHolders(groups[i:j], e.config.StreamMaxlen)
-		}
-		i = j
-	}
 }
 
 type groupsListCmd struct {
@@ -94,14 +60,11 @@ type groupsListCmd struct {
 
 // Run lists consumer groups.
 func (c groupsListCmd) Run(ctx context.Context, e *env) error {
-	return e.withGroups(ctx, func(_ context.Context, g *groupsIn) error {
+	return e.withGroups(ctx, func(_ context.Context, g *ops.Groups) error {
 		if c.JSON {
-			if g.groups == nil {
-				g.groups = []sink.Group{}
-			}
-			return e.json(g.groups)
+			return e.json(append([]sink.Group{}, g.List...))
 		}
-		return printGroups(e.stdout, g.groups)
+		return printGroups(e.stdout, g.List)
 	})
 }
 
@@ -127,7 +90,7 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	for _, g := range groups {
 		if g.Abandoned() {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
-				foreign(g.Name), foreign(g.Stream), rough(g.Idle), admin.DropGroupCommand(g.Stream, g.Name))
+				foreign(g.Name), foreign(g.Stream), rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil
@@ -179,13 +142,13 @@ type groupsDropCmd struct {
 // Run drops a consumer group.
 func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
-	return e.withGroups(ctx, func(ctx context.Context, g *groupsIn) error {
-		group, err := g.find(c.Stream, c.Group)
+	return e.withGroups(ctx, func(ctx context.Context, g *ops.Groups) error {
+		group, err := g.Find(c.Stream, c.Group)
 		if err != nil {
 			return err
 		}
 		if !c.Force {
-			err := sink.CheckDrop(ctx, g.client, c.Stream, c.Group, sink.ActiveWithin)
+			err := g.CheckDrop(ctx, group)
 			var active *sink.ActiveError
 			if errors.As(err, &active) {
 				return fmt.Errorf("%w: stop its consumers first, or repeat it with --force", err)
@@ -194,7 +157,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 		}
-		dead, err := g.dead(ctx, group)
+		dead, err := g.Dead(ctx, group)
 		if err != nil {
 			return err
 		}
@@ -205,13 +168,8 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		// The answer may have taken longer than ctx lasts.
 		ctx, cancel := context.WithTimeout(asking, oneShotTimeout)
 		defer cancel()
-		if err := sink.DropGroup(ctx, g.client, c.Stream, c.Group, sink.ActiveWithin, c.Force); err != nil {
+		if err := g.Drop(ctx, group, dead, c.Force); err != nil {
 			return err
-		}
-		for _, d := range dead {
-			if err := consumer.Drop(ctx, g.client, d); err != nil && !errors.Is(err, consumer.ErrDeadGone) {
-				return fmt.Errorf("the group is gone; its dead events are still listed by posthaste dead list: %w", err)
-			}
 		}
 		if c.JSON {
 			return e.json(struct {
@@ -225,35 +183,4 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		fmt.Fprintf(e.stdout, "group %s of stream %s is gone, and with it %s\n", c.Group, c.Stream, what)
 		return nil
 	})
-}
-
-// find returns a group, or an error that says what there is.
-func (g *groupsIn) find(stream, name string) (sink.Group, error) {
-	var names []string
-	for _, h := range g.groups {
-		if h.Stream != stream {
-			continue
-		}
-		if h.Name == name {
-			return h, nil
-		}
-		names = append(names, h.Name)
-	}
-	if !slices.Contains(g.streams, stream) {
-		return sink.Group{}, fmt.Errorf("%q is no stream of posthaste; there are: %s", stream, orNo(g.streams))
-	}
-	return sink.Group{}, fmt.Errorf("stream %q has no consumer group %q; it has: %s", stream, name, orNo(names))
-}
-
-func orNo(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, ", ")
-}
-
-// dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
-func (g *groupsIn) dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
-	all, _, err := consumer.DeadHeads(ctx, g.client, []string{group.Stream, "{" + group.Stream + "}"}, math.MaxInt)
-	return slices.DeleteFunc(all, func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
 }

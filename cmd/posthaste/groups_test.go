@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/sink"
 )
@@ -22,7 +22,7 @@ func TestTablesTakeNoOrders(t *testing.T) {
 	t.Parallel()
 	const hostile = "a\x1b[2J\r\nb\tc\u202ed\x9b0m"
 	var out bytes.Buffer
-	err := errors.Join(printSteps(&out, []admin.Step{{Place: "group " + hostile, ID: hostile, Detail: hostile}}),
+	err := errors.Join(printSteps(&out, []ops.Step{{Place: "group " + hostile, ID: hostile, Detail: hostile}}),
 		printGroups(&out, []sink.Group{{Stream: hostile, Name: hostile, Lag: 1, Idle: 2 * time.Hour, HoldsBack: 1}}))
 	if err != nil {
 		t.Fatal(err)

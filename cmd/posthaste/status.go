@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -50,7 +50,7 @@ const overdue = time.Minute
 
 // view is the status, and what it means.
 type view struct {
-	admin.Status
+	ops.Status
 	// word is ok, degraded or broken; why says so in a few words.
 	word, why string
 	// trend is how the backlog changes; "" if it does not, or is not watched.
@@ -72,7 +72,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 	if err != nil {
 		return view{}, err
 	}
-	st, err := admin.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
+	st, err := ops.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
 	if err != nil {
 		return view{}, err
 	}
@@ -106,10 +106,10 @@ func (e *env) redisTrouble(ctx context.Context) string {
 }
 
 // judge says what matters most: are events lost or late, and why. redis is why Redis takes none, "" if it does.
-func judge(st admin.Status, led bool, redis string) (word, why string) {
+func judge(st ops.Status, led bool, redis string) (word, why string) {
 	oldest := time.Duration(st.Backlog.OldestSeconds * float64(time.Second))
 	waiting := fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(st.Backlog.Rows), rough(oldest))
-	lost := slices.IndexFunc(st.Losses, func(l admin.Loss) bool { return l.Stream != "" })
+	lost := slices.IndexFunc(st.Losses, func(l ops.Loss) bool { return l.Stream != "" })
 	switch {
 	case !led && st.Backlog.Rows > 0:
 		return wordBroken, "no relay runs; " + waiting
@@ -159,7 +159,7 @@ func colours(w io.Writer) bool {
 // paint colours a word of the status, or the severity of a finding.
 func paint(word string, coloured bool) string {
 	colour, ok := map[string]string{
-		wordOK: "32", wordDegraded: "33", admin.SeverityWarn: "33", wordBroken: "31", admin.SeverityFail: "31",
+		wordOK: "32", wordDegraded: "33", ops.SeverityWarn: "33", wordBroken: "31", ops.SeverityFail: "31",
 	}[word]
 	if !coloured || !ok {
 		return word

@@ -21,7 +21,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 )
 
@@ -191,7 +191,7 @@ func TestTraceWithoutRedis(t *testing.T) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	r = w.once("trace", "--json", ids[0])
-	var steps []admin.Step
+	var steps []ops.Step
 	if err := json.Unmarshal([]byte(r.out), &steps); err != nil || r.code != 1 || len(steps) != 1 {
 		t.Errorf("exit %d, %v: %s", r.code, err, r.out)
 	}
@@ -281,7 +281,7 @@ func TestManyDeadEvents(t *testing.T) {
 	var deadlines []time.Time
 	var out bytes.Buffer
 	e := &env{config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, stdout: &out, stderr: &out}
-	err := e.onDead(ctx, nil, true, false, admin.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
+	err := e.onDead(ctx, nil, true, false, ops.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
 		d, _ := ctx.Deadline()
 		if deadlines = append(deadlines, d); len(deadlines) == 3 {
 			cancel()

@@ -12,7 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/api/admin"
+	"posthaste/api"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 )
 
@@ -35,7 +36,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 		id := c.ID
 		if c.User != "" {
 			var err error
-			if id, err = admin.OrderID(ctx, pool, user, c.ID); err != nil {
+			if id, err = ops.OrderID(ctx, pool, user, api.OrderKey(user, c.ID)); err != nil {
 				return err
 			}
 		}
@@ -44,7 +45,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 			return &usageError{err.Error()}
 		}
 		defer client.Close()
-		steps, err := admin.Trace(ctx, pool, client, id)
+		steps, err := ops.Trace(ctx, pool, client, id)
 		if err == nil && len(steps) == 0 {
 			return errors.New("nothing is known of this id: it never was, or its history has expired")
 		}
@@ -62,7 +63,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-func printSteps(w io.Writer, steps []admin.Step) error {
+func printSteps(w io.Writer, steps []ops.Step) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	for _, s := range steps {
 		at := "-"

@@ -11,9 +11,9 @@
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
 //	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive; 503 beyond
 //	                            16 viewers; a viewer that does not keep up is cut off
-//	GET  /console/api/dead      {"dead":[admin.Dead…],"total","as_of","error"}: at most 200 of them
-//	GET  /console/api/doctor    admin.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
-//	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[admin.Step…],"error"}
+//	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 200 of them
+//	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
+//	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
 //	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
 //	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
 //
@@ -43,7 +43,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/relay"
 )
@@ -70,7 +70,7 @@ type Options struct {
 	// Gatherer has the metrics of this process.
 	Gatherer prometheus.Gatherer
 	// Doctor is what the doctor looks at.
-	Doctor admin.DoctorOptions
+	Doctor ops.DoctorOptions
 	// Token, if not empty, is required by everything that changes something.
 	Token  string
 	Logger *slog.Logger
@@ -123,8 +123,8 @@ func New(o Options) *Console {
 	c.mux.HandleFunc("GET /console/api/doctor", c.diagnose)
 	c.mux.HandleFunc("GET /console/api/trace", c.trace)
 	c.mux.HandleFunc("PUT /console/api/mode", c.guarded(c.setMode))
-	c.mux.HandleFunc("POST /console/api/dead/retry", c.guarded(c.onDead(admin.RetryDead())))
-	c.mux.HandleFunc("POST /console/api/dead/drop", c.guarded(c.onDead(admin.DropDead())))
+	c.mux.HandleFunc("POST /console/api/dead/retry", c.guarded(c.onDead(ops.RetryDead())))
+	c.mux.HandleFunc("POST /console/api/dead/drop", c.guarded(c.onDead(ops.DropDead())))
 	return c
 }
 
@@ -275,7 +275,7 @@ func (c *Console) setMode(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	if err := admin.SetMode(ctx, c.o.Pool, c.o.RelayName, mode); err != nil {
+	if err := ops.SetMode(ctx, c.o.Pool, c.o.RelayName, mode); err != nil {
 		c.fail(w, err)
 		return
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/api/admin"
 	"posthaste/api/admin/console"
 	"posthaste/cdc"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -141,7 +141,7 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
 		VALUES ($1, 1, 'order', 'a', 'order.created', '{"card":"4111"}', now(), 'refused', 'wrongtype', 3)`, id)
 	var list struct {
-		Dead  []admin.Dead
+		Dead  []ops.Dead
 		Total int
 	}
 	if status := w.get("/console/api/dead?fresh=1", &list); status != 200 || list.Total != 1 || list.Dead[0].ID != id {
@@ -216,7 +216,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	if s.Postgres.Error != "" || s.Postgres.Value.Backlog.Rows != 1 {
 		t.Errorf("postgres: %+v", s.Postgres)
 	}
-	var d admin.Diagnosis
+	var d ops.Diagnosis
 	if w.get("/console/api/doctor", &d); !d.OK {
 		t.Errorf("the doctor complains of rights that only the relay needs: %+v", d)
 	}

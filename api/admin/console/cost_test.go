@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/api/admin"
 	"posthaste/api/admin/console"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
@@ -63,7 +63,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	if status := w.get("/console/api/state", &console.State{}); status != 200 {
 		t.Errorf("state: %d", status)
 	}
-	var d admin.Diagnosis
+	var d ops.Diagnosis
 	if status := w.get("/console/api/doctor", &d); status != 200 || d.OK {
 		t.Errorf("doctor: %d %+v", status, d)
 	}
@@ -216,7 +216,7 @@ func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	}
 	before := sent()
 	var list struct {
-		Dead  []admin.Dead
+		Dead  []ops.Dead
 		Total int
 	}
 	if status := w.get("/console/api/dead?fresh=1", &list); status != 200 || list.Total != n || len(list.Dead) != 200 {

@@ -19,6 +19,7 @@ import (
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
 	"posthaste/cdc"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -59,7 +60,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	}
 	o := console.Options{
 		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots, Gatherer: prometheus.NewRegistry(),
-		Doctor: admin.DoctorOptions{
+		Doctor: ops.DoctorOptions{
 			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
 			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
 		},

@@ -11,7 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/api/admin"
+	"posthaste/api"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 )
 
@@ -159,7 +160,7 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 	l := c.watch.dead.look()
 	list := l.Value.dead
 	if list == nil {
-		list = []admin.Dead{}
+		list = []ops.Dead{}
 	}
 	answer(w, http.StatusOK, map[string]any{
 		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf, "error": l.Error,
@@ -173,7 +174,7 @@ type result struct {
 }
 
 // onDead does a to the named events.
-func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
+func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
 			IDs []uuid.UUID `json:"ids"`
@@ -192,10 +193,10 @@ func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
 			c.fail(w, err)
 			return
 		}
-		in := admin.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
+		in := ops.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
 		results := []result{}
 		err = in.Each(ctx, a, body.IDs, false, func(id, source string, err error) {
-			res := result{What: admin.DeadName(id, source)}
+			res := result{What: ops.DeadName(id, source)}
 			if err != nil {
 				res.Error = plain(err)
 			}
@@ -213,7 +214,7 @@ func (c *Console) onDead(a admin.DeadAction) http.HandlerFunc {
 
 // diagnosis is the doctor's, with the time of it.
 type diagnosis struct {
-	admin.Diagnosis
+	ops.Diagnosis
 	AsOf time.Time `json:"as_of"`
 }
 
@@ -237,7 +238,7 @@ func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
 	if age > doctorAge || r.URL.Query().Has("fresh") && age > time.Second {
 		ctx, cancel := context.WithTimeout(r.Context(), doctorTimeout)
 		defer cancel()
-		d := diagnosis{Diagnosis: admin.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}
+		d := diagnosis{Diagnosis: ops.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}
 		if r.Context().Err() != nil {
 			return // the asker left, and what it cut short says nothing
 		}
@@ -265,12 +266,12 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 			problem(w, http.StatusUnprocessableEntity, "the user must be a UUID")
 			return
 		}
-		if id, err = admin.OrderID(ctx, c.o.Pool, u, id); err != nil {
+		if id, err = ops.OrderID(ctx, c.o.Pool, u, api.OrderKey(u, id)); err != nil {
 			problem(w, http.StatusNotFound, plain(err))
 			return
 		}
 	}
-	steps, err := admin.Trace(ctx, c.o.Pool, c.o.Redis, id)
+	steps, err := ops.Trace(ctx, c.o.Pool, c.o.Redis, id)
 	out := map[string]any{"steps": steps}
 	switch {
 	case err != nil && len(steps) == 0:

@@ -10,7 +10,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/sink"
 )
@@ -297,7 +297,7 @@ func (j *court) groups() {
 			j.add(Problem{
 				Level: levelWarn, Part: partGroups, Title: "Nobody reads for group " + on, Action: "groups",
 				Why:  fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.", owed(g), span(g.Idle.Seconds())),
-				Mend: "Start its consumers, or, if it is not needed any more: " + admin.DropGroupCommand(g.Stream, g.Name),
+				Mend: "Start its consumers, or, if it is not needed any more: " + ops.DropGroupCommand(g.Stream, g.Name),
 			})
 		case behind(g):
 			j.add(Problem{

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/sink"
 )
@@ -16,7 +16,7 @@ func well() *State {
 	now := time.Unix(1_700_000_000, 0)
 	s := &State{Now: now}
 	s.Postgres = Look[Postgres]{AsOf: &now, Value: Postgres{
-		Status: admin.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Owner: "host:1", Slot: admin.Slot{Exists: true, Active: true}}, Led: true, Relays: 1,
+		Status: ops.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Owner: "host:1", Slot: ops.Slot{Exists: true, Active: true}}, Led: true, Relays: 1,
 	}}
 	s.Redis = Look[Redis]{AsOf: &now, Value: Redis{Policy: "noeviction"}}
 	return s
@@ -42,10 +42,10 @@ func TestVerdicts(t *testing.T) {
 		"no relay":         {func(s *State) { s.Postgres.Value.Led, s.Postgres.Value.Relays = false, 0 }, levelBad, "No relay publishes", partPath},
 		"relay takes over": {func(s *State) { s.Postgres.Value.Led = false }, levelWarn, "No relay publishes", partPath},
 		"nobody takes over": {func(s *State) {
-			s.Postgres.Value.Led, s.Postgres.Value.Backlog = false, admin.Backlog{Rows: 7, OldestSeconds: 300}
+			s.Postgres.Value.Led, s.Postgres.Value.Backlog = false, ops.Backlog{Rows: 7, OldestSeconds: 300}
 		}, levelBad, "No relay publishes", partPath},
-		"late":      {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 6} }, levelWarn, "Events are late: the oldest waits 6 s", partOutbox},
-		"very late": {func(s *State) { s.Postgres.Value.Backlog = admin.Backlog{Rows: 7, OldestSeconds: 300} }, levelBad, "Events are late: the oldest waits 5 min", partOutbox},
+		"late":      {func(s *State) { s.Postgres.Value.Backlog = ops.Backlog{Rows: 7, OldestSeconds: 6} }, levelWarn, "Events are late: the oldest waits 6 s", partOutbox},
+		"very late": {func(s *State) { s.Postgres.Value.Backlog = ops.Backlog{Rows: 7, OldestSeconds: 300} }, levelBad, "Events are late: the oldest waits 5 min", partOutbox},
 		"not ready": {func(s *State) { s.Relay = &Relay{Reasons: []string{"gap: redis lost data"}} }, levelBad, "This relay is not ready", partPath},
 		"degraded": {func(s *State) {
 			s.Postgres.Value.Mode, s.Postgres.Value.Degraded = outbox.ModePoll, "wal_level: not logical"
@@ -86,10 +86,10 @@ func TestVerdicts(t *testing.T) {
 			s.Lost = &lost
 		}, levelBad, "Redis has lost data", partRedis},
 		"lost to a restart": {func(s *State) {
-			s.Postgres.Value.Losses = []admin.Loss{{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"}}
+			s.Postgres.Value.Losses = []ops.Loss{{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"}}
 		}, levelBad, "Redis lost 1,266 settled events of outbox.order", partRedis},
 		"failed over": {func(s *State) {
-			s.Postgres.Value.Losses = []admin.Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
+			s.Postgres.Value.Losses = []ops.Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
 		}, levelWarn, "Postgres has gone back in time: events settled shortly before may be published twice", partOutbox},
 		"eviction": {func(s *State) { s.Redis.Value.Policy = "allkeys-lru" }, levelWarn, "Redis may delete events", partRedis},
 		"full":     {func(s *State) { s.Redis.Value = Redis{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} }, levelWarn, "Redis is nearly full", partRedis},
@@ -116,7 +116,7 @@ func TestTheGravestComesFirst(t *testing.T) {
 	t.Parallel()
 	s := well()
 	s.Redis.Error = "refused"
-	s.Postgres.Value.Backlog = admin.Backlog{Rows: 1234, OldestSeconds: 100}
+	s.Postgres.Value.Backlog = ops.Backlog{Rows: 1234, OldestSeconds: 100}
 	s.Dead.Value = DeadCount{Groups: 1}
 	v := judge(s, 0)
 	if v.Title != "Redis does not take events" || !strings.Contains(v.Why, "1,234") || len(v.Also) != 1 || v.Also[0].Level != levelWarn {

@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/api/admin"
 	"posthaste/consumer"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -190,7 +190,7 @@ func (s *source[T]) rest(took, before time.Duration) time.Duration {
 
 // Postgres is what Postgres says.
 type Postgres struct {
-	admin.Status
+	ops.Status
 	// Written counts the numbers given out to events, Led reports whether any relay leads, Relays how many are connected, 0
 	// if this role may not see them.
 	Written int64 `json:"written"`
@@ -228,7 +228,7 @@ type Event struct {
 
 // deadList is what is parked anywhere, as far as it is shown, and how much that is in all.
 type deadList struct {
-	dead          []admin.Dead
+	dead          []ops.Dead
 	groups        []consumer.DeadEntry
 	relay, groupN int64
 }
@@ -300,11 +300,11 @@ func (w *watch) look(now time.Time) seen {
 
 func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	o := w.c.o
-	st, err := admin.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+	st, err := ops.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// No relay has run yet; posthaste status makes the row in the same way.
 		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
-			st, err = admin.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+			st, err = ops.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 		}
 	}
 	if err != nil {
@@ -447,7 +447,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	var l deadList
 	var err error
-	if l.dead, err = admin.ListDead(ctx, w.c.o.Pool); err != nil {
+	if l.dead, err = ops.ListDead(ctx, w.c.o.Pool); err != nil {
 		return deadList{}, err
 	}
 	if l.relay, err = sql.CountDead(ctx, w.c.o.Pool); err != nil {
@@ -462,7 +462,7 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 		return deadList{dead: l.dead, relay: l.relay}, partial{fmt.Errorf("those of consumer groups: %w", err)}
 	}
 	for _, g := range l.groups {
-		l.dead = append(l.dead, admin.GroupDead(g, w.c.o.StreamPrefix))
+		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix))
 	}
 	return l, nil
 }

@@ -1,8 +1,9 @@
-package admin
+package ops
 
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"time"
 
@@ -59,6 +60,23 @@ func GroupDead(g consumer.DeadEntry, prefix string) Dead {
 		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject, Type: g.Type, Class: "consumer",
 		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
 	}
+}
+
+// GroupsDead lists what consumer groups have given up on the streams with the prefix, without the payloads: of those there
+// may be more than memory.
+func GroupsDead(ctx context.Context, client redis.UniversalClient, prefix string) ([]consumer.DeadEntry, error) {
+	found, err := consumer.Streams(ctx, client, prefix)
+	if err != nil {
+		return nil, err
+	}
+	var streams []string
+	for _, name := range found {
+		if stream, ok := strings.CutPrefix(name, "dead."); ok {
+			streams = append(streams, stream)
+		}
+	}
+	list, _, err := consumer.DeadHeads(ctx, client, streams, math.MaxInt)
+	return list, err
 }
 
 // DeadAction is what can be done to a dead event, wherever it is.

@@ -1,4 +1,4 @@
-package admin
+package ops
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/api"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -26,9 +25,9 @@ type Step struct {
 	TraceParent string `json:"traceparent,omitempty"`
 }
 
-// OrderID returns the id of the order that the user placed under the idempotency key.
-func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key string) (string, error) {
-	order, err := sql.OrderByKey(ctx, db, user, api.OrderKey(user, key))
+// OrderID returns the id of the order that the user placed under an idempotency key, which is given as the API stores it.
+func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (string, error) {
+	order, err := sql.OrderByKey(ctx, db, user, key)
 	if err != nil {
 		return "", fmt.Errorf("no order of this user has this key: %w", err)
 	}

@@ -1,9 +1,9 @@
-package admin_test
+package ops_test
 
 import (
 	"testing"
 
-	"posthaste/api/admin"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 )
 
@@ -15,7 +15,7 @@ func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 		SELECT g, gen_random_uuid(), 'order', 'large', 'order.made', '{}', now(), now() + g * interval '1 second', 'outbox.order', 'cdc'
 		FROM generate_series(1, 1000) g`)
 	for id, want := range map[string]int{"large": 201, testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 7"): 1} {
-		steps, err := admin.Trace(t.Context(), d.Pool, r.Client, id)
+		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)
 		if err != nil || len(steps) != want {
 			t.Fatalf("%s: %d steps, error %v; want %d", id, len(steps), err, want)
 		}

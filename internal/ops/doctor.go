@@ -1,4 +1,4 @@
-package admin
+package ops
 
 import (
 	"context"
@@ -30,8 +30,8 @@ type Finding struct {
 	Check    string `json:"check"`
 	Severity string `json:"severity"`
 	Detail   string `json:"detail"`
-	// Mend says what to do about it; empty when all is well.
-	Mend string `json:"mend,omitempty"`
+	// Remedy says what to do about it; empty when all is well.
+	Remedy string `json:"mend,omitempty"`
 }
 
 // DoctorOptions are what the doctor looks at, and the settings it measures against.
@@ -86,8 +86,8 @@ type doctor struct {
 	names []string
 }
 
-func (d *doctor) add(severity, check, mend, format string, args ...any) {
-	d.findings = append(d.findings, Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Mend: mend})
+func (d *doctor) add(severity, check, remedy, format string, args ...any) {
+	d.findings = append(d.findings, Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // facts are what one query tells about the server.
@@ -150,14 +150,14 @@ func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 
 func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 	if err := sql.CheckSchema(ctx, conn); err != nil {
-		mend := "let this role read posthaste's tables (scripts/roles.sql)"
+		remedy := "let this role read posthaste's tables (scripts/roles.sql)"
 		switch {
 		case errors.Is(err, sql.ErrSchemaMissing):
-			mend = "posthaste migrate; or correct --schema, which is " + d.config.Schema
+			remedy = "posthaste migrate; or correct --schema, which is " + d.config.Schema
 		case errors.Is(err, sql.ErrSchemaNewer):
-			mend = "use the version that migrated it, or a later one"
+			remedy = "use the version that migrated it, or a later one"
 		}
-		d.add(SeverityFail, "schema", mend, "%v", oneLine(err))
+		d.add(SeverityFail, "schema", remedy, "%v", oneLine(err))
 		return false
 	}
 	d.add(SeverityOK, "schema", "", "migrated")
@@ -255,12 +255,12 @@ func (d *doctor) stream(f facts) {
 
 // retention checks what bounds the WAL while no relay runs.
 func (d *doctor) retention(f facts) {
-	const mend = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, and below the free disk space"
+	const remedy = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, and below the free disk space"
 	switch keep := f.keepMB << 20; {
 	case f.keepMB < 0:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", mend, "unlimited: while no relay runs, nothing keeps the slot from filling the disk")
+		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy, "unlimited: while no relay runs, nothing keeps the slot from filling the disk")
 	case keep < 2*d.config.WALBudget:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", mend, "%s is not well above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
+		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy, "%s is not well above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
 	default:
 		d.add(SeverityOK, "max_slot_wal_keep_size", "", "%s, above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
 	}
@@ -296,12 +296,12 @@ func (d *doctor) redis(ctx context.Context) {
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
-		mend := sink.Mend(sink.Class(err))
+		remedy := sink.Mend(sink.Class(err))
 		var unready *sink.NotReadyError
 		if errors.As(err, &unready) {
-			mend = unready.Mend
+			remedy = unready.Mend
 		}
-		d.add(SeverityFail, "redis", mend, "%s", strings.TrimSuffix(oneLine(err), " ("+mend+")"))
+		d.add(SeverityFail, "redis", remedy, "%s", strings.TrimSuffix(oneLine(err), " ("+remedy+")"))
 		return
 	}
 	info, err := client.InfoMap(ctx, "server", "memory", "persistence").Result()

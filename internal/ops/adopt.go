@@ -1,0 +1,61 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/credits"
+	"posthaste/outbox"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// Adoption is what a database takes over from another one that wrote to the same Redis.
+type Adoption struct {
+	// Streams are the streams of this database, in the order of their names.
+	Streams []string
+	// Balances tells whether Redis has balances of credits of another database; see FindBalances.
+	Balances bool
+
+	owner outbox.Owner
+}
+
+// FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its own.
+func FindAdoption(ctx context.Context, pool *pgxpool.Pool, relayName, prefix string) (*Adoption, error) {
+	if err := sql.Register(ctx, pool, relayName); err != nil {
+		return nil, err
+	}
+	if err := sql.Identify(ctx, pool); err != nil {
+		return nil, err
+	}
+	st, err := sql.ReadState(ctx, pool, relayName)
+	if err != nil {
+		return nil, err
+	}
+	streams, err := sql.KnownStreams(ctx, pool, prefix)
+	return &Adoption{Streams: streams, owner: st.Owner}, err
+}
+
+// FindBalances looks into Redis for balances of another database.
+func (a *Adoption) FindBalances(ctx context.Context, client redis.UniversalClient) error {
+	source, err := credits.Owner(ctx, client)
+	a.Balances = source != "" && source != a.owner.Source.String()
+	return err
+}
+
+// TakeOver makes this database the owner of the streams' gates, and of the balances. It may be repeated.
+func (a *Adoption) TakeOver(ctx context.Context, client redis.UniversalClient) error {
+	s := sink.New(sink.Options{Client: client})
+	for _, name := range a.Streams {
+		if err := s.TakeOver(ctx, name, a.owner); err != nil {
+			return fmt.Errorf("take over stream %q: %w", name, err)
+		}
+	}
+	if a.Balances {
+		return credits.TakeOver(ctx, client, a.owner.Source.String())
+	}
+	return nil
+}

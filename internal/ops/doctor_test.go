@@ -1,0 +1,92 @@
+package ops_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/ops"
+	"posthaste/internal/testenv"
+)
+
+// diagnose asks the doctor about a database; Redis is none of its business here.
+func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings map[string]ops.Finding) {
+	t.Helper()
+	v := ops.Diagnose(t.Context(), ops.DoctorOptions{
+		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay, Slot: "posthaste_" + d.Relay,
+		Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
+	})
+	findings = map[string]ops.Finding{}
+	for _, f := range v.Findings {
+		findings[f.Check] = f
+		if (f.Severity == ops.SeverityOK) != (f.Remedy == "") {
+			t.Errorf("%s is %s and has the remedy %q", f.Check, f.Severity, f.Remedy)
+		}
+	}
+	return v.OK, findings
+}
+
+// A role that could not relay is told what it lacks, and an owner without the optional rights is only warned.
+func TestDoctorNamesWhatARoleLacks(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	name := "doctor_" + d.Relay
+	for _, stmt := range []string{
+		"CREATE ROLE " + name + " LOGIN", "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + name,
+		"INSERT INTO relay_state (name, desired_mode) VALUES ('" + d.Relay + "', 'poll')",
+	} {
+		d.Exec(t, stmt)
+	}
+	url := strings.Replace(d.URL, "postgres@", name+"@", 1)
+	ok, f := diagnose(t, d, url)
+	if l := f["table rights"]; ok || l.Severity != ops.SeverityFail || !strings.Contains(l.Detail, "DELETE on outbox,") || strings.Contains(l.Detail, "INSERT") {
+		t.Errorf("a writer: ok %v, %+v", ok, l)
+	}
+	for _, check := range []string{"history partitions", "publication", "statistics right", "replication right"} {
+		if f[check].Severity != ops.SeverityWarn {
+			t.Errorf("a writer: %s: %+v", check, f[check])
+		}
+	}
+	// Rights by membership, as a managed service gives them.
+	d.Exec(t, `DO $$ BEGIN CREATE ROLE rds_replication; EXCEPTION WHEN duplicate_object THEN END $$`)
+	for _, stmt := range []string{"GRANT rds_replication TO ", "GRANT pg_read_all_stats TO ", "GRANT DELETE, UPDATE ON ALL TABLES IN SCHEMA public TO "} {
+		d.Exec(t, stmt+name)
+	}
+	ok, f = diagnose(t, d, url)
+	if _, lacks := f["table rights"]; !ok || lacks || f["replication right"].Severity != ops.SeverityOK || f["statistics right"].Check != "" {
+		t.Errorf("with all grants: ok %v, %+v", ok, f)
+	}
+	d.Exec(t, "REVOKE SELECT ON posthaste_migrations FROM "+name)
+	if _, f = diagnose(t, d, url); strings.Contains(f["schema"].Remedy, "migrate") || f["schema"].Severity != ops.SeverityFail {
+		t.Errorf("without the right to read the version: %+v", f["schema"])
+	}
+	d.Exec(t, "UPDATE posthaste_migrations SET version_id = 99 WHERE version_id = 1")
+	if _, f = diagnose(t, d, d.URL); strings.Contains(f["schema"].Remedy, "posthaste migrate") || f["schema"].Severity != ops.SeverityFail {
+		t.Errorf("a newer schema: %+v", f["schema"])
+	}
+}
+
+// A Postgres that hangs takes its own time only: Redis is looked at all the same, and found well.
+func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	tx, err := d.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	v := ops.Diagnose(ctx, ops.DoctorOptions{
+		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
+	})
+	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
+	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {
+		t.Errorf("findings: %+v", v.Findings)
+	}
+}

@@ -1,0 +1,134 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/sink"
+)
+
+// Groups are the consumer groups there are.
+type Groups struct {
+	// List has the groups, by stream.
+	List []sink.Group
+
+	client redis.UniversalClient
+	// streams are all streams looked at, ascending.
+	streams []string
+}
+
+// FindGroups reads the consumer groups of the noted streams, which are those that Postgres knows of, and of every other
+// stream with the prefix. maxLen is the length to which the relay trims the noted ones, 0 if it does so whatever the groups
+// have read: for those it finds who holds trimming. What could be read is returned beside the error of what could not; nil
+// if that is nothing.
+func FindGroups(ctx context.Context, client redis.UniversalClient, noted []string, prefix string, maxLen int64) (*Groups, error) {
+	found, err := consumer.Streams(ctx, client, prefix)
+	if err != nil {
+		return nil, err
+	}
+	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and readers
+	// of their own.
+	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
+	g := &Groups{client: client, streams: slices.Concat(noted, found)}
+	slices.Sort(g.streams)
+	g.streams = slices.Compact(g.streams)
+	g.List, err = sink.Groups(ctx, client, g.streams)
+	if maxLen > 0 {
+		g.markHolders(noted, maxLen)
+	}
+	return g, err
+}
+
+// markHolders finds who holds trimming, of the streams that the relay trims.
+func (g *Groups) markHolders(noted []string, maxLen int64) {
+	for i := 0; i < len(g.List); {
+		j := i
+		for j < len(g.List) && g.List[j].Stream == g.List[i].Stream {
+			j++
+		}
+		if slices.Contains(noted, g.List[i].Stream) {
+			sink.MarkHolders(g.List[i:j], maxLen)
+		}
+		i = j
+	}
+}
+
+// Find returns a group, or an error that says what there is.
+func (g *Groups) Find(stream, name string) (sink.Group, error) {
+	var names []string
+	for _, h := range g.List {
+		if h.Stream != stream {
+			continue
+		}
+		if h.Name == name {
+			return h, nil
+		}
+		names = append(names, h.Name)
+	}
+	if !slices.Contains(g.streams, stream) {
+		return sink.Group{}, fmt.Errorf("%q is no stream of posthaste; there are: %s", stream, orNo(g.streams))
+	}
+	return sink.Group{}, fmt.Errorf("stream %q has no consumer group %q; it has: %s", stream, name, orNo(names))
+}
+
+func orNo(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// CheckDrop returns *sink.ActiveError if somebody may still read for the group. It changes nothing.
+func (g *Groups) CheckDrop(ctx context.Context, group sink.Group) error {
+	return sink.CheckDrop(ctx, g.client, group.Stream, group.Name, sink.ActiveWithin)
+}
+
+// Dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
+func (g *Groups) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
+	all, _, err := consumer.DeadHeads(ctx, g.client, []string{group.Stream, "{" + group.Stream + "}"}, math.MaxInt)
+	return slices.DeleteFunc(all, func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
+}
+
+// Drop drops a group, and with it dead, which is what it has given up. Unless forced it refuses as CheckDrop does, in the
+// same step.
+func (g *Groups) Drop(ctx context.Context, group sink.Group, dead []consumer.DeadEntry, force bool) error {
+	if err := sink.DropGroup(ctx, g.client, group.Stream, group.Name, sink.ActiveWithin, force); err != nil {
+		return err
+	}
+	for _, d := range dead {
+		if err := consumer.Drop(ctx, g.client, d); err != nil && !errors.Is(err, consumer.ErrDeadGone) {
+			return fmt.Errorf("the group is gone; its dead events are still listed by posthaste dead list: %w", err)
+		}
+	}
+	return nil
+}
+
+var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_.:/@%+,-]+$`)
+
+// DropGroupCommand is the command that drops a consumer group, to be pasted into a shell. Anybody who may write to Redis
+// chooses a group's name, so it is quoted; what cannot be printed is shown as a question mark, and names no group.
+func DropGroupCommand(stream, group string) string {
+	return "posthaste groups drop --stream=" + quoted(stream) + " --group=" + quoted(group)
+}
+
+func quoted(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	word = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, word)
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
