@@ -38,6 +38,10 @@ type Options struct {
 	Slots outbox.Slots
 	// Relay is the relay of this process; nil in a process without one.
 	Relay *relay.Relay
+	// Redis says why Redis takes no events, for GET /relay in a process without a relay; nil leaves Redis out.
+	Redis func(ctx context.Context) error
+	// WALBudget is how many bytes of WAL the slot may hold back.
+	WALBudget int64
 	// Ready answers /readyz.
 	Ready http.Handler
 	// Token, if not empty, is required as bearer token by every call that changes something.
@@ -152,12 +156,12 @@ func alive(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "o
 // RelayReady answers /readyz for a relay: 503 with the reasons, or 200 with the role or what is degraded.
 func RelayReady(r *relay.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		h := r.Health()
+		ready := ops.ReadyOf(r.Health())
 		status := http.StatusOK
-		if !h.Ready {
+		if !ready.OK {
 			status = http.StatusServiceUnavailable
 		}
-		write(w, status, h)
+		write(w, status, ready)
 	})
 }
 
@@ -167,12 +171,15 @@ const callTimeout = 5 * time.Second
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	st, err := ops.ReadStatus(ctx, s.Pool, s.RelayName, s.Slots, s.Relay)
+	from := ops.Source{
+		Pool: s.Pool, RelayName: s.RelayName, Slots: s.Slots, Relay: s.Relay, Redis: s.Redis, WALBudget: s.WALBudget,
+	}
+	snap, err := from.Look(ctx)
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
-	write(w, http.StatusOK, st)
+	write(w, http.StatusOK, snap.Report())
 }
 
 func (s *server) setMode(w http.ResponseWriter, r *http.Request) {

@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -85,6 +86,64 @@ func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 	for body, want := range map[string]int{`{"mode":"fast"}`: 422, `{}`: 422, `nonsense`: 400, `{"mode":"poll","more":1}`: 400, strings.Repeat(" ", 5000): 400} {
 		if status, answer := w.call(t, "PUT", "/relay/mode", body); status != want {
 			t.Errorf("%.30s: %d %s, want %d", body, status, answer, want)
+		}
+	}
+}
+
+// The relay of this process does not run. GET /relay says so in the words of posthaste status, /readyz in its own.
+func TestTheVerdictIsInTheAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
+	status, body := w.call(t, "GET", "/relay", "")
+	var r ops.Report
+	if err := json.Unmarshal([]byte(body), &r); err != nil || status != 200 {
+		t.Fatalf("%d %s %v", status, body, err)
+	}
+	if r.Verdict != (ops.Brief{Word: "broken", Why: "no relay runs"}) || r.Desired != outbox.ModeAuto {
+		t.Errorf("the answer is %s", body)
+	}
+	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 {
+		t.Errorf("/readyz: %d %s", status, body)
+	}
+}
+
+// A process without a relay, like serve, asks Redis for itself.
+func TestWithoutARelayRedisIsAsked(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
+		t.Fatal(err)
+	}
+	// No relay leads; so that only Redis is in the way, that is told otherwise.
+	lock, err := d.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Rollback(context.Background()) })
+	const leads = "SELECT pg_advisory_xact_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid, 0))"
+	if _, err := lock.Exec(t.Context(), leads); err != nil {
+		t.Fatal(err)
+	}
+	var redis error
+	h := admin.Handler(admin.Options{
+		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Ready: http.NotFoundHandler(),
+		Gatherer: prometheus.NewRegistry(), Redis: func(context.Context) error { return redis },
+	})
+	for want, err := range map[string]error{
+		`{"word":"ok","why":"a relay is starting"}`:                nil,
+		`{"word":"degraded","why":"redis unreachable: no answer"}`: errors.New("redis unreachable:\nno answer"),
+	} {
+		redis = err
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/relay", nil))
+		if body := rec.Body.String(); rec.Code != 200 || !strings.Contains(body, `"verdict":`+want) ||
+			!strings.Contains(body, `"leader":null`) {
+			t.Errorf("%d %s, want %s", rec.Code, body, want)
 		}
 	}
 }

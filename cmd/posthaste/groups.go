@@ -76,8 +76,9 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
 	for _, g := range groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", foreign(g.Stream), foreign(g.Name), groupState(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending),
-			rough(g.OldestPending), rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", foreign(g.Stream), foreign(g.Name),
+			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), rough(g.OldestPending),
+			rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -88,22 +89,12 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 		}
 	}
 	for _, g := range groups {
-		if g.Abandoned() {
+		if ops.StateOf(g) == ops.Abandoned {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
 				foreign(g.Name), foreign(g.Stream), rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil
-}
-
-func groupState(g sink.Group) string {
-	switch {
-	case g.Abandoned():
-		return "abandoned"
-	case g.Owes():
-		return "behind"
-	}
-	return "up to date"
 }
 
 // countOr writes a count, or what stands for an unknown one.
@@ -115,21 +106,7 @@ func countOr(n int64, unknown string) string {
 }
 
 // rough writes a duration for people: its two largest units.
-func rough(d time.Duration) string {
-	switch {
-	case d <= 0:
-		return "-"
-	case d < time.Second:
-		return d.Round(time.Millisecond).String()
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
-}
+func rough(d time.Duration) string { return ops.Rough(d) }
 
 type groupsDropCmd struct {
 	Stream string `required:"" help:"Full stream name."`

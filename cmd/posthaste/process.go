@@ -167,7 +167,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: p.relay, Ready: admin.RelayReady(p.relay), Token: c.AdminToken,
-		Gatherer: reg, Console: p.console, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
+		Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }
@@ -329,6 +329,7 @@ func (p *serveProcess) build(ctx context.Context) error {
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg, Console: p.console,
+		Redis: sink.New(sink.Options{Client: client}).Ready, WALBudget: c.WALBudget,
 		Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil

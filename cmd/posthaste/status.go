@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/ops"
@@ -39,29 +37,18 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if c.JSON {
-			return e.json(v.Status)
+			return e.json(v.Report)
 		}
 		return v.print(e.stdout, e.config.RelayName, colours(e.stdout))
 	})
 }
 
-// overdue is how long an event may wait until the status calls it broken.
-const overdue = time.Minute
-
 // view is the status, and what it means.
 type view struct {
-	ops.Status
-	// word is ok, degraded or broken; why says so in a few words.
-	word, why string
+	ops.Report
 	// trend is how the backlog changes; "" if it does not, or is not watched.
 	trend string
 }
-
-const (
-	wordOK       = "ok"
-	wordDegraded = "degraded"
-	wordBroken   = "broken"
-)
 
 // readStatus reads the status and judges it.
 func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) {
@@ -72,73 +59,25 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 	if err != nil {
 		return view{}, err
 	}
-	st, err := ops.ReadStatus(ctx, pool, e.config.RelayName, slots, nil)
+	from := ops.Source{
+		Pool: pool, RelayName: e.config.RelayName, Slots: slots, Redis: e.redisReady, WALBudget: e.config.WALBudget,
+	}
+	snap, err := from.Look(ctx)
 	if err != nil {
 		return view{}, err
 	}
-	pulse, err := sql.ReadPulse(ctx, pool)
-	if err != nil && sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
-		return view{}, err
-	}
-	v := view{Status: st}
-	led := pulse.Led || err != nil // a role that may not see locks cannot tell that none is held
-	v.word, v.why = judge(st, led, e.redisTrouble(ctx))
-	return v, nil
+	return view{Report: snap.Report()}, nil
 }
 
-// redisTimeout bounds the question to Redis: a server that hangs must not hold up what Postgres told.
-const redisTimeout = 2 * time.Second
-
-// redisTrouble says why Redis takes no events, as seen from here; "" if it does. Postgres does not know of it: until the
-// oldest event is overdue, everything there looks as in a good hour.
-func (e *env) redisTrouble(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
-	defer cancel()
+// redisReady says why Redis takes no events, as seen from here. Postgres does not know of it: until events are late,
+// everything there looks as usual.
+func (e *env) redisReady(ctx context.Context) error {
 	client, err := sink.NewClient(e.config.RedisURL)
 	if err != nil {
-		return err.Error()
+		return err
 	}
 	defer func() { _ = client.Close() }()
-	if err := sink.New(sink.Options{Client: client}).Ready(ctx); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
-// judge says what matters most: are events lost or late, and why. redis is why Redis takes none, "" if it does.
-func judge(st ops.Status, led bool, redis string) (word, why string) {
-	oldest := time.Duration(st.Backlog.OldestSeconds * float64(time.Second))
-	waiting := fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(st.Backlog.Rows), rough(oldest))
-	lost := slices.IndexFunc(st.Losses, func(l ops.Loss) bool { return l.Stream != "" })
-	switch {
-	case !led && st.Backlog.Rows > 0:
-		return wordBroken, "no relay runs; " + waiting
-	case !led:
-		return wordBroken, "no relay runs"
-	case oldest > overdue:
-		return wordBroken, strings.Join(some(waiting, redis, st.Degraded), "; ")
-	case redis != "" && st.Backlog.Rows > 0:
-		return wordBroken, redis + "; " + waiting
-	case lost >= 0:
-		return wordBroken, st.Losses[lost].Text() + "; to bring them back: " + st.Losses[lost].Remedy
-	case redis != "":
-		return wordDegraded, redis
-	case st.Degraded != "" && st.Mode == outbox.ModeCDC:
-		return wordDegraded, "events are streamed again, for a moment only so far; before: " + st.Degraded
-	case st.Degraded != "":
-		return wordDegraded, "events are swept although the stream is wanted: " + st.Degraded
-	case st.Slot.Exists && st.Slot.Lost && st.Desired != outbox.ModePoll:
-		return wordDegraded, fmt.Sprintf("the slot is lost (%s)", st.Slot.Reason)
-	case st.Dead > 0:
-		return wordDegraded, fmt.Sprintf("%s events are parked (posthaste dead list)", humanize.Comma(st.Dead))
-	case st.Mode == outbox.ModeCDC:
-		return wordOK, "events are streamed"
-	case st.Desired == outbox.ModePoll:
-		return wordOK, "events are swept, as desired"
-	case st.Mode == outbox.ModePoll:
-		return wordOK, "events are swept; the stream follows when the backlog is drained"
-	}
-	return wordOK, "a relay is starting"
+	return sink.New(sink.Options{Client: client}).Ready(ctx)
 }
 
 // some returns the texts that are not empty.
@@ -159,7 +98,8 @@ func colours(w io.Writer) bool {
 // paint colours a word of the status, or the severity of a finding.
 func paint(word string, coloured bool) string {
 	colour, ok := map[string]string{
-		wordOK: "32", wordDegraded: "33", ops.SeverityWarn: "33", wordBroken: "31", ops.SeverityFail: "31",
+		ops.OK.Word(): "32", ops.Degraded.Word(): "33", ops.Broken.Word(): "31",
+		ops.SeverityWarn: "33", ops.SeverityFail: "31",
 	}[word]
 	if !coloured || !ok {
 		return word
@@ -168,7 +108,7 @@ func paint(word string, coloured bool) string {
 }
 
 func (v view) print(w io.Writer, name string, coloured bool) error {
-	fmt.Fprintf(w, "%s: %s\n\n", paint(v.word, coloured), v.why)
+	fmt.Fprintf(w, "%s: %s\n\n", paint(v.Verdict.Word, coloured), v.Verdict.Why)
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
 	row("relay", "%s", name)
@@ -198,9 +138,10 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 
 // line is the status in one line, for logs.
 func (v view) line(now time.Time) string {
-	why := strings.Join(some(v.why, v.trend), ", ")
+	why := strings.Join(some(v.Verdict.Why, v.trend), ", ")
 	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d dead=%d", now.UTC().Format(time.RFC3339),
-		v.word, why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds, max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
+		v.Verdict.Word, why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds,
+		max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
 }
 
 // trend watches a backlog, to say how fast a large one is swept and how long that will take.
@@ -290,11 +231,12 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 	now := time.Now()
 	if err != nil {
-		v.word, v.why = wordBroken, "Postgres does not tell: "+err.Error()
+		gone := ops.Snapshot{Now: now, Asked: ops.Asked{Postgres: ops.Answer{Error: err.Error()}}}
+		v.Verdict = ops.Assess(&gone).Brief()
 	}
 	switch {
 	case c.JSON:
-		var line any = v.Status
+		var line any = v.Report
 		if err != nil {
 			line = map[string]string{"error": err.Error()}
 		}
@@ -308,7 +250,7 @@ func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 		var screen strings.Builder
 		screen.WriteString("\x1b[H\x1b[2J")
 		if err != nil {
-			fmt.Fprintf(&screen, "%s: %s\n", paint(v.word, colours(e.stdout)), v.why)
+			fmt.Fprintf(&screen, "%s: %s\n", paint(v.Verdict.Word, colours(e.stdout)), v.Verdict.Why)
 		} else if err := v.print(&screen, e.config.RelayName, colours(e.stdout)); err != nil {
 			return err
 		}
@@ -316,7 +258,7 @@ func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 		_, err := io.WriteString(e.stdout, screen.String())
 		return err
 	case err != nil:
-		_, err := fmt.Fprintf(e.stdout, "%s %s: %s\n", now.UTC().Format(time.RFC3339), v.word, v.why)
+		_, err := fmt.Fprintf(e.stdout, "%s %s: %s\n", now.UTC().Format(time.RFC3339), v.Verdict.Word, v.Verdict.Why)
 		return err
 	}
 	_, err = fmt.Fprintln(e.stdout, v.line(now))

@@ -13,39 +13,12 @@ import (
 	"posthaste/outbox"
 )
 
-// The word that matters comes first, and says why.
-func TestStatusJudges(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		st   ops.Status
-		led  bool
-		rd   string
-		word string
-		why  string
-	}{
-		"streaming":      {ops.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "", "ok", "streamed"},
-		"swept":          {ops.Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "", "ok", "as desired"},
-		"draining":       {ops.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "", "ok", "drained"},
-		"starting":       {ops.Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "", "ok", "starting"},
-		"parked":         {ops.Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are parked"},
-		"fallen back":    {ops.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"}, true, "", "degraded", "slot lost"},
-		"just back":      {ops.Status{Mode: outbox.ModeCDC, Degraded: "slot lost"}, true, "", "degraded", "streamed again"},
-		"slot lost":      {ops.Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Slot: ops.Slot{Exists: true, Lost: true, Reason: "wal_removed"}}, true, "", "degraded", "wal_removed"},
-		"late":           {ops.Status{Mode: outbox.ModeCDC, Backlog: ops.Backlog{Rows: 1234, OldestSeconds: 90}}, true, "", "broken", "1,234 events wait, the oldest for 1m30s"},
-		"nobody":         {ops.Status{Mode: outbox.ModeCDC}, false, "", "broken", "no relay runs"},
-		"nobody, late":   {ops.Status{Mode: outbox.ModeCDC, Backlog: ops.Backlog{Rows: 2, OldestSeconds: 1}}, false, "", "broken", "no relay runs; 2 events wait"},
-		"no Redis":       {ops.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "redis unreachable: refused", "degraded", "redis unreachable"},
-		"no Redis, late": {ops.Status{Mode: outbox.ModeCDC, Backlog: ops.Backlog{Rows: 2, OldestSeconds: 1}}, true, "redis unreachable: refused", "broken", "refused; 2 events wait"},
-	} {
-		if word, why := judge(c.st, c.led, c.rd); word != c.word || !strings.Contains(why, c.why) {
-			t.Errorf("%s: %s: %s; want %s and %q", name, word, why, c.word, c.why)
-		}
-	}
-}
-
 func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 	t.Parallel()
-	v := view{Status: ops.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Slot: ops.Slot{Exists: true, Active: true}}, word: wordDegraded, why: "3 events are parked"}
+	v := view{Report: ops.Report{
+		Status:  ops.Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Slot: ops.Slot{Exists: true, Active: true}},
+		Verdict: ops.Brief{Word: "degraded", Why: "3 events are parked"},
+	}}
 	var plain, coloured strings.Builder
 	if err := v.print(&plain, "default", false); err != nil {
 		t.Fatal(err)

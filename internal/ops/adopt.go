@@ -23,7 +23,8 @@ type Adoption struct {
 	owner outbox.Owner
 }
 
-// FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its own.
+// FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its
+// own.
 func FindAdoption(ctx context.Context, pool *pgxpool.Pool, relayName, prefix string) (*Adoption, error) {
 	if err := sql.Register(ctx, pool, relayName); err != nil {
 		return nil, err

@@ -22,8 +22,10 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	var walBytes, outboxBytes, historyBytes int64
 	var walSeconds float64
 	var oldest string
-	if err := conn.QueryRow(ctx, sql.DoctorCapacity()).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes, &oldest); err != nil {
-		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)", "cannot be read: %v", oneLine(err))
+	err := conn.QueryRow(ctx, sql.DoctorCapacity()).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes, &oldest)
+	if err != nil {
+		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
+			"cannot be read: %v", oneLine(err))
 		return
 	}
 	budget := size(d.config.WALBudget)
@@ -31,9 +33,11 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	if time.Duration(walSeconds)*time.Second < minSpan {
 		d.add(SeverityOK, "capacity wal", "", "the slot may hold %s; too early to say how fast WAL is written", budget)
 	} else {
-		detail := fmt.Sprintf("WAL is written at %s/h on average; the budget of %s lasts %s while Redis is down", size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
+		detail := fmt.Sprintf("WAL is written at %s/h on average; the budget of %s lasts %s while Redis is down",
+			size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
 		if f.keepMB > 0 {
-			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", size(f.keepMB<<20), lasts(float64(f.keepMB<<20), rate))
+			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", size(f.keepMB<<20),
+				lasts(float64(f.keepMB<<20), rate))
 		}
 		d.add(SeverityOK, "capacity wal", "", "%s", detail)
 	}
@@ -52,12 +56,14 @@ func (d *doctor) history(bytes int64, oldest string, now time.Time) {
 	}
 	day, err := time.Parse("20060102", oldest)
 	if err != nil || now.Sub(day) < minSpan {
-		d.add(SeverityOK, "capacity history", "", "%s, kept for %v; too early to say how fast it grows", size(bytes), keep)
+		d.add(SeverityOK, "capacity history", "",
+			"%s, kept for %v; too early to say how fast it grows", size(bytes), keep)
 		return
 	}
 	// A day's partition goes when its last event is past the retention, so up to a day more is kept.
 	perDay := float64(bytes) / now.Sub(day).Hours() * 24
-	d.add(SeverityOK, "capacity history", "", "%s now, about %s a day; kept for %v it takes up to %s", size(bytes), size(int64(perDay)), keep,
+	d.add(SeverityOK, "capacity history", "",
+		"%s now, about %s a day; kept for %v it takes up to %s", size(bytes), size(int64(perDay)), keep,
 		size(int64(perDay*(keep.Hours()/24+1))))
 }
 
@@ -72,7 +78,8 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 		return // nobody uses credits
 	}
 	if n := len(frozen); n > 0 {
-		d.add(SeverityWarn, "credit accounts", "posthaste credits reconcile says why, posthaste credits unfreeze releases them; see docs/credits.md",
+		d.add(SeverityWarn, "credit accounts",
+			"posthaste credits reconcile says why, posthaste credits unfreeze releases them; see docs/credits.md",
 			"%d frozen: their operations contradict the ledger", n)
 	} else {
 		d.add(SeverityOK, "credit accounts", "", "none is frozen")
@@ -100,7 +107,8 @@ func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
 	switch {
 	case err != nil:
-		d.add(SeverityWarn, "redis functions", "use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", oneLine(err))
+		d.add(SeverityWarn, "redis functions",
+			"use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", oneLine(err))
 	case len(list) == 0:
 		d.add(SeverityOK, "redis functions", "", "the credits' library is loaded at its first use")
 	default:
@@ -147,7 +155,8 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 		detail += ", no maxmemory"
 	}
 	if length > 0 {
-		detail += fmt.Sprintf("; %s entries in %d streams take %s, %d bytes each", humanize.Comma(length), len(d.names), size(bytes), bytes/length)
+		detail += fmt.Sprintf("; %s entries in %d streams take %s, %d bytes each", humanize.Comma(length), len(d.names),
+			size(bytes), bytes/length)
 		if most := d.config.StreamMaxlen * int64(len(d.names)); most > 0 {
 			detail += fmt.Sprintf("; at --stream-maxlen they take %s", size(most*bytes/length))
 		}
@@ -157,8 +166,6 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	}
 	d.add(SeverityOK, "capacity redis", "", "%s", detail)
 }
-
-func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 // lasts says how long bytes last at a rate of bytes a second.
 func lasts(bytes, rate float64) string {
@@ -173,6 +180,3 @@ func lasts(bytes, rate float64) string {
 		return "over a year"
 	}
 }
-
-// oneLine folds an error's text into one line: the connection library lists its attempts on several.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -43,8 +43,9 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 	out := make([]Dead, len(list))
 	for i, d := range list {
 		out[i] = Dead{
-			Source: SourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type, Class: d.Class,
-			Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt, Retrying: d.Retrying,
+			Source: SourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type,
+			Class: d.Class, Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt,
+			Retrying: d.Retrying,
 		}
 	}
 	return out, nil
@@ -57,13 +58,14 @@ const SourceRelay = "relay"
 func GroupDead(g consumer.DeadEntry, prefix string) Dead {
 	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
 	return Dead{
-		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject, Type: g.Type, Class: "consumer",
+		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject,
+		Type: g.Type, Class: "consumer",
 		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
 	}
 }
 
-// GroupsDead lists what consumer groups have given up on the streams with the prefix, without the payloads: of those there
-// may be more than memory.
+// GroupsDead lists what consumer groups have given up on the streams with the prefix, without the payloads: of those
+// there may be more than memory.
 func GroupsDead(ctx context.Context, client redis.UniversalClient, prefix string) ([]consumer.DeadEntry, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
 	if err != nil {
@@ -118,10 +120,12 @@ func DeadName(id, source string) string {
 	return id + " (group " + source + ")"
 }
 
-// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: the event's id,
-// its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning, or that of ctx, which
-// ends it between two events.
-func (d *DeadIn) Each(ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(id, source string, err error)) error {
+// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: the event's
+// id, its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning, or that of
+// ctx, which ends it between two events.
+func (d *DeadIn) Each(
+	ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(id, source string, err error),
+) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
 		wanted[id.String()] = true

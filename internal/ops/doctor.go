@@ -45,7 +45,8 @@ type DoctorOptions struct {
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
-	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not looked at.
+	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
+	// looked at.
 	WriterOnly bool
 }
 
@@ -56,8 +57,8 @@ type Diagnosis struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Diagnose looks at everything the relay needs. It connects by itself, changes nothing, and always answers: what it cannot
-// reach is a finding. ctx bounds how long it takes.
+// Diagnose looks at everything the relay needs. It connects by itself, changes nothing, and always answers: what it
+// cannot reach is a finding. ctx bounds how long it takes.
 func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	d := &doctor{config: o, desired: outbox.ModeAuto}
 	pctx, cancel := half(ctx)
@@ -68,8 +69,8 @@ func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	return Diagnosis{OK: !failed, Findings: d.findings}
 }
 
-// half returns a context that ends when half of ctx's time is over: one server that hangs must not make the other look as if
-// it did.
+// half returns a context that ends when half of ctx's time is over: one server that hangs must not make the other look
+// as if it did.
 func half(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -87,7 +88,8 @@ type doctor struct {
 }
 
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
-	d.findings = append(d.findings, Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+	d.findings = append(d.findings,
+		Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // facts are what one query tells about the server.
@@ -120,7 +122,8 @@ func (d *doctor) postgres(ctx context.Context) {
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
 	if f.version < 140000 {
-		d.add(SeverityFail, "postgres version", "use Postgres 14 or later", "version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
+		d.add(SeverityFail, "postgres version", "use Postgres 14 or later",
+			"version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
 	}
 	if f.recovery {
 		d.add(SeverityFail, "primary", "point --postgres-url at the primary", "this server is a standby")
@@ -137,7 +140,8 @@ func (d *doctor) postgres(ctx context.Context) {
 
 func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	var sync, idle *string
-	err = conn.QueryRow(ctx, sql.DoctorFacts()).Scan(&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
+	err = conn.QueryRow(ctx, sql.DoctorFacts()).Scan(
+		&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
 		&f.keepMB, &f.replication, &f.recovery, &sync, &idle)
 	if sync != nil {
 		f.syncSlots = *sync
@@ -174,7 +178,8 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
 	if d.config.History == 0 && !d.config.WriterOnly {
-		d.add(SeverityWarn, "history", "set --history to how long it may take until a loss is dealt with", "off: what Redis loses after it was settled can neither be counted nor brought back")
+		d.add(SeverityWarn, "history", "set --history to how long it may take until a loss is dealt with",
+			"off: what Redis loses after it was settled can neither be counted nor brought back")
 	}
 	d.rights(ctx, conn)
 	return true
@@ -196,13 +201,16 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		lacks, partitions, publication, statistics = "", true, true, true // the relay's to have
 	}
 	if lacks != "" {
-		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role", "this role lacks %s", lacks)
+		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role",
+			"this role lacks %s", lacks)
 	}
 	if hiding != "" {
-		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS", "row security hides rows of %s from this role, which refuses to work like that", hiding)
+		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",
+			"row security hides rows of %s from this role, which refuses to work like that", hiding)
 	}
 	if !partitions {
-		d.add(SeverityWarn, "history partitions", "GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
+		d.add(SeverityWarn, "history partitions",
+			"GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
 			"this role may not make and drop them: history goes to the default partition")
 	}
 	switch {
@@ -212,13 +220,18 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		d.add(SeverityWarn, "publication", "GRANT CREATE ON DATABASE to the relay's role, and make it owner of outbox",
 			"%s has the outbox table; if it is dropped, this role may not make it again", d.config.Publication)
 	case publication:
-		d.add(SeverityWarn, "publication", "nothing to do: the relay makes it again", "%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
+		d.add(SeverityWarn, "publication", "nothing to do: the relay makes it again",
+			"%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
 	default:
-		d.add(SeverityWarn, "publication", "CREATE PUBLICATION "+d.config.Publication+" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
-			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role may not make it", d.config.Publication)
+		d.add(SeverityWarn, "publication",
+			"CREATE PUBLICATION "+d.config.Publication+
+				" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
+			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role may not make it",
+			d.config.Publication)
 	}
 	if !statistics {
-		d.add(SeverityWarn, "statistics right", "GRANT pg_read_all_stats to the relay's role", "this role does not see which transaction of another role holds the WAL back")
+		d.add(SeverityWarn, "statistics right", "GRANT pg_read_all_stats to the relay's role",
+			"this role does not see which transaction of another role holds the WAL back")
 	}
 }
 
@@ -229,7 +242,9 @@ func (d *doctor) stream(f facts) {
 		severity = SeverityWarn
 	}
 	if f.walLevel != "logical" {
-		d.add(severity, "wal_level", "ALTER SYSTEM SET wal_level = logical, and restart Postgres; or posthaste mode poll", "wal_level is %s; the stream needs logical", f.walLevel)
+		d.add(severity, "wal_level",
+			"ALTER SYSTEM SET wal_level = logical, and restart Postgres; or posthaste mode poll",
+			"wal_level is %s; the stream needs logical", f.walLevel)
 	} else {
 		d.add(SeverityOK, "wal_level", "", "logical")
 	}
@@ -237,32 +252,43 @@ func (d *doctor) stream(f facts) {
 	case f.replication:
 		d.add(SeverityOK, "replication right", "", "granted")
 	case !d.config.WriterOnly:
-		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll", "this role may not use replication slots")
+		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll",
+			"this role may not use replication slots")
 	}
 	if f.slots >= f.maxSlots {
-		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop slots nobody uses", "%d of %d slots are in use", f.slots, f.maxSlots)
+		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop slots nobody uses",
+			"%d of %d slots are in use", f.slots, f.maxSlots)
 	}
 	if f.senders >= f.maxSenders {
-		d.add(SeverityWarn, "max_wal_senders", "raise max_wal_senders", "%d of %d walsenders are in use", f.senders, f.maxSenders)
+		d.add(SeverityWarn, "max_wal_senders", "raise max_wal_senders",
+			"%d of %d walsenders are in use", f.senders, f.maxSenders)
 	}
 	if f.syncSlots != "" {
-		d.add(SeverityWarn, "synchronized slots", "watch the standbys named there", "synchronized_standby_slots = %s: a dead standby in it stops the stream (the sweep takes over)", f.syncSlots)
+		d.add(SeverityWarn, "synchronized slots", "watch the standbys named there",
+			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the sweep takes over)",
+			f.syncSlots)
 	}
 	if f.idleSlot != "" && f.idleSlot != "0" {
-		d.add(SeverityWarn, "idle slot timeout", "set it above the longest time a relay may be down", "idle_replication_slot_timeout = %s s: a slot idle for longer is invalidated (nothing is lost, the sweep takes over)", f.idleSlot)
+		d.add(SeverityWarn, "idle slot timeout", "set it above the longest time a relay may be down",
+			"idle_replication_slot_timeout = %s s: a slot idle for longer is invalidated "+
+				"(nothing is lost, the sweep takes over)", f.idleSlot)
 	}
 }
 
 // retention checks what bounds the WAL while no relay runs.
 func (d *doctor) retention(f facts) {
-	const remedy = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, and below the free disk space"
+	const remedy = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, " +
+		"and below the free disk space"
 	switch keep := f.keepMB << 20; {
 	case f.keepMB < 0:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy, "unlimited: while no relay runs, nothing keeps the slot from filling the disk")
+		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy,
+			"unlimited: while no relay runs, nothing keeps the slot from filling the disk")
 	case keep < 2*d.config.WALBudget:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy, "%s is not well above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
+		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy,
+			"%s is not well above the WAL budget of %s", size(keep), size(d.config.WALBudget))
 	default:
-		d.add(SeverityOK, "max_slot_wal_keep_size", "", "%s, above the WAL budget of %s", humanize.IBytes(uint64(keep)), humanize.IBytes(uint64(d.config.WALBudget)))
+		d.add(SeverityOK, "max_slot_wal_keep_size", "",
+			"%s, above the WAL budget of %s", size(keep), size(d.config.WALBudget))
 	}
 }
 
@@ -277,13 +303,16 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	case err != nil:
 		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", oneLine(err))
 	case status == "lost":
-		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and makes a new one", "%s is invalidated", d.config.Slot)
+		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and makes a new one",
+			"%s is invalidated", d.config.Slot)
 	case plugin != "pgoutput" || database == nil || *database != conn.Config().Database && conn.Config().Database != "":
-		d.add(SeverityFail, "slot", "use another --relay-name, or drop that slot", "%s belongs to something else (plugin %s)", d.config.Slot, plugin)
-	case retained > d.config.WALBudget:
-		d.add(SeverityWarn, "slot", "start the relay: it acts on its budget", "%s holds %s of WAL, more than the budget", d.config.Slot, humanize.IBytes(uint64(retained)))
+		d.add(SeverityFail, "slot", "use another --relay-name, or drop that slot",
+			"%s belongs to something else (plugin %s)", d.config.Slot, plugin)
+	case muchWAL(retained, d.config.WALBudget):
+		d.add(SeverityWarn, "slot", "start the relay: it acts on its budget", "%s holds %s of WAL; the budget is %s",
+			d.config.Slot, size(retained), size(d.config.WALBudget))
 	default:
-		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, humanize.IBytes(uint64(max(retained, 0))))
+		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, size(retained))
 	}
 }
 
@@ -309,12 +338,14 @@ func (d *doctor) redis(ctx context.Context) {
 		d.add(SeverityFail, "redis", sink.Mend(sink.Class(err)), "%v", oneLine(err))
 		return
 	}
-	d.add(SeverityOK, "redis", "", "version %s, reachable and writable, durability %s", info["Server"]["redis_version"], d.config.Durability)
+	d.add(SeverityOK, "redis", "",
+		"version %s, reachable and writable, durability %s", info["Server"]["redis_version"], d.config.Durability)
 	d.redisMemory(info["Memory"])
 	d.functions(ctx, client)
 	d.streams(ctx, client, info["Memory"])
 	if info["Persistence"]["aof_enabled"] != "1" {
-		d.add(SeverityWarn, "redis persistence", "set appendonly yes", "no append-only file: a restart of Redis loses what was published since its last snapshot")
+		d.add(SeverityWarn, "redis persistence", "set appendonly yes",
+			"no append-only file: a restart of Redis loses what was published since its last snapshot")
 	} else {
 		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, client))
 	}
@@ -329,8 +360,9 @@ func appendfsync(ctx context.Context, client *redis.Client) string {
 }
 
 func (d *doctor) redisMemory(memory map[string]string) {
-	if policy := memory["maxmemory_policy"]; policy != "noeviction" && policy != "" {
-		d.add(SeverityWarn, "redis eviction", "set maxmemory-policy noeviction", "maxmemory-policy is %s: streams, gates and idempotency keys may vanish", policy)
+	if policy := memory["maxmemory_policy"]; unsafePolicy(policy) {
+		d.add(SeverityWarn, "redis eviction", "set maxmemory-policy noeviction",
+			"maxmemory-policy is %s: streams, gates and idempotency keys may vanish", policy)
 	} else {
 		d.add(SeverityOK, "redis eviction", "", "noeviction")
 	}
@@ -338,7 +370,8 @@ func (d *doctor) redisMemory(memory map[string]string) {
 	// 374 bytes an entry with a payload of 200 bytes, measured on Redis 7.0.
 	need := d.config.StreamMaxlen * 374
 	if limit > 0 && d.config.StreamMaxlen > 0 && limit < need {
-		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen", "maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
-			humanize.IBytes(uint64(limit)), humanize.Comma(d.config.StreamMaxlen), humanize.IBytes(uint64(need)))
+		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
+			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
+			size(limit), humanize.Comma(d.config.StreamMaxlen), size(need))
 	}
 }

@@ -15,8 +15,8 @@ import (
 func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings map[string]ops.Finding) {
 	t.Helper()
 	v := ops.Diagnose(t.Context(), ops.DoctorOptions{
-		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay, Slot: "posthaste_" + d.Relay,
-		Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
+		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay,
+		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
 	})
 	findings = map[string]ops.Finding{}
 	for _, f := range v.Findings {
@@ -41,7 +41,8 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	}
 	url := strings.Replace(d.URL, "postgres@", name+"@", 1)
 	ok, f := diagnose(t, d, url)
-	if l := f["table rights"]; ok || l.Severity != ops.SeverityFail || !strings.Contains(l.Detail, "DELETE on outbox,") || strings.Contains(l.Detail, "INSERT") {
+	if l := f["table rights"]; ok || l.Severity != ops.SeverityFail ||
+		!strings.Contains(l.Detail, "DELETE on outbox,") || strings.Contains(l.Detail, "INSERT") {
 		t.Errorf("a writer: ok %v, %+v", ok, l)
 	}
 	for _, check := range []string{"history partitions", "publication", "statistics right", "replication right"} {
@@ -51,19 +52,25 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	}
 	// Rights by membership, as a managed service gives them.
 	d.Exec(t, `DO $$ BEGIN CREATE ROLE rds_replication; EXCEPTION WHEN duplicate_object THEN END $$`)
-	for _, stmt := range []string{"GRANT rds_replication TO ", "GRANT pg_read_all_stats TO ", "GRANT DELETE, UPDATE ON ALL TABLES IN SCHEMA public TO "} {
+	for _, stmt := range []string{
+		"GRANT rds_replication TO ", "GRANT pg_read_all_stats TO ",
+		"GRANT DELETE, UPDATE ON ALL TABLES IN SCHEMA public TO ",
+	} {
 		d.Exec(t, stmt+name)
 	}
 	ok, f = diagnose(t, d, url)
-	if _, lacks := f["table rights"]; !ok || lacks || f["replication right"].Severity != ops.SeverityOK || f["statistics right"].Check != "" {
+	if _, lacks := f["table rights"]; !ok || lacks || f["replication right"].Severity != ops.SeverityOK ||
+		f["statistics right"].Check != "" {
 		t.Errorf("with all grants: ok %v, %+v", ok, f)
 	}
 	d.Exec(t, "REVOKE SELECT ON posthaste_migrations FROM "+name)
-	if _, f = diagnose(t, d, url); strings.Contains(f["schema"].Remedy, "migrate") || f["schema"].Severity != ops.SeverityFail {
+	_, f = diagnose(t, d, url)
+	if strings.Contains(f["schema"].Remedy, "migrate") || f["schema"].Severity != ops.SeverityFail {
 		t.Errorf("without the right to read the version: %+v", f["schema"])
 	}
 	d.Exec(t, "UPDATE posthaste_migrations SET version_id = 99 WHERE version_id = 1")
-	if _, f = diagnose(t, d, d.URL); strings.Contains(f["schema"].Remedy, "posthaste migrate") || f["schema"].Severity != ops.SeverityFail {
+	_, f = diagnose(t, d, d.URL)
+	if strings.Contains(f["schema"].Remedy, "posthaste migrate") || f["schema"].Severity != ops.SeverityFail {
 		t.Errorf("a newer schema: %+v", f["schema"])
 	}
 }
@@ -83,7 +90,8 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	v := ops.Diagnose(ctx, ops.DoctorOptions{
-		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
+		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s",
+		Publication: "posthaste", WALBudget: 1 << 30,
 	})
 	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
 	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {

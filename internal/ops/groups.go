@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -27,16 +27,18 @@ type Groups struct {
 }
 
 // FindGroups reads the consumer groups of the noted streams, which are those that Postgres knows of, and of every other
-// stream with the prefix. maxLen is the length to which the relay trims the noted ones, 0 if it does so whatever the groups
-// have read: for those it finds who holds trimming. What could be read is returned beside the error of what could not; nil
-// if that is nothing.
-func FindGroups(ctx context.Context, client redis.UniversalClient, noted []string, prefix string, maxLen int64) (*Groups, error) {
+// stream with the prefix. maxLen is the length to which the relay trims the noted ones, 0 if it does so whatever the
+// groups have read: for those it finds who holds trimming. What could be read is returned beside the error of what
+// could not; nil if that is nothing.
+func FindGroups(
+	ctx context.Context, client redis.UniversalClient, noted []string, prefix string, maxLen int64,
+) (*Groups, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
 	if err != nil {
 		return nil, err
 	}
-	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and readers
-	// of their own.
+	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and
+	// readers of their own.
 	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
 	g := &Groups{client: client, streams: slices.Concat(noted, found)}
 	slices.Sort(g.streams)
@@ -95,11 +97,12 @@ func (g *Groups) CheckDrop(ctx context.Context, group sink.Group) error {
 // Dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
 func (g *Groups) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
 	all, _, err := consumer.DeadHeads(ctx, g.client, []string{group.Stream, "{" + group.Stream + "}"}, math.MaxInt)
-	return slices.DeleteFunc(all, func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
+	return slices.DeleteFunc(all,
+		func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
 }
 
-// Drop drops a group, and with it dead, which is what it has given up. Unless forced it refuses as CheckDrop does, in the
-// same step.
+// Drop drops a group, and with it dead, which is what it has given up. Unless forced it refuses as CheckDrop does, in
+// the same step.
 func (g *Groups) Drop(ctx context.Context, group sink.Group, dead []consumer.DeadEntry, force bool) error {
 	if err := sink.DropGroup(ctx, g.client, group.Stream, group.Name, sink.ActiveWithin, force); err != nil {
 		return err
@@ -112,10 +115,51 @@ func (g *Groups) Drop(ctx context.Context, group sink.Group, dead []consumer.Dea
 	return nil
 }
 
+const (
+	// unreadAfter is how long a group may leave an entry lying.
+	unreadAfter = time.Minute
+	// behindAfter is the same for a group whose consumers are at work, which may try an entry again for some minutes.
+	behindAfter = 5 * time.Minute
+)
+
+// GroupState is how a consumer group keeps up. States are ordered: a higher one is worse.
+type GroupState int
+
+// All states there are.
+const (
+	// UpToDate has nothing before it.
+	UpToDate GroupState = iota
+	// Behind has something before it, for a moment so far.
+	Behind
+	// Slow does not keep up.
+	Slow
+	// Abandoned has nobody who reads for it.
+	Abandoned
+)
+
+// StateOf says how a group keeps up.
+func StateOf(g sink.Group) GroupState {
+	switch {
+	case g.Abandoned():
+		return Abandoned
+	case !g.Owes():
+		return UpToDate
+	case g.Idle >= unreadAfter || g.Waits >= behindAfter:
+		return Slow
+	}
+	return Behind
+}
+
+// String is the state in a table.
+func (s GroupState) String() string {
+	return [...]string{"up to date", "behind", "behind", "abandoned"}[s]
+}
+
 var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_.:/@%+,-]+$`)
 
-// DropGroupCommand is the command that drops a consumer group, to be pasted into a shell. Anybody who may write to Redis
-// chooses a group's name, so it is quoted; what cannot be printed is shown as a question mark, and names no group.
+// DropGroupCommand is the command that drops a consumer group, to be pasted into a shell. Anybody who may write to
+// Redis chooses a group's name, so it is quoted; what cannot be printed is shown as a question mark, and names no
+// group.
 func DropGroupCommand(stream, group string) string {
 	return "posthaste groups drop --stream=" + quoted(stream) + " --group=" + quoted(group)
 }
@@ -124,11 +168,5 @@ func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
 	}
-	word = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, word)
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return "'" + strings.ReplaceAll(printable(word), "'", `'\''`) + "'"
 }

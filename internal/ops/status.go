@@ -14,7 +14,7 @@ import (
 	"posthaste/sql"
 )
 
-// Status is the body of GET /relay and the output of posthaste status --json.
+// Status is how the pipeline stands, as numbers and names. What it means is the verdict's to say.
 type Status struct {
 	// Mode is the mode events travel in: cdc, poll or standby.
 	Mode    outbox.Mode `json:"mode"`
@@ -79,15 +79,17 @@ type Slot struct {
 	MaxKeepBytes      int64  `json:"max_keep_bytes"`
 }
 
-// ReadStatus assembles the status from Postgres, and from relay if it is not nil.
-func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay) (Status, error) {
+// readStatus assembles the status from Postgres, and from relay if it is not nil.
+func readStatus(
+	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay,
+) (Status, error) {
 	st, err := sql.ReadState(ctx, pool, name)
 	if err != nil {
 		return Status{}, err
 	}
 	out := Status{
-		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder, HandoverLSN: st.Handover.String(),
-		Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
+		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder,
+		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
 	}
 	rows, oldest, err := sql.Backlog(ctx, pool)
 	if err != nil {
@@ -102,15 +104,17 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool, name string, slots outb
 		return out, err
 	}
 	for _, l := range losses {
-		out.Losses = append(out.Losses, Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
+		out.Losses = append(out.Losses,
+			Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
 	}
 	slot, err := slots.Status(ctx)
 	if err != nil {
 		return out, err
 	}
 	out.Slot = Slot{
-		Exists: slot.Exists, Active: slot.Active, Lost: slot.Lost, Reason: slot.Reason, ConfirmedLSN: slot.Confirmed.String(),
-		RestartLSN: slot.Restart.String(), RetainedBytes: slot.RetainedBytes, ConfirmedLagBytes: slot.ConfirmedLagBytes,
+		Exists: slot.Exists, Active: slot.Active, Lost: slot.Lost, Reason: slot.Reason,
+		ConfirmedLSN: slot.Confirmed.String(), RestartLSN: slot.Restart.String(),
+		RetainedBytes: slot.RetainedBytes, ConfirmedLagBytes: slot.ConfirmedLagBytes,
 		MaxKeepBytes: slot.MaxKeepBytes,
 	}
 	if relay != nil {

@@ -25,7 +25,8 @@ type Step struct {
 	TraceParent string `json:"traceparent,omitempty"`
 }
 
-// OrderID returns the id of the order that the user placed under an idempotency key, which is given as the API stores it.
+// OrderID returns the id of the order that the user placed under an idempotency key, which is given as the API stores
+// it.
 func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (string, error) {
 	order, err := sql.OrderByKey(ctx, db, user, key)
 	if err != nil {
@@ -34,13 +35,13 @@ func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (stri
 	return order.ID.String(), nil
 }
 
-// traceRows bounds what is looked at for one id: an aggregate may have any number of events, and the relay, which answers the
-// console, has a bounded memory.
+// traceRows bounds what is looked at for one id: an aggregate may have any number of events, and the relay, which
+// answers the console, has a bounded memory.
 const traceRows = 200
 
-// Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams and
-// consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres knows, and the
-// error.
+// Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams
+// and consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres
+// knows, and the error.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
 	rows, err := sql.Trace(ctx, db, id, traceRows+1)
 	if err != nil {
@@ -49,7 +50,8 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 	steps := make([]Step, 0, len(rows))
 	if len(rows) > traceRows {
 		rows = rows[1:]
-		steps = append(steps, Step{Place: "earlier", ID: id, Detail: fmt.Sprintf("left out: these are the newest %d", traceRows)})
+		steps = append(steps,
+			Step{Place: "earlier", ID: id, Detail: fmt.Sprintf("left out: these are the newest %d", traceRows)})
 	}
 	for _, r := range rows {
 		steps = append(steps, Step{At: r.At, Place: r.Place, ID: r.ID, Detail: r.Detail, TraceParent: r.TraceParent})
@@ -73,7 +75,10 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRo
 	if err != nil {
 		return nil, err
 	}
-	s := Step{At: entryTime(r.EntryID), Place: "stream", ID: r.ID, Detail: r.Stream + " " + r.EntryID, TraceParent: r.TraceParent}
+	s := Step{
+		At: entryTime(r.EntryID), Place: "stream", ID: r.ID, Detail: r.Stream + " " + r.EntryID,
+		TraceParent: r.TraceParent,
+	}
 	if len(found) == 0 {
 		s.Detail += " (trimmed since)"
 		return []Step{s}, nil
@@ -85,12 +90,15 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRo
 	}
 	for _, g := range groups {
 		state := "acknowledged"
-		pending, err := client.XPendingExt(ctx, &redis.XPendingExtArgs{Stream: r.Stream, Group: g.Name, Start: r.EntryID, End: r.EntryID, Count: 1}).Result()
+		pending, err := client.XPendingExt(ctx, &redis.XPendingExtArgs{
+			Stream: r.Stream, Group: g.Name, Start: r.EntryID, End: r.EntryID, Count: 1,
+		}).Result()
 		switch {
 		case err != nil:
 			return nil, err
 		case len(pending) > 0:
-			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer, pending[0].RetryCount)
+			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer,
+				pending[0].RetryCount)
 		case sink.CompareIDs(g.LastDeliveredID, r.EntryID) < 0:
 			state = "not delivered yet"
 		}

@@ -11,10 +11,13 @@ import (
 func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
-	d.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', 'large', 'order.made', '{}', now(), now() + g * interval '1 second', 'outbox.order', 'cdc'
+	d.Exec(t, `INSERT INTO outbox_history
+			(seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', 'large', 'order.made', '{}', now(), now() + g * interval '1 second',
+			'outbox.order', 'cdc'
 		FROM generate_series(1, 1000) g`)
-	for id, want := range map[string]int{"large": 201, testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 7"): 1} {
+	one := testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 7")
+	for id, want := range map[string]int{"large": 201, one: 1} {
 		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)
 		if err != nil || len(steps) != want {
 			t.Fatalf("%s: %d steps, error %v; want %d", id, len(steps), err, want)

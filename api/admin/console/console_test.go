@@ -241,8 +241,9 @@ func TestAFlushedRedisIsALoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.until(t, "the loss is seen", func(s console.State) bool {
-		all := append([]console.Problem{{Title: s.Verdict.Title}}, s.Verdict.Also...)
-		return s.Lost != nil && slices.ContainsFunc(all, func(p console.Problem) bool { return p.Title == "Redis has lost data" })
+		all := append([]ops.PageProblem{{Title: s.Verdict.Title}}, s.Verdict.Also...)
+		return s.Lost != nil &&
+			slices.ContainsFunc(all, func(p ops.PageProblem) bool { return p.Title == "Redis has lost data" })
 	})
 }
 

@@ -7,6 +7,9 @@ import (
 	"posthaste/sink"
 )
 
+// notAStream reports whether a key holds something else. Its events are parked, which is said elsewhere.
+func notAStream(err error) bool { return sink.Class(err) == "wrongtype" }
+
 func integer(v any) int64 {
 	n, _ := v.(int64)
 	return n

@@ -13,22 +13,23 @@ import (
 
 	"posthaste/api"
 	"posthaste/internal/ops"
+	"posthaste/relay"
 	"posthaste/sink"
 )
 
 // State is what the page shows, but for the lists it asks for by itself.
 type State struct {
 	Now     time.Time `json:"now"`
-	Verdict Verdict   `json:"verdict"`
+	Verdict ops.Page  `json:"verdict"`
 	// Relay is this process' own relay; nil in a process without one.
-	Relay    *Relay         `json:"relay"`
-	Postgres Look[Postgres] `json:"postgres"`
-	Redis    Look[Redis]    `json:"redis"`
-	Streams  Look[[]Stream] `json:"streams"`
+	Relay    *Relay           `json:"relay"`
+	Postgres Look[Postgres]   `json:"postgres"`
+	Redis    Look[ops.Memory] `json:"redis"`
+	Streams  Look[[]Stream]   `json:"streams"`
 	// Groups are the gravest; GroupSum is of all of them.
-	Groups   Look[[]sink.Group] `json:"groups"`
-	GroupSum GroupSum           `json:"group_sum"`
-	Dead     Look[DeadCount]    `json:"dead"`
+	Groups   Look[[]sink.Group]  `json:"groups"`
+	GroupSum GroupSum            `json:"group_sum"`
+	Dead     Look[ops.DeadCount] `json:"dead"`
 	// Lost is when Redis was found to have lost data, if that was within the time of the charts.
 	Lost *time.Time `json:"lost,omitempty"`
 	// Sample is the newest of the charts.
@@ -72,21 +73,12 @@ func trouble(g sink.Group) int {
 	switch {
 	case g.Lost > 0:
 		return 3
-	case g.Abandoned():
+	case ops.StateOf(g) == ops.Abandoned:
 		return 2
-	case behind(g):
+	case ops.StateOf(g) == ops.Slow:
 		return 1
 	}
 	return 0
-}
-
-// DeadCount counts parked events: Relay and Groups those that wait for somebody, Retrying those on their way.
-type DeadCount struct {
-	Relay    int `json:"relay"`
-	Groups   int `json:"groups"`
-	Retrying int `json:"retrying"`
-	// First is the reason of the oldest.
-	First string `json:"first"`
 }
 
 // assemble puts together what is known at now. It waits for nothing.
@@ -102,9 +94,14 @@ func (c *Console) assemble(now time.Time) State {
 		s.Groups.Value = []sink.Group{}
 	}
 	dead := c.watch.dead.look()
-	s.Dead = Look[DeadCount]{AsOf: dead.AsOf, Error: dead.Error, Since: dead.Since, Value: countDead(dead.Value)}
+	s.Dead = Look[ops.DeadCount]{
+		AsOf: dead.AsOf, Error: dead.Error, Since: dead.Since,
+		Value: ops.CountDead(dead.Value.dead, dead.Value.relay, dead.Value.groupN),
+	}
+	var health *relay.Health
 	if r := c.o.Relay; r != nil {
 		st, h := r.Status(), r.Health()
+		health = &h
 		s.Relay = &Relay{
 			Leader: st.Leader, Mode: string(st.Mode), Phase: st.Phase, Epoch: st.Epoch, Inflight: st.Inflight, Since: st.Since, Ready: h.Ready,
 			Reasons: list(h.Reasons), Degraded: list(h.Degraded),
@@ -117,7 +114,7 @@ func (c *Console) assemble(now time.Time) State {
 	if now.Sub(lost) < ringSize*time.Second {
 		s.Lost = &lost
 	}
-	s.Verdict = judge(&s, c.o.Doctor.WALBudget)
+	s.Verdict = ops.Assess(c.snapshot(&s, health)).Page()
 	s.Groups.Value, s.GroupSum = sumUp(s.Groups.Value)
 	return s
 }
@@ -125,18 +122,18 @@ func (c *Console) assemble(now time.Time) State {
 // list is never null in JSON.
 func list(s []string) []string { return append([]string{}, s...) }
 
-func countDead(l deadList) DeadCount {
-	n := DeadCount{Groups: int(l.groupN)}
-	for _, d := range l.dead {
-		switch {
-		case d.Retrying:
-			n.Retrying++
-		case n.First == "":
-			n.First = d.Error
-		}
+// snapshot is what the verdict is made of, if health is that of this process' own relay.
+func (c *Console) snapshot(s *State, health *relay.Health) *ops.Snapshot {
+	return &ops.Snapshot{
+		Now: s.Now,
+		Asked: ops.Asked{
+			Postgres: s.Postgres.answer(), Redis: s.Redis.answer(), Dead: s.Dead.answer(), Groups: s.Groups.answer(),
+			Streams: s.Streams.answer(),
+		},
+		Postgres: s.Postgres.Value.Postgres, Redis: s.Redis.Value, Relay: health, WALBudget: c.o.Doctor.WALBudget,
+		Dead: s.Dead.Value, Groups: s.Groups.Value, Lost: s.Lost, Streams: s.Postgres.Value.Streams, Looked: maxStreams,
+		Fresh: oldAfter,
 	}
-	n.Relay = max(int(l.relay)-n.Retrying, 0)
-	return n
 }
 
 func (c *Console) state(w http.ResponseWriter, r *http.Request) {

@@ -34,13 +34,14 @@ const (
 	// seldom that what it said is old. (A read takes any time if this process is stopped meanwhile.)
 	share      = 10
 	longestGap = 10 * time.Second
+	// oldAfter is from when on an answer is not taken for the present.
+	oldAfter = longestGap + sourceTimeout + 3*time.Second
 )
 
 // Limits of what is shown.
 const (
 	maxStreams = 256
 	maxGroups  = 200
-	maxAlso    = 20 // problems beside the gravest
 	maxEvents  = 50 // remembered, for a page that has just been opened
 	maxNew     = 20 // per stream and look
 )
@@ -89,6 +90,11 @@ type Look[T any] struct {
 	Value T    `json:"value"`
 	// well is since when every look has succeeded.
 	well time.Time
+}
+
+// answer is how the source answered.
+func (l Look[T]) answer() ops.Answer {
+	return ops.Answer{AsOf: l.AsOf, Error: l.Error, Since: l.Since, Well: l.well, Refused: l.Refused, Slow: l.Slow}
 }
 
 func (s *source[T]) look() Look[T] {
@@ -190,21 +196,9 @@ func (s *source[T]) rest(took, before time.Duration) time.Duration {
 
 // Postgres is what Postgres says.
 type Postgres struct {
-	ops.Status
-	// Written counts the numbers given out to events, Led reports whether any relay leads, Relays how many are connected, 0
-	// if this role may not see them.
-	Written int64 `json:"written"`
-	Led     bool  `json:"led"`
-	Relays  int   `json:"relays"`
+	ops.Postgres
 	// Streams is how many there are; no more than maxStreams of them are looked at.
 	Streams int `json:"streams"`
-}
-
-// Redis is what Redis says of itself.
-type Redis struct {
-	UsedBytes int64  `json:"used_bytes"`
-	MaxBytes  int64  `json:"max_bytes"` // 0: no limit
-	Policy    string `json:"policy"`
 }
 
 // Stream is one stream.
@@ -238,7 +232,7 @@ type watch struct {
 	c        *Console
 	sink     *sink.Sink
 	postgres source[Postgres]
-	redis    source[Redis]
+	redis    source[ops.Memory]
 	feed     source[[]Stream]
 	groups   source[[]sink.Group]
 	dead     source[deadList]
@@ -256,7 +250,7 @@ func newWatch(c *Console) *watch {
 		w.sink = sink.New(sink.Options{Client: c.o.Redis, Durability: c.o.Doctor.Durability})
 	}
 	w.postgres = source[Postgres]{every: postgresEvery, read: w.readPostgres}
-	w.redis = source[Redis]{every: redisEvery, read: w.readRedis}
+	w.redis = source[ops.Memory]{every: redisEvery, read: w.readRedis}
 	w.feed = source[[]Stream]{every: feedEvery, read: w.readFeed}
 	w.groups = source[[]sink.Group]{every: groupsEvery, read: w.readGroups}
 	w.dead = source[deadList]{every: deadEvery, read: w.readDead}
@@ -300,11 +294,11 @@ func (w *watch) look(now time.Time) seen {
 
 func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	o := w.c.o
-	st, err := ops.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+	p, err := ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// No relay has run yet; posthaste status makes the row in the same way.
 		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
-			st, err = ops.ReadStatus(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+			p, err = ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 		}
 	}
 	if err != nil {
@@ -321,10 +315,6 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 		}
 		return Postgres{}, err
 	}
-	pulse, err := sql.ReadPulse(ctx, o.Pool)
-	if err != nil {
-		return Postgres{}, err
-	}
 	streams, err := sql.Streams(ctx, o.Pool)
 	if err != nil {
 		return Postgres{}, err
@@ -332,7 +322,7 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	w.mu.Lock()
 	w.streams = append([]string{}, streams[:min(len(streams), maxStreams)]...)
 	w.mu.Unlock()
-	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Streams: len(streams)}, nil
+	return Postgres{Postgres: p, Streams: len(streams)}, nil
 }
 
 // names are the streams, as far as they are looked at.
@@ -345,18 +335,18 @@ func (w *watch) names() ([]string, error) {
 	return w.streams, nil
 }
 
-func (w *watch) readRedis(ctx context.Context) (Redis, error) {
+func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
 	if err := w.sink.Ready(ctx); err != nil {
-		return Redis{}, err
+		return ops.Memory{}, err
 	}
 	info, err := w.c.o.Redis.InfoMap(ctx, "memory").Result()
 	if err != nil {
-		return Redis{}, err
+		return ops.Memory{}, err
 	}
 	memory := info["Memory"]
 	used, _ := strconv.ParseInt(memory["used_memory"], 10, 64)
 	limit, _ := strconv.ParseInt(memory["maxmemory"], 10, 64)
-	return Redis{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, nil
+	return ops.Memory{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, nil
 }
 
 //go:embed feed.lua
@@ -377,7 +367,7 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		last := w.last[name]
 		w.mu.Unlock()
 		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
-		if sink.Class(err) == "wrongtype" {
+		if notAStream(err) {
 			streams = append(streams, Stream{Name: name, Length: -1, Added: -1})
 			continue // its events are parked, which is said elsewhere
 		}
@@ -436,7 +426,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 	groups, err := sink.Groups(ctx, w.c.o.Redis, names)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // of the errors.Join in Groups
 		// A key of another kind has no groups; its events are parked, which is said elsewhere.
-		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(e error) bool { return sink.Class(e) == "wrongtype" })...)
+		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), notAStream)...)
 	}
 	if err != nil && len(groups) > 0 {
 		err = partial{err}

@@ -1,0 +1,27 @@
+package console
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"posthaste/internal/ops"
+	"posthaste/sink"
+)
+
+// Anybody who may write to Redis can make thousands of groups; every viewer gets the state every second.
+func TestManyGroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	var groups []sink.Group
+	for i := range 1000 {
+		groups = append(groups, sink.Group{
+			Stream: "outbox.order", Name: strconv.Itoa(i), Lag: 5, Pending: 1, Idle: time.Duration(i) * time.Minute,
+		})
+	}
+	groups[999].Lost = 7
+	list, sum := sumUp(groups)
+	if len(list) != maxGroups || list[0].Name != "999" || ops.StateOf(list[1]) != ops.Abandoned ||
+		sum != (GroupSum{Groups: 1000, Unread: 5000, Pending: 1000}) {
+		t.Errorf("%d groups from %s, %+v", len(list), list[0].Name, sum)
+	}
+}

@@ -1,0 +1,133 @@
+package ops
+
+import (
+	"strings"
+
+	"posthaste/relay"
+)
+
+// Ready is what a relay's /readyz answers with: its role, and its own conditions. They say whether this process does
+// its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay.
+type Ready struct {
+	// Role is "leader" or "standby".
+	Role string `json:"role"`
+	// OK is false when events do not flow, or may not.
+	OK bool `json:"-"`
+	// Reasons says why not; each begins with a name from a closed set.
+	Reasons []string `json:"reasons,omitempty"`
+	// Degraded says what is wrong although events flow.
+	Degraded []string `json:"degraded,omitempty"`
+}
+
+// Readiness is what the verdict says of the relay of this process. It wants a Snapshot with Relay.
+func (v Verdict) Readiness() Ready {
+	r := Ready{Role: v.role, OK: true}
+	for _, p := range v.Problems {
+		switch {
+		case p.condition == "":
+		case p.Level.Ready():
+			r.Degraded = append(r.Degraded, p.condition)
+		default:
+			r.OK = false
+			r.Reasons = append(r.Reasons, p.condition)
+		}
+	}
+	return r
+}
+
+// ReadyOf is the readiness of a relay that says h of itself.
+func ReadyOf(h relay.Health) Ready { return Assess(&Snapshot{Relay: &h}).Readiness() }
+
+// Brief is the verdict in a terminal, in a log, and for scripts.
+type Brief struct {
+	// Word is "ok", "degraded", "broken" or "unknown".
+	Word string `json:"word"`
+	// Why says in one line what is gravest and, if it can be said shortly, what to do.
+	Why string `json:"why"`
+}
+
+// Brief is the verdict in a word and a line.
+func (v Verdict) Brief() Brief {
+	b := Brief{Word: v.Level.Word(), Why: v.wellLine}
+	switch {
+	case v.Level == Unknown:
+		b.Why = "not everything has been looked at"
+	case v.Level > OK:
+		p := v.Problems[0]
+		if b.Why = p.line; b.Why == "" {
+			b.Why = p.Title + ": " + strings.TrimSuffix(p.Why, ".")
+		}
+	}
+	return b
+}
+
+// Report is the status with the verdict on it: the body of GET /relay, and the output of posthaste status --json.
+type Report struct {
+	Status
+	Verdict Brief `json:"verdict"`
+}
+
+// Report is what a script reads of a snapshot.
+func (s *Snapshot) Report() Report { return Report{s.Postgres.Status, Assess(s).Brief()} }
+
+// maxAlso bounds the problems that a page shows beside the gravest: anybody who may write to Redis can make thousands
+// of groups.
+const maxAlso = 20
+
+// Page is the verdict on a page.
+type Page struct {
+	// Level is "unknown", "ok", "warn" or "bad".
+	Level string `json:"level"`
+	Title string `json:"title"`
+	Why   string `json:"why"`
+	// Remedy says what to do; empty if there is nothing.
+	Remedy string `json:"mend"`
+	// Action names the section of the page where to do it; empty if it is not done there.
+	Action string `json:"action"`
+	// Also are the other problems, the gravest first.
+	Also []PageProblem `json:"also"`
+	// Parts are the levels of the parts of the picture that are not ok.
+	Parts map[string]string `json:"parts"`
+}
+
+// PageProblem is a problem on a page, with the fields of Page, and the part of the picture.
+type PageProblem struct {
+	Level  string `json:"level"`
+	Part   string `json:"part"`
+	Title  string `json:"title"`
+	Why    string `json:"why"`
+	Remedy string `json:"mend"`
+	Action string `json:"action"`
+}
+
+// Page is the verdict in sentences. It leaves out what follows from something else.
+func (v Verdict) Page() Page {
+	out := Page{Level: v.Level.Tone(), Also: []PageProblem{}, Parts: map[string]string{}}
+	switch v.Level {
+	case Unknown:
+		out.Title, out.Why = "Looking…", "Postgres and Redis are being asked."
+	case OK:
+		out.Title, out.Why = "Nothing is lost, nothing is late", v.well
+	case Degraded, Failing, Broken:
+		p := v.Problems[0]
+		out.Title, out.Why, out.Remedy, out.Action = p.Title, p.Why, p.Remedy, p.Action
+	}
+	for i, p := range v.Problems {
+		if p.Follows {
+			break // they are the last
+		}
+		if _, known := out.Parts[p.Part]; !known { // the gravest comes first
+			out.Parts[p.Part] = p.Level.Tone()
+		}
+		if i > 0 {
+			out.Also = append(out.Also, PageProblem{p.Level.Tone(), p.Part, p.Title, p.Why, p.Remedy, p.Action})
+		}
+	}
+	if more := len(out.Also) - maxAlso; more > 0 {
+		rest := out.Also[maxAlso]
+		out.Also = append(out.Also[:maxAlso], PageProblem{
+			Level: rest.Level, Title: "And " + count(int64(more), "more problem") + ".", Why: "See the tables below.",
+		})
+	}
+	return out
+}

@@ -1,0 +1,545 @@
+package ops
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+	"posthaste/relay"
+	"posthaste/sink"
+)
+
+// well is a snapshot in which all is well.
+func well() *Snapshot {
+	now := time.Unix(1_700_000_000, 0)
+	s := &Snapshot{Now: now, WALBudget: 1000, Fresh: 15 * time.Second, Looked: 256}
+	s.Asked.Postgres, s.Asked.Redis = Answer{AsOf: &now}, Answer{AsOf: &now}
+	s.Postgres = Postgres{
+		Status: Status{
+			Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Owner: "host:1", Slot: Slot{Exists: true, Active: true},
+		},
+		Led: true, Relays: 1,
+	}
+	s.Redis = Memory{Policy: "noeviction"}
+	return s
+}
+
+// situation is one thing that can be wrong, and what an operator reads first about it.
+type situation struct {
+	change func(s *Snapshot)
+	level  Level
+	// title and part are the page's, line is in the terminal's line.
+	title, part, line string
+}
+
+// fail is an error that lasts a minute.
+func fail(s *Snapshot, a *Answer) {
+	since := s.Now.Add(-time.Minute)
+	a.Error, a.Since = "dial tcp: refused", &since
+}
+
+// late lets events wait.
+func late(rows int64, oldest time.Duration) func(s *Snapshot) {
+	return func(s *Snapshot) { s.Postgres.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()} }
+}
+
+// group makes it the only group.
+func group(g sink.Group) func(s *Snapshot) {
+	g.Stream = "outbox.order"
+	return func(s *Snapshot) { s.Groups = []sink.Group{g} }
+}
+
+// situations are everything that can be wrong.
+func situations() map[string]situation {
+	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
+	return map[string]situation{
+		"all well":      {func(*Snapshot) {}, OK, fine, "", streamed},
+		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
+		"redis was not asked": {
+			func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", "not everything",
+		},
+		"no relay, redis was not asked": {func(s *Snapshot) {
+			s.Asked.Redis = Answer{}
+			s.Postgres.Led, s.Postgres.Relays = false, 0
+		}, Broken, "No relay publishes", partPath, "no relay runs"},
+		"a moment of backlog": {late(7, time.Second), OK, fine, "", streamed},
+
+		"postgres gone": {
+			func(s *Snapshot) { fail(s, &s.Asked.Postgres) },
+			Broken, "Postgres does not answer", partOutbox, "Postgres does not tell: dial tcp: refused",
+		},
+		"no schema": {
+			func(s *Snapshot) { s.Asked.Postgres = Answer{Error: "the schema is missing", Refused: true} },
+			Broken, "Postgres refuses", partOutbox, "Postgres does not tell: the schema is missing",
+		},
+		"postgres slow": {
+			func(s *Snapshot) { s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true },
+			Broken, "Postgres is too slow to be asked", partOutbox, "Postgres does not tell: too slow",
+		},
+		"redis gone": {
+			func(s *Snapshot) { fail(s, &s.Asked.Redis) },
+			Failing, "Redis does not take events", partRedis, "dial tcp: refused",
+		},
+		"redis gone, events wait": {func(s *Snapshot) {
+			fail(s, &s.Asked.Redis)
+			late(2, time.Second)(s)
+		}, Broken, "Redis does not take events", partRedis, "refused; 2 events wait, the oldest for 1s"},
+		"redis never came": {
+			func(s *Snapshot) { s.Asked.Redis = Answer{Error: "refused"} },
+			Failing, "Redis does not take events", partRedis, "refused",
+		},
+
+		"no relay": {
+			func(s *Snapshot) { s.Postgres.Led, s.Postgres.Relays = false, 0 },
+			Broken, "No relay publishes", partPath, "no relay runs",
+		},
+		"relay takes over": {
+			func(s *Snapshot) { s.Postgres.Led = false },
+			Degraded, "No relay publishes", partPath, "no relay leads, 1 connected",
+		},
+		"nobody takes over": {func(s *Snapshot) {
+			s.Postgres.Led = false
+			late(7, 300*time.Second)(s)
+		}, Broken, "No relay publishes", partPath, "no relay leads, 1 connected; 7 events wait, the oldest for 5m00s"},
+		"not late yet": {late(7, lateAfter-1), OK, fine, "", streamed},
+		"late": {
+			late(7, 6*time.Second),
+			Degraded, "Events are late: the oldest waits 6 s", partOutbox, "7 events wait, the oldest for 6s",
+		},
+		"very late": {
+			late(7, 300*time.Second),
+			Broken, "Events are late: the oldest waits 5 min", partOutbox, "7 events wait, the oldest for 5m00s",
+		},
+		"late, and why": {func(s *Snapshot) {
+			s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
+			late(7, time.Minute)(s)
+		}, Broken, "Events are late: the oldest waits 60 s", partOutbox, "for 1m00s; wal_level: not logical"},
+
+		"not ready": {
+			func(s *Snapshot) { s.Relay = &relay.Health{Reasons: []string{"gap: redis lost data"}} },
+			Failing, "This relay is not ready", partPath, "this relay: gap: redis lost data",
+		},
+		"not ready, events wait": {func(s *Snapshot) {
+			s.Relay = &relay.Health{Reasons: []string{"gap: redis lost data"}}
+			late(7, time.Second)(s)
+		}, Broken, "This relay is not ready", partPath, "this relay: gap: redis lost data"},
+		"ready, but": {
+			func(s *Snapshot) { s.Relay = &relay.Health{Degraded: []string{"stalled: part 3"}} },
+			Degraded, "This relay is degraded", partPath, "this relay: stalled: part 3",
+		},
+		"degraded": {
+			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical" },
+			Degraded, "Events flow by sweeping, not by the WAL", partPath,
+			"events are swept although the stream is wanted: wal_level: not logical",
+		},
+		"degraded, and the stream is a must": {func(s *Snapshot) {
+			s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModeCDC
+			s.Postgres.Degraded = "wal_level: not logical"
+		}, Failing, "Events flow by sweeping, not by the WAL", partPath, "wal_level: not logical"},
+		"just back": {
+			func(s *Snapshot) { s.Postgres.Degraded = "slot_lost: wal_removed" },
+			Degraded, "Events are streamed again, for a moment only so far", partPath,
+			"events are streamed again, for a moment only so far; before: slot_lost: wal_removed",
+		},
+		"poll by choice": {
+			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModePoll },
+			OK, fine, "", "events are swept, as desired",
+		},
+		"draining": {
+			func(s *Snapshot) { s.Postgres.Mode = outbox.ModePoll },
+			OK, fine, "", "events are swept; the stream follows when the backlog is drained",
+		},
+		"starting": {func(s *Snapshot) { s.Postgres.Mode = outbox.ModeStandby }, OK, fine, "", "a relay is starting"},
+		"slot lost": {
+			func(s *Snapshot) { s.Postgres.Slot.Lost, s.Postgres.Slot.Reason = true, "wal_removed" },
+			Degraded, "The replication slot is lost", partPath, "the slot is lost (wal_removed)",
+		},
+		"slot lost, and nobody needs it": {func(s *Snapshot) {
+			s.Postgres.Slot.Lost, s.Postgres.Mode, s.Postgres.Desired = true, outbox.ModePoll, outbox.ModePoll
+		}, OK, fine, "", "as desired"},
+		"within the budget": {func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 800 }, OK, fine, "", streamed},
+		"much WAL": {
+			func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 900 },
+			Degraded, "The slot holds much WAL", partPath, "the slot holds 900 B of WAL; the budget is 1000 B",
+		},
+		"budget not known": {func(s *Snapshot) {
+			s.Postgres.Slot.RetainedBytes, s.WALBudget = 1<<40, 0
+		}, OK, fine, "", streamed},
+
+		"poison": {
+			func(s *Snapshot) { s.Dead = DeadCount{Relay: 2, First: "WRONGTYPE"} },
+			Failing, "2 events are parked, not published", partPath, "2 events are parked (posthaste dead list)",
+		},
+		"given up": {
+			func(s *Snapshot) { s.Dead = DeadCount{Groups: 1} },
+			Degraded, "1 event is given up by a consumer group", partGroups,
+			"1 event is given up by a consumer group: Its",
+		},
+		"on its way again": {func(s *Snapshot) { s.Dead = DeadCount{Retrying: 1} }, OK, fine, "", streamed},
+		"abandoned": {
+			group(sink.Group{Name: "old", Lag: 5, Idle: 3 * time.Hour}),
+			Degraded, "Nobody reads for group old on outbox.order", partGroups, "Nobody reads for group old",
+		},
+		"behind": {
+			group(sink.Group{Name: "g", Pending: 5, Idle: 2 * time.Minute}),
+			Degraded, "Group g on outbox.order does not keep up", partGroups,
+			"Group g on outbox.order does not keep up: 0 unread",
+		},
+		"read too slowly": {
+			group(sink.Group{Name: "g", Lag: 5000, Pending: 1, Waits: time.Hour}),
+			Degraded, "Group g on outbox.order does not keep up", partGroups, "5,000 unread",
+		},
+		"reading":         {group(sink.Group{Name: "g", Lag: 5000, Waits: time.Minute}), OK, fine, "", streamed},
+		"read everything": {group(sink.Group{Name: "g"}), OK, fine, "", streamed},
+		"lost to one": {
+			group(sink.Group{Name: "g", Lost: 12}),
+			Broken, "Lost to group g on outbox.order: 12 entries", partGroups,
+			"Lost to group g on outbox.order: 12 entries: They",
+		},
+
+		"dead not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Dead) }, Degraded, "Dead events are not known", partPath, "not known",
+		},
+		"groups not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Groups) },
+			Degraded, "Consumer groups are not known", partGroups, "not known",
+		},
+		"feed not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Streams) },
+			Degraded, "The streams cannot be read", partRedis, "cannot be read",
+		},
+		"not known for a moment": {
+			func(s *Snapshot) {
+				s.Asked.Dead.Error, s.Asked.Dead.Since = "no answer in time",
+					&s.Now
+			}, OK, fine, "", streamed,
+		},
+		"not known since its server was away": {func(s *Snapshot) {
+			fail(s, &s.Asked.Dead)
+			s.Asked.Redis.Well = s.Now.Add(-time.Second)
+		}, OK, fine, "", streamed},
+		"old": {func(s *Snapshot) {
+			then := s.Now.Add(-20 * time.Second)
+			s.Asked.Postgres.AsOf = &then
+		}, Degraded, "What is shown of Postgres is 20 s old", partOutbox, "20 s old"},
+		"not too many streams": {func(s *Snapshot) { s.Streams = 256 }, OK, fine, "", streamed},
+		"too many streams": {
+			func(s *Snapshot) { s.Streams = 257 },
+			Degraded, "256 of 257 streams are looked at", partRedis, "256 of 257 streams",
+		},
+
+		"flushed": {func(s *Snapshot) {
+			lost := s.Now.Add(-4 * time.Minute)
+			s.Lost = &lost
+		}, Broken, "Redis has lost data", partRedis, "Redis has lost data"},
+		"lost to a restart": {
+			func(s *Snapshot) {
+				s.Lost = &s.Now // said once
+				s.Postgres.Losses = []Loss{
+					{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"},
+				}
+			}, Broken, "Redis lost 1,266 settled events of outbox.order", partRedis,
+			"of outbox.order; to bring them back: posthaste replay",
+		},
+		"failed over": {
+			func(s *Snapshot) {
+				s.Postgres.Losses = []Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
+			}, Degraded, "Postgres has gone back in time: events settled shortly before may be published twice",
+			partOutbox, "may be published twice; see the page",
+		},
+		"eviction": {
+			func(s *Snapshot) { s.Redis.Policy = "allkeys-lru" },
+			Degraded, "Redis may delete events", partRedis,
+			"Redis may delete events: Its maxmemory-policy is allkeys-lru",
+		},
+		"full": {
+			func(s *Snapshot) { s.Redis = Memory{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} },
+			Degraded, "Redis is nearly full", partRedis, "Redis is nearly full: 95 B of 100 B.",
+		},
+	}
+}
+
+// What an operator reads first, for everything that can be wrong.
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	for name, c := range situations() {
+		s := well()
+		c.change(s)
+		verdict := Assess(s)
+		v := verdict.Page()
+		if verdict.Level != c.level || v.Level != c.level.Tone() || v.Title != c.title {
+			t.Errorf("%s: %s %q, want %s %q", name, v.Level, v.Title, c.level.Tone(), c.title)
+		}
+		if c.part != "" && v.Parts[c.part] != c.level.Tone() || c.part == "" && len(v.Parts) > 0 {
+			t.Errorf("%s: parts %v, want %s", name, v.Parts, c.part)
+		}
+		if c.level > OK {
+			if v.Remedy == "" || !strings.HasSuffix(v.Why, ".") {
+				t.Errorf("%s: why %q, remedy %q", name, v.Why, v.Remedy)
+			}
+		}
+		if b := verdict.Brief(); b.Word != c.level.Word() || !strings.Contains(b.Why, c.line) {
+			t.Errorf("%s: %s: %s; want %s and %q", name, b.Word, b.Why, c.level.Word(), c.line)
+		}
+	}
+}
+
+// The same snapshot means the same on a page, in a terminal, for a script and for readiness.
+func TestAllRenderingsAgree(t *testing.T) {
+	t.Parallel()
+	const slot = "slot: wal_level: not logical"
+	for name, h := range map[string]*relay.Health{
+		"no relay":               nil,
+		"a relay":                {Role: "leader", Ready: true},
+		"a degraded relay":       {Role: "leader", Ready: true, Degraded: []string{slot, "wal: it cannot be dropped"}},
+		"a relay without a slot": {Role: "leader", Reasons: []string{slot}},
+		"an unready relay": {
+			Role: "standby", Reasons: []string{"postgres: gone", slot},
+			Degraded: []string{"wal: too much"},
+		},
+	} {
+		for what, c := range situations() {
+			s := well()
+			c.change(s)
+			if s.Relay == nil {
+				s.Relay = h
+			}
+			v := Assess(s)
+			page, brief, report := v.Page(), v.Brief(), s.Report()
+			if report.Verdict != brief {
+				t.Errorf("%s, %s: a script reads %+v, a terminal shows %+v", name, what, report.Verdict, brief)
+			}
+			tones := map[string][]string{
+				"ok": {"ok"}, "degraded": {"warn", "bad"}, "broken": {"bad"},
+				"unknown": {"unknown"},
+			}
+			if !slices.Contains(tones[brief.Word], page.Level) {
+				t.Errorf("%s, %s: %s in a terminal, %s on a page", name, what, brief.Word, page.Level)
+			}
+			if page.Level != "ok" && page.Level != "unknown" && page.Title != v.Problems[0].Title {
+				t.Errorf("%s, %s: the page begins with %q, the gravest is %q", name, what, page.Title,
+					v.Problems[0].Title)
+			}
+			if s.Relay == nil {
+				continue
+			}
+			ready := v.Readiness()
+			if ready.OK != s.Relay.Ready && h != nil && s.Relay == h || ready.Role != s.Relay.Role {
+				t.Errorf("%s, %s: readiness %+v of %+v", name, what, ready, s.Relay)
+			}
+			if !ready.OK && page.Level != "bad" || len(ready.Degraded) > 0 && page.Level == "ok" {
+				t.Errorf("%s, %s: readiness %+v, and the page is %s", name, what, ready, page.Level)
+			}
+			if ready.OK != (len(ready.Reasons) == 0) || !same(ready.Reasons, s.Relay.Reasons) ||
+				!same(ready.Degraded, s.Relay.Degraded) {
+				t.Errorf("%s, %s: readiness %+v of %+v", name, what, ready, s.Relay)
+			}
+		}
+	}
+}
+
+// same reports whether two lists have the same elements.
+func same(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+// What /readyz answers has the names and the order that the relay gave it.
+func TestReadinessIsTheRelays(t *testing.T) {
+	t.Parallel()
+	for want, h := range map[string]relay.Health{
+		`{"role":"leader"}`:  {Role: "leader", Ready: true},
+		`{"role":"standby"}`: {Role: "standby", Ready: true},
+		`{"role":"leader","degraded":["slot: a","wal: b"]}`: {
+			Role: "leader", Ready: true, Degraded: []string{"slot: a", "wal: b"},
+		},
+		`{"role":"leader","reasons":["publish: a","redis: b"],"degraded":["wal: c"]}`: {
+			Role: "leader", Reasons: []string{"publish: a", "redis: b"}, Degraded: []string{"wal: c"},
+		},
+	} {
+		ready := ReadyOf(h)
+		if b, err := json.Marshal(ready); err != nil || string(b) != want || ready.OK != h.Ready {
+			t.Errorf("%s, ready %v, %v; want %s", b, ready.OK, err, want)
+		}
+	}
+}
+
+// The slot's trouble is said by Postgres and by the relay that wrote it there: once is enough.
+func TestNothingIsSaidTwice(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
+	s.Relay = &relay.Health{Role: "leader", Degraded: []string{"slot: wal_level: not logical"}}
+	v := Assess(s)
+	if p := v.Page(); p.Title != "Events flow by sweeping, not by the WAL" || len(p.Also) != 0 {
+		t.Errorf("%+v", p)
+	}
+	if r := v.Readiness(); !r.OK || len(r.Degraded) != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The word that matters comes first, and says why.
+func TestStatusJudges(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		st   Status
+		led  bool
+		rd   string
+		word string
+		why  string
+	}{
+		"streaming": {Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "", "ok", "streamed"},
+		"swept":     {Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "", "ok", "as desired"},
+		"draining":  {Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "", "ok", "drained"},
+		"starting":  {Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "", "ok", "starting"},
+		"parked":    {Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are parked"},
+		"fallen back": {
+			Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"},
+			true, "", "degraded", "slot lost",
+		},
+		"just back": {
+			Status{Mode: outbox.ModeCDC, Degraded: "slot lost"},
+			true, "", "degraded", "streamed again",
+		},
+		"slot lost": {
+			Status{
+				Mode: outbox.ModePoll, Desired: outbox.ModeAuto,
+				Slot: Slot{Exists: true, Lost: true, Reason: "wal_removed"},
+			},
+			true, "", "degraded", "wal_removed",
+		},
+		"late": {
+			Status{Mode: outbox.ModeCDC, Backlog: Backlog{Rows: 1234, OldestSeconds: 90}},
+			true, "", "broken", "1,234 events wait, the oldest for 1m30s",
+		},
+		"nobody": {Status{Mode: outbox.ModeCDC}, false, "", "broken", "no relay runs"},
+		"nobody, late": {
+			Status{Mode: outbox.ModeCDC, Backlog: Backlog{Rows: 2, OldestSeconds: 1}},
+			false, "", "broken", "no relay runs; 2 events wait",
+		},
+		"no Redis": {
+			Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto},
+			true, "redis unreachable: refused", "degraded", "redis unreachable",
+		},
+		"no Redis, late": {
+			Status{Mode: outbox.ModeCDC, Backlog: Backlog{Rows: 2, OldestSeconds: 1}},
+			true, "redis unreachable: refused", "broken", "refused; 2 events wait",
+		},
+	} {
+		now := time.Now()
+		s := &Snapshot{Now: now, Postgres: Postgres{Status: c.st, Led: c.led}, Dead: DeadCount{Relay: int(c.st.Dead)}}
+		s.Asked.Postgres, s.Asked.Redis = Answer{AsOf: &now}, Answer{AsOf: &now, Error: c.rd}
+		if b := Assess(s).Brief(); b.Word != c.word || !strings.Contains(b.Why, c.why) {
+			t.Errorf("%s: %s: %s; want %s and %q", name, b.Word, b.Why, c.word, c.why)
+		}
+	}
+}
+
+// A relay asks Redis all the time: what it knows of it is not asked again.
+func TestARelayKnowsOfRedis(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	if a := redisOf(relay.Health{Reasons: []string{"postgres: gone"}}, now); !a.known() {
+		t.Errorf("%+v", a)
+	}
+	a := redisOf(relay.Health{Reasons: []string{"postgres: gone", "redis: redis unreachable: refused"}}, now)
+	if a.known() || a.Error != "redis unreachable: refused" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Who waits for somebody is counted, who is on the way is not.
+func TestCountDead(t *testing.T) {
+	t.Parallel()
+	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b"}, {Error: "c"}}
+	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b"}) {
+		t.Errorf("%+v", n)
+	}
+}
+
+// With Redis down events are late because of it, and dead ones are less urgent: the gravest comes first, nothing twice.
+func TestTheGravestComesFirst(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Asked.Redis.Error = "refused"
+	s.Postgres.Backlog = Backlog{Rows: 1234, OldestSeconds: 100}
+	s.Dead = DeadCount{Groups: 1}
+	v := Assess(s).Page()
+	if v.Title != "Redis does not take events" || !strings.Contains(v.Why, "1,234") || len(v.Also) != 1 ||
+		v.Also[0].Level != "warn" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Without Redis the outbox grows until it takes too long to be counted. What to put right is Redis.
+func TestTheCauseComesBeforeItsEffect(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Asked.Redis.Error = "refused"
+	s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true
+	v := Assess(s).Page()
+	if v.Title != "Redis does not take events" || len(v.Also) != 1 ||
+		v.Also[0].Title != "Postgres is too slow to be asked" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// After an XDEL in the middle of a stream Redis does not know how much is unread, which is not nothing.
+func TestAnUnknownLagIsNotNone(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Groups = []sink.Group{{Stream: "outbox.order", Name: "g", Lag: -1, Idle: 2 * time.Minute}}
+	if v := Assess(s).Page(); v.Why != "An unknown number unread, 0 not acknowledged, waiting for 2 min." {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Anybody who may write to Redis can make thousands of groups; every viewer gets the verdict every second.
+func TestManyProblemsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := well()
+	for i := range 1000 {
+		s.Groups = append(s.Groups,
+			sink.Group{
+				Stream: "outbox.order", Name: strconv.Itoa(i), Lag: 5, Pending: 1,
+				Idle: time.Duration(i) * time.Minute,
+			})
+	}
+	s.Groups[999].Lost = 7
+	v := Assess(s).Page()
+	if last := v.Also[len(v.Also)-1]; v.Title != "Lost to group 999 on outbox.order: 7 entries" ||
+		len(v.Also) != maxAlso+1 || last.Title != "And 979 more problems." {
+		t.Errorf("%s, %d more, the last %+v", v.Title, len(v.Also), last)
+	}
+	s = well()
+	s.Streams = 256 + 1
+	if v := Assess(s).Page(); v.Level != "warn" || v.Title != "256 of 257 streams are looked at" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// The command that a problem names is pasted into a shell: it has to work, and a group's name, which anybody who may
+// write to Redis chooses, must not become a command of its own.
+func TestTheNamedCommandIsSafeToPaste(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"mail":             "posthaste groups drop --stream=outbox.order --group=mail",
+		"a b; rm -rf ~":    "posthaste groups drop --stream=outbox.order --group='a b; rm -rf ~'",
+		"it's":             `posthaste groups drop --stream=outbox.order --group='it'\''s'`,
+		"$(id)\n\u202elia": `posthaste groups drop --stream=outbox.order --group='$(id)??lia'`,
+	} {
+		s := well()
+		s.Groups = []sink.Group{{Stream: "outbox.order", Name: name, Lag: 5, Idle: 3 * time.Hour}}
+		v := Assess(s).Page()
+		if !strings.HasSuffix(v.Remedy, ": "+want) {
+			t.Errorf("group %q: %q, want %q", name, v.Remedy, want)
+		}
+		if strings.ContainsAny(v.Title, "\n\u202e") {
+			t.Errorf("group %q: the title is %q", name, v.Title)
+		}
+	}
+}
