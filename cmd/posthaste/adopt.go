@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
 )
@@ -29,11 +30,11 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	}
 	client, err := sink.NewClient(e.config.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	defer client.Close()
 	if err := inOneShot(ctx, func(ctx context.Context) error { return a.FindBalances(ctx, client) }); err != nil {
-		return ofRedis(err)
+		return cli.WithRedisRemedy(err)
 	}
 	what := slices.Clone(a.Streams)
 	if a.Balances {
@@ -45,24 +46,24 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 		if a.Balances {
 			question += " Balances that this database's ledger does not explain freeze their accounts."
 		}
-		if err := e.confirm(ctx, c.Yes, question); err != nil {
+		if err := e.Confirm(ctx, c.Yes, question); err != nil {
 			return err
 		}
 		if err := inOneShot(ctx, func(ctx context.Context) error { return a.TakeOver(ctx, client) }); err != nil {
-			return ofRedis(err)
+			return cli.WithRedisRemedy(err)
 		}
 	}
 	if c.JSON {
-		return e.json(map[string]any{"streams": append([]string{}, a.Streams...), "balances": a.Balances})
+		return e.JSON(map[string]any{"streams": append([]string{}, a.Streams...), "balances": a.Balances})
 	}
 	for _, name := range a.Streams {
-		fmt.Fprintf(e.stdout, "%s belongs to this database now\n", name)
+		fmt.Fprintf(e.Stdout, "%s belongs to this database now\n", name)
 	}
 	if a.Balances {
-		fmt.Fprintln(e.stdout, "the balances of credits belong to this database now")
+		fmt.Fprintln(e.Stdout, "the balances of credits belong to this database now")
 	}
 	if len(what) == 0 {
-		fmt.Fprintln(e.stdout, "no streams, nothing to take over")
+		fmt.Fprintln(e.Stdout, "no streams, nothing to take over")
 	}
 	return nil
 }

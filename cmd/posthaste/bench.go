@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/cli"
 	"posthaste/outbox"
 )
 
@@ -64,19 +65,19 @@ var errLeft = errors.New("left behind, drop it by hand")
 // benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
 func (e *env) benchmark(ctx context.Context, f benchFlags, r *report, steps func(b *bench) []step) (err error) {
 	if f.Runs < 1 {
-		return &usageError{"--runs must be at least 1"}
+		return cli.Usage("--runs must be at least 1")
 	}
 	id := uuid.New()
 	b := &bench{
 		flags: f, config: e.config, report: r, name: hex.EncodeToString(id[:4]),
-		log: slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: max(e.config.LogLevel, slog.LevelWarn)})),
+		log: slog.New(slog.NewTextHandler(e.Stderr, &slog.HandlerOptions{Level: max(e.config.LogLevel, slog.LevelWarn)})),
 	}
 	defer b.close()
-	if err := b.open(ctx, e.stderr); err != nil {
-		return oneLine(err)
+	if err := b.open(ctx, e.Stderr); err != nil {
+		return cli.OneLine(err)
 	}
 	list := steps(b)
-	b.progress = newProgress(e.stderr, len(list)*f.Runs)
+	b.progress = newProgress(e.Stderr, len(list)*f.Runs)
 	defer b.progress.close()
 	for range f.Runs {
 		for _, s := range list {
@@ -85,7 +86,7 @@ func (e *env) benchmark(ctx context.Context, f benchFlags, r *report, steps func
 				if ctx.Err() != nil && !errors.Is(err, errLeft) {
 					return errors.New("interrupted; what it had made is removed")
 				}
-				return oneLine(fmt.Errorf("%s: %w", s.name, err))
+				return cli.OneLine(fmt.Errorf("%s: %w", s.name, err))
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/cli"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -33,7 +34,7 @@ type benchDrainCmd struct {
 // Run measures throughput.
 func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 {
-		return &usageError{"--events and --transaction must be at least 1, --size from 16 to 1048576"}
+		return cli.Usage("--events and --transaction must be at least 1, --size from 16 to 1048576")
 	}
 	r := &report{
 		Bench: "drain", Settings: map[string]any{"events": c.Events, "size": c.Size, "transaction": c.Transaction, "writers": benchWriters, "sweep_workers": e.config.SweepWorkers},

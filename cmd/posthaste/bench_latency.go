@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
+	"posthaste/internal/cli"
 	"posthaste/outbox"
 )
 
@@ -25,7 +26,7 @@ type benchLatencyCmd struct {
 // Run measures latency.
 func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
 	if c.Rate <= 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
-		return &usageError{"--rate and --duration must be positive, --size from 16 to 1048576"}
+		return cli.Usage("--rate and --duration must be positive, --size from 16 to 1048576")
 	}
 	r := &report{
 		Bench: "latency", Settings: map[string]any{"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size, "writers": latencyWriters},

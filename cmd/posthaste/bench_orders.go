@@ -18,6 +18,7 @@ import (
 
 	"posthaste/api"
 	"posthaste/idem"
+	"posthaste/internal/cli"
 	"posthaste/sql"
 )
 
@@ -32,7 +33,7 @@ type benchOrdersCmd struct {
 // Run measures orders.
 func (c benchOrdersCmd) Run(ctx context.Context, e *env) error {
 	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 || c.Repeat > 50 {
-		return &usageError{"--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat from 0 to 50"}
+		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat from 0 to 50")
 	}
 	r := &report{
 		Bench: "orders", Settings: map[string]any{"concurrency": c.Concurrency, "rate": c.Rate, "duration": c.Duration.String(), "repeat_percent": c.Repeat},

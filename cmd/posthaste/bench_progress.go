@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/cli"
 )
 
 // progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one line
@@ -32,7 +34,7 @@ type progress struct {
 }
 
 func newProgress(w io.Writer, steps int) *progress {
-	p := &progress{w: w, tty: isTerminal(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
+	p := &progress{w: w, tty: cli.IsTerminal(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
 	p.done.Go(func() {
 		t := time.NewTicker(time.Second)
 		defer t.Stop()
@@ -101,7 +103,7 @@ func (p *progress) line(before, after string) {
 		text += fmt.Sprintf("; about %v left", left.Round(time.Second))
 	}
 	if after == "" {
-		text = clip(text, width(p.w))
+		text = cli.Fit(p.w, text)
 	}
 	fmt.Fprint(p.w, before+text+after)
 }

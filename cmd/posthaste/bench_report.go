@@ -8,10 +8,11 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/cli"
 )
 
 // report is what a benchmark found: limits, which are what a server does when it does nothing else, and results, which
@@ -168,9 +169,9 @@ func (r *report) against(w *row, rate string, limits ...string) (lowest string) 
 func (r *report) finish(e *env, asJSON bool) error {
 	var err error
 	if asJSON {
-		err = e.json(r)
+		err = e.JSON(r)
 	} else {
-		err = r.print(e.stdout)
+		err = r.print(e.Stdout)
 	}
 	if err != nil {
 		return err
@@ -191,7 +192,7 @@ func (r *report) print(out io.Writer) error {
 	}
 	slices.Sort(set)
 	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy %% the whole machine\n\n", strings.Join(set, ", "))
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := cli.Table(out)
 	r.table(t, "limit", r.Limits)
 	fmt.Fprintln(t)
 	r.table(t, "result", r.Results)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/cdc"
+	"posthaste/internal/cli"
 	"posthaste/internal/local"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -94,7 +95,7 @@ func (b *bench) start(ctx context.Context) error {
 func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) {
 	cfg, err := sql.PoolConfig(url, "public", "bench")
 	if err != nil {
-		return nil, &usageError{err.Error()}
+		return nil, cli.Usage(err.Error())
 	}
 	cfg.MaxConns = int32(size)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
 )
 
@@ -180,7 +181,7 @@ func TestCheckHolds(t *testing.T) {
 			t.Errorf("%+v holds", sum)
 		}
 		r := report{Results: []*row{{Check: &sum}}}
-		if err := r.finish(&env{stdout: &bytes.Buffer{}}, true); !errors.Is(err, errFound) {
+		if err := r.finish(&env{IO: cli.IO{Stdout: &bytes.Buffer{}}}, true); !errors.Is(err, errFound) {
 			t.Errorf("a report with %+v ends with %v", sum, err)
 		}
 	}

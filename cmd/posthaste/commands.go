@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,8 +18,8 @@ import (
 	"posthaste/api/admin"
 	"posthaste/cdc"
 	"posthaste/consumer"
+	"posthaste/internal/cli"
 	"posthaste/outbox"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -53,76 +51,18 @@ func (e *env) withDatabase(ctx context.Context, do func(ctx context.Context, poo
 	defer cancel()
 	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return oneLine(do(ctx, pool))
+	return cli.OneLine(do(ctx, pool))
 }
-
-// oneLine folds an error into one line: the connection library lists its attempts on several.
-func oneLine(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "\n") {
-		return err
-	}
-	return folded{err}
-}
-
-// ofRedis adds to an error of Redis what helps.
-func ofRedis(err error) error {
-	switch class := sink.Class(err); class {
-	case "", "other", "canceled":
-		return oneLine(err)
-	default:
-		return fmt.Errorf("%w (%s)", oneLine(err), sink.Mend(class))
-	}
-}
-
-type folded struct{ err error }
-
-func (f folded) Error() string { return strings.Join(strings.Fields(f.err.Error()), " ") }
-
-func (f folded) Unwrap() error { return f.err }
 
 func (e *env) slots(pool *pgxpool.Pool) (*cdc.Slots, error) {
 	return cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Schema: e.config.Schema, Slot: e.config.Slot, Publication: publication})
-}
-
-// json prints v as indented JSON.
-func (e *env) json(v any) error {
-	enc := json.NewEncoder(e.stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
-}
-
-// confirm asks before something that cannot be undone, for as long as the answer takes: ctx is the command's, not that of
-// one of its calls. Without a terminal to answer on it refuses.
-func (e *env) confirm(ctx context.Context, yes bool, question string) error {
-	if yes {
-		return nil
-	}
-	if !isTerminal(e.stdin) {
-		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
-	}
-	fmt.Fprintf(e.stderr, "%s [y/N] ", foreign(question))
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(e.stdin).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case a := <-answer:
-		if a == "y" || a == "yes" {
-			return nil
-		}
-	case <-ctx.Done(): // Ctrl-C, which does not end the reading
-		fmt.Fprintln(e.stderr)
-	}
-	return errors.New("nothing was done")
 }
 
 type migrateCmd struct {
@@ -133,19 +73,19 @@ type migrateCmd struct {
 func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return oneLine(err)
+		return cli.OneLine(err)
 	}
 	if c.JSON {
 		if applied == nil {
 			applied = []int64{}
 		}
-		return e.json(map[string]any{"applied": applied})
+		return e.JSON(map[string]any{"applied": applied})
 	}
 	if len(applied) == 0 {
-		fmt.Fprintln(e.stdout, "the schema is up to date")
+		fmt.Fprintln(e.Stdout, "the schema is up to date")
 		return nil
 	}
-	fmt.Fprintf(e.stdout, "applied %d migrations; the schema is at version %d\n", len(applied), applied[len(applied)-1])
+	fmt.Fprintf(e.Stdout, "applied %d migrations; the schema is at version %d\n", len(applied), applied[len(applied)-1])
 	return nil
 }
 
@@ -160,7 +100,7 @@ func (c modeCmd) Run(ctx context.Context, e *env) error {
 	if c.Mode != "" {
 		var err error
 		if mode, err = outbox.ParseMode(c.Mode); err != nil {
-			return &usageError{err.Error()}
+			return cli.Usage(err.Error())
 		}
 	}
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
@@ -177,9 +117,9 @@ func (c modeCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if c.JSON {
-			return e.json(map[string]any{"desired": st.Desired, "mode": st.Active})
+			return e.JSON(map[string]any{"desired": st.Desired, "mode": st.Active})
 		}
-		_, err = fmt.Fprintf(e.stdout, "desired %s, active %s\n", st.Desired, st.Active)
+		_, err = fmt.Fprintf(e.Stdout, "desired %s, active %s\n", st.Desired, st.Active)
 		return err
 	})
 }
@@ -211,7 +151,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 	if c.Tables {
 		what += " and ALL TABLES of posthaste, orders included, in schema " + e.config.Schema
 	}
-	if err := e.confirm(ctx, c.Yes, what+"?"); err != nil {
+	if err := e.Confirm(ctx, c.Yes, what+"?"); err != nil {
 		return err
 	}
 	return e.withDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
@@ -223,23 +163,23 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 			return err // of the connection
 		}
 		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
-			fmt.Fprintln(e.stderr, "posthaste: a relay runs, and makes the slot and the publication again: stop it, then repeat this")
+			fmt.Fprintln(e.Stderr, "posthaste: a relay runs, and makes the slot and the publication again: stop it, then repeat this")
 		}
 		done, err := e.uninstall(ctx, pool, c.Tables)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return e.json(done)
+			return e.JSON(done)
 		}
 		if done.Slot {
-			fmt.Fprintf(e.stdout, "slot %s is gone\n", e.config.Slot)
+			fmt.Fprintf(e.Stdout, "slot %s is gone\n", e.config.Slot)
 		} else {
-			fmt.Fprintf(e.stdout, "slot %s is not this database's and stays\n", e.config.Slot)
+			fmt.Fprintf(e.Stdout, "slot %s is not this database's and stays\n", e.config.Slot)
 		}
-		fmt.Fprintf(e.stdout, "publication %s is gone\n", publication)
+		fmt.Fprintf(e.Stdout, "publication %s is gone\n", publication)
 		if c.Tables {
-			fmt.Fprintln(e.stdout, "the tables are gone")
+			fmt.Fprintln(e.Stdout, "the tables are gone")
 		}
 		return nil
 	})
@@ -278,7 +218,7 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return &usageError{fmt.Sprintf("address %q: %v", addr, err)}
+		return cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1" // it listens everywhere, here too
@@ -299,9 +239,9 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	}
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	fmt.Fprintf(e.stdout, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
+	fmt.Fprintf(e.Stdout, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
 	if resp.StatusCode != http.StatusOK {
-		return errSaid
+		return cli.ErrSaid
 	}
 	return nil
 }
@@ -313,9 +253,9 @@ type versionCmd struct {
 // Run prints the version.
 func (c versionCmd) Run(e *env) error {
 	if c.JSON {
-		return e.json(map[string]string{"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+		return e.JSON(map[string]string{"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
 	}
-	_, err := fmt.Fprintf(e.stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(e.Stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }
 
@@ -330,7 +270,7 @@ type consumeCmd struct {
 // Run prints events until a signal.
 func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	if c.ClaimIdle <= 0 {
-		return &usageError{"--claim-idle must be positive"}
+		return cli.Usage("--claim-idle must be positive")
 	}
 	client, err := consumerClient(e.config.RedisURL)
 	if err != nil {
@@ -342,7 +282,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	defer traces.shutdown()
 	o := consumer.Options{
 		Client: client, Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, ClaimIdle: c.ClaimIdle, Ordered: c.Ordered,
-		Handler: traces.handler(c.Group, consumer.LineWriter(e.stdout)), DrainTimeout: e.config.DrainTimeout, Log: log,
+		Handler: traces.handler(c.Group, consumer.LineWriter(e.Stdout)), DrainTimeout: e.config.DrainTimeout, Log: log,
 	}
 	if len(c.Stream) == 0 {
 		o.Prefix = e.config.StreamPrefix
@@ -351,7 +291,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	o.Metrics = reg
 	cons, err := consumer.New(o)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	if e.config.AdminAddr == "" {
 		return cons.Run(ctx)
@@ -373,7 +313,7 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 func consumerClient(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
-		return nil, &usageError{"the Redis URL cannot be parsed"}
+		return nil, cli.Usage("the Redis URL cannot be parsed")
 	}
 	return redis.NewClient(o), nil
 }

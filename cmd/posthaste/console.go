@@ -8,6 +8,7 @@ import (
 
 	"posthaste/api/admin/console"
 	"posthaste/cdc"
+	"posthaste/internal/cli"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -24,7 +25,7 @@ type consoleProcess struct {
 func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProcess, error) {
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
 	if err != nil {
-		return nil, &usageError{err.Error()}
+		return nil, cli.Usage(err.Error())
 	}
 	poolConfig.MaxConns, poolConfig.MinConns = console.Conns, 0
 	p := &consoleProcess{}
@@ -33,7 +34,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	}
 	if p.client, err = sink.NewClient(c.RedisURL); err != nil {
 		p.close()
-		return nil, &usageError{err.Error()}
+		return nil, cli.Usage(err.Error())
 	}
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication})
 	if err != nil {

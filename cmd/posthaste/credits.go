@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/google/uuid"
@@ -13,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/internal/cli"
 	"posthaste/sink"
 )
 
@@ -31,37 +31,37 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 	return e.withPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
 		client, err := credits.NewClient(e.config.RedisURL)
 		if err != nil {
-			return &usageError{err.Error()}
+			return cli.Usage(err.Error())
 		}
 		defer client.Close()
 		// Not bounded like the other commands: it looks at every account there is.
-		r, err := credits.Reconcile(ctx, client, pool, reconcileProgress(e.stderr))
+		r, err := credits.Reconcile(ctx, client, pool, reconcileProgress(e.Stderr))
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			err = e.json(r)
+			err = e.JSON(r)
 		} else {
 			err = printReport(e, r)
 		}
 		if err == nil && !r.Clean() {
-			err = errSaid
+			err = cli.ErrSaid
 		}
 		return err
 	})
 }
 
 func printReport(e *env, r *credits.Report) error {
-	fmt.Fprintf(e.stdout, "%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what is in the streams; %d differences\n",
+	fmt.Fprintf(e.Stdout, "%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what is in the streams; %d differences\n",
 		r.Accounts, r.Total, r.Cached, r.Pending, len(r.Differences)+len(r.Buckets))
 	for _, b := range r.Buckets {
-		fmt.Fprintf(e.stdout, "bucket %d: its accounts add up to %d, its counter-account says %d: accounts were changed or deleted by hand (%s)\n",
+		fmt.Fprintf(e.Stdout, "bucket %d: its accounts add up to %d, its counter-account says %d: accounts were changed or deleted by hand (%s)\n",
 			b.Bucket, b.Accounts, b.Issued, b.Cause)
 	}
 	if len(r.Differences) == 0 {
 		return nil
 	}
-	t := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
+	t := cli.Table(e.Stdout)
 	fmt.Fprintln(t, "USER\tENTRIES\tLEDGER\tREDIS\tCAUSE\tEXPLANATION")
 	for _, d := range r.Differences {
 		inRedis := "-"
@@ -89,12 +89,12 @@ func reconcileProgress(w io.Writer) func(done, about int64) {
 func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank, c *redis.Client, pool *pgxpool.Pool, id uuid.UUID) error) error {
 	id, err := uuid.Parse(user)
 	if err != nil {
-		return &usageError{fmt.Sprintf("user %q is not a UUID", user)}
+		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
 	}
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := credits.NewClient(e.config.RedisURL)
 		if err != nil {
-			return &usageError{err.Error()}
+			return cli.Usage(err.Error())
 		}
 		defer client.Close()
 		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: creditDurability(e.config.Durability)})
@@ -115,9 +115,9 @@ func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if c.JSON {
-			return e.json(a)
+			return e.JSON(a)
 		}
-		printAccount(e.stdout, a)
+		printAccount(e.Stdout, a)
 		return nil
 	})
 }
@@ -138,10 +138,10 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if !c.JSON {
-			printAccount(e.stdout, a)
+			printAccount(e.Stdout, a)
 		}
 		if err = a.Releasable(credits.Settlement(c.Settle)); err == nil {
-			if err = e.confirm(asking, c.Yes, "Release it?"); err != nil {
+			if err = e.Confirm(asking, c.Yes, "Release it?"); err != nil {
 				return err
 			}
 			// The answer may have taken longer than ctx lasts.
@@ -150,7 +150,7 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			_, err = b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
 		}
 		if c.JSON {
-			if jerr := e.json(map[string]any{"account": a, "released": err == nil}); jerr != nil {
+			if jerr := e.JSON(map[string]any{"account": a, "released": err == nil}); jerr != nil {
 				return jerr
 			}
 		}
@@ -161,7 +161,7 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if !c.JSON {
-			fmt.Fprintln(e.stdout, "released")
+			fmt.Fprintln(e.Stdout, "released")
 		}
 		return nil
 	})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
@@ -12,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -28,7 +28,7 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.
 	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := sink.NewClient(e.config.RedisURL)
 		if err != nil {
-			return &usageError{err.Error()}
+			return cli.Usage(err.Error())
 		}
 		defer client.Close()
 		d := &ops.DeadIn{Pool: pool, Client: client}
@@ -37,7 +37,7 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.
 		if derr := do(ctx, d); derr != nil {
 			return derr
 		}
-		return ofRedis(err)
+		return cli.WithRedisRemedy(err)
 	})
 }
 
@@ -57,24 +57,24 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if shown := int64(len(dead)); n > shown {
-			fmt.Fprintf(e.stderr, "posthaste: of %s events that the relay has parked, these are the oldest %s; dead retry and dead drop take --all\n",
+			fmt.Fprintf(e.Stderr, "posthaste: of %s events that the relay has parked, these are the oldest %s; dead retry and dead drop take --all\n",
 				humanize.Comma(n), humanize.Comma(shown))
 		}
 		for _, g := range d.Groups {
 			dead = append(dead, ops.GroupDead(g, e.config.StreamPrefix))
 		}
 		if c.JSON {
-			return e.json(dead)
+			return e.JSON(dead)
 		}
-		t := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
+		t := cli.Table(e.Stdout)
 		fmt.Fprintln(t, "ID\tSOURCE\tTYPE\tAGGREGATE\tATTEMPTS\tDEAD\tSTATE\tERROR")
 		for _, d := range dead {
 			state := "parked"
 			if d.Retrying {
 				state = "retrying"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.ID, short(d.Source, 40), short(d.Type, 40), short(d.AggregateType+"/"+d.AggregateID, 60),
-				d.Attempts, humanize.Time(d.DeadAt), state, short(d.Error, 200))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.ID, cli.Short(d.Source, 40), cli.Short(d.Type, 40), cli.Short(d.AggregateType+"/"+d.AggregateID, 60),
+				d.Attempts, humanize.Time(d.DeadAt), state, cli.Short(d.Error, 200))
 		}
 		return t.Flush()
 	})
@@ -101,7 +101,7 @@ type deadDropCmd struct {
 // Run drops dead events.
 func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 	if c.All {
-		if err := e.confirm(ctx, c.Yes, "Drop every dead event for good?"); err != nil {
+		if err := e.Confirm(ctx, c.Yes, "Drop every dead event for good?"); err != nil {
 			return err
 		}
 	}
@@ -137,13 +137,13 @@ func bounded(a ops.DeadAction) ops.DeadAction {
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
 func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ops.DeadAction) error {
 	if all == (len(names) > 0) {
-		return &usageError{"name event ids, or all of them with --all"}
+		return cli.Usage("name event ids, or all of them with --all")
 	}
 	ids := make([]uuid.UUID, len(names))
 	for i, n := range names {
 		var err error
 		if ids[i], err = uuid.Parse(n); err != nil {
-			return &usageError{fmt.Sprintf("event id %q is not a UUID", n)}
+			return cli.Usage(fmt.Sprintf("event id %q is not a UUID", n))
 		}
 	}
 	asking := ctx
@@ -155,19 +155,19 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a op
 			switch {
 			case err != nil:
 				failed = true
-				fmt.Fprintln(e.stderr, "posthaste:", foreign(err.Error()))
+				fmt.Fprintln(e.Stderr, "posthaste:", cli.Printable(err.Error()))
 				results = append(results, deadResult{ID: id, Source: source, Error: err.Error()})
 			case asJSON:
 				results = append(results, deadResult{ID: id, Source: source, OK: true})
 			default:
-				fmt.Fprintf(e.stdout, "%s %s\n", foreign(ops.DeadName(id, source)), a.Done)
+				fmt.Fprintf(e.Stdout, "%s %s\n", cli.Printable(ops.DeadName(id, source)), a.Done)
 			}
 		})
 		if asJSON && (err == nil || len(results) > 0) {
-			err = errors.Join(err, e.json(results))
+			err = errors.Join(err, e.JSON(results))
 		}
 		if err == nil && failed {
-			err = errSaid
+			err = cli.ErrSaid
 		}
 		return err
 	})

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
+	"posthaste/internal/cli"
 	"posthaste/internal/local"
 	"posthaste/internal/ops"
 	"posthaste/outbox"
@@ -63,11 +64,11 @@ type demo struct {
 // Run starts servers of its own, the API, the relay and a consumer, and shows events arriving.
 func (c demoCmd) Run(ctx context.Context, e *env) (err error) {
 	if c.Rate < 1 || c.Rate > 5000 || c.Duration < 3*time.Second {
-		return &usageError{"--rate must be 1 to 5000, --duration at least 3s"}
+		return cli.Usage("--rate must be 1 to 5000, --duration at least 3s")
 	}
 	d := &demo{
-		out: e.stdout, config: e.config, user: uuid.New(), sent: map[string]time.Time{}, seen: map[string]time.Time{}, modes: map[outbox.Mode][]time.Duration{},
-		log: slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: max(e.config.LogLevel, slog.LevelWarn)})),
+		out: e.Stdout, config: e.config, user: uuid.New(), sent: map[string]time.Time{}, seen: map[string]time.Time{}, modes: map[outbox.Mode][]time.Duration{},
+		log: slog.New(slog.NewTextHandler(e.Stderr, &slog.HandlerOptions{Level: max(e.config.LogLevel, slog.LevelWarn)})),
 	}
 	d.mode.Store(outbox.ModeStandby)
 	defer d.cleanup()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 )
 
@@ -28,14 +29,14 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	defer cancel()
 	d := ops.Diagnose(ctx, e.config.doctorOptions())
 	if c.JSON {
-		if err := e.json(d); err != nil {
+		if err := e.JSON(d); err != nil {
 			return err
 		}
-	} else if err := printFindings(e.stdout, d.Findings); err != nil {
+	} else if err := printFindings(e.Stdout, d.Findings); err != nil {
 		return err
 	}
 	if !d.OK {
-		return errSaid
+		return cli.ErrSaid
 	}
 	return nil
 }
@@ -43,8 +44,8 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 func printFindings(w io.Writer, findings []ops.Finding) error {
 	var b strings.Builder
 	for _, f := range findings {
-		word := paint(f.Severity, colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
-		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, foreign(f.Detail))
+		word := paint(f.Severity, cli.Colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
+		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, cli.Printable(f.Detail))
 		if f.Remedy != "" {
 			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Remedy)
 		}

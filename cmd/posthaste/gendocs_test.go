@@ -91,15 +91,15 @@ func TestMetricsPage(t *testing.T) {
 // freshConfig is the configuration of a command line without arguments.
 func freshConfig(t *testing.T) Config {
 	t.Helper()
-	var cli CLI
-	parser, err := kong.New(&cli)
+	var line commandLine
+	parser, err := kong.New(&line)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := parser.Parse([]string{"version"}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := cli.Parse()
+	c, err := line.Parse()
 	if err != nil {
 		t.Fatal(err)
 	}

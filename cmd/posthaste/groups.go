@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -29,18 +28,18 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 		noted, err = sql.Streams(ctx, pool)
 		return err
 	})
-	var usage *usageError
+	var usage *cli.UsageError
 	if errors.As(err, &usage) {
 		return err
 	}
 	if err != nil {
-		fmt.Fprintln(e.stderr, "posthaste: without Postgres only streams with the prefix are found:", err)
+		fmt.Fprintln(e.Stderr, "posthaste: without Postgres only streams with the prefix are found:", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
 	defer cancel()
 	client, err := sink.NewClient(e.config.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	defer client.Close()
 	maxLen := e.config.StreamMaxlen
@@ -49,9 +48,9 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	}
 	g, err := ops.FindGroups(ctx, client, noted, e.config.StreamPrefix, maxLen)
 	if g == nil {
-		return oneLine(err)
+		return cli.OneLine(err)
 	}
-	return oneLine(errors.Join(do(ctx, g), err))
+	return cli.OneLine(errors.Join(do(ctx, g), err))
 }
 
 type groupsListCmd struct {
@@ -62,9 +61,9 @@ type groupsListCmd struct {
 func (c groupsListCmd) Run(ctx context.Context, e *env) error {
 	return e.withGroups(ctx, func(_ context.Context, g *ops.Groups) error {
 		if c.JSON {
-			return e.json(append([]sink.Group{}, g.List...))
+			return e.JSON(append([]sink.Group{}, g.List...))
 		}
-		return printGroups(e.stdout, g.List)
+		return printGroups(e.Stdout, g.List)
 	})
 }
 
@@ -73,25 +72,25 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 		_, err := fmt.Fprintln(w, "no consumer groups")
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	t := cli.Table(w)
 	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
 	for _, g := range groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", foreign(g.Stream), foreign(g.Name),
-			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), rough(g.OldestPending),
-			rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(g.Stream), cli.Printable(g.Name),
+			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), cli.Rough(g.OldestPending),
+			cli.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, g := range groups {
 		if g.HoldsBack > 0 {
-			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", foreign(g.Name), humanize.Comma(g.HoldsBack), foreign(g.Stream))
+			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", cli.Printable(g.Name), humanize.Comma(g.HoldsBack), cli.Printable(g.Stream))
 		}
 	}
 	for _, g := range groups {
 		if ops.StateOf(g) == ops.Abandoned {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
-				foreign(g.Name), foreign(g.Stream), rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
+				cli.Printable(g.Name), cli.Printable(g.Stream), cli.Rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil
@@ -104,9 +103,6 @@ func countOr(n int64, unknown string) string {
 	}
 	return humanize.Comma(n)
 }
-
-// rough writes a duration for people: its two largest units.
-func rough(d time.Duration) string { return ops.Rough(d) }
 
 type groupsDropCmd struct {
 	Stream string `required:"" help:"Full stream name."`
@@ -139,7 +135,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending), countOr(group.Lag, "an unknown number of"), humanize.Comma(int64(len(dead))))
-		if err := e.confirm(asking, c.Yes, fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream, what)); err != nil {
+		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream, what)); err != nil {
 			return err
 		}
 		// The answer may have taken longer than ctx lasts.
@@ -149,7 +145,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if c.JSON {
-			return e.json(struct {
+			return e.JSON(struct {
 				Stream  string `json:"stream"`
 				Group   string `json:"group"`
 				Pending int64  `json:"pending"`
@@ -157,7 +153,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				Dead    int    `json:"dead"`
 			}{c.Stream, c.Group, group.Pending, group.Lag, len(dead)})
 		}
-		fmt.Fprintf(e.stdout, "group %s of stream %s is gone, and with it %s\n", c.Group, c.Stream, what)
+		fmt.Fprintf(e.Stdout, "group %s of stream %s is gone, and with it %s\n", c.Group, c.Stream, what)
 		return nil
 	})
 }

@@ -8,15 +8,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
-	"github.com/jackc/pgerrcode"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/outbox"
-	"posthaste/sql"
+	"posthaste/internal/cli"
 )
 
 // version is set by the linker.
@@ -28,8 +25,8 @@ const (
 	exitBadUsage = 2
 )
 
-// CLI is the command line.
-type CLI struct {
+// commandLine is what the parser fills in.
+type commandLine struct {
 	Settings
 
 	Migrate     migrateCmd     `cmd:"" help:"Apply the embedded migrations; safe to run from many places at once."`
@@ -55,11 +52,9 @@ type CLI struct {
 
 // env is what a command runs with.
 type env struct {
+	cli.IO
+
 	config Config
-	cli    *CLI
-	stdin  io.Reader
-	stdout io.Writer
-	stderr io.Writer
 	model  *kong.Application
 }
 
@@ -81,9 +76,9 @@ func main() {
 
 // run is the whole program but for the process around it.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	var cli CLI
+	var line commandLine
 	exited := -1
-	parser, err := kong.New(&cli, kong.Name("posthaste"), kong.UsageOnError(),
+	parser, err := kong.New(&line, kong.Name("posthaste"), kong.UsageOnError(),
 		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
 		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}))
@@ -99,51 +94,32 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		fmt.Fprintf(stderr, "posthaste: %v (posthaste --help says what there is)\n", err)
 		return exitBadUsage
 	}
-	config, err := cli.Parse()
+	config, err := line.Parse()
 	if err != nil {
 		for _, fault := range faults(err) {
 			fmt.Fprintln(stderr, "posthaste:", fault)
 		}
 		return exitBadUsage
 	}
-	e := &env{config: config, cli: &cli, stdin: stdin, stdout: stdout, stderr: stderr, model: parser.Model}
+	e := &env{IO: cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr}, config: config, model: parser.Model}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	err = kctx.Run(e)
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, errSaid):
+	case errors.Is(err, cli.ErrSaid):
 		return exitFailure
 	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(stderr, "posthaste:", foreign(err.Error())+mendServer(err))
-	var usage *usageError
+	fmt.Fprintln(stderr, "posthaste:", cli.Printable(err.Error())+cli.Remedy(err))
+	var usage *cli.UsageError
 	if errors.As(err, &usage) {
 		return exitBadUsage
 	}
 	return exitFailure
 }
-
-// mendServer says what helps against a refusal of Postgres, unless the error says so itself.
-func mendServer(err error) string {
-	switch state := sql.SQLState(err); {
-	case state == pgerrcode.ReadOnlySQLTransaction, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
-		return " (point --postgres-url at the primary)"
-	case state == pgerrcode.InsufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
-		return " (run it as a role with this right: docs/operations.md says who needs which)"
-	}
-	return ""
-}
-
-// errSaid means failure with everything said already.
-var errSaid = errors.New("failed")
-
-// usageError is a mistake on the command line that the parser could not see.
-type usageError struct{ text string }
-
-func (e *usageError) Error() string { return e.text }
 
 // faults takes a joined error apart.
 func faults(err error) []error {

@@ -22,6 +22,7 @@ import (
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/cli"
 	"posthaste/poll"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -112,7 +113,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 	p.registry = reg
 	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
@@ -120,7 +121,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 	reg.MustRegister(newPoolMetrics(p.pool))
 	client, server, err := sink.NewBoundClient(c.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	p.client = client
 	p.sink = sink.New(sink.Options{
@@ -129,7 +130,7 @@ func (p *relayProcess) build(ctx context.Context) error {
 	})
 	creditsClient, err := credits.NewClient(c.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	p.creditsClient = creditsClient
 	p.credits = credits.NewSync(credits.SyncOptions{Redis: creditsClient, Pool: p.pool, Logger: p.log, Registerer: reg})
@@ -280,7 +281,7 @@ func (p *serveProcess) build(ctx context.Context) error {
 	p.registry = reg
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "api")
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	p.traces = setupTracing(ctx, "posthaste-api", p.log)
 	poolConfig.ConnConfig.Tracer = p.traces.queries()
@@ -290,18 +291,18 @@ func (p *serveProcess) build(ctx context.Context) error {
 	reg.MustRegister(newPoolMetrics(p.pool))
 	client, err := idem.NewClient(c.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	p.client = client
 	var keys *api.Keys
 	if c.AuthKeys {
 		if keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
-			return &usageError{err.Error()}
+			return cli.Usage(err.Error())
 		}
 	}
 	creditsClient, err := credits.NewClient(c.RedisURL)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	p.creditsClient = creditsClient
 	p.credits = credits.New(credits.Options{

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -19,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/cli"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -42,16 +42,16 @@ type replayCmd struct {
 func (c replayCmd) Run(ctx context.Context, e *env) error {
 	r := &replaying{cmd: c, env: e}
 	if err := r.parse(); err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	defer r.close()
 	if err := r.open(ctx); err != nil {
-		return oneLine(err)
+		return cli.OneLine(err)
 	}
 	if c.DryRun {
-		return oneLine(r.dryRun(ctx))
+		return cli.OneLine(r.dryRun(ctx))
 	}
-	return oneLine(r.run(ctx))
+	return cli.OneLine(r.run(ctx))
 }
 
 // Bounds of a page of history. It is one call per stream, in which Redis does nothing else.
@@ -81,7 +81,7 @@ type replaying struct {
 	now     time.Time
 	oldest  time.Time
 
-	progress *tally
+	progress *cli.Tally
 	next     time.Time // when the next page is due by the rate
 }
 
@@ -160,7 +160,7 @@ func (r *replaying) open(ctx context.Context) error {
 	config := r.env.config
 	cfg, err := sql.ReplayConfig(config.PostgresURL, config.Schema)
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	if r.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (r *replaying) open(ctx context.Context) error {
 		return err
 	}
 	if r.client, err = sink.NewClient(config.RedisURL); err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
 		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName, Database: st.Owner.Source, Side: r.cmd.To != "",
@@ -211,10 +211,10 @@ func (r *replaying) history(ctx context.Context) error {
 		r.sel.Until = r.now // what is published while the replay runs is not history yet
 	}
 	if r.sel.Until.Before(r.sel.Since) {
-		return &usageError{fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since))}
+		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))
 	}
 	if r.cmd.Since != "" && r.sel.Since.Before(r.oldest) {
-		fmt.Fprintf(r.env.stderr, "history begins at %s; what was published before is not kept any more\n", stamp(r.oldest))
+		fmt.Fprintf(r.env.Stderr, "history begins at %s; what was published before is not kept any more\n", stamp(r.oldest))
 	}
 	return nil
 }
@@ -251,32 +251,32 @@ func (r *replaying) run(ctx context.Context) error {
 			return r.nothing()
 		}
 	}
-	r.progress = newTally(r.env.stderr, note.Total, note.Count)
+	r.progress = cli.NewTally(r.env.Stderr, note.Total, note.Count)
 	if resumed {
-		r.progress.say("going on with the replay begun at %s: %s events are out already (--restart would begin again)", stamp(note.Begun), humanize.Comma(note.Count))
+		r.progress.Say("going on with the replay begun at %s: %s events are out already (--restart would begin again)", stamp(note.Begun), humanize.Comma(note.Count))
 	}
 	before := note.Count
 	note, err = r.untilDone(ctx, note)
-	r.progress.end()
+	r.progress.End()
 	res := replayResult{ReplayNote: *note, Finished: err == nil, Resumed: resumed, Replayed: note.Count - before, Took: time.Since(began)}
 	if err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted")
 		}
-		fmt.Fprintf(r.env.stderr, "posthaste: %v\n", oneLine(err))
+		fmt.Fprintf(r.env.Stderr, "posthaste: %v\n", cli.OneLine(err))
 		how := "the same command goes on from there; with --restart it begins again"
 		if errors.Is(err, sink.ErrReplayGone) {
 			how = "the same command goes on from what Redis still knows of it, and begins again if that is nothing"
 		}
-		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.done(), how))
-		return errSaid
+		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.Done(), how))
+		return cli.ErrSaid
 	}
 	if note.Total > note.Count {
 		_ = r.result(res, "")
 		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short for this rate",
 			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 	}
-	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), rough(res.Took)))
+	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), cli.Rough(res.Took)))
 }
 
 // replayResult is what a replay prints in the end.
@@ -291,7 +291,7 @@ type replayResult struct {
 func (r *replaying) result(res replayResult, words string) error {
 	if !r.cmd.JSON {
 		if words != "" {
-			fmt.Fprintln(r.env.stdout, words)
+			fmt.Fprintln(r.env.Stdout, words)
 		}
 		return nil
 	}
@@ -299,7 +299,7 @@ func (r *replaying) result(res replayResult, words string) error {
 	if res.Total >= 0 {
 		total = &res.Total
 	}
-	return r.env.json(struct {
+	return r.env.JSON(struct {
 		Finished bool      `json:"finished"`
 		Resumed  bool      `json:"resumed"`
 		Replayed int64     `json:"replayed"`
@@ -343,7 +343,7 @@ func (r *replaying) dryRun(ctx context.Context) error {
 		out = note.Count
 	}
 	if r.cmd.JSON {
-		return r.env.json(struct {
+		return r.env.JSON(struct {
 			DryRun  bool           `json:"dry_run"`
 			Events  int64          `json:"events"`
 			Already int64          `json:"already_replayed"`
@@ -353,7 +353,7 @@ func (r *replaying) dryRun(ctx context.Context) error {
 			Streams []sql.Selected `json:"streams"`
 		}{true, total, out, r.cmd.To, r.sel.Since, r.sel.Until, list})
 	}
-	t := tabwriter.NewWriter(r.env.stdout, 0, 4, 2, ' ', 0)
+	t := cli.Table(r.env.Stdout)
 	fmt.Fprintln(t, "STREAM\tEVENTS\tFIRST\tLAST\tTO")
 	for _, s := range list {
 		to := s.Stream
@@ -365,7 +365,7 @@ func (r *replaying) dryRun(ctx context.Context) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(r.env.stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out), r.alreadyOut(note))
+	_, err = fmt.Fprintf(r.env.Stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out), r.alreadyOut(note))
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/pause"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -20,7 +21,7 @@ func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 	defer cancel()
 	note, err := r.replay.Find(ctx)
 	if err != nil || note == nil || r.cmd.Restart {
-		return nil, ofRedis(err)
+		return nil, cli.WithRedisRemedy(err)
 	}
 	r.sel.Since, r.sel.Until = note.Since, note.Until
 	if !note.Done.IsZero() || r.cmd.DryRun {
@@ -31,7 +32,7 @@ func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 
 // begin fixes what is replayed; nil if that is nothing.
 func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
-	r.progress = newTally(r.env.stderr, -1, 0)
+	r.progress = cli.NewTally(r.env.Stderr, -1, 0)
 	if err := r.settled(ctx); err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 		targets = append(targets, s.Stream)
 	}
 	if r.cmd.To != "" && strings.HasPrefix(r.cmd.To, r.env.config.StreamPrefix) {
-		fmt.Fprintf(r.env.stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n", r.cmd.To)
+		fmt.Fprintf(r.env.Stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n", r.cmd.To)
 	}
 	var note *sink.ReplayNote
 	err = r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
@@ -67,7 +68,7 @@ func (r *replaying) settled(ctx context.Context) error {
 	return sql.AwaitHistoryWriters(ctx, r.pool, func(n int) {
 		if !said && time.Since(began) > 2*time.Second {
 			said = true
-			r.progress.say("waiting for %d transactions that write history to end", n)
+			r.progress.Say("waiting for %d transactions that write history to end", n)
 		}
 	})
 }
@@ -97,7 +98,7 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 		if !errors.Is(err, sink.ErrReplayMoved) {
 			return note, err
 		}
-		r.progress.say("%v: going on from what it has", err)
+		r.progress.Say("%v: going on from what it has", err)
 		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error {
 			n, err := r.replay.Find(ctx)
 			switch {
@@ -150,7 +151,7 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 		if err := r.note(ctx, note); err != nil {
 			return err
 		}
-		r.progress.at(note.Count)
+		r.progress.At(note.Count)
 		if err := r.pace(ctx, len(page)); err != nil {
 			return err
 		}
@@ -273,7 +274,7 @@ func (r *replaying) patiently(ctx context.Context, mend func(err error) string, 
 		cancel()
 		if err == nil {
 			if failed {
-				r.progress.say("going on")
+				r.progress.Say("going on")
 			}
 			return nil
 		}
@@ -282,7 +283,7 @@ func (r *replaying) patiently(ctx context.Context, mend func(err error) string, 
 		}
 		if !failed {
 			failed = true
-			r.progress.say("%v (%s); waiting", oneLine(err), mend(err))
+			r.progress.Say("%v (%s); waiting", cli.OneLine(err), mend(err))
 		}
 		if err := pause.For(ctx, wait); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/cli"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -191,7 +192,7 @@ func (s Settings) Parse() (Config, error) {
 	}
 	switch s.LogFormat {
 	case "":
-		c.LogText = isTerminal(os.Stderr)
+		c.LogText = cli.IsTerminal(os.Stderr)
 	default:
 		c.LogText = p.choice("log-format", s.LogFormat, "json", "text") == "text"
 	}

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -37,9 +36,9 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if c.JSON {
-			return e.json(v.Report)
+			return e.JSON(v.Report)
 		}
-		return v.print(e.stdout, e.config.RelayName, colours(e.stdout))
+		return v.print(e.Stdout, e.config.RelayName, cli.Colours(e.Stdout))
 	})
 }
 
@@ -90,11 +89,6 @@ func some(texts ...string) (out []string) {
 	return out
 }
 
-// colours reports whether w wants them: a terminal, unless its user says otherwise (see no-color.org).
-func colours(w io.Writer) bool {
-	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-}
-
 // paint colours a word of the status, or the severity of a finding.
 func paint(word string, coloured bool) string {
 	colour, ok := map[string]string{
@@ -109,13 +103,13 @@ func paint(word string, coloured bool) string {
 
 func (v view) print(w io.Writer, name string, coloured bool) error {
 	fmt.Fprintf(w, "%s: %s\n\n", paint(v.Verdict.Word, coloured), v.Verdict.Why)
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	t := cli.Table(w)
 	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
 	row("relay", "%s", name)
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
 	row("backlog", "%s", strings.Join(some(humanize.Comma(v.Backlog.Rows)+" events",
-		"oldest "+rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))), v.trend), ", "))
+		"oldest "+cli.Rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))), v.trend), ", "))
 	switch s := v.Slot; {
 	case !s.Exists:
 		row("slot", "none")
@@ -169,7 +163,7 @@ func (t *trend) note(at time.Time, rows int64) string {
 	switch perSecond := float64(rows-first.rows) / took; {
 	case perSecond <= -1:
 		left := time.Duration(float64(rows) / -perSecond * float64(time.Second))
-		return fmt.Sprintf("falling by %s/s, about %s left", humanize.Comma(int64(-perSecond)), rough(left))
+		return fmt.Sprintf("falling by %s/s, about %s left", humanize.Comma(int64(-perSecond)), cli.Rough(left))
 	case perSecond >= 1:
 		return fmt.Sprintf("growing by %s/s", humanize.Comma(int64(perSecond)))
 	}
@@ -187,7 +181,7 @@ const (
 func (c statusCmd) watch(ctx context.Context, e *env) error {
 	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
 	if err != nil {
-		return &usageError{err.Error()}
+		return cli.Usage(err.Error())
 	}
 	cfg.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -195,7 +189,7 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 		return err
 	}
 	defer pool.Close()
-	terminal := isTerminal(e.stdout)
+	terminal := cli.IsTerminal(e.Stdout)
 	var backlog trend
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
@@ -216,7 +210,7 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 		if errors.As(err, &second) {
 			return err // the question is wrong, and stays so
 		}
-		if err := c.show(e, v, oneLine(err), terminal); err != nil {
+		if err := c.show(e, v, cli.OneLine(err), terminal); err != nil {
 			return err
 		}
 		select {
@@ -244,23 +238,23 @@ func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(e.stdout, "%s\n", b)
+		_, err = fmt.Fprintf(e.Stdout, "%s\n", b)
 		return err
 	case terminal:
 		var screen strings.Builder
 		screen.WriteString("\x1b[H\x1b[2J")
 		if err != nil {
-			fmt.Fprintf(&screen, "%s: %s\n", paint(v.Verdict.Word, colours(e.stdout)), v.Verdict.Why)
-		} else if err := v.print(&screen, e.config.RelayName, colours(e.stdout)); err != nil {
+			fmt.Fprintf(&screen, "%s: %s\n", paint(v.Verdict.Word, cli.Colours(e.Stdout)), v.Verdict.Why)
+		} else if err := v.print(&screen, e.config.RelayName, cli.Colours(e.Stdout)); err != nil {
 			return err
 		}
 		fmt.Fprintf(&screen, "\n%s, every second until Ctrl-C\n", now.Format("15:04:05"))
-		_, err := io.WriteString(e.stdout, screen.String())
+		_, err := io.WriteString(e.Stdout, screen.String())
 		return err
 	case err != nil:
-		_, err := fmt.Fprintf(e.stdout, "%s %s: %s\n", now.UTC().Format(time.RFC3339), v.Verdict.Word, v.Verdict.Why)
+		_, err := fmt.Fprintf(e.Stdout, "%s %s: %s\n", now.UTC().Format(time.RFC3339), v.Verdict.Word, v.Verdict.Why)
 		return err
 	}
-	_, err = fmt.Fprintln(e.stdout, v.line(now))
+	_, err = fmt.Fprintln(e.Stdout, v.line(now))
 	return err
 }

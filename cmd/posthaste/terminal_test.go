@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,40 +14,14 @@ import (
 	"testing"
 	"time"
 	"unicode"
-	"unicode/utf8"
-	"unsafe"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 )
-
-// openTerminal returns both ends of a terminal of so many columns: what a person holds, and what a program is given.
-func openTerminal(t *testing.T, columns int) (person, program *os.File) {
-	t.Helper()
-	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	control := func(request uintptr, arg unsafe.Pointer) {
-		t.Helper()
-		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, person.Fd(), request, uintptr(arg)); e != 0 {
-			t.Fatal(e)
-		}
-	}
-	var unlocked, number int32
-	control(syscall.TIOCSPTLCK, unsafe.Pointer(&unlocked))
-	control(syscall.TIOCGPTN, unsafe.Pointer(&number))
-	control(syscall.TIOCSWINSZ, unsafe.Pointer(&[4]uint16{24, uint16(columns)}))
-	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _, _ = person.Close(), program.Close() })
-	return person, program
-}
 
 // onTerminal starts a command on a terminal.
 func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
@@ -57,7 +30,7 @@ func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	person, tty := openTerminal(w.t, columns)
+	person, tty := testenv.Terminal(w.t, columns)
 	p := &program{done: make(chan struct{})}
 	p.cmd = exec.Command(exe, append(args, w.args("--log-level=error", "--admin-addr=")...)...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
@@ -121,29 +94,6 @@ func TestDoctorIsColouredOnATerminal(t *testing.T) {
 	}
 	if r := w.once("doctor"); strings.Contains(r.out, "\x1b") || !strings.Contains(r.out, "warn  max_slot_wal_keep_size ") {
 		t.Errorf("without a terminal: %q", r.out)
-	}
-}
-
-// A line that is written over fits into one line of the terminal, however narrow that is.
-func TestProgressFitsTheTerminal(t *testing.T) {
-	t.Parallel()
-	_, tty := openTerminal(t, 30)
-	if n := width(tty); n != 30 {
-		t.Errorf("width %d, want 30", n)
-	}
-	line := (&tally{total: 10_000_000, n: 1_234_567, began: time.Now().Add(-time.Hour)}).line()
-	if short := clip(line, 30); utf8.RuneCountInString(short) != 29 || !strings.HasPrefix(line, short) {
-		t.Errorf("%q is clipped to %q", line, short)
-	}
-	if clip(line, 0) != line || clip("short", 30) != "short" {
-		t.Error("what needs no clipping is clipped")
-	}
-	// The longest line of a benchmark fits the most usual terminal.
-	var out bytes.Buffer
-	p := &progress{w: &out, tty: true, steps: 12, at: 12, name: "limits in Postgres", total: 300_000, began: time.Now().Add(-time.Hour), since: time.Now().Add(-10 * time.Second)}
-	p.count.Store(200_000)
-	if p.line("", ""); out.Len() >= 80 || !strings.HasSuffix(out.String(), " left") {
-		t.Errorf("%d columns: %q", out.Len(), out.String())
 	}
 }
 
@@ -280,7 +230,7 @@ func TestManyDeadEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var deadlines []time.Time
 	var out bytes.Buffer
-	e := &env{config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, stdout: &out, stderr: &out}
+	e := &env{config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, IO: cli.IO{Stdout: &out, Stderr: &out}}
 	err := e.onDead(ctx, nil, true, false, ops.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
 		d, _ := ctx.Deadline()
 		if deadlines = append(deadlines, d); len(deadlines) == 3 {

@@ -1,17 +1,16 @@
-package main
+package cli
 
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"golang.org/x/term"
 )
 
-// tally says how far long work is: on a terminal in one line that is written over, elsewhere in a line now and then.
-type tally struct {
+// Tally reports the progress of long work: on a terminal in one line that it overwrites, elsewhere in a line now and
+// then. One goroutine owns it.
+type Tally struct {
 	w        io.Writer
 	terminal bool
 	// total is how much there is to do, -1 if that is not known.
@@ -23,36 +22,14 @@ type tally struct {
 	shown    bool
 }
 
-func newTally(w io.Writer, total, done int64) *tally {
+// NewTally begins to report on w, with done of total already done; total is -1 if it is not known.
+func NewTally(w io.Writer, total, done int64) *Tally {
 	now := time.Now()
-	return &tally{w: w, terminal: isTerminal(w), total: total, n: done, first: done, began: now, written: now}
+	return &Tally{w: w, terminal: IsTerminal(w), total: total, n: done, first: done, began: now, written: now}
 }
 
-func isTerminal(w any) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-// width is how many columns a terminal has; 0 if it is none, or does not say.
-func width(w any) int {
-	if f, ok := w.(*os.File); ok {
-		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
-			return n
-		}
-	}
-	return 0
-}
-
-// clip cuts a line to less than so many columns: what wraps cannot be written over.
-func clip(line string, columns int) string {
-	if r := []rune(line); columns > 1 && len(r) >= columns {
-		return string(r[:columns-1])
-	}
-	return line
-}
-
-// at notes that n is done now.
-func (p *tally) at(n int64) {
+// At notes that n is done now, and shows it if it is time.
+func (p *Tally) At(n int64) {
 	p.n = n
 	every := 10 * time.Second
 	if p.terminal {
@@ -63,15 +40,15 @@ func (p *tally) at(n int64) {
 	}
 	p.written = time.Now()
 	if p.terminal {
-		fmt.Fprint(p.w, "\r\x1b[K"+clip(p.line(), width(p.w)))
+		fmt.Fprint(p.w, "\r\x1b[K"+Fit(p.w, p.line()))
 		p.shown = true
 		return
 	}
 	fmt.Fprintln(p.w, p.line())
 }
 
-// done is how much is done.
-func (p *tally) done() string {
+// Done returns how much is done, in words.
+func (p *Tally) Done() string {
 	if p.total < 0 {
 		return humanize.Comma(p.n) + " events"
 	}
@@ -79,7 +56,7 @@ func (p *tally) done() string {
 }
 
 // line is how far the work is, how quick it was since it began, and how long the rest takes at that.
-func (p *tally) line() string {
+func (p *Tally) line() string {
 	took := time.Since(p.began)
 	rate := float64(p.n-p.first) / max(took.Seconds(), 0.001)
 	s := humanize.Comma(p.n)
@@ -89,19 +66,19 @@ func (p *tally) line() string {
 	s += fmt.Sprintf(", %s/s", humanize.Comma(int64(rate)))
 	if p.total > p.n && rate > 0 {
 		left := time.Duration(float64(p.total-p.n) / rate * float64(time.Second))
-		s += ", " + rough(left) + " left"
+		s += ", " + Rough(left) + " left"
 	}
 	return s
 }
 
-// say writes a line beside the progress.
-func (p *tally) say(format string, args ...any) {
-	p.end()
+// Say writes a line of its own beside the progress.
+func (p *Tally) Say(format string, args ...any) {
+	p.End()
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
-// end leaves the line that is written over.
-func (p *tally) end() {
+// End removes the line that is overwritten. The progress may go on afterwards.
+func (p *Tally) End() {
 	if p.shown {
 		fmt.Fprint(p.w, "\r\x1b[K")
 		p.shown = false

@@ -1,0 +1,178 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"posthaste/internal/cli"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+func TestPrintableBreaksNoLine(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain": "plain", "a\r\nb\tc": "a  b c", "\x1b[2J\u202e\x9b": "?[2J?\ufffd", "é…": "é…",
+	} {
+		if got := cli.Printable(text); got != want {
+			t.Errorf("%q is printed as %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestShortCountsCharacters(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{"éééé": "éééé", "ééééé": "ééé…", "a\nbcd": "a b…", "": ""} {
+		if got := cli.Short(text, 4); got != want {
+			t.Errorf("%q in four characters is %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestRoughHasTwoUnits(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		0: "-", -time.Hour: "-", 1234 * time.Microsecond: "1ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "1m01s",
+		90*time.Minute + 59*time.Second: "1h30m", 49*time.Hour + time.Minute: "2d01h",
+	} {
+		if got := cli.Rough(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestOneLineKeepsTheError(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("first\n\tsecond")
+	got := cli.OneLine(fmt.Errorf("connect: %w", cause))
+	if got.Error() != "connect: first second" || !errors.Is(got, cause) {
+		t.Errorf("folded into %q", got)
+	}
+	if cli.OneLine(nil) != nil {
+		t.Error("no error becomes one")
+	}
+	if plain := errors.New("one line"); !errors.Is(cli.OneLine(plain), plain) || cli.OneLine(plain).Error() != "one line" {
+		t.Error("an error on one line is changed")
+	}
+}
+
+func TestRemedies(t *testing.T) {
+	t.Parallel()
+	refused := func(code string) error { return fmt.Errorf("write: %w", &pgconn.PgError{Code: code}) }
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"none":           {nil, ""},
+		"unknown":        {errors.New("something"), ""},
+		"standby":        {refused(pgerrcode.ReadOnlySQLTransaction), "point --postgres-url at the primary"},
+		"recovery":       {errors.New("recovery is in progress"), "point --postgres-url at the primary"},
+		"right":          {refused(pgerrcode.InsufficientPrivilege), "docs/operations.md says who needs which"},
+		"says so itself": {&outbox.SlotError{Err: refused(pgerrcode.InsufficientPrivilege)}, ""},
+	} {
+		if got := cli.Remedy(c.err); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	if cli.WithRedisRemedy(nil) != nil {
+		t.Error("no error of Redis becomes one")
+	}
+	if err := cli.WithRedisRemedy(context.DeadlineExceeded); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.HasSuffix(err.Error(), ")") {
+		t.Errorf("a timeout of Redis has no remedy: %q", err)
+	}
+	if err := cli.WithRedisRemedy(context.Canceled); err.Error() != context.Canceled.Error() {
+		t.Errorf("an interrupt has a remedy: %q", err)
+	}
+	var usage *cli.UsageError
+	if err := fmt.Errorf("open: %w", cli.Usage("--x must be positive")); !errors.As(err, &usage) ||
+		err.Error() != "open: --x must be positive" {
+		t.Errorf("not a usage error: %v", err)
+	}
+}
+
+func TestJSONIsIndentedAndEscapesNoHTML(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := (cli.IO{Stdout: &out}).JSON(map[string]string{"a": "<&>"}); err != nil ||
+		out.String() != "{\n  \"a\": \"<&>\"\n}\n" {
+		t.Errorf("%v: %q", err, out.String())
+	}
+}
+
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	for answer, agreed := range map[string]bool{"y\n": true, " YES \n": true, "n\n": false, "\n": false, "yep\n": false} {
+		person, tty := testenv.Terminal(t, 80)
+		var asked bytes.Buffer
+		if _, err := person.WriteString(answer); err != nil {
+			t.Fatal(err)
+		}
+		err := cli.IO{Stdin: tty, Stderr: &asked}.Confirm(t.Context(), false, "Drop \x1b[2J?")
+		if (err == nil) != agreed || asked.String() != "Drop ?[2J? [y/N] " {
+			t.Errorf("%q: %v, asked %q", answer, err, asked.String())
+		}
+	}
+	if err := (cli.IO{}).Confirm(t.Context(), true, ""); err != nil {
+		t.Errorf("with --yes: %v", err)
+	}
+	if err := (cli.IO{Stdin: strings.NewReader("y\n")}).Confirm(t.Context(), false, "?"); err == nil ||
+		!strings.Contains(err.Error(), "--yes") {
+		t.Errorf("without a terminal: %v", err)
+	}
+}
+
+func TestConfirmIsInterrupted(t *testing.T) {
+	t.Parallel()
+	_, tty := testenv.Terminal(t, 80)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var asked bytes.Buffer
+	if err := (cli.IO{Stdin: tty, Stderr: &asked}).Confirm(ctx, false, "Sure?"); err == nil ||
+		!strings.HasSuffix(asked.String(), "\n") {
+		t.Errorf("%v, asked %q", err, asked.String())
+	}
+}
+
+func TestTallyInALog(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	p := cli.NewTally(&out, 1000, 100)
+	p.At(200) // too early for a line
+	p.Say("waiting for %d", 1)
+	p.End()
+	if out.String() != "waiting for 1\n" || p.Done() != "200 of 1,000 events" {
+		t.Errorf("wrote %q, %s", out.String(), p.Done())
+	}
+	if got := cli.NewTally(&out, -1, 1234).Done(); got != "1,234 events" {
+		t.Errorf("without a total: %s", got)
+	}
+}
+
+func TestColoursAreForTerminals(t *testing.T) {
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("TERM", "xterm")
+	_, tty := testenv.Terminal(t, 80)
+	if !cli.IsTerminal(tty) || !cli.Colours(tty) || cli.IsTerminal(&bytes.Buffer{}) || cli.Colours(&bytes.Buffer{}) ||
+		cli.IsTerminal((*os.File)(nil)) {
+		t.Error("what is a terminal is not known")
+	}
+	t.Setenv("NO_COLOR", "1")
+	if cli.Colours(tty) {
+		t.Error("NO_COLOR is ignored")
+	}
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("TERM", "dumb")
+	if cli.Colours(tty) {
+		t.Error("a dumb terminal is given colours")
+	}
+}

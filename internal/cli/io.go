@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// IO is where a command reads and writes.
+type IO struct {
+	// Stdin is asked for answers, if it is a terminal.
+	Stdin io.Reader
+	// Stdout takes what the command answers, Stderr what it says beside that: questions, progress, warnings.
+	Stdout, Stderr io.Writer
+}
+
+// JSON prints v as indented JSON.
+func (o IO) JSON(v any) error {
+	enc := json.NewEncoder(o.Stdout)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// Confirm asks before something that cannot be undone, for as long as the answer takes: ctx is the command's, not that
+// of one of its calls. Without a terminal to answer on it refuses.
+func (o IO) Confirm(ctx context.Context, yes bool, question string) error {
+	if yes {
+		return nil
+	}
+	if !IsTerminal(o.Stdin) {
+		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
+	}
+	fmt.Fprintf(o.Stderr, "%s [y/N] ", Printable(question))
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(o.Stdin).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-answer:
+		if a == "y" || a == "yes" {
+			return nil
+		}
+	case <-ctx.Done(): // Ctrl-C, which does not end the reading
+		fmt.Fprintln(o.Stderr)
+	}
+	return errors.New("nothing was done")
+}
