@@ -185,7 +185,7 @@ func TestComposeVariables(t *testing.T) {
 // TestComposeSettings: every setting given to a container is one that the binary knows; any other would be ignored in silence.
 func TestComposeSettings(t *testing.T) {
 	t.Parallel()
-	settings := read(t, "cmd/posthaste/settings.go")
+	settings := read(t, "internal/app/settings.go")
 	for name, s := range load(t, "tools").Services {
 		if s.Build == nil {
 			continue

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -21,7 +22,7 @@ type adoptCmd struct {
 // Run takes over the gates of this database's streams, and the balances of credits if they are another database's.
 func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	var a *ops.Adoption
-	err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		a, err = ops.FindAdoption(ctx, pool, e.config.RelayName, e.config.StreamPrefix)
 		return err
 	})
@@ -70,7 +71,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 
 // inOneShot bounds do like a command that only asks or sets: it is one step of a command that may wait for an answer.
 func inOneShot(ctx context.Context, do func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
 	return do(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 )
@@ -35,7 +36,7 @@ type benchFlags struct {
 // bench is one `posthaste bench`. Everything it makes carries its name and is removed before it ends.
 type bench struct {
 	flags    benchFlags
-	config   Config
+	config   app.Config
 	log      *slog.Logger
 	progress *progress
 	report   *report

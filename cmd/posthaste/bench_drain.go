@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -153,7 +154,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 		_ = conn.Conn().Close() // in the middle of a stream there is nothing to say
 	}()
 	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{
-		Mode: pglogrepl.LogicalReplication, PluginArgs: []string{"proto_version '1'", "publication_names '" + publication + "'"},
+		Mode: pglogrepl.LogicalReplication, PluginArgs: []string{"proto_version '1'", "publication_names '" + app.Publication + "'"},
 	})
 	if err != nil {
 		return err
@@ -279,7 +280,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		}
 		w := d.report.result("backlog "+string(mode), "from the relay's start to an empty outbox")
 		used, began := d.usage(ctx), time.Now()
-		err := s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
+		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			return d.empties(ctx, s, p, w, used, began)
 		})
 		if err != nil {
@@ -293,7 +294,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		w := d.report.result("stream "+string(mode), fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast as Postgres takes them", d.c.Transaction))
-		err := s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
+		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
 			}
@@ -323,7 +324,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 }
 
 // empties waits until all events are published and settled, and notes how fast that was.
-func (d *drain) empties(ctx context.Context, s *scene, p *relayProcess, w *row, used usage, began time.Time) error {
+func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, used usage, began time.Time) error {
 	if err := s.published(ctx, p, d.c.Events); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 )
@@ -196,7 +197,7 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 			return err
 		}
 		var calls int
-		err = s.relayed(ctx, mode, func(ctx context.Context, p *relayProcess) error {
+		err = s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
 			}

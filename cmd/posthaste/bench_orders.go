@@ -18,6 +18,7 @@ import (
 
 	"posthaste/api"
 	"posthaste/idem"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/sql"
 )
@@ -102,14 +103,14 @@ func (o *orders) empty(ctx context.Context) error {
 
 // posting serves the handler and posts orders to it. check sees every answer, and whether its key was a repeated one.
 func (o *orders) posting(ctx context.Context, h http.Handler, check func(resp *http.Response, repeated bool) error) (took []time.Duration, calls int, err error) {
-	l, err := listen(ctx, "127.0.0.1:0")
+	l, err := app.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return nil, 0, err
 	}
 	o.answered.Store(0)
 	sctx, stop := context.WithCancel(ctx)
 	g, gctx := errgroup.WithContext(sctx)
-	g.Go(func() error { return httpServer(gctx, api.NewHTTPServer(h), l, time.Second) })
+	g.Go(func() error { return app.ServeHTTP(gctx, api.NewHTTPServer(h), l, time.Second) })
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.c.Concurrency}}
 	body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, o.user)
 	url := "http://" + l.Addr().String() + "/orders"

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/cdc"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
 	"posthaste/outbox"
@@ -45,7 +46,7 @@ func (b *bench) open(ctx context.Context, stderr io.Writer) (err error) {
 	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
 		return err
 	}
-	if b.redis, err = consumerClient(c.RedisURL); err != nil {
+	if b.redis, err = app.ReaderClient(c.RedisURL); err != nil {
 		return err
 	}
 	b.report.At = time.Now().UTC().Truncate(time.Second)
@@ -149,7 +150,7 @@ func pairs(m map[string]string, keys ...string) string {
 func (b *bench) facts(ctx context.Context) (machine, error) {
 	m := machine{
 		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "of its own, on this machine",
-		Versions:   map[string]string{"posthaste": version, "go": strings.TrimPrefix(runtime.Version(), "go")},
+		Versions:   map[string]string{"posthaste": b.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go")},
 		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
 	}
 	if b.flags.External {
@@ -279,7 +280,7 @@ func (u usage) note(w *row, now usage, events int) {
 type scene struct {
 	*bench
 	name   string
-	config Config
+	config app.Config
 	pool   *pgxpool.Pool
 	slots  *cdc.Slots
 }
@@ -360,23 +361,22 @@ func (s *scene) removeKeys(ctx context.Context) error {
 func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, benchType) }
 
 // relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process, without
-// the sync of credits: on servers that are not its own it would book other databases' operations into this one.
-func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *relayProcess) error) error {
+// the sync of credits.
+func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *app.Relay) error) error {
 	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
 		return err
 	}
 	if err := sql.SetDesired(ctx, s.pool, s.config.RelayName, mode); err != nil {
 		return err
 	}
-	p, err := newRelay(ctx, s.config, s.log)
+	p, err := app.NewRelay(ctx, s.config, s.log)
 	if err != nil {
 		return err
 	}
-	defer p.close()
+	defer p.Close()
 	rctx, stop := context.WithCancel(ctx)
 	g, gctx := errgroup.WithContext(rctx)
-	g.Go(func() error { return p.relay.Run(gctx) })
-	g.Go(func() error { return httpServer(gctx, p.server, p.admin, time.Second) })
+	g.Go(func() error { return p.RunWithoutCredits(gctx) })
 	err = do(gctx, p)
 	stop()
 	// What the relay ended with says more than that the rest was cancelled for it.
@@ -387,7 +387,7 @@ func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx conte
 }
 
 // until waits until cond holds, and gives up when nothing changes for a minute. cond also returns how far it is.
-func (s *scene) until(ctx context.Context, p *relayProcess, what string, cond func() (holds bool, far int64, err error)) error {
+func (s *scene) until(ctx context.Context, p *app.Relay, what string, cond func() (holds bool, far int64, err error)) error {
 	last, changed := int64(-1), time.Now()
 	for {
 		holds, far, err := cond()
@@ -398,7 +398,7 @@ func (s *scene) until(ctx context.Context, p *relayProcess, what string, cond fu
 			last, changed = far, time.Now()
 		}
 		if time.Since(changed) > time.Minute {
-			h := p.relay.Health()
+			h := p.Health()
 			return fmt.Errorf("nothing has changed for a minute while waiting for %s; the relay says: %v %v", what, h.Reasons, h.Degraded)
 		}
 		select {
@@ -410,14 +410,14 @@ func (s *scene) until(ctx context.Context, p *relayProcess, what string, cond fu
 }
 
 // inMode waits until the relay is in the mode.
-func (s *scene) inMode(ctx context.Context, p *relayProcess, mode outbox.Mode) error {
+func (s *scene) inMode(ctx context.Context, p *app.Relay, mode outbox.Mode) error {
 	return s.until(ctx, p, "mode "+string(mode), func() (bool, int64, error) {
-		return p.relay.Status().Mode == mode, 0, nil
+		return p.Status().Mode == mode, 0, nil
 	})
 }
 
 // published waits until the stream has n entries.
-func (s *scene) published(ctx context.Context, p *relayProcess, n int) error {
+func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
 	return s.until(ctx, p, "every event in the stream", func() (bool, int64, error) {
 		have, err := s.redis.XLen(ctx, s.stream()).Result()
 		s.progress.count.Store(have)
@@ -426,9 +426,9 @@ func (s *scene) published(ctx context.Context, p *relayProcess, n int) error {
 }
 
 // settled waits until the outbox is empty.
-func (s *scene) settled(ctx context.Context, p *relayProcess) error {
+func (s *scene) settled(ctx context.Context, p *app.Relay) error {
 	return s.until(ctx, p, "the outbox to be empty", func() (bool, int64, error) {
-		held := int64(p.relay.Status().Inflight)
+		held := int64(p.Status().Inflight)
 		if held > 0 {
 			return false, held, nil
 		}

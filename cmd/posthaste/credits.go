@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/sink"
 )
 
 type creditsCmd struct {
@@ -28,7 +28,7 @@ type creditsReconcileCmd struct {
 
 // Run compares the balances; differences are a failure.
 func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
-	return e.withPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
+	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
 		client, err := credits.NewClient(e.config.RedisURL)
 		if err != nil {
 			return cli.Usage(err.Error())
@@ -91,13 +91,13 @@ func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Con
 	if err != nil {
 		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
 	}
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := credits.NewClient(e.config.RedisURL)
 		if err != nil {
 			return cli.Usage(err.Error())
 		}
 		defer client.Close()
-		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: creditDurability(e.config.Durability)})
+		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: e.config.CreditDurability()})
 		return do(ctx, bank, client, pool, id)
 	})
 }
@@ -145,7 +145,7 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 			// The answer may have taken longer than ctx lasts.
-			ctx, cancel := context.WithTimeout(asking, oneShotTimeout)
+			ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 			defer cancel()
 			_, err = b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
 		}
@@ -186,9 +186,4 @@ func printAccount(w io.Writer, a *credits.Account) {
 	for _, q := range a.Quarantine {
 		fmt.Fprintf(w, "  %s %q %q, operation %q (%s, %s)\n", q.At.UTC().Format(time.RFC3339), q.Kind, q.Amount, q.Seq, q.Reason, q.StreamID)
 	}
-}
-
-// creditDurability is what a credit operation waits for: the same as the deletion of a row.
-func creditDurability(d sink.Durability) credits.Durability {
-	return credits.Durability{Replicas: d.Replicas, AOF: d.AOF}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -25,7 +26,7 @@ type deadCmd struct {
 
 // withDead runs do with both, and with what the groups have given up already read.
 func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.DeadIn) error) error {
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := sink.NewClient(e.config.RedisURL)
 		if err != nil {
 			return cli.Usage(err.Error())
@@ -122,12 +123,12 @@ type deadResult struct {
 func bounded(a ops.DeadAction) ops.DeadAction {
 	relay, group := a.Relay, a.Group
 	a.Relay = func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
-		ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 		defer cancel()
 		return relay(ctx, pool, id)
 	}
 	a.Group = func(ctx context.Context, client redis.UniversalClient, d consumer.DeadEntry) error {
-		ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+		ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 		defer cancel()
 		return group(ctx, client, d)
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
 	"posthaste/internal/ops"
@@ -41,14 +42,14 @@ type demoCmd struct {
 type demo struct {
 	out    io.Writer
 	log    *slog.Logger
-	config Config
+	config app.Config
 	dir    string
 	pg     *local.Postgres
 	rd     *local.Redis
 	pool   *pgxpool.Pool
 	client *redis.Client
-	serve  *serveProcess
-	relay  *relayProcess
+	serve  *app.Serve
+	relay  *app.Relay
 	user   uuid.UUID
 
 	neighbours neighbours
@@ -96,12 +97,12 @@ func (c demoCmd) Run(ctx context.Context, e *env) (err error) {
 	fmt.Fprintf(d.out, "\nRunning until Ctrl-C. Try:\n  curl -s %s/relay\n  curl -s -X PUT %s/relay/mode -d '{\"mode\":\"poll\"}'\n  curl -s %s/metrics | grep ^outbox_\n",
 		d.adminURL(), d.adminURL(), d.adminURL())
 	fmt.Fprintf(d.out, "  curl -s -X POST http://%s/orders -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' -d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
-		d.serve.public.Addr(), uuid.New(), d.user)
+		d.serve.PublicAddr(), uuid.New(), d.user)
 	<-gctx.Done()
 	return nil
 }
 
-func (d *demo) adminURL() string { return "http://" + d.relay.admin.Addr().String() }
+func (d *demo) adminURL() string { return "http://" + d.relay.AdminAddr().String() }
 
 // servers starts Postgres and Redis on free ports under one temporary folder.
 func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
@@ -146,16 +147,16 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	if d.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
-	d.client, err = consumerClient(d.config.RedisURL)
+	d.client, err = app.ReaderClient(d.config.RedisURL)
 	return err
 }
 
 // processes starts the API, the relay and a consumer.
 func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
-	if d.serve, err = newServe(ctx, d.config, d.log); err != nil {
+	if d.serve, err = app.NewServe(ctx, d.config, d.log); err != nil {
 		return err
 	}
-	if d.relay, err = newRelay(ctx, d.config, d.log); err != nil {
+	if d.relay, err = app.NewRelay(ctx, d.config, d.log); err != nil {
 		return err
 	}
 	cons, err := consumer.New(consumer.Options{
@@ -164,14 +165,14 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	if err != nil {
 		return err
 	}
-	g.Go(func() error { return d.serve.run(ctx) })
-	g.Go(func() error { return d.relay.run(ctx) })
+	g.Go(func() error { return d.serve.Run(ctx) })
+	g.Go(func() error { return d.relay.Run(ctx) })
 	g.Go(func() error { return cons.Run(ctx) })
 	g.Go(func() error { return d.watchMode(ctx) })
 	if err := d.neighbours.start(ctx, g, d); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\nConsole: %s/console/\n\n", d.serve.public.Addr(), d.adminURL(), d.adminURL())
+	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\nConsole: %s/console/\n\n", d.serve.PublicAddr(), d.adminURL(), d.adminURL())
 	return nil
 }
 
@@ -193,7 +194,7 @@ func (d *demo) arrived(_ context.Context, ev consumer.Event) error {
 
 func (d *demo) watchMode(ctx context.Context) error {
 	for ctx.Err() == nil {
-		d.mode.Store(d.relay.relay.Status().Mode)
+		d.mode.Store(d.relay.Status().Mode)
 		select {
 		case <-ctx.Done():
 		case <-time.After(20 * time.Millisecond):
@@ -237,7 +238,7 @@ func (d *demo) until(ctx context.Context, within time.Duration, what string, con
 			return ctx.Err()
 		}
 		if time.Now().After(deadline) {
-			bad, degraded := d.relay.relay.Health().Reasons, d.relay.relay.Health().Degraded
+			bad, degraded := d.relay.Health().Reasons, d.relay.Health().Degraded
 			return fmt.Errorf("waited %v for %s; the relay says: %v %v", within, what, bad, degraded)
 		}
 		time.Sleep(2 * time.Millisecond)
@@ -248,7 +249,7 @@ func (d *demo) until(ctx context.Context, within time.Duration, what string, con
 // post places an order and returns its id and whether the answer was a replay.
 func (d *demo) post(ctx context.Context, key string) (id string, replayed bool, err error) {
 	body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, d.user)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.serve.public.Addr().String()+"/orders", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.serve.PublicAddr().String()+"/orders", bytes.NewReader(body))
 	if err != nil {
 		return "", false, err
 	}

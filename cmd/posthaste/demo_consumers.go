@@ -15,6 +15,7 @@ import (
 	"posthaste/examples/mailer"
 	"posthaste/examples/pubsub"
 	"posthaste/examples/webhook"
+	"posthaste/internal/app"
 )
 
 // neighbours are the example consumers that the demo runs beside its own: what the rest of the company might do with an
@@ -39,13 +40,13 @@ func (n *neighbours) start(ctx context.Context, g *errgroup.Group, d *demo) erro
 	})
 	secret := make([]byte, 32)
 	_, _ = rand.Read(secret) // never fails
-	l, err := listen(ctx, "127.0.0.1:0")
+	l, err := app.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	n.shipped = map[string]int{}
 	receiver := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: webhook.Receiver(secret, n.accept)}
-	g.Go(func() error { return httpServer(ctx, receiver, l, time.Second) })
+	g.Go(func() error { return app.ServeHTTP(ctx, receiver, l, time.Second) })
 	handler, err := webhook.Handler("http://"+l.Addr().String()+"/", secret, nil)
 	if err != nil {
 		return err

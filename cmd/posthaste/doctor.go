@@ -15,19 +15,11 @@ type doctorCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// doctorOptions are the settings that the doctor measures against.
-func (c Config) doctorOptions() ops.DoctorOptions {
-	return ops.DoctorOptions{
-		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, Schema: c.Schema, RelayName: c.RelayName, Slot: c.Slot, Publication: publication,
-		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-	}
-}
-
 // Run prints every finding and fails if the relay could not run safely in the desired mode.
 func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	d := ops.Diagnose(ctx, e.config.doctorOptions())
+	d := ops.Diagnose(ctx, e.config.DoctorOptions())
 	if c.JSON {
 		if err := e.JSON(d); err != nil {
 			return err

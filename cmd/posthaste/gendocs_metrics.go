@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
 	"maps"
 	"regexp"
 	"slices"
@@ -13,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"posthaste/consumer"
+	"posthaste/internal/app"
 	"posthaste/outbox"
 )
 
@@ -35,40 +33,17 @@ type exported struct {
 	bounds []float64
 }
 
-// exportedMetrics builds every process, without letting it connect, and asks its registry.
-func exportedMetrics(ctx context.Context, c Config) (map[string]*exported, error) {
-	c.HTTPAddr, c.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	log := slog.New(slog.DiscardHandler)
-	serve, err := newServe(ctx, c, log)
-	if err != nil {
-		return nil, err
-	}
-	defer serve.close()
-	relay, err := newRelay(ctx, c, log)
-	if err != nil {
-		return nil, err
-	}
-	defer relay.close()
-	client, err := consumerClient(c.RedisURL)
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-	consuming := newRegistry()
-	_, err = consumer.New(consumer.Options{
-		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard), Metrics: consuming, Log: log,
+// exportedMetrics asks the registry of every process.
+func exportedMetrics(ctx context.Context, c app.Config) (map[string]*exported, error) {
+	all := map[string]*exported{}
+	err := app.EachRegistry(ctx, c, func(process string, reg *prometheus.Registry) error {
+		if err := collect(all, process, reg); err != nil {
+			return fmt.Errorf("metrics of %s: %w", process, err)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
-	}
-	all := map[string]*exported{}
-	for _, p := range []struct {
-		name     string
-		registry *prometheus.Registry
-	}{{"serve", serve.registry}, {"relay", relay.registry}, {"consume", consuming}} {
-		if err := collect(all, p.name, p.registry); err != nil {
-			return nil, fmt.Errorf("metrics of %s: %w", p.name, err)
-		}
 	}
 	return all, nil
 }
@@ -146,7 +121,7 @@ func (x *exported) add(f *dto.MetricFamily) {
 }
 
 // metricsReference is docs/metrics.md.
-func metricsReference(ctx context.Context, c Config) (string, error) {
+func metricsReference(ctx context.Context, c app.Config) (string, error) {
 	all, err := exportedMetrics(ctx, c)
 	if err != nil {
 		return "", err

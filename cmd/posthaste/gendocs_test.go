@@ -15,6 +15,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"posthaste/internal/app"
 	"posthaste/internal/testenv"
 )
 
@@ -89,7 +90,7 @@ func TestMetricsPage(t *testing.T) {
 }
 
 // freshConfig is the configuration of a command line without arguments.
-func freshConfig(t *testing.T) Config {
+func freshConfig(t *testing.T) app.Config {
 	t.Helper()
 	var line commandLine
 	parser, err := kong.New(&line)

@@ -9,6 +9,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -24,7 +25,7 @@ type groupsCmd struct {
 // reach Postgres is said, and no reason to do nothing: a Redis that fills up does not wait.
 func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.Groups) error) error {
 	var noted []string
-	err := e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		noted, err = sql.Streams(ctx, pool)
 		return err
 	})
@@ -35,7 +36,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	if err != nil {
 		fmt.Fprintln(e.Stderr, "posthaste: without Postgres only streams with the prefix are found:", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
 	client, err := sink.NewClient(e.config.RedisURL)
 	if err != nil {
@@ -139,7 +140,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		// The answer may have taken longer than ctx lasts.
-		ctx, cancel := context.WithTimeout(asking, oneShotTimeout)
+		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 		defer cancel()
 		if err := g.Drop(ctx, group, dead, c.Force); err != nil {
 			return err

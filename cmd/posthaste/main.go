@@ -13,11 +13,9 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 )
-
-// version is set by the linker.
-var version = "devel"
 
 // exit codes of the contract.
 const (
@@ -27,7 +25,7 @@ const (
 
 // commandLine is what the parser fills in.
 type commandLine struct {
-	Settings
+	app.Settings
 
 	Migrate     migrateCmd     `cmd:"" help:"Apply the embedded migrations; safe to run from many places at once."`
 	Serve       serveCmd       `cmd:"" help:"Run the API."`
@@ -48,14 +46,6 @@ type commandLine struct {
 	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`
 	Demo        demoCmd        `cmd:"" help:"Run everything on servers of its own and show events arriving."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
-}
-
-// env is what a command runs with.
-type env struct {
-	cli.IO
-
-	config Config
-	model  *kong.Application
 }
 
 // quiet drops what the Redis client prints on its own: every error it meets is returned, and named in our words.
@@ -101,6 +91,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		}
 		return exitBadUsage
 	}
+	config.Version = version
 	e := &env{IO: cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr}, config: config, model: parser.Model}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	err = kctx.Run(e)

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -155,7 +156,7 @@ func (r *replaying) name(database uuid.UUID) string {
 
 // open connects, and refuses what cannot be replayed.
 func (r *replaying) open(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
 	config := r.env.config
 	cfg, err := sql.ReplayConfig(config.PostgresURL, config.Schema)
@@ -165,7 +166,7 @@ func (r *replaying) open(ctx context.Context) error {
 	if r.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return err
 	}
-	if err := r.env.checkSchema(ctx, r.pool); err != nil {
+	if err := r.env.config.CheckSchema(ctx, r.pool); err != nil {
 		return err
 	}
 	if err := sql.Register(ctx, r.pool, config.RelayName); err != nil {

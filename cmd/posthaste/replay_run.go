@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
 	"posthaste/sink"
@@ -17,7 +18,7 @@ import (
 
 // find looks for the replay that the same command has begun. It is the first contact to Redis.
 func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
-	ctx, cancel := context.WithTimeout(ctx, oneShotTimeout)
+	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
 	note, err := r.replay.Find(ctx)
 	if err != nil || note == nil || r.cmd.Restart {

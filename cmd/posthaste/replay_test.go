@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
 )
@@ -372,7 +373,7 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	var runs []*replaying
 	for range 2 {
 		r := &replaying{cmd: replayCmd{Since: "2h", Rate: "0"}, env: &env{
-			config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, RelayName: w.db.Relay, Schema: "public", StreamPrefix: "outbox.", History: 72 * time.Hour},
+			config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, RelayName: w.db.Relay, Schema: "public", StreamPrefix: "outbox.", History: 72 * time.Hour},
 			IO:     cli.IO{Stdout: io.Discard, Stderr: io.Discard},
 		}}
 		t.Cleanup(r.close)

@@ -30,7 +30,7 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 	if c.Watch {
 		return c.watch(ctx, e)
 	}
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		v, err := e.readStatus(ctx, pool)
 		if err != nil {
 			return err
@@ -54,7 +54,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 	if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
 		return view{}, err
 	}
-	slots, err := e.slots(pool)
+	slots, err := e.config.Slots(pool)
 	if err != nil {
 		return view{}, err
 	}
@@ -257,4 +257,11 @@ func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 	}
 	_, err = fmt.Fprintln(e.Stdout, v.line(now))
 	return err
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "nobody"
+	}
+	return s
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
@@ -230,7 +231,7 @@ func TestManyDeadEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var deadlines []time.Time
 	var out bytes.Buffer
-	e := &env{config: Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, IO: cli.IO{Stdout: &out, Stderr: &out}}
+	e := &env{config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, IO: cli.IO{Stdout: &out, Stderr: &out}}
 	err := e.onDead(ctx, nil, true, false, ops.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
 		d, _ := ctx.Deadline()
 		if deadlines = append(deadlines, d); len(deadlines) == 3 {

@@ -30,7 +30,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 			return cli.Usage(fmt.Sprintf("user %q is not a UUID", c.User))
 		}
 	}
-	return e.withPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		id := c.ID
 		if c.User != "" {
 			var err error

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -19,10 +18,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/encoding/prototext"
@@ -30,7 +25,6 @@ import (
 
 	"posthaste/internal/local"
 	"posthaste/internal/testenv"
-	"posthaste/outbox"
 )
 
 // span is one span as a collector got it.
@@ -339,104 +333,5 @@ func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 		if n := strings.Count(p.output(), "spans cannot be delivered"); n != 1 {
 			t.Errorf("said %d times", n)
 		}
-	}
-}
-
-func TestTracingIsOffByDefault(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		env  map[string]string
-		want bool
-	}{
-		{nil, false},
-		{map[string]string{"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_SAMPLER": "always_on"}, false},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, true},
-		{map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, true},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "TRUE"}, false},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "no"}, true},
-		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, false},
-		{map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318"}, false},
-	} {
-		if got := tracingWanted(func(name string) string { return c.env[name] }); got != c.want {
-			t.Errorf("%v: %v, want %v", c.env, got, c.want)
-		}
-	}
-	var off *tracing
-	if off.requests() != nil || off.onPublished() != nil || off.queries() != nil {
-		t.Error("tracing that is off hooks into something")
-	}
-	off.shutdown()
-}
-
-func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
-	t.Parallel()
-	const secret = "not-for-the-collector"
-	rec := tracetest.NewSpanRecorder()
-	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(rec))
-	tr := &tracing{provider: tp, tracer: tp.Tracer("test")}
-	cfg, err := pgxpool.ParseConfig(testenv.Postgres(t).URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.ConnConfig.Tracer = tr.queries()
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	const statement = "-- why\nselect $1::text::int"
-	ask := func(ctx context.Context) {
-		var n int
-		if err := pool.QueryRow(ctx, statement, secret).Scan(&n); err == nil || !strings.Contains(err.Error(), secret) {
-			t.Fatalf("error %v, which was to quote the value", err)
-		}
-		b := &pgx.Batch{}
-		b.Queue(statement, secret)
-		if err := pool.SendBatch(ctx, b).Close(); err == nil {
-			t.Fatal("the batch does not fail")
-		}
-	}
-	ask(t.Context())
-	if n := len(rec.Ended()); n != 0 {
-		t.Errorf("%d spans without a request", n)
-	}
-	ctx, parent := tr.tracer.Start(t.Context(), "request")
-	ask(ctx)
-	if !parent.IsRecording() {
-		t.Error("a statement ended the request's span")
-	}
-	seen := map[string]bool{}
-	for _, s := range rec.Ended() {
-		all := fmt.Sprintf("%v %v %v %v", s.Name(), s.Attributes(), s.Events(), s.Status())
-		if strings.Contains(all, secret) {
-			t.Errorf("span holds the value: %s", all)
-		}
-		if s.Name() != "acquire connection" && !strings.Contains(all, "22P02") {
-			t.Errorf("span says nothing of the error: %s", all)
-		}
-		if s.Parent().SpanID() != parent.SpanContext().SpanID() {
-			t.Errorf("span %q is not the request's child", s.Name())
-		}
-		seen[s.Name()] = true
-	}
-	if !seen["SELECT"] || !seen["BATCH"] || !seen["acquire connection"] {
-		t.Errorf("spans %v", seen)
-	}
-}
-
-// BenchmarkPublishSpans is what tracing adds to a published event.
-func BenchmarkPublishSpans(b *testing.B) {
-	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(tracetest.NewNoopExporter()))
-	b.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
-	published := (&tracing{provider: tp, tracer: tp.Tracer("bench")}).onPublished()
-	for name, headers := range map[string]string{"sampled": sampledFlag, "unsampled": silentFlag} {
-		b.Run(name, func(b *testing.B) {
-			e := &outbox.Event{ID: uuid.New(), Type: "order.created", Headers: fmt.Appendf(nil, `{"traceparent":"00-%s-%s-%s"}`, clientTrace, clientSpan, headers)}
-			events := []*outbox.Event{e}
-			b.ReportAllocs()
-			for b.Loop() {
-				published(outbox.ModeCDC, "outbox.order", events)
-			}
-		})
 	}
 }

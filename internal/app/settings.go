@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"errors"
@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/credits"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -25,8 +26,8 @@ import (
 // defaultPostgresURL is used when neither the setting nor a libpq variable says where Postgres is.
 const defaultPostgresURL = "postgres://localhost:5432/postgres"
 
-// Settings are every setting there is. They are text until Parse has looked at all of them, so that every fault is named
-// at once. The struct is what docs/configuration.md is generated from.
+// Settings are every setting there is. They are text until Parse has looked at all of them, so that every fault is
+// named at once. The struct is what docs/configuration.md is generated from.
 type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
@@ -57,6 +58,9 @@ type Settings struct {
 
 // Config is what the settings say.
 type Config struct {
+	// Version is the version of the binary. It is no setting: main fills it in.
+	Version string
+
 	PostgresURL  string
 	RedisURL     string
 	HTTPAddr     string
@@ -249,16 +253,22 @@ func (p *parser) redis(value string) string {
 		return value
 	}
 	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
-		p.faults = append(p.faults, errors.New("--redis-url: want redis://[user[:password]@]host[:port][/database], with known options"))
+		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
+		p.faults = append(p.faults, errors.New("--redis-url: "+want))
 	}
 	return value
 }
 
-// logger writes to standard error; standard output is for what a command answers.
-func (c Config) logger() *slog.Logger {
+// Logger returns a logger that writes to standard error; standard output is for what a command answers.
+func (c Config) Logger() *slog.Logger {
 	o := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogText {
 		return slog.New(slog.NewTextHandler(os.Stderr, o))
 	}
 	return slog.New(slog.NewJSONHandler(os.Stderr, o))
+}
+
+// CreditDurability returns what a credit operation waits for: the same as the deletion of a row.
+func (c Config) CreditDurability() credits.Durability {
+	return credits.Durability{Replicas: c.Durability.Replicas, AOF: c.Durability.AOF}
 }

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"posthaste/api/admin/console"
 	"posthaste/cdc"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -36,13 +37,13 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 		p.close()
 		return nil, cli.Usage(err.Error())
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: publication})
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication})
 	if err != nil {
 		p.close()
 		return nil, err
 	}
-	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), version, c.RelayName, c.StreamPrefix
-	o.Pool, o.Redis, o.Slots, o.Doctor, o.Token = p.pool, p.client, slots, c.doctorOptions(), c.AdminToken
+	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), c.Version, c.RelayName, c.StreamPrefix
+	o.Pool, o.Redis, o.Slots, o.Doctor, o.Token = p.pool, p.client, slots, c.DoctorOptions(), c.AdminToken
 	o.Doctor.WriterOnly = o.Relay == nil
 	p.Console = console.New(o)
 	return p, nil
@@ -56,4 +57,13 @@ func (p *consoleProcess) close() {
 		_ = p.client.Close()
 	}
 	p.pool.Close()
+}
+
+// DoctorOptions returns the settings that the doctor measures against.
+func (c Config) DoctorOptions() ops.DoctorOptions {
+	return ops.DoctorOptions{
+		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, Schema: c.Schema, RelayName: c.RelayName, Slot: c.Slot,
+		Publication: Publication,
+		WALBudget:   c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
+	}
 }

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -43,7 +43,7 @@ const stopTracing = 3 * time.Second
 // setupTracing turns tracing on if the standard variables name a collector, and returns nil otherwise. service is the
 // name that OTEL_SERVICE_NAME replaces. It never fails: a process does its work with or without spans. The caller calls
 // shutdown.
-func setupTracing(ctx context.Context, service string, log *slog.Logger) *tracing {
+func setupTracing(ctx context.Context, service, version string, log *slog.Logger) *tracing {
 	log = log.With("component", "tracing")
 	if !tracingWanted(os.Getenv) {
 		return nil
@@ -66,7 +66,8 @@ func setupTracing(ctx context.Context, service string, log *slog.Logger) *tracin
 	if err != nil {
 		log.Warn("part of the resource is missing from spans", "err", err)
 	}
-	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(&loggedExporter{SpanExporter: exp, log: log}), sdktrace.WithResource(res))
+	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(&loggedExporter{SpanExporter: exp, log: log}),
+		sdktrace.WithResource(res))
 	return &tracing{provider: tp, tracer: tp.Tracer("posthaste", trace.WithInstrumentationVersion(version)), log: log}
 }
 
@@ -177,7 +178,8 @@ func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*
 			if start.IsZero() || start.After(now) { // Postgres' clock may be ahead of this one
 				start = now
 			}
-			_, span := t.tracer.Start(ctx, "publish "+stream, trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(start),
+			_, span := t.tracer.Start(ctx, "publish "+stream, trace.WithSpanKind(trace.SpanKindProducer),
+				trace.WithTimestamp(start),
 				trace.WithAttributes(messaging("send", stream, e.ID.String(), e.Type)...),
 				trace.WithAttributes(attribute.String("posthaste.mode", string(mode))))
 			span.End(trace.WithTimestamp(now))
@@ -191,9 +193,11 @@ func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
 		return h
 	}
 	return func(ctx context.Context, ev consumer.Event) error {
-		ctx, span := t.tracer.Start(remote(ctx, consumer.TraceParent(ctx)), "process "+ev.Stream, trace.WithSpanKind(trace.SpanKindConsumer),
+		ctx, span := t.tracer.Start(remote(ctx, consumer.TraceParent(ctx)), "process "+ev.Stream,
+			trace.WithSpanKind(trace.SpanKindConsumer),
 			trace.WithAttributes(messaging("process", ev.Stream, ev.ID, ev.Type)...),
-			trace.WithAttributes(attribute.String("messaging.consumer.group.name", group), attribute.Int("posthaste.attempt", ev.Attempt)))
+			trace.WithAttributes(attribute.String("messaging.consumer.group.name", group),
+				attribute.Int("posthaste.attempt", ev.Attempt)))
 		defer span.End()
 		err := h(ctx, ev)
 		if err != nil {
@@ -277,7 +281,9 @@ func (q *queryTracer) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, d pgx.Trac
 }
 
 // TraceAcquireStart implements pgxpool.AcquireTracer.
-func (q *queryTracer) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+func (q *queryTracer) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
+	_ pgxpool.TraceAcquireStartData,
+) context.Context {
 	return q.start(ctx, "acquire connection")
 }
 

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+)
+
+type consumeCmd struct {
+	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
+	Stream    []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
+	Consumer  string        `help:"Name of this consumer within the group. Default: one that is never used twice."`
+	Ordered   bool          `help:"Keep the order per subject over all consumers of the group: one of them at a time reads a stream."`
+	ClaimIdle time.Duration `help:"After how long without a sign of life another consumer's entries are taken over." default:"15s"`
+}
+
+// Run prints events until a signal.
+func (c consumeCmd) Run(ctx context.Context, e *env) error {
+	if c.ClaimIdle <= 0 {
+		return cli.Usage("--claim-idle must be positive")
+	}
+	o := app.ConsumeOptions{
+		Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, Ordered: c.Ordered, ClaimIdle: c.ClaimIdle, Out: e.Stdout,
+	}
+	return app.Consume(ctx, e.config, o, e.config.Logger())
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/cli"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+type modeCmd struct {
+	Mode string `arg:"" optional:"" help:"auto, cdc or poll; without it the mode is shown."`
+	JSON bool   `name:"json" help:"Print JSON."`
+}
+
+// Run shows or sets the mode.
+func (c modeCmd) Run(ctx context.Context, e *env) error {
+	var mode outbox.Mode
+	if c.Mode != "" {
+		var err error
+		if mode, err = outbox.ParseMode(c.Mode); err != nil {
+			return cli.Usage(err.Error())
+		}
+	}
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
+			return err
+		}
+		if mode != "" {
+			if err := sql.SetDesired(ctx, pool, e.config.RelayName, mode); err != nil {
+				return err
+			}
+		}
+		st, err := sql.ReadState(ctx, pool, e.config.RelayName)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.JSON(map[string]any{"desired": st.Desired, "mode": st.Active})
+		}
+		_, err = fmt.Fprintf(e.Stdout, "desired %s, active %s\n", st.Desired, st.Active)
+		return err
+	})
+}

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"posthaste/internal/app"
+)
+
+type relayCmd struct{}
+
+// Run relays until a signal.
+func (relayCmd) Run(ctx context.Context, e *env) error {
+	p, err := app.NewRelay(ctx, e.config, e.config.Logger())
+	if err != nil {
+		return err
+	}
+	err = p.Run(ctx)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}

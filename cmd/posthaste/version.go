@@ -1,0 +1,25 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+type versionCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Run prints the version.
+func (c versionCmd) Run(e *env) error {
+	if c.JSON {
+		return e.JSON(map[string]string{
+			"version": version, "go": runtime.Version(), "os": runtime.GOOS,
+			"arch": runtime.GOARCH,
+		})
+	}
+	_, err := fmt.Fprintf(e.Stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}

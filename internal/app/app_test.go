@@ -1,0 +1,192 @@
+package app_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/internal/app"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// config is the default configuration with servers of the test's own, on free ports.
+func config(t *testing.T) app.Config {
+	t.Helper()
+	db := testenv.Postgres(t)
+	s := defaults(t)
+	s.PostgresURL, s.RedisURL, s.RelayName = db.URL, testenv.Redis(t).URL(), db.Relay
+	s.HTTPAddr, s.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
+	c, err := s.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Version = "test"
+	return c
+}
+
+// The processes run beside each other in one program and end with their context.
+func TestProcessesRunAndEnd(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay, err := app.NewRelay(t.Context(), c, testenv.Logger(t))
+	if err != nil {
+		serve.Close()
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 2)
+	go func() { done <- serve.Run(ctx) }()
+	go func() { done <- relay.Run(ctx) }()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if relay.Status().Mode != outbox.ModeCDC {
+			return errors.Join(errors.New("it does not stream yet"), errors.New(strings.Join(relay.Health().Reasons, ", ")))
+		}
+		return nil
+	})
+	for _, url := range []string{
+		"http://" + serve.PublicAddr().String() + "/openapi.yaml",
+		"http://" + relay.AdminAddr().String() + "/healthz",
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: status %d", url, resp.StatusCode)
+		}
+	}
+	cancel()
+	for range 2 {
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v", err)
+		}
+	}
+}
+
+// An address that is taken is found when the process is built, and what was built until then is freed.
+func TestTakenAddress(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	l, err := app.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c.AdminAddr = l.Addr().String()
+	if _, err := app.NewRelay(t.Context(), c, testenv.Logger(t)); err == nil ||
+		!strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("relay: %v", err)
+	}
+	if _, err := app.NewServe(t.Context(), c, testenv.Logger(t)); err == nil ||
+		!strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("serve: %v", err)
+	}
+}
+
+// A pool is for a schema of this version; the error says where it was looked for.
+func TestWithPoolWantsTheSchema(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	called := false
+	note := func(context.Context, *pgxpool.Pool) error { called = true; return nil }
+	if err := c.WithPool(t.Context(), note); err != nil || !called {
+		t.Errorf("with a schema: %v", err)
+	}
+	c.Schema, called = "elsewhere", false
+	if err := c.WithPool(t.Context(), note); !errors.Is(err, sql.ErrSchemaMissing) || called ||
+		!strings.Contains(err.Error(), "--schema=elsewhere") {
+		t.Errorf("without one: %v", err)
+	}
+	if err := c.WithDatabase(t.Context(), note); err != nil || !called {
+		t.Errorf("without a look at it: %v", err)
+	}
+}
+
+// The registries are those of the processes, without any server.
+func TestEachRegistry(t *testing.T) {
+	t.Parallel()
+	c, err := defaults(t).Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.PostgresURL, c.RedisURL = "postgres://127.0.0.1:1/none", "redis://127.0.0.1:1"
+	var names []string
+	err = app.EachRegistry(t.Context(), c, func(process string, reg *prometheus.Registry) error {
+		names = append(names, process)
+		families, err := reg.Gather()
+		for _, f := range families {
+			if f.GetName() == "posthaste_build_info" {
+				return err
+			}
+		}
+		return errors.Join(err, errors.New(process+" does not say which build it is"))
+	})
+	if err != nil || strings.Join(names, " ") != "serve relay consume" {
+		t.Errorf("%v, of %q", err, names)
+	}
+	stop := errors.New("stop")
+	if err := app.EachRegistry(t.Context(), c, func(string, *prometheus.Registry) error { return stop }); !errors.Is(err,
+		stop) {
+		t.Errorf("an error is not returned: %v", err)
+	}
+}
+
+// A server answers what is in flight before it ends.
+func TestServeHTTPDrains(t *testing.T) {
+	t.Parallel()
+	l, err := app.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	srv := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request,
+	) {
+		cancel()
+		<-ctx.Done()
+		w.WriteHeader(http.StatusTeapot)
+	})}
+	done := make(chan error, 1)
+	go func() { done <- app.ServeHTTP(ctx, srv, l, 10*time.Second) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusTeapot {
+		t.Errorf("status %d", resp.StatusCode)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if _, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", l.Addr().String()); err == nil {
+		t.Error("it still listens")
+	}
+}

@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/api/admin"
+	"posthaste/consumer"
+	"posthaste/internal/cli"
+)
+
+// ConsumeOptions select what a consumer reads, and where it prints.
+type ConsumeOptions struct {
+	// Group is the consumer group, Consumer the name within it; without a name one is made that is never used twice.
+	Group, Consumer string
+	// Streams are full names. Without any, every stream with the prefix of the settings is read.
+	Streams []string
+	// Ordered keeps the order per subject over all consumers of the group.
+	Ordered bool
+	// ClaimIdle is how long another consumer may be silent before its entries are taken over.
+	ClaimIdle time.Duration
+	// Out takes one JSON line per event. An entry is acknowledged only after its line was written.
+	Out io.Writer
+}
+
+// Consume prints events until ctx ends. With an admin address it shows its metrics there, until it has drained.
+func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) error {
+	client, err := ReaderClient(c.RedisURL)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	traces := setupTracing(ctx, "posthaste-consumer", c.Version, log)
+	defer traces.shutdown()
+	reg := newRegistry(c.Version)
+	options := consumer.Options{
+		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle, Ordered: o.Ordered,
+		Handler:      traces.handler(o.Group, consumer.LineWriter(o.Out)),
+		DrainTimeout: c.DrainTimeout, Metrics: reg, Log: log,
+	}
+	if len(o.Streams) == 0 {
+		options.Prefix = c.StreamPrefix
+	}
+	cons, err := consumer.New(options)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	if c.AdminAddr == "" {
+		return cons.Run(ctx)
+	}
+	l, err := Listen(ctx, c.AdminAddr)
+	if err != nil {
+		return err
+	}
+	log.Info("consuming", "version", c.Version, "group", o.Group, "admin", l.Addr().String())
+	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- ServeHTTP(actx, adminServer(admin.Metrics(reg, cons.Stalled)), l, time.Second) }()
+	err = cons.Run(ctx)
+	stop()
+	return errors.Join(err, <-done)
+}
+
+// ReaderClient returns a client that reads streams: it blocks for entries, so its timeouts are those of the library.
+func ReaderClient(url string) (*redis.Client, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, cli.Usage("the Redis URL cannot be parsed")
+	}
+	return redis.NewClient(o), nil
+}

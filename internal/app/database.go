@@ -1,0 +1,57 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/cdc"
+	"posthaste/internal/cli"
+	"posthaste/sql"
+)
+
+// OneShotTimeout bounds what a command does that only asks or sets something.
+const OneShotTimeout = 15 * time.Second
+
+// WithPool runs do with a pool on a migrated schema, within oneShotTimeout.
+func (c Config) WithPool(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
+	return c.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := c.CheckSchema(ctx, pool); err != nil {
+			return err
+		}
+		return do(ctx, pool)
+	})
+}
+
+// CheckSchema is sql.CheckSchema with the name of what is missing: often it exists under another name.
+func (c Config) CheckSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	err := sql.CheckSchema(ctx, pool)
+	if errors.Is(err, sql.ErrSchemaMissing) {
+		return fmt.Errorf("database %q, --schema=%s: %w", pool.Config().ConnConfig.Database, c.Schema, err)
+	}
+	return err
+}
+
+// WithDatabase is withPool without a look at the schema.
+func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
+	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
+	defer cancel()
+	cfg, err := sql.PoolConfig(c.PostgresURL, c.Schema, "cli")
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return cli.OneLine(do(ctx, pool))
+}
+
+// Slots returns what looks after the slot and the publication.
+func (c Config) Slots(pool *pgxpool.Pool) (*cdc.Slots, error) {
+	return cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication})
+}

@@ -1,0 +1,50 @@
+package app
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/consumer"
+)
+
+// EachRegistry builds every process, without letting it connect, and calls do with the name of its command and its
+// registry.
+func EachRegistry(ctx context.Context, c Config, do func(process string, reg *prometheus.Registry) error) error {
+	c.HTTPAddr, c.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
+	log := slog.New(slog.DiscardHandler)
+	api, err := NewServe(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer api.Close()
+	relay, err := NewRelay(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer relay.Close()
+	client, err := ReaderClient(c.RedisURL)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	consuming := newRegistry(c.Version)
+	_, err = consumer.New(consumer.Options{
+		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard), Metrics: consuming,
+		Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	for _, p := range []struct {
+		name     string
+		registry *prometheus.Registry
+	}{{"serve", api.registry}, {"relay", relay.registry}, {"consume", consuming}} {
+		if err := do(p.name, p.registry); err != nil {
+			return err
+		}
+	}
+	return nil
+}

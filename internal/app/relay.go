@@ -1,0 +1,193 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/api"
+	"posthaste/api/admin"
+	"posthaste/api/admin/console"
+	"posthaste/cdc"
+	"posthaste/credits"
+	"posthaste/internal/cli"
+	"posthaste/poll"
+	"posthaste/relay"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// Relay is what `posthaste relay` runs: the relay, the sync of credits, and the admin listener.
+type Relay struct {
+	config Config
+	log    *slog.Logger
+	pool   *pgxpool.Pool
+	sink   *sink.Sink
+	client interface{ Close() error }
+	// credits is the sync of balances, which has a client of its own.
+	credits       *credits.Sync
+	bank          *credits.Bank
+	payments      *api.Payments
+	creditsClient interface{ Close() error }
+	relay         *relay.Relay
+	console       *consoleProcess
+	registry      *prometheus.Registry
+	traces        *tracing
+	admin         net.Listener
+	server        *http.Server
+}
+
+// NewRelay builds a relay, which connects when it runs. It holds its listener from here on, so the caller calls
+// Run or Close.
+func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
+	if c.AdminAddr == "" {
+		c.AdminAddr = defaultRelayAdmin
+	}
+	p := &Relay{config: c, log: log}
+	if err := p.build(ctx); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Relay) build(ctx context.Context) error {
+	c, reg := p.config, newRegistry(p.config.Version)
+	p.registry = reg
+	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
+		return err
+	}
+	reg.MustRegister(newPoolMetrics(p.pool))
+	client, server, err := sink.NewBoundClient(c.RedisURL)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	p.client = client
+	p.sink = sink.New(sink.Options{
+		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability,
+		MaxLen: c.StreamMaxlen, TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
+	})
+	creditsClient, err := credits.NewClient(c.RedisURL)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	p.creditsClient = creditsClient
+	p.credits = credits.NewSync(credits.SyncOptions{Redis: creditsClient, Pool: p.pool, Logger: p.log, Registerer: reg})
+	// Without an age for keys: what it repeats or takes back is old by nature.
+	p.bank = credits.New(credits.Options{
+		Redis: creditsClient, Pool: p.pool, Durability: c.CreditDurability(), Logger: p.log, Registerer: reg,
+	})
+	p.payments = api.NewPayments(api.PaymentsOptions{Pool: p.pool, Credits: p.bank, Logger: p.log, Registerer: reg})
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{
+		Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Logger: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	reader, err := cdc.NewReader(cdc.ReaderOptions{
+		URL: c.PostgresURL, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Registerer: reg, Logger: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	sweeper := poll.New(poll.Options{
+		URL: c.PostgresURL, Schema: c.Schema, Prefix: c.StreamPrefix, Workers: c.SweepWorkers, History: c.History > 0,
+		Sink: p.sink, Registerer: reg, Logger: p.log,
+	})
+	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
+	p.relay = relay.New(relay.Options{
+		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes,
+		WALBudget: c.WALBudget, Poison: c.Poison, DrainTimeout: c.DrainTimeout,
+		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
+		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
+		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
+	})
+	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
+		return err
+	}
+	p.console, err = newConsole(ctx, c, console.Options{Kind: "relay", Relay: p.relay, Gatherer: reg, Logger: p.log})
+	if err != nil {
+		return err
+	}
+	p.server = adminServer(admin.Handler(admin.Options{
+		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: p.relay, Ready: admin.RelayReady(p.relay),
+		Token: c.AdminToken, Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
+	}))
+	return nil
+}
+
+// Run relays until ctx ends, and closes everything.
+func (p *Relay) Run(ctx context.Context) error {
+	return p.config.inTime(ctx, p.log, p.work)
+}
+
+func (p *Relay) work(ctx context.Context) error {
+	defer p.Close()
+	// The relay's memory is bounded by its window; without a limit the collector lets the heap grow to twice that.
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(int64(p.config.WindowBytes) + 96<<20)
+	}
+	p.log.Info("relay starting", "version", p.config.Version, "relay", p.config.RelayName, "slot", p.config.Slot, "admin",
+		p.admin.Addr().String())
+	g, gctx := errgroup.WithContext(ctx)
+	actx, stopAdmin := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAdmin()
+	g.Go(func() error {
+		defer stopAdmin() // last: readiness stays visible while the relay drains
+		return p.relay.Run(gctx)
+	})
+	g.Go(func() error { return p.credits.Run(gctx) })
+	g.Go(func() error { return p.bank.Run(gctx) })
+	g.Go(func() error { return p.payments.Run(gctx) })
+	g.Go(func() error { return p.console.Run(actx) })
+	g.Go(func() error { return ServeHTTP(actx, p.server, p.admin, time.Second) })
+	return g.Wait()
+}
+
+// RunWithoutCredits relays until ctx ends, without the sync of credits: on servers that are not its own that would book
+// the operations of other databases into this one. The caller calls Close.
+func (p *Relay) RunWithoutCredits(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.relay.Run(gctx) })
+	g.Go(func() error { return ServeHTTP(gctx, p.server, p.admin, time.Second) })
+	return g.Wait()
+}
+
+// Status returns what the relay does.
+func (p *Relay) Status() relay.Status { return p.relay.Status() }
+
+// Health returns why the relay is not ready, or degraded.
+func (p *Relay) Health() relay.Health { return p.relay.Health() }
+
+// AdminAddr returns where the admin listener is bound.
+func (p *Relay) AdminAddr() net.Addr { return p.admin.Addr() }
+
+// Close frees what newRelay took. It may be called again.
+func (p *Relay) Close() {
+	defer p.traces.shutdown() // last, because it may wait for a collector
+	if p.admin != nil {
+		_ = p.admin.Close()
+	}
+	if p.client != nil {
+		_ = p.client.Close()
+	}
+	if p.creditsClient != nil {
+		_ = p.creditsClient.Close()
+	}
+	p.console.close()
+	if p.pool != nil {
+		p.pool.Close()
+	}
+}

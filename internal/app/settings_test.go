@@ -1,0 +1,120 @@
+package app_test
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"posthaste/internal/app"
+	"posthaste/relay"
+)
+
+// defaults are the settings of a command line without arguments.
+func defaults(t *testing.T) app.Settings {
+	t.Helper()
+	var line struct{ app.Settings }
+	parser, err := kong.New(&line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	return line.Settings
+}
+
+// faults takes the error of Parse apart.
+func faults(err error) []error {
+	var joined interface{ Unwrap() []error }
+	if !errors.As(err, &joined) {
+		return nil
+	}
+	return joined.Unwrap()
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c, err := defaults(t).Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Slot != "posthaste_default" || c.History != 72*time.Hour || c.WALBudget != 1<<30 ||
+		c.Poison != relay.PoisonSkip ||
+		c.LogLevel != slog.LevelInfo || c.TrimForce || !c.PubSub || c.AuthKeys {
+		t.Errorf("the defaults are %+v", c)
+	}
+}
+
+// Every fault is named at once, by the name of its flag, and none of them quotes a password.
+func TestParseNamesEveryFault(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cret"
+	s := defaults(t)
+	for name, spoil := range map[string]func(s *app.Settings){
+		"postgres-url":     func(s *app.Settings) { s.PostgresURL = "mysql://u:" + secret + "@h/d" },
+		"redis-url":        func(s *app.Settings) { s.RedisURL = "redis://:" + secret + "@h/first" },
+		"http-addr":        func(s *app.Settings) { s.HTTPAddr = "localhost" },
+		"admin-addr":       func(s *app.Settings) { s.AdminAddr = ":70000" },
+		"schema":           func(s *app.Settings) { s.Schema = "a b" },
+		"relay-name":       func(s *app.Settings) { s.RelayName = "A" },
+		"stream-prefix":    func(s *app.Settings) { s.StreamPrefix = "a b" },
+		"pubsub":           func(s *app.Settings) { s.Pubsub = "maybe" },
+		"history":          func(s *app.Settings) { s.History = "soon" },
+		"wal-budget":       func(s *app.Settings) { s.WALBudget = "1KiB" },
+		"redis-durability": func(s *app.Settings) { s.RedisDurability = "some" },
+		"window":           func(s *app.Settings) { s.Window = "0" },
+		"window-bytes":     func(s *app.Settings) { s.WindowBytes = "1" },
+		"sweep-workers":    func(s *app.Settings) { s.SweepWorkers = "17" },
+		"poison":           func(s *app.Settings) { s.Poison = "eat" },
+		"trim":             func(s *app.Settings) { s.Trim = "all" },
+		"stream-maxlen":    func(s *app.Settings) { s.StreamMaxlen = "-1" },
+		"rate-limit":       func(s *app.Settings) { s.RateLimit = "NaN" },
+		"key-max-age":      func(s *app.Settings) { s.KeyMaxAge = "-1s" },
+		"auth-keys-file":   func(s *app.Settings) { s.Auth = "keys" },
+		"drain-timeout":    func(s *app.Settings) { s.DrainTimeout = "10" },
+		"log-level":        func(s *app.Settings) { s.LogLevel = "loud" },
+		"log-format":       func(s *app.Settings) { s.LogFormat = "xml" },
+	} {
+		spoil(&s)
+		one := defaults(t)
+		spoil(&one)
+		_, err := one.Parse()
+		if list := faults(err); len(list) != 1 || !strings.Contains(list[0].Error(), "--"+name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err := s.Parse()
+	if list := faults(err); len(list) != 23 || strings.Contains(err.Error(), secret) {
+		t.Errorf("%d faults: %v", len(list), err)
+	}
+}
+
+// A libpq variable says where Postgres is, unless the setting does.
+func TestPostgresFromTheEnvironment(t *testing.T) {
+	parsed := func(setting string) string {
+		s := defaults(t)
+		s.PostgresURL = setting
+		c, err := s.Parse()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.PostgresURL
+	}
+	for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
+		t.Setenv(name, "")
+	}
+	if got := parsed(""); got != "postgres://localhost:5432/postgres" {
+		t.Errorf("without anything: %q", got)
+	}
+	t.Setenv("PGHOST", "elsewhere")
+	if got := parsed(""); got != "" {
+		t.Errorf("with PGHOST: %q", got)
+	}
+	if got := parsed("host=here"); got != "host=here" {
+		t.Errorf("with a setting: %q", got)
+	}
+}
