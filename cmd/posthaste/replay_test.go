@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -17,8 +15,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/internal/app"
-	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
 )
 
@@ -362,38 +358,6 @@ func TestReplayTwiceAtOnce(t *testing.T) {
 		t.Errorf("the first: exit %d: %s", first.cmd.ProcessState.ExitCode(), out)
 	}
 	w.wantStream("outbox.order", ids)
-}
-
-// Of two that begin at once the later one goes on with what the first has fixed, not with its own idea of "an hour ago":
-// what lies between the two would be in neither.
-func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.keep(5, "outbox.order")
-	var runs []*replaying
-	for range 2 {
-		r := &replaying{cmd: replayCmd{Since: "2h", Rate: "0"}, env: &env{
-			config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, RelayName: w.db.Relay, Schema: "public", StreamPrefix: "outbox.", History: 72 * time.Hour},
-			IO:     cli.IO{Stdout: io.Discard, Stderr: io.Discard},
-		}}
-		t.Cleanup(r.close)
-		if err := errors.Join(r.parse(), r.open(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		if note, err := r.find(t.Context()); err != nil || note != nil {
-			t.Fatalf("found %+v, %v", note, err)
-		}
-		runs = append(runs, r)
-	}
-	for i, r := range runs {
-		note, err := r.begin(t.Context())
-		if err != nil || note == nil {
-			t.Fatal(note, err)
-		}
-		if !r.sel.Since.Equal(note.Since) || !r.sel.Until.Equal(note.Until) {
-			t.Errorf("run %d replays %s to %s, noted is %s to %s", i, r.sel.Since, r.sel.Until, note.Since, note.Until)
-		}
-	}
 }
 
 // Redis full, read-only, cut off and restarted: the replay waits, says so, and loses and doubles nothing.

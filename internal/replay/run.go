@@ -1,4 +1,4 @@
-package main
+package replay
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
@@ -16,16 +18,71 @@ import (
 	"posthaste/sql"
 )
 
+// run replays, from where the same command stopped.
+func (r *replaying) run(ctx context.Context) error {
+	began := time.Now()
+	note, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	resumed := note != nil
+	if resumed && !note.Done.IsZero() {
+		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
+			"this replay was finished at %s (%s events, published until %s); with --restart it is done again, up to now",
+			stamp(note.Done),
+			humanize.Comma(note.Count), stamp(note.Until)))
+	}
+	if !resumed {
+		if note, err = r.begin(ctx); err != nil {
+			return err
+		}
+		if note == nil {
+			return r.nothing()
+		}
+	}
+	r.progress = cli.NewTally(r.io.Stderr, note.Total, note.Count)
+	if resumed {
+		r.progress.Say("going on with the replay begun at %s: %s events are out already (--restart would begin again)",
+			stamp(note.Begun), humanize.Comma(note.Count))
+	}
+	before := note.Count
+	note, err = r.untilDone(ctx, note)
+	r.progress.End()
+	res := replayResult{
+		ReplayNote: *note, Finished: err == nil, Resumed: resumed, Replayed: note.Count - before,
+		Took: time.Since(began),
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.New("interrupted")
+		}
+		fmt.Fprintf(r.io.Stderr, "posthaste: %v\n", cli.OneLine(err))
+		how := "the same command goes on from there; with --restart it begins again"
+		if errors.Is(err, sink.ErrReplayGone) {
+			how = "the same command goes on from what Redis still knows of it, and begins again if that is nothing"
+		}
+		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.Done(), how))
+		return cli.ErrSaid
+	}
+	if note.Total > note.Count {
+		_ = r.result(res, "")
+		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short for this "+
+			"rate",
+			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
+	}
+	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), cli.Rough(res.Took)))
+}
+
 // find looks for the replay that the same command has begun. It is the first contact to Redis.
 func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
 	note, err := r.replay.Find(ctx)
-	if err != nil || note == nil || r.cmd.Restart {
+	if err != nil || note == nil || r.options.Restart {
 		return nil, cli.WithRedisRemedy(err)
 	}
 	r.sel.Since, r.sel.Until = note.Since, note.Until
-	if !note.Done.IsZero() || r.cmd.DryRun {
+	if !note.Done.IsZero() || r.options.DryRun {
 		return note, nil
 	}
 	return r.replay.Begin(ctx, *note, false, nil)
@@ -33,7 +90,7 @@ func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 
 // begin fixes what is replayed; nil if that is nothing.
 func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
-	r.progress = cli.NewTally(r.env.Stderr, -1, 0)
+	r.progress = cli.NewTally(r.io.Stderr, -1, 0)
 	if err := r.settled(ctx); err != nil {
 		return nil, err
 	}
@@ -44,17 +101,19 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 	if total == 0 {
 		return nil, nil //nolint:nilnil // nothing to replay is no error
 	}
-	targets := slices.Concat(r.streams, []string{r.cmd.To})
+	targets := slices.Concat(r.streams, []string{r.options.To})
 	for _, s := range list {
 		targets = append(targets, s.Stream)
 	}
-	if r.cmd.To != "" && strings.HasPrefix(r.cmd.To, r.env.config.StreamPrefix) {
-		fmt.Fprintf(r.env.Stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n", r.cmd.To)
+	if r.options.To != "" && strings.HasPrefix(r.options.To, r.config.StreamPrefix) {
+		fmt.Fprintf(r.io.Stderr, "%s begins with the prefix: consumers that read every such stream will read it too\n",
+			r.options.To)
 	}
 	var note *sink.ReplayNote
-	err = r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+	err = r.patiently(ctx, redisRemedy, func(ctx context.Context) (err error) {
 		n := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until, Total: total, Begun: r.now}
-		note, err = r.replay.Begin(ctx, n, r.cmd.Restart, slices.DeleteFunc(targets, func(s string) bool { return s == "" }))
+		note, err = r.replay.Begin(ctx, n, r.options.Restart, slices.DeleteFunc(targets,
+			func(s string) bool { return s == "" }))
 		return err
 	})
 	if note != nil {
@@ -100,7 +159,7 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 			return note, err
 		}
 		r.progress.Say("%v: going on from what it has", err)
-		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error {
+		err = r.patiently(ctx, redisRemedy, func(ctx context.Context) error {
 			n, err := r.replay.Find(ctx)
 			switch {
 			case err != nil:
@@ -117,8 +176,8 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 	}
 }
 
-// pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and, with it,
-// the queue.
+// pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and,
+// with it, the queue.
 func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 	after := sql.Start(r.sel.Since)
 	if note.At != "" {
@@ -134,7 +193,7 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 	for {
 		var page []sql.Replayed
 		var end sql.Place
-		err := r.patiently(ctx, mendPostgres, func(ctx context.Context) (err error) {
+		err := r.patiently(ctx, postgresRemedy, func(ctx context.Context) (err error) {
 			page, end, err = sql.ReadHistory(ctx, r.pool, r.sel, after, limit, replayBytes)
 			return err
 		})
@@ -161,16 +220,19 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 	if err := r.note(ctx, note); err != nil {
 		return err
 	}
-	if r.cmd.To != "" || r.sel.ID != nil || r.sel.Subject != nil || r.sel.Type != "" {
+	if r.options.To != "" || r.sel.ID != nil || r.sel.Subject != nil || r.sel.Type != "" {
 		return nil
 	}
-	return r.patiently(ctx, mendPostgres, func(ctx context.Context) error {
+	return r.patiently(ctx, postgresRemedy, func(ctx context.Context) error {
 		return sql.BroughtBack(ctx, r.pool, r.sel.Since, r.sel.Until, r.sel.Stream)
 	})
 }
 
 func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {
-	return r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Note(ctx, n.At, n.Count, n.Done) })
+	return r.patiently(ctx, redisRemedy, func(ctx context.Context) error {
+		return r.replay.Note(ctx, n.At, n.Count,
+			n.Done)
+	})
 }
 
 // publish sends a page to its streams.
@@ -179,8 +241,8 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 	entries := map[string][]sink.ReplayEntry{}
 	for i := range page {
 		name := page[i].Stream
-		if r.cmd.To != "" {
-			name = r.cmd.To
+		if r.options.To != "" {
+			name = r.options.To
 		}
 		if _, ok := entries[name]; !ok {
 			names = append(names, name)
@@ -189,7 +251,7 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 	}
 	for _, name := range names {
 		var done string
-		err := r.patiently(ctx, mendRedis, func(ctx context.Context) (err error) {
+		err := r.patiently(ctx, redisRemedy, func(ctx context.Context) (err error) {
 			done, err = r.replay.Take(ctx, name)
 			return err
 		})
@@ -200,7 +262,7 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 		if err != nil {
 			return err
 		}
-		err = r.patiently(ctx, mendRedis, func(ctx context.Context) error { return r.replay.Publish(ctx, name, rest) })
+		err = r.patiently(ctx, redisRemedy, func(ctx context.Context) error { return r.replay.Publish(ctx, name, rest) })
 		if err != nil {
 			return err
 		}
@@ -258,12 +320,14 @@ func (r *replaying) pace(ctx context.Context, n int) error {
 // callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
 const callTimeout = 10 * time.Second
 
-func mendRedis(err error) string { return sink.Mend(sink.Class(err)) }
+func redisRemedy(err error) string { return sink.Mend(sink.Class(err)) }
 
-func mendPostgres(error) string { return "check that Postgres runs" }
+func postgresRemedy(error) string { return "check that Postgres runs" }
 
 // patiently repeats a step until it succeeds, and says once when it has to wait and when it goes on.
-func (r *replaying) patiently(ctx context.Context, mend func(err error) string, call func(ctx context.Context) error) error {
+func (r *replaying) patiently(ctx context.Context, remedy func(err error) string,
+	call func(ctx context.Context) error,
+) error {
 	wait := 100 * time.Millisecond
 	failed := false
 	for {
@@ -284,7 +348,7 @@ func (r *replaying) patiently(ctx context.Context, mend func(err error) string, 
 		}
 		if !failed {
 			failed = true
-			r.progress.Say("%v (%s); waiting", cli.OneLine(err), mend(err))
+			r.progress.Say("%v (%s); waiting", cli.OneLine(err), remedy(err))
 		}
 		if err := pause.For(ctx, wait); err != nil {
 			return err

@@ -1,0 +1,148 @@
+package replay
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/testenv"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// Of two that begin at once the later one goes on with what the first has fixed, not with its own idea of "an hour
+// ago": what lies between the two would be in neither.
+func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
+	t.Parallel()
+	db, redis := testenv.Postgres(t), testenv.Redis(t)
+	db.Exec(t, `INSERT INTO outbox_history
+			(seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', 'o-' ||
+			g, 'order.changed', '{}', now(), now() - interval '1 hour', 'outbox.order', 'cdc'
+		FROM generate_series(1, 5) g`)
+	var runs []*replaying
+	for range 2 {
+		r := &replaying{
+			options: Options{Since: "2h", Rate: "0"},
+			config: app.Config{
+				PostgresURL: db.URL, RedisURL: redis.URL(), RelayName: db.Relay, Schema: "public", StreamPrefix: "outbox.",
+				History: 72 * time.Hour,
+			},
+			io: cli.IO{Stdout: io.Discard, Stderr: io.Discard},
+		}
+		t.Cleanup(r.close)
+		if err := errors.Join(r.parse(), r.open(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if note, err := r.find(t.Context()); err != nil || note != nil {
+			t.Fatalf("found %+v, %v", note, err)
+		}
+		runs = append(runs, r)
+	}
+	for i, r := range runs {
+		note, err := r.begin(t.Context())
+		if err != nil || note == nil {
+			t.Fatal(note, err)
+		}
+		if !r.sel.Since.Equal(note.Since) || !r.sel.Until.Equal(note.Until) {
+			t.Errorf("run %d replays %s to %s, noted is %s to %s", i, r.sel.Since, r.sel.Until, note.Since, note.Until)
+		}
+	}
+}
+
+// What the options contradict is a usage error, found before anything is connected to.
+func TestOptionsThatMakeNoSense(t *testing.T) {
+	t.Parallel()
+	for want, o := range map[string]Options{
+		"say what to replay":      {Rate: "0"},
+		"--all is everything":     {Rate: "0", All: true, Since: "1h"},
+		`--id "x" is not a UUID`:  {Rate: "0", ID: "x"},
+		`--since "yesterday"`:     {Rate: "0", Since: "yesterday"},
+		`--until "-1h"`:           {Rate: "0", Since: "2h", Until: "-1h"},
+		`--rate "fast"`:           {Rate: "fast", All: true},
+		"--to: want":              {Rate: "0", All: true, To: "a b"},
+		"--to outbox.order:gate":  {Rate: "0", All: true, To: "outbox.order:gate"},
+		"--to dead.outbox.order:": {Rate: "0", All: true, To: "dead.outbox.order"},
+	} {
+		var usage *cli.UsageError
+		err := Run(t.Context(), app.Config{}, cli.IO{Stdout: io.Discard, Stderr: io.Discard}, o)
+		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+}
+
+// The same question has the same name, whatever its rate; another question, or another database, has another.
+func TestNameIsTheQuestion(t *testing.T) {
+	t.Parallel()
+	name := func(database uuid.UUID, o Options) string {
+		r := &replaying{options: o}
+		if err := r.parse(); err != nil {
+			t.Fatal(err)
+		}
+		return r.name(database)
+	}
+	subject, empty := "o-1", ""
+	one := uuid.New()
+	same := name(one, Options{All: true, Rate: "0"})
+	if got := name(one, Options{All: true, Rate: "5/s", JSON: true, Restart: true}); got != same {
+		t.Error("how a replay runs changes its name")
+	}
+	seen := map[string]bool{same: true}
+	for _, other := range []string{
+		name(uuid.New(), Options{All: true, Rate: "0"}),
+		name(one, Options{All: true, Rate: "0", To: "side"}), name(one, Options{All: true, Rate: "0", Type: "t"}),
+		name(one, Options{All: true, Rate: "0", Stream: "s"}), name(one, Options{Since: "1h", Rate: "0"}),
+		name(one, Options{Since: "1h", Until: "1m", Rate: "0"}), name(one, Options{Subject: &subject, Rate: "0"}),
+		name(one, Options{Subject: &empty, Rate: "0"}), name(one, Options{ID: one.String(), Rate: "0"}),
+	} {
+		if seen[other] {
+			t.Errorf("two questions have the name %s", other)
+		}
+		seen[other] = true
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	at := time.UnixMicro(1_700_000_000_000_001).UTC()
+	entries := []sink.ReplayEntry{}
+	for _, p := range []sql.Place{{At: at, Seq: 1}, {At: at, Seq: 7}, {At: at.Add(time.Microsecond), Seq: 2}} {
+		if back, err := parsePlace(place(p)); err != nil || back != p {
+			t.Errorf("%+v is read as %+v, %v", p, back, err)
+		}
+		entries = append(entries, sink.ReplayEntry{Place: place(p)})
+	}
+	for done, want := range map[string]int{
+		"": 3, place(sql.Place{At: at}): 3, entries[0].Place: 2, entries[1].Place: 1,
+		entries[2].Place: 0,
+	} {
+		if rest, err := behind(entries, done); err != nil || len(rest) != want {
+			t.Errorf("behind %q there are %d entries, %v; want %d", done, len(rest), err, want)
+		}
+	}
+	if _, err := parsePlace("x"); err == nil || !strings.Contains(err.Error(), "--restart") {
+		t.Errorf("what is no place: %v", err)
+	}
+}
+
+func TestFinalErrors(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{sink.ErrReplayGone, sink.ErrReplayMoved, sink.ErrReplayTaken, sql.ErrSchemaMissing} {
+		if !final(err) {
+			t.Errorf("%v is repeated", err)
+		}
+	}
+	if final(io.ErrUnexpectedEOF) {
+		t.Error("a lost connection is final")
+	}
+}
