@@ -2,19 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
-	"errors"
-	"fmt"
-	"log/slog"
-	"slices"
+	"time"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
-
-	"posthaste/internal/app"
-	"posthaste/internal/cli"
-	"posthaste/outbox"
+	"posthaste/internal/bench"
 )
 
 type benchCmd struct {
@@ -33,75 +23,50 @@ type benchFlags struct {
 	RedisBin string `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
 }
 
-// bench is one `posthaste bench`. Everything it makes carries its name and is removed before it ends.
-type bench struct {
-	flags    benchFlags
-	config   app.Config
-	log      *slog.Logger
-	progress *progress
-	report   *report
-
-	name   string // 8 hexadecimal digits
-	scenes int
-	dir    string
-	owned  []func() // stop what this process started
-	admin  *pgxpool.Pool
-	redis  *redis.Client
+type benchDrainCmd struct {
+	benchFlags
+	Events      int    `help:"Events of one measurement." default:"20000"`
+	Size        int    `help:"Bytes of an event's payload." default:"300"`
+	Transaction int    `help:"Events of one transaction." default:"1"`
+	Mode        string `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+	Load        string `help:"backlog (the events are there when the relay starts), stream (they are written while it runs) or both." enum:"backlog,stream,both" default:"both"`
 }
 
-// step is one measurement of one repetition.
-type step struct {
-	name string
-	// total is how many events or requests it will see; 0 when that is not known.
-	total int
-	run   func(ctx context.Context) error
+// Run measures.
+func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
+	return bench.Drain{
+		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction, Mode: c.Mode,
+		Load: c.Load,
+	}.Run(ctx, e.config, e.IO)
 }
 
-// errFound is what a benchmark fails with whose own result is wrong.
-var errFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please report this with the relay's log")
-
-// errLeft means that something of a benchmark is still on the servers.
-var errLeft = errors.New("left behind, drop it by hand")
-
-// benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
-func (e *env) benchmark(ctx context.Context, f benchFlags, r *report, steps func(b *bench) []step) (err error) {
-	if f.Runs < 1 {
-		return cli.Usage("--runs must be at least 1")
-	}
-	id := uuid.New()
-	b := &bench{
-		flags: f, config: e.config, report: r, name: hex.EncodeToString(id[:4]),
-		log: slog.New(slog.NewTextHandler(e.Stderr, &slog.HandlerOptions{Level: max(e.config.LogLevel, slog.LevelWarn)})),
-	}
-	defer b.close()
-	if err := b.open(ctx, e.Stderr); err != nil {
-		return cli.OneLine(err)
-	}
-	list := steps(b)
-	b.progress = newProgress(e.Stderr, len(list)*f.Runs)
-	defer b.progress.close()
-	for range f.Runs {
-		for _, s := range list {
-			b.progress.step(s.name, s.total)
-			if err := s.run(ctx); err != nil {
-				if ctx.Err() != nil && !errors.Is(err, errLeft) {
-					return errors.New("interrupted; what it had made is removed")
-				}
-				return cli.OneLine(fmt.Errorf("%s: %w", s.name, err))
-			}
-		}
-	}
-	b.progress.close()
-	return r.finish(e, f.JSON)
+type benchLatencyCmd struct {
+	benchFlags
+	Rate     float64       `help:"Commits per second." default:"200"`
+	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
+	Size     int           `help:"Bytes of an event's payload." default:"300"`
+	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
 }
 
-// only returns the modes and loads that a flag selects.
-func only[T ~string](flag string, all ...T) []T {
-	if flag == "both" {
-		return all
-	}
-	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return string(v) != flag })
+// Run measures.
+func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
+	return bench.Latency{
+		Options: bench.Options(c.benchFlags), Rate: c.Rate, Duration: c.Duration, Size: c.Size, Mode: c.Mode,
+	}.Run(ctx, e.config, e.IO)
 }
 
-// benchModes are what --mode chooses from.
-var benchModes = []outbox.Mode{outbox.ModeCDC, outbox.ModePoll}
+type benchOrdersCmd struct {
+	benchFlags
+	Concurrency int           `help:"Clients, each of which posts again as soon as it is answered." default:"16"`
+	Rate        float64       `help:"Requests per second at fixed times instead, which shows latency; 0 for as many as the clients can." default:"0"`
+	Duration    time.Duration `help:"How long each measurement lasts." default:"5s"`
+	Repeat      int           `help:"Requests of a hundred that repeat an earlier key." default:"10"`
+}
+
+// Run measures.
+func (c benchOrdersCmd) Run(ctx context.Context, e *env) error {
+	return bench.Orders{
+		Options: bench.Options(c.benchFlags), Concurrency: c.Concurrency, Rate: c.Rate, Duration: c.Duration,
+		Repeat: c.Repeat,
+	}.Run(ctx, e.config, e.IO)
+}

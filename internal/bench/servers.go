@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -27,14 +27,15 @@ import (
 	"posthaste/sql"
 )
 
-// benchWriters is how many connections insert at once.
-const benchWriters = 8
+// writers is how many connections insert at once.
+const writers = 8
 
 // open starts servers, or takes those of the settings, and notes what they are.
-func (b *bench) open(ctx context.Context, stderr io.Writer) (err error) {
+func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	c := &b.config
-	if b.flags.External {
-		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the end.\n", b.name, b.name)
+	if b.options.External {
+		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
+			"end.\n", b.name, b.name)
 	} else if err := b.start(ctx); err != nil {
 		return err
 	}
@@ -50,22 +51,22 @@ func (b *bench) open(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	b.report.At = time.Now().UTC().Truncate(time.Second)
-	b.report.Settings["runs"] = b.flags.Runs
+	b.report.Settings["runs"] = b.options.Runs
 	b.report.Machine, err = b.facts(ctx)
 	return err
 }
 
 // start starts a Postgres and a Redis that keep their data as in production.
-func (b *bench) start(ctx context.Context) error {
-	bin, err := local.PostgresBin(ctx, b.flags.PGBin)
+func (b *session) start(ctx context.Context) error {
+	bin, err := local.PostgresBin(ctx, b.options.PGBin)
 	if err != nil {
 		return err
 	}
-	redisPath, err := local.RedisBin(b.flags.RedisBin)
+	redisPath, err := local.RedisBin(b.options.RedisBin)
 	if err != nil {
 		return err
 	}
-	if b.dir, err = os.MkdirTemp(b.flags.Dir, "posthaste-bench-"); err != nil {
+	if b.dir, err = os.MkdirTemp(b.options.Dir, "posthaste-bench-"); err != nil {
 		return err
 	}
 	b.owned = append(b.owned, func() { _ = os.RemoveAll(b.dir) })
@@ -79,7 +80,8 @@ func (b *bench) start(ctx context.Context) error {
 			return err
 		}
 	}
-	pg, err := local.StartPostgres(ctx, bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on", "shared_buffers=256MB", "max_wal_size=4GB")
+	pg, err := local.StartPostgres(ctx, bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on",
+		"shared_buffers=256MB", "max_wal_size=4GB")
 	if err != nil {
 		return err
 	}
@@ -111,7 +113,7 @@ func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) 
 }
 
 // close stops what open started.
-func (b *bench) close() {
+func (b *session) close() {
 	if b.redis != nil {
 		_ = b.redis.Close()
 	}
@@ -134,9 +136,11 @@ type machine struct {
 }
 
 func (m machine) text() string {
-	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: %s\ndurability: %s\n", m.Cores, m.Platform, m.Load, m.Servers,
+	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: %s\ndurability: "+
+		"%s\n", m.Cores, m.Platform, m.Load, m.Servers,
 		pairs(m.Versions, "posthaste", "go", "postgres", "redis"),
-		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync", "redis_durability"))
+		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync",
+			"redis_durability"))
 }
 
 func pairs(m map[string]string, keys ...string) string {
@@ -147,13 +151,13 @@ func pairs(m map[string]string, keys ...string) string {
 	return strings.Join(list, ", ")
 }
 
-func (b *bench) facts(ctx context.Context) (machine, error) {
+func (b *session) facts(ctx context.Context) (machine, error) {
 	m := machine{
 		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "of its own, on this machine",
 		Versions:   map[string]string{"posthaste": b.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go")},
 		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
 	}
-	if b.flags.External {
+	if b.options.External {
 		m.Servers = "external"
 	} else if inMemory(b.dir) {
 		m.Servers += ", their data in memory, where fsync costs nothing (see --dir)"
@@ -163,7 +167,8 @@ func (b *bench) facts(ctx context.Context) (machine, error) {
 			m.Load = l.Load1
 		}
 	}
-	rows, err := b.admin.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'synchronous_commit', 'full_page_writes')")
+	rows, err := b.admin.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "+
+		"'synchronous_commit', 'full_page_writes')")
 	if err != nil {
 		return m, err
 	}
@@ -202,14 +207,14 @@ func inMemory(dir string) bool {
 	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
 }
 
-// usage is the processor time that was used up to a moment, in seconds: by this process, by the servers, and by the whole
-// machine. Unlike a rate it hardly depends on what else the machine does.
+// usage is the processor time that was used up to a moment, in seconds: by this process, by the servers, and by the
+// whole machine. Unlike a rate it hardly depends on what else the machine does.
 type usage struct {
 	own, postgres, redis float64
 	busy, idle           float64
 }
 
-func (b *bench) usage(ctx context.Context) usage {
+func (b *session) usage(ctx context.Context) usage {
 	var u usage
 	if info, err := b.redis.InfoMap(ctx, "cpu").Result(); err == nil {
 		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
@@ -236,7 +241,7 @@ func (b *bench) usage(ctx context.Context) usage {
 }
 
 // postgresCPU sums up the server that this process started: the postmaster, its children, and those that have ended.
-func (b *bench) postgresCPU(fs procfs.FS) (seconds float64) {
+func (b *session) postgresCPU(fs procfs.FS) (seconds float64) {
 	if b.dir == "" {
 		return 0
 	}
@@ -266,7 +271,10 @@ func (b *bench) postgresCPU(fs procfs.FS) (seconds float64) {
 
 // note adds what was used since u to a row, per event where that is meant.
 func (u usage) note(w *row, now usage, events int) {
-	for name, seconds := range map[string]float64{"postgres_cpu_us": now.postgres - u.postgres, "redis_cpu_us": now.redis - u.redis} {
+	for name, seconds := range map[string]float64{
+		"postgres_cpu_us": now.postgres - u.postgres,
+		"redis_cpu_us":    now.redis - u.redis,
+	} {
 		if us := seconds * 1e6 / float64(events); us >= 0.05 { // less is a server that had nothing to do
 			w.is(name, us)
 		}
@@ -278,7 +286,7 @@ func (u usage) note(w *row, now usage, events int) {
 
 // scene is one measurement's own database, slot and stream. They are gone when it ends.
 type scene struct {
-	*bench
+	*session
 	name   string
 	config app.Config
 	pool   *pgxpool.Pool
@@ -286,9 +294,9 @@ type scene struct {
 }
 
 // in runs do in a new scene and removes it, whatever do says.
-func (b *bench) in(ctx context.Context, do func(ctx context.Context, s *scene) error) (err error) {
+func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene) error) (err error) {
 	b.scenes++
-	s := &scene{bench: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config}
+	s := &scene{session: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config}
 	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
 	s.config.Slot = s.name
 	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
@@ -300,7 +308,7 @@ func (b *bench) in(ctx context.Context, do func(ctx context.Context, s *scene) e
 	if _, err := sql.Migrate(ctx, s.config.PostgresURL, s.config.Schema, s.log); err != nil {
 		return err
 	}
-	if s.pool, err = openPool(ctx, s.config.PostgresURL, 2*benchWriters); err != nil {
+	if s.pool, err = openPool(ctx, s.config.PostgresURL, 2*writers); err != nil {
 		return err
 	}
 	if s.slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: s.pool, Slot: s.config.Slot, Logger: s.log}); err != nil {
@@ -358,10 +366,10 @@ func (s *scene) removeKeys(ctx context.Context) error {
 }
 
 // stream is where the scene's events go.
-func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, benchType) }
+func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, aggregateType) }
 
-// relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process, without
-// the sync of credits.
+// relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process,
+// without the sync of credits.
 func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *app.Relay) error) error {
 	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
 		return err
@@ -387,7 +395,9 @@ func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx conte
 }
 
 // until waits until cond holds, and gives up when nothing changes for a minute. cond also returns how far it is.
-func (s *scene) until(ctx context.Context, p *app.Relay, what string, cond func() (holds bool, far int64, err error)) error {
+func (s *scene) until(ctx context.Context, p *app.Relay, what string,
+	cond func() (holds bool, far int64, err error),
+) error {
 	last, changed := int64(-1), time.Now()
 	for {
 		holds, far, err := cond()
@@ -399,7 +409,8 @@ func (s *scene) until(ctx context.Context, p *app.Relay, what string, cond func(
 		}
 		if time.Since(changed) > time.Minute {
 			h := p.Health()
-			return fmt.Errorf("nothing has changed for a minute while waiting for %s; the relay says: %v %v", what, h.Reasons, h.Degraded)
+			return fmt.Errorf("nothing has changed for a minute while waiting for %s; the relay says: %v %v", what, h.Reasons,
+				h.Degraded)
 		}
 		select {
 		case <-ctx.Done():

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bufio"
@@ -23,22 +23,28 @@ import (
 	"posthaste/sql"
 )
 
-type benchDrainCmd struct {
-	benchFlags
-	Events      int    `help:"Events of one measurement." default:"20000"`
-	Size        int    `help:"Bytes of an event's payload." default:"300"`
-	Transaction int    `help:"Events of one transaction." default:"1"`
-	Mode        string `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
-	Load        string `help:"backlog (the events are there when the relay starts), stream (they are written while it runs) or both." enum:"backlog,stream,both" default:"both"`
+// Drain measures events per second, from the outbox to delivered and settled.
+type Drain struct {
+	Options
+
+	// Events is how many events a measurement has, Size the bytes of their payloads, Transaction how many are written at
+	// once.
+	Events, Size, Transaction int
+	// Mode is cdc, poll or both; Load is backlog, stream or both.
+	Mode, Load string
 }
 
-// Run measures throughput.
-func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
+// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
+// ErrFound if what was measured is wrong.
+func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 {
 		return cli.Usage("--events and --transaction must be at least 1, --size from 16 to 1048576")
 	}
 	r := &report{
-		Bench: "drain", Settings: map[string]any{"events": c.Events, "size": c.Size, "transaction": c.Transaction, "writers": benchWriters, "sweep_workers": e.config.SweepWorkers},
+		Bench: "drain", Settings: map[string]any{
+			"events": c.Events, "size": c.Size, "transaction": c.Transaction,
+			"writers": writers, "sweep_workers": config.SweepWorkers,
+		},
 		columns: []column{
 			{"per_second", "events/s", 0},
 			{"published_per_second", "published/s", 0},
@@ -50,16 +56,17 @@ func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 			{"busy_percent", "busy %", 0},
 		},
 	}
-	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
-		d := &drain{bench: b, c: c}
+	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
+		d := &drain{session: b, c: c}
 		steps := []step{{"limits in Postgres", 3 * c.Events, d.postgresLimits}, {"limit in Redis", c.Events, d.redisLimit}}
 		for _, load := range only(c.Load, "backlog", "stream") {
-			for _, mode := range only(c.Mode, benchModes...) {
+			for _, mode := range only(c.Mode, modes...) {
 				run := d.backlog
 				if load == "stream" {
 					run = d.stream
 				}
-				steps = append(steps, step{load + " " + string(mode), c.Events, func(ctx context.Context) error { return run(ctx, mode) }})
+				in := func(ctx context.Context) error { return run(ctx, mode) }
+				steps = append(steps, step{load + " " + string(mode), c.Events, in})
 			}
 		}
 		return steps
@@ -68,8 +75,8 @@ func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 
 // drain measures how fast events leave the outbox.
 type drain struct {
-	*bench
-	c benchDrainCmd
+	*session
+	c Drain
 }
 
 func perSecond(n int, since time.Time) float64 { return float64(n) / time.Since(since).Seconds() }
@@ -100,7 +107,8 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 			do         func() error
 		}{
 			{
-				"insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself", d.c.Transaction, benchWriters),
+				"insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself",
+					d.c.Transaction, writers),
 				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
 			},
 			{
@@ -108,7 +116,8 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 				func() error { return s.readSlot(ctx, d.c.Events) },
 			},
 			{
-				"delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections", s.config.SweepWorkers),
+				"delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections",
+					s.config.SweepWorkers),
 				func() error { return s.deleteAll(ctx, d.c.Events) },
 			},
 		} {
@@ -154,7 +163,8 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 		_ = conn.Conn().Close() // in the middle of a stream there is nothing to say
 	}()
 	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{
-		Mode: pglogrepl.LogicalReplication, PluginArgs: []string{"proto_version '1'", "publication_names '" + app.Publication + "'"},
+		Mode:       pglogrepl.LogicalReplication,
+		PluginArgs: []string{"proto_version '1'", "publication_names '" + app.Publication + "'"},
 	})
 	if err != nil {
 		return err
@@ -170,7 +180,8 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 		case m.Data[0] == pglogrepl.XLogDataByteID && len(m.Data) > 25 && m.Data[25] == byte(pglogrepl.MessageTypeInsert):
 			have++
 		case m.Data[0] == pglogrepl.PrimaryKeepaliveMessageByteID && m.Data[len(m.Data)-1] == 1:
-			if err := pglogrepl.SendStandbyStatusUpdate(ctx, conn, pglogrepl.StandbyStatusUpdate{WALWritePosition: 1}); err != nil {
+			answer := pglogrepl.StandbyStatusUpdate{WALWritePosition: 1}
+			if err := pglogrepl.SendStandbyStatusUpdate(ctx, conn, answer); err != nil {
 				return err
 			}
 		}
@@ -189,10 +200,14 @@ func (g gulping) Read(p []byte) (int, error) {
 
 // bareDelete is what delivering an event costs Postgres at least.
 const bareDelete = `WITH gone AS (
-    DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1000)) RETURNING *
+    DELETE FROM outbox
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1000)) RETURNING *
 ), receipt AS (
-    INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, published_at, stream, entry_id, mode)
-    SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at, clock_timestamp(), 'bench', '0-0', 'poll' FROM gone WHERE $2
+    INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at,
+        published_at, stream, entry_id, mode)
+    SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at,
+        clock_timestamp(), 'bench', '0-0', 'poll'
+    FROM gone WHERE $2
 )
 SELECT count(*) FROM gone`
 
@@ -235,7 +250,7 @@ func (s *scene) deleteAll(ctx context.Context, n int) error {
 func (d *drain) redisLimit(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", d.name)
 	defer d.redis.Unlink(context.WithoutCancel(ctx), key)
-	payload := benchPayload(d.c.Size)
+	payload := payloadOf(d.c.Size)
 	return d.limit(ctx, "xadd", "the same entries by XADD in pipelines of 1,000, over 2 connections", func() error {
 		const chunk = 1000
 		var next atomic.Int64
@@ -267,7 +282,7 @@ func (d *drain) redisLimit(ctx context.Context) error {
 
 func bareEntry(n int, payload string) []any {
 	return []any{
-		"id", eventID(n).String(), "type", benchEvent, "source", "/posthaste/bench", "subject", fmt.Sprint(n),
+		"id", eventID(n).String(), "type", eventType, "source", "/posthaste/bench", "subject", fmt.Sprint(n),
 		"time", "2006-01-02T15:04:05.000000Z", "data", payload,
 	}
 }
@@ -293,7 +308,9 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 // stream measures a relay while the events are written, as fast as Postgres takes them.
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
-		w := d.report.result("stream "+string(mode), fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast as Postgres takes them", d.c.Transaction))
+		w := d.report.result("stream "+string(mode),
+			fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast as "+
+				"Postgres takes them", d.c.Transaction))
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
@@ -309,7 +326,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 			if err := g.Wait(); err != nil {
 				return err
 			}
-			w.is("behind_ms", ms(time.Since(written)))
+			w.is("behind_ms", millis(time.Since(written)))
 			return nil
 		})
 		if err != nil {

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -16,28 +16,37 @@ import (
 	"posthaste/outbox"
 )
 
-type benchLatencyCmd struct {
-	benchFlags
-	Rate     float64       `help:"Commits per second." default:"200"`
-	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
-	Size     int           `help:"Bytes of an event's payload." default:"300"`
-	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+// Latency measures the time from a commit to the consumer.
+type Latency struct {
+	Options
+
+	// Rate is how many commits there are per second, Duration how long each measurement lasts.
+	Rate     float64
+	Duration time.Duration
+	// Size is the bytes of a payload.
+	Size int
+	// Mode is cdc, poll or both.
+	Mode string
 }
 
-// Run measures latency.
-func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
+// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
+// ErrFound if what was measured is wrong.
+func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Rate <= 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
 		return cli.Usage("--rate and --duration must be positive, --size from 16 to 1048576")
 	}
 	r := &report{
-		Bench: "latency", Settings: map[string]any{"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size, "writers": latencyWriters},
+		Bench: "latency", Settings: map[string]any{
+			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size,
+			"writers": latencyWriters,
+		},
 		columns: latencyColumns,
 	}
-	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
-		l := &latency{bench: b, c: c}
+	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
+		l := &latency{session: b, c: c}
 		total := int(c.Rate * (c.Duration + loadWarm).Seconds())
 		steps := []step{{"bare commit", total, l.commit}, {"bare stream", total, l.xadd}}
-		for _, mode := range only(c.Mode, benchModes...) {
+		for _, mode := range only(c.Mode, modes...) {
 			steps = append(steps, step{string(mode), total, func(ctx context.Context) error { return l.relay(ctx, mode) }})
 		}
 		return steps
@@ -45,28 +54,37 @@ func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
 }
 
 // latencyWriters is how many connections commit, so that one that waits holds up nobody.
-const latencyWriters = 2 * benchWriters
+const latencyWriters = 2 * writers
 
-var latencyColumns = []column{{"per_second", "per second", 0}, {"p50_ms", "p50 ms", 2}, {"p90_ms", "p90 ms", 2}, {"p99_ms", "p99 ms", 2}, {"max_ms", "max ms", 2}}
+var latencyColumns = []column{
+	{"per_second", "per second", 0},
+	{"p50_ms", "p50 ms", 2},
+	{"p90_ms", "p90 ms", 2},
+	{"p99_ms", "p99 ms", 2},
+	{"max_ms", "max ms", 2},
+}
 
 // latency measures from the moment an insert was due to be sent, which commits in the same message.
 type latency struct {
-	*bench
-	c benchLatencyCmd
+	*session
+	c Latency
 }
 
-const insertOne = insertEvent + ` VALUES ($1, '` + benchType + `', $2, '` + benchEvent + `', $3::text::jsonb)`
+const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + eventType + `', $3::text::jsonb)`
 
 // load inserts at the rate.
 func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
-	payload := benchPayload(l.c.Size)
-	return load{workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration, do: func(ctx context.Context, n int, due time.Time) error {
-		before(n, due)
-		if _, err := s.pool.Exec(ctx, insertOne, eventID(n), fmt.Sprint(n), payload); err != nil {
-			return fmt.Errorf("insert: %w", err)
-		}
-		return nil
-	}}
+	payload := payloadOf(l.c.Size)
+	return load{
+		workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration,
+		do: func(ctx context.Context, n int, due time.Time) error {
+			before(n, due)
+			if _, err := s.pool.Exec(ctx, insertOne, eventID(n), fmt.Sprint(n), payload); err != nil {
+				return fmt.Errorf("insert: %w", err)
+			}
+			return nil
+		},
+	}
 }
 
 // commit measures the insert alone.
@@ -92,7 +110,7 @@ type arrivals struct {
 	again     atomic.Int64
 }
 
-func newArrivals(c benchLatencyCmd) *arrivals {
+func newArrivals(c Latency) *arrivals {
 	n := int(c.Rate*(c.Duration+loadWarm).Seconds()) + 2
 	return &arrivals{due: make([]atomic.Int64, n), took: make([]atomic.Int64, n), warm: int(c.Rate * loadWarm.Seconds())}
 }
@@ -140,14 +158,17 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 func (l *latency) xadd(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", l.name)
 	defer l.redis.Unlink(context.WithoutCancel(ctx), key)
-	payload := benchPayload(l.c.Size)
+	payload := payloadOf(l.c.Size)
 	a := newArrivals(l.c)
 	rctx, stop := context.WithCancel(ctx)
 	defer stop()
 	g, gctx := errgroup.WithContext(rctx)
 	g.Go(func() error {
 		for last := "0-0"; gctx.Err() == nil; {
-			res, err := l.redis.XRead(gctx, &redis.XReadArgs{Streams: []string{key, last}, Count: 1000, Block: 100 * time.Millisecond}).Result()
+			res, err := l.redis.XRead(gctx, &redis.XReadArgs{
+				Streams: []string{key, last}, Count: 1000,
+				Block: 100 * time.Millisecond,
+			}).Result()
 			if err != nil && !errors.Is(err, redis.Nil) && gctx.Err() == nil {
 				return fmt.Errorf("read entries: %w", err)
 			}
@@ -163,11 +184,14 @@ func (l *latency) xadd(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		defer stop()
-		_, n, err := load{workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration, do: func(ctx context.Context, n int, due time.Time) error {
-			a.sent(n, due)
-			l.progress.add(1)
-			return l.redis.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)}).Err()
-		}}.run(gctx)
+		_, n, err := load{
+			workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration,
+			do: func(ctx context.Context, n int, due time.Time) error {
+				a.sent(n, due)
+				l.progress.add(1)
+				return l.redis.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)}).Err()
+			},
+		}.run(gctx)
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 	"posthaste/internal/cli"
 )
 
-// progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one line
-// per step.
+// progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one
+// line per step.
 type progress struct {
 	w     io.Writer
 	tty   bool

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"cmp"
@@ -137,7 +137,7 @@ func (r *row) spread(took []time.Duration) {
 		of   float64
 	}{{"p50_ms", 0.5}, {"p90_ms", 0.9}, {"p99_ms", 0.99}, {"max_ms", 1}} {
 		if len(s) > 0 {
-			r.is(q.name, ms(s[max(0, int(q.of*float64(len(s))+0.5)-1)]))
+			r.is(q.name, millis(s[max(0, int(q.of*float64(len(s))+0.5)-1)]))
 		}
 	}
 }
@@ -147,7 +147,8 @@ func (r *report) find(name string) *row {
 	return r.Limits[slices.IndexFunc(r.Limits, func(l *row) bool { return l.Name == name })]
 }
 
-// together is the ratio to what the limits allow one after the other, which is the fair one where they share processors.
+// together is the ratio to what the limits allow one after the other, which is the fair one where they share
+// processors.
 const together = "all of these one after the other"
 
 // against notes what share of the limits' rates a result's rate is, and returns the lowest limit.
@@ -165,20 +166,20 @@ func (r *report) against(w *row, rate string, limits ...string) (lowest string) 
 	return lowest
 }
 
-// finish prints the report, and returns errFound if it shows that something went wrong.
-func (r *report) finish(e *env, asJSON bool) error {
+// finish prints the report, and returns ErrFound if it shows that something went wrong.
+func (r *report) finish(o cli.IO, asJSON bool) error {
 	var err error
 	if asJSON {
-		err = e.JSON(r)
+		err = o.JSON(r)
 	} else {
-		err = r.print(e.Stdout)
+		err = r.print(o.Stdout)
 	}
 	if err != nil {
 		return err
 	}
 	for _, w := range r.Results {
 		if w.Check != nil && !w.Check.holds() {
-			return errFound
+			return ErrFound
 		}
 	}
 	return nil
@@ -191,7 +192,8 @@ func (r *report) print(out io.Writer) error {
 		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
 	}
 	slices.Sort(set)
-	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy %% the whole machine\n\n", strings.Join(set, ", "))
+	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy %% "+
+		"the whole machine\n\n", strings.Join(set, ", "))
 	t := cli.Table(out)
 	r.table(t, "limit", r.Limits)
 	fmt.Fprintln(t)
@@ -203,7 +205,8 @@ func (r *report) print(out io.Writer) error {
 	for _, w := range r.Results {
 		fmt.Fprintf(out, "%s: %s\n", w.Name, w.What)
 		var parts []string
-		for _, name := range slices.SortedFunc(maps.Keys(w.Ratios), func(a, b string) int { return cmp.Compare(w.Ratios[b], w.Ratios[a]) }) {
+		for _, name := range slices.SortedFunc(maps.Keys(w.Ratios),
+			func(a, b string) int { return cmp.Compare(w.Ratios[b], w.Ratios[a]) }) {
 			parts = append(parts, fmt.Sprintf("%s %s", ratioText(w.Ratios[name]), name))
 		}
 		if len(parts) > 0 {
@@ -213,7 +216,8 @@ func (r *report) print(out io.Writer) error {
 			fmt.Fprintf(out, "  bound by %s\n", w.Bound)
 		}
 		if c := w.Check; c != nil {
-			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d", humanize.Comma(int64(c.Committed)), humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
+			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d", humanize.Comma(int64(c.Committed)),
+				humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
 			if c.Replayed > 0 {
 				fmt.Fprintf(out, "; %s more answered from an earlier one", humanize.Comma(int64(c.Replayed)))
 			}
@@ -262,3 +266,6 @@ func (r *report) table(t io.Writer, what string, rows []*row) {
 		fmt.Fprintln(t)
 	}
 }
+
+// millis returns a duration in milliseconds.
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	benchType  = "bench"
-	benchEvent = "bench.event"
+	aggregateType = "bench"
+	eventType     = "bench.event"
 )
 
 // eventID is the id of event n: whoever sees it knows which one it is.
@@ -35,8 +35,8 @@ func eventNumber(id string) (n int, ok bool) {
 	return int(v), err == nil && eventID(int(v)).String() == id
 }
 
-// benchPayload is a JSON object of about so many bytes, which does not compress.
-func benchPayload(size int) string {
+// payloadOf is a JSON object of about so many bytes, which does not compress.
+func payloadOf(size int) string {
 	pad := make([]byte, 0, size)
 	for len(pad) < size-len(`{"pad": ""}`) {
 		pad = append(pad, uuid.NewString()...)
@@ -48,7 +48,8 @@ func benchPayload(size int) string {
 const (
 	insertEvent = `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)`
 	insertMany  = `DO $$ BEGIN FOR i IN %[1]d..%[2]d BY %[4]d LOOP ` + insertEvent + `
-	SELECT ('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, '` + benchType + `', n::text, '` + benchEvent + `', '%[3]s'
+	SELECT ('00000000-0000-7000-8000-' ||
+		lpad(to_hex(n), 12, '0'))::uuid, '` + aggregateType + `', n::text, '` + eventType + `', '%[3]s'
 	FROM generate_series(i, least(i + %[4]d - 1, %[2]d)) n; COMMIT; END LOOP; END $$`
 )
 
@@ -56,10 +57,10 @@ const (
 // would take processors from what is measured.
 func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	chunk := max(500, transaction)
-	payload := benchPayload(size)
+	payload := payloadOf(size)
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
-	for range benchWriters {
+	for range writers {
 		g.Go(func() error {
 			for {
 				from := int(next.Add(int64(chunk))) - chunk
@@ -78,8 +79,8 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 
 // load calls do with 0, 1, 2 … from several goroutines. With a rate every call has its time, and what it takes counts
 // from then, even when it could only begin later because earlier ones were slow: a stall is felt by everything that
-// would have happened during it. Without a rate each goroutine calls again at once, and one of them goes on until a call is
-// counted: a machine that stands still for all of the time has a rate, too.
+// would have happened during it. Without a rate each goroutine calls again at once, and one of them goes on until a
+// call is counted: a machine that stands still for all of the time has a rate, too.
 type load struct {
 	workers int
 	rate    float64

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -23,50 +23,67 @@ import (
 	"posthaste/sql"
 )
 
-type benchOrdersCmd struct {
-	benchFlags
-	Concurrency int           `help:"Clients, each of which posts again as soon as it is answered." default:"16"`
-	Rate        float64       `help:"Requests per second at fixed times instead, which shows latency; 0 for as many as the clients can." default:"0"`
-	Duration    time.Duration `help:"How long each measurement lasts." default:"5s"`
-	Repeat      int           `help:"Requests of a hundred that repeat an earlier key." default:"10"`
+// Orders measures POST /orders.
+type Orders struct {
+	Options
+
+	// Concurrency is how many clients post.
+	Concurrency int
+	// Rate is how many requests are posted per second at fixed times; 0 lets each client post again as soon as it is
+	// answered.
+	Rate float64
+	// Duration is how long each measurement lasts.
+	Duration time.Duration
+	// Repeat is how many requests of a hundred repeat an earlier key.
+	Repeat int
 }
 
-// Run measures orders.
-func (c benchOrdersCmd) Run(ctx context.Context, e *env) error {
-	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 || c.Repeat > 50 {
-		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat from 0 to 50")
+// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
+// ErrFound if what was measured is wrong.
+func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
+	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 ||
+		c.Repeat > 50 {
+		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat from 0 " +
+			"to 50")
 	}
 	r := &report{
-		Bench: "orders", Settings: map[string]any{"concurrency": c.Concurrency, "rate": c.Rate, "duration": c.Duration.String(), "repeat_percent": c.Repeat},
+		Bench: "orders", Settings: map[string]any{
+			"concurrency": c.Concurrency, "rate": c.Rate,
+			"duration": c.Duration.String(), "repeat_percent": c.Repeat,
+		},
 		columns: append(latencyColumns,
-			column{"postgres_cpu_us", "postgres µs", 0}, column{"redis_cpu_us", "redis µs", 0}, column{"busy_percent", "busy %", 0}),
+			column{"postgres_cpu_us", "postgres µs", 0}, column{"redis_cpu_us", "redis µs", 0},
+			column{"busy_percent", "busy %", 0}),
 	}
-	return e.benchmark(ctx, c.benchFlags, r, func(b *bench) []step {
-		o := &orders{bench: b, c: c, user: uuid.New()}
+	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
+		m := &orders{session: b, c: c, user: uuid.New()}
 		total := int(c.Rate * (c.Duration + loadWarm).Seconds())
 		return []step{
-			{"empty handler", total, o.empty},
-			{"bare transaction", total, o.transaction},
-			{"without the guard", total, func(ctx context.Context) error { return o.post(ctx, false) }},
-			{"with the guard", total, func(ctx context.Context) error { return o.post(ctx, true) }},
+			{"empty handler", total, m.empty},
+			{"bare transaction", total, m.transaction},
+			{"without the guard", total, func(ctx context.Context) error { return m.post(ctx, false) }},
+			{"with the guard", total, func(ctx context.Context) error { return m.post(ctx, true) }},
 		}
 	})
 }
 
 // orders measures how fast orders are placed.
 type orders struct {
-	*bench
-	c    benchOrdersCmd
+	*session
+	c    Orders
 	user uuid.UUID
 	// answered is 1 + the number of the key that was answered last; 0 before the first.
 	answered atomic.Int64
 }
 
 func (o *orders) load(do func(ctx context.Context, n int) error) load {
-	return load{workers: o.c.Concurrency, rate: o.c.Rate, warm: loadWarm, lasts: o.c.Duration, do: func(ctx context.Context, n int, _ time.Time) error {
-		o.progress.add(1)
-		return do(ctx, n)
-	}}
+	return load{
+		workers: o.c.Concurrency, rate: o.c.Rate, warm: loadWarm, lasts: o.c.Duration,
+		do: func(ctx context.Context, n int, _ time.Time) error {
+			o.progress.add(1)
+			return do(ctx, n)
+		},
+	}
 }
 
 func (o *orders) note(w *row, took []time.Duration, calls int, used, now usage) {
@@ -86,11 +103,18 @@ func (o *orders) pick(n int) (key int, repeated bool) {
 // key is what the client sends.
 func (o *orders) key(n int) string { return fmt.Sprintf("bench-%s-%012d", o.name, n) }
 
+// answer is what the API answers to an order, for what is measured without the API.
+func (o *orders) answer() []byte {
+	const order = `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING",` +
+		`"created_at":"2026-01-02T03:04:05.000000Z"}`
+	return fmt.Appendf(nil, order, o.user, o.user)
+}
+
 // empty measures what HTTP alone takes: gin, and a handler that answers at once.
 func (o *orders) empty(ctx context.Context) error {
 	gin.SetMode(gin.ReleaseMode)
 	engine := gin.New()
-	answer := fmt.Appendf(nil, `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING","created_at":"2026-01-02T03:04:05.000000Z"}`, o.user, o.user)
+	answer := o.answer()
 	engine.POST("/orders", func(c *gin.Context) { c.Data(http.StatusCreated, "application/json", answer) })
 	used := o.usage(ctx)
 	took, calls, err := o.posting(ctx, engine, func(*http.Response, bool) error { return nil })
@@ -102,7 +126,9 @@ func (o *orders) empty(ctx context.Context) error {
 }
 
 // posting serves the handler and posts orders to it. check sees every answer, and whether its key was a repeated one.
-func (o *orders) posting(ctx context.Context, h http.Handler, check func(resp *http.Response, repeated bool) error) (took []time.Duration, calls int, err error) {
+func (o *orders) posting(ctx context.Context, h http.Handler,
+	check func(resp *http.Response, repeated bool) error,
+) (took []time.Duration, calls int, err error) {
 	l, err := app.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return nil, 0, err
@@ -150,7 +176,7 @@ func (o *orders) posting(ctx context.Context, h http.Handler, check func(resp *h
 func (o *orders) transaction(ctx context.Context) error {
 	return o.in(ctx, func(ctx context.Context, s *scene) error {
 		return s.asAPI(ctx, func(pool *pgxpool.Pool) error {
-			payload := fmt.Appendf(nil, `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING","created_at":"2026-01-02T03:04:05.000000Z"}`, o.user, o.user)
+			payload := o.answer()
 			used := o.usage(ctx)
 			took, calls, err := o.load(func(ctx context.Context, n int) error {
 				id, err := uuid.NewV7()
@@ -161,7 +187,10 @@ func (o *orders) transaction(ctx context.Context) error {
 					ID: id, UserID: o.user, Key: api.OrderKey(o.user, o.key(n)), Fingerprint: []byte{1}, Amount: 1999, Currency: "USD",
 					Status: sql.OrderPending, CreatedAt: time.Now(),
 				}
-				tx, err := sql.BeginOrder(ctx, pool, order, &sql.Event{ID: eventID(n), AggregateType: "order", AggregateID: id.String(), Type: "order.created", Payload: payload})
+				tx, err := sql.BeginOrder(ctx, pool, order, &sql.Event{
+					ID: eventID(n), AggregateType: "order",
+					AggregateID: id.String(), Type: "order.created", Payload: payload,
+				})
 				if err != nil {
 					return err
 				}
@@ -170,7 +199,8 @@ func (o *orders) transaction(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took, calls, used, o.usage(ctx))
+			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took, calls,
+				used, o.usage(ctx))
 			return nil
 		})
 	})

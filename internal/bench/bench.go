@@ -1,0 +1,109 @@
+package bench
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/outbox"
+)
+
+// Options are what every measurement takes.
+type Options struct {
+	// JSON prints the report as JSON instead of tables.
+	JSON bool
+	// Runs is how often everything is repeated; in each repetition, limits and results take turns.
+	Runs int
+	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
+	// servers are started.
+	External bool
+	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary files.
+	Dir string
+	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	PGBin, RedisBin string
+}
+
+// session is one benchmark. Everything it makes carries its name and is removed before it ends.
+type session struct {
+	options  Options
+	config   app.Config
+	log      *slog.Logger
+	progress *progress
+	report   *report
+
+	name   string // 8 hexadecimal digits
+	scenes int
+	dir    string
+	owned  []func() // stop what this process started
+	admin  *pgxpool.Pool
+	redis  *redis.Client
+}
+
+// step is one measurement of one repetition.
+type step struct {
+	name string
+	// total is how many events or requests it will see; 0 when that is not known.
+	total int
+	run   func(ctx context.Context) error
+}
+
+// ErrFound is what a benchmark fails with whose result is wrong: what was written was not found, once.
+var ErrFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please " +
+	"report this with the relay's log")
+
+// errLeft means that something of a benchmark is still on the servers.
+var errLeft = errors.New("left behind, drop it by hand")
+
+// benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
+func benchmark(
+	ctx context.Context, c app.Config, o cli.IO, f Options, r *report, steps func(b *session) []step,
+) (err error) {
+	if f.Runs < 1 {
+		return cli.Usage("--runs must be at least 1")
+	}
+	id := uuid.New()
+	b := &session{
+		options: f, config: c, report: r, name: hex.EncodeToString(id[:4]),
+		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(c.LogLevel, slog.LevelWarn)})),
+	}
+	defer b.close()
+	if err := b.open(ctx, o.Stderr); err != nil {
+		return cli.OneLine(err)
+	}
+	list := steps(b)
+	b.progress = newProgress(o.Stderr, len(list)*f.Runs)
+	defer b.progress.close()
+	for range f.Runs {
+		for _, s := range list {
+			b.progress.step(s.name, s.total)
+			if err := s.run(ctx); err != nil {
+				if ctx.Err() != nil && !errors.Is(err, errLeft) {
+					return errors.New("interrupted; what it had made is removed")
+				}
+				return cli.OneLine(fmt.Errorf("%s: %w", s.name, err))
+			}
+		}
+	}
+	b.progress.close()
+	return r.finish(o, f.JSON)
+}
+
+// only returns the modes and loads that a flag selects.
+func only[T ~string](flag string, all ...T) []T {
+	if flag == "both" {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return string(v) != flag })
+}
+
+// modes are what --mode chooses from.
+var modes = []outbox.Mode{outbox.ModeCDC, outbox.ModePoll}

@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/cli"
+)
+
+func TestCheckHolds(t *testing.T) {
+	t.Parallel()
+	good := check{Committed: 3, Found: 3, Recorded: 3, Replayed: 1}
+	if !good.holds() {
+		t.Errorf("%+v does not hold", good)
+	}
+	for _, bad := range []check{{Lost: 1}, {Repeated: 1}, {Unknown: 1}, {Committed: 1}, {Found: 1}, {Recorded: -1}} {
+		sum := good
+		sum.add(bad)
+		if sum.holds() {
+			t.Errorf("%+v holds", sum)
+		}
+		r := report{Results: []*row{{Check: &sum}}}
+		if err := r.finish(cli.IO{Stdout: &bytes.Buffer{}}, true); !errors.Is(err, ErrFound) {
+			t.Errorf("a report with %+v ends with %v", sum, err)
+		}
+	}
+}
+
+// TestLoadKeepsItsTimetable stalls one call: the others are due when they would have been, and what they take counts
+// from then.
+func TestLoadKeepsItsTimetable(t *testing.T) {
+	t.Parallel()
+	const stall = 200 * time.Millisecond
+	var due []time.Time
+	took, calls, err := load{
+		workers: 1, rate: 100, lasts: 100 * time.Millisecond,
+		do: func(_ context.Context, n int, at time.Time) error {
+			if n == 0 {
+				<-time.After(stall)
+			}
+			due = append(due, at)
+			return nil
+		},
+	}.run(t.Context())
+	if err != nil || calls != 10 || len(took) != 10 {
+		t.Fatalf("%d calls, %d counted, %v; want 10", calls, len(took), err)
+	}
+	for n := range due {
+		late := time.Duration(n) * 10 * time.Millisecond
+		if due[n].Sub(due[0]) != late || took[n] < stall-late {
+			t.Errorf("call %d was due %v after the first and took %v; want %v, and at least %v", n, due[n].Sub(due[0]), took[n],
+				late, stall-late)
+		}
+	}
+}
+
+// TestLoadCountsACall: calls that take longer than all of the time do not leave a benchmark without a figure.
+func TestLoadCountsACall(t *testing.T) {
+	t.Parallel()
+	const lasts = 10 * time.Millisecond
+	took, calls, err := load{workers: 2, warm: lasts, lasts: lasts, do: func(_ context.Context, n int, _ time.Time) error {
+		if n < 2 {
+			<-time.After(3 * lasts)
+		}
+		return nil
+	}}.run(t.Context())
+	if err != nil || len(took) == 0 || calls < len(took) {
+		t.Errorf("%d calls, %d counted, %v", calls, len(took), err)
+	}
+}
+
+func TestFigures(t *testing.T) {
+	t.Parallel()
+	r := &report{}
+	w := r.result("r", "")
+	for _, v := range []float64{9, 1, 4, 2} {
+		w.is("per_second", v)
+	}
+	if f := w.Figures["per_second"]; f.Median != 3 || f.Min != 1 || f.Max != 9 {
+		t.Errorf("median, least and most are %+v", *f)
+	}
+	var took []time.Duration
+	for n := range 100 {
+		took = append(took, time.Duration(100-n)*time.Millisecond)
+	}
+	w.spread(took)
+	for name, want := range map[string]float64{"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "max_ms": 100} {
+		if got := w.median(name); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	r.limit("a", "").is("per_second", 6)
+	r.limit("b", "").is("per_second", 3)
+	if lowest := r.against(w, "per_second", "a", "b"); lowest != "b" || w.Ratios["a"] != 0.5 || w.Ratios["b"] != 1 ||
+		w.Ratios[together] != 1.5 {
+		t.Errorf("lowest %s, ratios %v", lowest, w.Ratios)
+	}
+}
+
+func TestEventsHaveNumbers(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{0, 1, 255, 256, 1 << 40} {
+		if got, ok := eventNumber(eventID(n).String()); !ok || got != n {
+			t.Errorf("event %d has number %d, %v", n, got, ok)
+		}
+	}
+	for _, id := range []string{"", "x", uuid.NewString(), strings.Repeat("f", 36)} {
+		if n, ok := eventNumber(id); ok {
+			t.Errorf("%q is event %d", id, n)
+		}
+	}
+	for _, size := range []int{16, 300, 5000} {
+		if p := payloadOf(size); len(p) != size || !json.Valid([]byte(p)) {
+			t.Errorf("a payload of %d bytes has %d: %s", size, len(p), p)
+		}
+	}
+	for dsn, want := range map[string]string{
+		"postgres://u:p@h:1/db?sslmode=disable&dbname=x": "postgres://u:p@h:1/b?sslmode=disable",
+		"host=h dbname=db": "host=h dbname=db dbname=b", "": " dbname=b",
+	} {
+		if got := inDatabase(dsn, "b"); got != want {
+			t.Errorf("%q in another database is %q", dsn, got)
+		}
+	}
+}

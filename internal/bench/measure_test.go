@@ -1,0 +1,236 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// world is a database and a Redis that are somebody else's, and in use.
+type world struct {
+	t     *testing.T
+	db    *testenv.Database
+	redis *testenv.RedisServer
+}
+
+// newWorld puts an event and a key on servers that a benchmark borrows: they are none of its business.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
+	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', '1', 'order.created', '{}')`, uuid.New())
+	w.redis.Client.Set(t.Context(), "neighbour", "not ours", 0)
+	return w
+}
+
+// measure runs a benchmark on the world's servers, with the settings of a command line without arguments otherwise. It
+// fails unless everything that the benchmark made is gone.
+func (w *world) measure(b any) (report, error) {
+	w.t.Helper()
+	var line struct{ app.Settings }
+	parser, err := kong.New(&line)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := parser.Parse([]string{
+		"--postgres-url=" + w.db.URL, "--redis-url=" + w.redis.URL(), "--relay-name=" + w.db.Relay,
+		"--admin-addr=127.0.0.1:0", "--log-level=error",
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := line.Parse()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	o := cli.IO{Stdout: &out, Stderr: &errOut}
+	switch b := b.(type) {
+	case Drain:
+		b.External, b.JSON = true, true
+		err = b.Run(w.t.Context(), c, o)
+	case Latency:
+		b.External, b.JSON = true, true
+		err = b.Run(w.t.Context(), c, o)
+	case Orders:
+		b.External, b.JSON = true, true
+		err = b.Run(w.t.Context(), c, o)
+	}
+	w.untouched(errOut.String())
+	var r report
+	if jerr := json.Unmarshal(out.Bytes(), &r); jerr != nil {
+		w.t.Fatalf("%v, %v: %s %s", err, jerr, out.String(), errOut.String())
+	}
+	return r, err
+}
+
+// untouched fails unless the neighbours are there, and nothing that a benchmark has announced.
+func (w *world) untouched(errOut string) {
+	w.t.Helper()
+	m := regexp.MustCompile(`posthaste_bench_[0-9a-f]{8}_`).FindString(errOut)
+	if m == "" {
+		w.t.Fatalf("the benchmark does not say what it makes: %s", errOut)
+	}
+	left := testenv.Value[[]string](w.t, w.db, `SELECT coalesce(array_agg(name), '{}') FROM (
+		SELECT datname::text FROM pg_database UNION ALL SELECT slot_name::text FROM pg_replication_slots
+	) AS all_of (name) WHERE starts_with(name, $1)`, m)
+	keys := w.redis.Client.Keys(w.t.Context(), "*").Val()
+	rows := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox")
+	if len(left) > 0 || len(keys) != 1 || rows != 1 {
+		w.t.Errorf("left behind: %v, %d keys: %q; the outbox that was there has %d rows", left, len(keys)-1,
+			keys[:min(5, len(keys))], rows)
+	}
+}
+
+// positive fails unless every one of the rows is there, with every figure and ratio above zero.
+func positive(t *testing.T, rows []*row, runs int, names ...string) {
+	t.Helper()
+	var have []string
+	for _, r := range rows {
+		have = append(have, r.Name)
+		for name, f := range r.Figures {
+			// Processor time comes in ticks of 10 ms; what took less has none, or is all idle.
+			ticks := strings.HasSuffix(name, "_cpu_us") || name == "busy_percent"
+			if len(f.Runs) != runs && !ticks || f.Min < 0 || f.Min == 0 && !ticks && name != "behind_ms" ||
+				f.Median < f.Min || f.Median > f.Max {
+				t.Errorf("%s: %s is %+v", r.Name, name, *f)
+			}
+		}
+		for name, v := range r.Ratios {
+			if v <= 0 {
+				t.Errorf("%s: ratio to %s is %v", r.Name, name, v)
+			}
+		}
+	}
+	if !slices.Equal(have, names) {
+		t.Errorf("rows %q, want %q", have, names)
+	}
+}
+
+func TestBenchDrain(t *testing.T) {
+	t.Parallel()
+	r, err := newWorld(t).measure(Drain{
+		Options: Options{Runs: 2}, Events: 700, Size: 300, Transaction: 1, Mode: "both", Load: "both",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	positive(t, r.Limits, 2, "insert", "slot", "delete", "xadd")
+	positive(t, r.Results, 2, "backlog cdc", "backlog poll", "stream cdc", "stream poll")
+	for _, w := range r.Results {
+		if want := (check{Committed: 1400, Found: 1400, Recorded: 1400}); w.Check == nil || *w.Check != want {
+			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
+		}
+		if _, ok := w.Ratios["slot"]; ok != (w.Name == "stream cdc") || w.Ratios["delete"] == 0 || w.Ratios[together] == 0 ||
+			w.Bound == "" {
+			t.Errorf("%s: ratios %v, bound %q", w.Name, w.Ratios, w.Bound)
+		}
+	}
+	if r.Machine.Durability["fsync"] != "off" || r.Machine.Durability["appendfsync"] != "no" ||
+		r.Machine.Versions["postgres"] == "" {
+		t.Errorf("machine: %+v", r.Machine)
+	}
+}
+
+func TestBenchLatency(t *testing.T) {
+	t.Parallel()
+	r, err := newWorld(t).measure(Latency{
+		Options: Options{Runs: 1}, Rate: 100, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	positive(t, r.Limits, 1, "commit", "xadd")
+	positive(t, r.Results, 1, "cdc", "poll")
+	for _, w := range r.Results {
+		if want := (check{Committed: 100, Found: 100, Recorded: 100}); w.Check == nil || *w.Check != want ||
+			len(w.Ratios) != 2 {
+			t.Errorf("%s: counted %+v, want %+v; ratios %v", w.Name, w.Check, want, w.Ratios)
+		}
+		if got := w.median("per_second"); got != 100 {
+			t.Errorf("%s: %v events/s were counted, want 100", w.Name, got)
+		}
+	}
+}
+
+func TestBenchOrders(t *testing.T) {
+	t.Parallel()
+	for name, rate := range map[string]float64{"clients": 0, "rate": 150} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := newWorld(t).measure(Orders{
+				Options: Options{Runs: 1}, Concurrency: 4, Rate: rate, Duration: 500 * time.Millisecond, Repeat: 20,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			positive(t, r.Limits, 1, "empty", "transaction")
+			positive(t, r.Results, 1, "unguarded", "guarded")
+			for _, w := range r.Results {
+				if w.Check == nil || !w.Check.holds() || w.Check.Committed == 0 || w.Check.Replayed == 0 || len(w.Ratios) == 0 {
+					t.Errorf("%s: counted %+v, ratios %v", w.Name, w.Check, w.Ratios)
+				}
+			}
+		})
+	}
+}
+
+// TestBenchSaysThatEventsAreRepeated adds an entry to the benchmark's stream behind its back.
+func TestBenchSaysThatEventsAreRepeated(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			for _, key := range w.redis.Client.Keys(ctx, "posthaste-bench-*.bench").Val() {
+				if first, err := w.redis.Client.XRangeN(ctx, key, "-", "+", 1).Result(); err == nil && len(first) == 1 {
+					w.redis.Client.XAdd(ctx, &redis.XAddArgs{Stream: key, NoMkStream: true, Values: first[0].Values})
+				}
+			}
+		}
+	}()
+	r, err := w.measure(Drain{
+		Options: Options{Runs: 1}, Events: 5000, Size: 300, Transaction: 1, Mode: "poll", Load: "backlog",
+	})
+	cancel()
+	<-done
+	if !errors.Is(err, ErrFound) {
+		t.Errorf("it ends with %v", err)
+	}
+	if c := r.Results[0].Check; c.Repeated == 0 || c.Lost != 0 || c.Found != 5000 {
+		t.Errorf("counted %+v", c)
+	}
+}
+
+// Options that cannot be measured are usage errors, before anything is started.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for _, run := range []func(context.Context, app.Config, cli.IO) error{
+		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 1}.Run,
+		Drain{Events: 1, Transaction: 1, Size: 16}.Run, // no runs
+		Latency{Rate: 1, Size: 300}.Run, Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
+	} {
+		var usage *cli.UsageError
+		if err := run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), "--") {
+			t.Errorf("%v is no usage error", err)
+		}
+	}
+}
