@@ -1,0 +1,105 @@
+package demo_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/demo"
+	"posthaste/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// config is the configuration of a command line without arguments.
+func config(t *testing.T) app.Config {
+	t.Helper()
+	var line struct{ app.Settings }
+	parser, err := kong.New(&line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := line.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// options are the least a demo can do.
+func options() demo.Options {
+	return demo.Options{
+		Rate: 20, Duration: 3 * time.Second, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
+		RedisBin: os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
+	}
+}
+
+// The demo tells its story to the end: every order arrives once, everywhere.
+func TestDemoTellsItsStory(t *testing.T) {
+	t.Parallel()
+	var out, errOut bytes.Buffer
+	o := options()
+	o.Once = true
+	if err := demo.Run(t.Context(), config(t), cli.IO{Stdout: &out, Stderr: &errOut}, o); err != nil {
+		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
+	}
+	for _, want := range []string{
+		`(?m)^Postgres on port \d+ and Redis on port \d+, started in `,
+		`(?m)^API on http://127\.0\.0\.1:\d+, relay and its metrics on http://127\.0\.0\.1:\d+\nConsole: http://`,
+		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
+			`  order \S+: posted twice with one key, placed once\n`,
+		`(?m)^Under load, 20 orders/s for 3s, switching to polling and back:\n`,
+		`(?m)^The mailer wrote (\d+) mails \(0 twice\); the warehouse accepted \d+ orders; \d+ were overheard on Pub/Sub\n`,
+		`(?m)^  cdc   p50 `, `(?m)^  poll  p50 `,
+		`(?m)^(\d+) orders placed, (\d+) events in the stream: lost 0, duplicates 0\n`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("it does not say %s", want)
+		}
+	}
+	mails := regexp.MustCompile(`wrote (\d+) mails .* accepted (\d+) orders`).FindStringSubmatch(out.String())
+	placed := regexp.MustCompile(`(\d+) orders placed`).FindStringSubmatch(out.String())
+	if mails == nil || placed == nil || mails[1] != placed[1] || mails[2] != placed[1] {
+		t.Errorf("orders %v, mails and deliveries %v", placed, mails)
+	}
+	if t.Failed() {
+		t.Log(out.String(), errOut.String())
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for _, spoil := range []func(o *demo.Options){
+		func(o *demo.Options) { o.Rate = 0 }, func(o *demo.Options) { o.Rate = 5001 },
+		func(o *demo.Options) { o.Duration = time.Second },
+	} {
+		o := options()
+		spoil(&o)
+		var usage *cli.UsageError
+		if err := demo.Run(t.Context(), app.Config{}, cli.IO{}, o); !errors.As(err, &usage) {
+			t.Errorf("%+v: %v is no usage error", o, err)
+		}
+	}
+}
+
+// Ctrl-C at any time ends the demo, and nothing of it is left.
+func TestDemoIsInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out bytes.Buffer
+	if err := demo.Run(ctx, config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ends with %v: %s", err, out.String())
+	}
+}

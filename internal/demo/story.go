@@ -1,0 +1,268 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// story is what the demo shows.
+func (d *demo) story(ctx context.Context, c Options) error {
+	if err := d.until(ctx, 30*time.Second, "the stream to open",
+		func() bool { return d.mode.Load() == outbox.ModeCDC }); err != nil {
+		return err
+	}
+	fmt.Fprintln(d.out, "Orders, one by one:")
+	for range 5 {
+		if err := d.showOne(ctx); err != nil {
+			return err
+		}
+	}
+	if err := d.showReplay(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nUnder load, %d orders/s for %v, switching to polling and back:\n", c.Rate, c.Duration)
+	if err := d.load(ctx, c); err != nil {
+		return err
+	}
+	if err := d.until(ctx, 30*time.Second, "every order to arrive", func() bool { return d.missing() == 0 }); err != nil {
+		fmt.Fprintln(d.out, err)
+	}
+	if err := d.neighbours.report(ctx, d, len(d.sent)); err != nil {
+		return err
+	}
+	return d.summary(ctx)
+}
+
+// until waits for cond, and says what it waited for if it does not come true.
+func (d *demo) until(ctx context.Context, within time.Duration, what string, cond func() bool) error {
+	deadline := time.Now().Add(within)
+	for !cond() {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Now().After(deadline) {
+			bad, degraded := d.relay.Health().Reasons, d.relay.Health().Degraded
+			return fmt.Errorf("waited %v for %s; the relay says: %v %v", within, what, bad, degraded)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return nil
+}
+
+// post places an order and returns its id and whether the answer was a replay.
+func (d *demo) post(ctx context.Context, key string) (id string, replayed bool, err error) {
+	body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, d.user)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.serve.PublicAddr().String()+"/orders",
+		bytes.NewReader(body))
+	if err != nil {
+		return "", false, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", key)
+	at := time.Now()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", false, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return "", false, err
+	}
+	var order struct{ ID string }
+	if err := json.Unmarshal(answer, &order); err != nil || resp.StatusCode != http.StatusCreated {
+		return "", false, fmt.Errorf("POST /orders: status %d: %s", resp.StatusCode, answer)
+	}
+	replayed = resp.Header.Get("Idempotent-Replayed") == "true"
+	if !replayed {
+		d.sentAt(order.ID, at)
+		d.posted.Add(1)
+	}
+	return order.ID, replayed, nil
+}
+
+// sentAt notes a placed order; its event may have arrived before the answer did.
+func (d *demo) sentAt(id string, at time.Time) {
+	mode, _ := d.mode.Load().(outbox.Mode)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sent[id] = at
+	if seen, ok := d.seen[id]; ok {
+		d.modes[mode] = append(d.modes[mode], seen.Sub(at))
+	}
+}
+
+func (d *demo) missing() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for id := range d.sent {
+		if _, ok := d.seen[id]; !ok {
+			n++
+		}
+	}
+	return n
+}
+
+func (d *demo) latency(id string) (time.Duration, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	seen, ok := d.seen[id]
+	return seen.Sub(d.sent[id]), ok
+}
+
+func (d *demo) showOne(ctx context.Context) error {
+	id, _, err := d.post(ctx, uuid.NewString())
+	if err != nil {
+		return err
+	}
+	if err := d.until(ctx, 10*time.Second, "the order's event",
+		func() bool { _, ok := d.latency(id); return ok }); err != nil {
+		return err
+	}
+	took, _ := d.latency(id)
+	fmt.Fprintf(d.out, "  order %s: its event was with the consumer %.1f ms after the POST was sent\n", id,
+		float64(took.Microseconds())/1000)
+	return nil
+}
+
+func (d *demo) showReplay(ctx context.Context) error {
+	key := uuid.NewString()
+	first, _, err := d.post(ctx, key)
+	if err != nil {
+		return err
+	}
+	second, replayed, err := d.post(ctx, key)
+	if err != nil {
+		return err
+	}
+	if first != second || !replayed {
+		return fmt.Errorf("the same key gave orders %s and %s", first, second)
+	}
+	fmt.Fprintf(d.out, "  order %s: posted twice with one key, placed once\n", first)
+	return nil
+}
+
+// load posts orders at the rate, and toggles the mode at a third and two thirds of the time.
+func (d *demo) load(ctx context.Context, c Options) error {
+	lctx, cancel := context.WithTimeout(ctx, c.Duration)
+	defer cancel()
+	g, gctx := errgroup.WithContext(ctx)
+	jobs := make(chan struct{}, c.Rate)
+	for range 16 {
+		g.Go(func() error {
+			for range jobs {
+				if _, _, err := d.post(gctx, uuid.NewString()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		defer close(jobs)
+		t := time.NewTicker(time.Second / time.Duration(c.Rate))
+		defer t.Stop()
+		for {
+			select {
+			case <-lctx.Done():
+				return nil
+			case <-gctx.Done():
+				return nil
+			case <-t.C:
+				select {
+				case jobs <- struct{}{}:
+				default: // the API is slower than the rate: post what it takes
+				}
+			}
+		}
+	})
+	g.Go(func() error { return d.toggle(lctx, c.Duration) })
+	g.Go(func() error { d.progress(lctx); return nil })
+	return g.Wait()
+}
+
+func (d *demo) toggle(ctx context.Context, total time.Duration) error {
+	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeAuto} {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(total / 3):
+		}
+		if err := sql.SetDesired(ctx, d.pool, d.config.RelayName, mode); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) progress(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	last := int64(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		n := d.posted.Load()
+		fmt.Fprintf(d.out, "  %-4s  %5d orders/s, %d placed, %d on their way\n", d.mode.Load(), n-last, n, d.missing())
+		last = n
+	}
+}
+
+// summary counts what is in the stream against what was placed, and fails if they differ.
+func (d *demo) summary(ctx context.Context) error {
+	entries, err := d.client.XRange(ctx, d.config.StreamPrefix+"order", "-", "+").Result()
+	if err != nil {
+		return err
+	}
+	count := map[string]int{}
+	for _, m := range entries {
+		if subject, ok := m.Values["subject"].(string); ok {
+			count[subject]++
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lost, duplicates := 0, 0
+	for id := range d.sent {
+		if count[id] == 0 {
+			lost++
+		}
+	}
+	for _, n := range count {
+		duplicates += n - 1
+	}
+	fmt.Fprintln(d.out, "\nFrom POST to consumer:")
+	for _, mode := range []outbox.Mode{outbox.ModeCDC, outbox.ModePoll} {
+		if l := d.modes[mode]; len(l) > 0 {
+			slices.Sort(l)
+			fmt.Fprintf(d.out, "  %-4s  p50 %6.1f ms, p99 %6.1f ms, %d events\n", mode, ms(l[len(l)/2]), ms(l[len(l)*99/100]),
+				len(l))
+		}
+	}
+	fmt.Fprintf(d.out, "\n%d orders placed, %d events in the stream: lost %d, duplicates %d\n", len(d.sent), len(entries),
+		lost, duplicates)
+	if lost > 0 || duplicates > 0 {
+		return errors.New("the demo found events lost or duplicated: please report this with the relay's log")
+	}
+	return nil
+}
+
+// ms returns a duration in milliseconds.
+func ms(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }
