@@ -158,11 +158,11 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, er
 	}
 	if res.Replayed {
 		// Perhaps long ago, and taken back since, and the refusal that said so was purged.
-		_, err = sql.CreditEntryByOp(ctx, s.pool, noted.UserID, noted.RefundID)
+		_, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID)
 		if err == nil {
 			step.deducted = false
 			step.reject(refundedRefusal.Status, refundedRefusal.body())
-		} else if !errors.Is(err, sql.ErrCreditEntryNotFound) {
+		} else if !errors.Is(err, credits.ErrEntryNotFound) {
 			return payStep{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
 		}
 	}

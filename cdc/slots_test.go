@@ -3,12 +3,8 @@ package cdc
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -204,20 +200,5 @@ func TestSlotSurvivesAFailoverWhereTheServerCan(t *testing.T) {
 
 func TestEveryQueryPrepares(t *testing.T) {
 	t.Parallel()
-	d := testenv.Postgres(t)
-	conn, err := pgx.Connect(t.Context(), d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	files, err := filepath.Glob("queries/*.sql")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no query files: %v", err)
-	}
-	for _, f := range files {
-		name := strings.TrimSuffix(filepath.Base(f), ".sql")
-		if _, err := conn.Prepare(t.Context(), name, query(name)); err != nil {
-			t.Errorf("%s: %v", f, err)
-		}
-	}
+	testenv.Postgres(t).PrepareAll(t, "queries")
 }

@@ -149,7 +149,7 @@ func (b *Bank) Run(ctx context.Context) error {
 func (b *Bank) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	rows, err := sql.CreditBuckets(ctx, b.pool)
+	rows, err := LedgerBuckets(ctx, b.pool)
 	if err != nil {
 		b.log.Debug("marks not refreshed", "err", err)
 		return
@@ -193,7 +193,7 @@ func (b *Bank) claim(ctx context.Context) error {
 }
 
 // learn takes over a row of the ledger. Floors of an older epoch are forgotten: what it lost is counted and given up.
-func (b *Bank) learn(r sql.CreditEpoch) {
+func (b *Bank) learn(r LedgerBucket) {
 	k := &b.buckets[r.Bucket]
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -253,10 +253,10 @@ func (b *Bank) known(bkt int16) view {
 func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	r, err := sql.CreditBucket(ctx, b.pool, bkt)
-	if errors.Is(err, sql.ErrCreditBucketUnused) {
-		if err = sql.AddCreditBucket(ctx, b.pool, bkt); err == nil {
-			r, err = sql.CreditBucket(ctx, b.pool, bkt)
+	r, err := readBucket(ctx, b.pool, bkt)
+	if errors.Is(err, errBucketUnused) {
+		if err = addBucket(ctx, b.pool, bkt); err == nil {
+			r, err = readBucket(ctx, b.pool, bkt)
 		}
 	}
 	if err != nil {
@@ -521,10 +521,10 @@ func (a *attempt) old(v view) bool {
 // ledger looks the operation up in Postgres, because Redis wanted that under v.
 func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
 	look, cancel := context.WithTimeout(ctx, patience)
-	e, err := sql.CreditEntryByOp(look, a.b.pool, a.op.User, a.op.ID)
+	e, err := EntryByOp(look, a.b.pool, a.op.User, a.op.ID)
 	cancel()
 	switch {
-	case errors.Is(err, sql.ErrCreditEntryNotFound):
+	case errors.Is(err, ErrEntryNotFound):
 		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
 			return Result{}, nil, ErrExpired
 		}
@@ -576,8 +576,8 @@ func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 			break
 		}
 	}
-	_, err := sql.CreditEntryByOp(ctx, b.pool, user, op)
-	if errors.Is(err, sql.ErrCreditEntryNotFound) {
+	_, err := EntryByOp(ctx, b.pool, user, op)
+	if errors.Is(err, ErrEntryNotFound) {
 		return true, nil
 	}
 	return false, err
@@ -607,7 +607,7 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err erro
 
 // Evict removes an account from Redis if the ledger has all of it, and reports whether it did.
 func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
-	acct, _, err := sql.CreditAccountAt(ctx, b.pool, Bucket(user), user)
+	acct, _, err := accountAt(ctx, b.pool, Bucket(user), user)
 	if err != nil || acct == nil {
 		return false, err
 	}

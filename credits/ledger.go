@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"posthaste/sql"
 )
@@ -23,13 +24,13 @@ const (
 
 // ledger is one batch on its way into Postgres: each entry is checked against the account as the entries before it left it.
 type ledger struct {
-	rows     map[int16]*sql.CreditEpoch
-	accounts map[uuid.UUID]*sql.CreditAccount
+	rows     map[int16]*LedgerBucket
+	accounts map[uuid.UUID]*LedgerAccount
 	changed  map[uuid.UUID]bool
 	// known are the entries that the ledger has, by number and by operation; nil unless a conflict made us look.
 	known *known
 
-	batch      sql.CreditBatch
+	batch      ledgerBatch
 	duplicates int
 	// froze are the accounts frozen by this batch.
 	froze map[uuid.UUID]string
@@ -51,8 +52,8 @@ type numbered struct {
 
 type operation struct{ user, op uuid.UUID }
 
-func newLedger(rows []sql.CreditEpoch) *ledger {
-	l := &ledger{rows: map[int16]*sql.CreditEpoch{}}
+func newLedger(rows []LedgerBucket) *ledger {
+	l := &ledger{rows: map[int16]*LedgerBucket{}}
 	for i := range rows {
 		l.rows[rows[i].Bucket] = &rows[i]
 	}
@@ -61,12 +62,12 @@ func newLedger(rows []sql.CreditEpoch) *ledger {
 
 // take writes entries within tx. Nearly always they simply follow what is there; if the ledger objects, or an entry is
 // older than its account, the second try looks at what the ledger has of each of them.
-func (l *ledger) take(ctx context.Context, tx sql.Tx, entries []*entry) error {
+func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	if err := l.lock(ctx, tx, entries); err != nil {
 		return err
 	}
 	if !l.check(entries) {
-		if err := l.write(ctx, tx); err == nil || !errors.Is(err, sql.ErrCreditConflict) {
+		if err := l.write(ctx, tx); err == nil || !errors.Is(err, errConflict) {
 			return err
 		}
 	}
@@ -81,12 +82,12 @@ func (l *ledger) take(ctx context.Context, tx sql.Tx, entries []*entry) error {
 }
 
 // write writes the batch behind a savepoint, so that a conflict leaves the transaction usable.
-func (l *ledger) write(ctx context.Context, tx sql.Tx) error {
-	return sql.InTx(ctx, tx, func(tx sql.Tx) error { return sql.WriteCredits(ctx, tx, &l.batch) })
+func (l *ledger) write(ctx context.Context, tx pgx.Tx) error {
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return writeBatch(ctx, tx, &l.batch) })
 }
 
 // lock reads and locks the accounts.
-func (l *ledger) lock(ctx context.Context, tx sql.Tx, entries []*entry) error {
+func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	seen := map[uuid.UUID]bool{}
 	var users []uuid.UUID
 	for _, e := range entries {
@@ -95,25 +96,25 @@ func (l *ledger) lock(ctx context.Context, tx sql.Tx, entries []*entry) error {
 			users = append(users, e.UserID)
 		}
 	}
-	list, err := sql.LockCreditAccounts(ctx, tx, users)
+	list, err := lockAccounts(ctx, tx, users)
 	if err != nil {
 		return err
 	}
-	l.accounts = make(map[uuid.UUID]*sql.CreditAccount, len(users))
+	l.accounts = make(map[uuid.UUID]*LedgerAccount, len(users))
 	for i := range list {
 		l.accounts[list[i].UserID] = &list[i]
 	}
 	return nil
 }
 
-func (l *ledger) lookUp(ctx context.Context, tx sql.Tx, entries []*entry) error {
-	list := make([]sql.CreditEntry, 0, len(entries))
+func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error {
+	list := make([]LedgerEntry, 0, len(entries))
 	for _, e := range entries {
 		if e.fault == nil {
-			list = append(list, e.CreditEntry)
+			list = append(list, e.LedgerEntry)
 		}
 	}
-	have, err := sql.KnownCreditEntries(ctx, tx, list)
+	have, err := knownEntries(ctx, tx, list)
 	if err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func (l *ledger) lookUp(ctx context.Context, tx sql.Tx, entries []*entry) error 
 // check makes the batch. It reports whether it met an entry about which the ledger must be asked first; the batch is not
 // complete then.
 func (l *ledger) check(entries []*entry) (ask bool) {
-	l.batch, l.duplicates = sql.CreditBatch{}, 0
+	l.batch, l.duplicates = ledgerBatch{}, 0
 	l.changed, l.froze, l.holes = map[uuid.UUID]bool{}, map[uuid.UUID]string{}, map[int16]int64{}
 	l.moved = map[int16]int64{}
 	marks := map[int16]int64{}
@@ -153,7 +154,7 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 	}
 	for b, m := range marks {
 		if m != l.rows[b].Mark || l.moved[b] != 0 {
-			l.batch.Marks = append(l.batch.Marks, sql.CreditEpoch{Bucket: b, Mark: m, Issued: l.rows[b].Issued + l.moved[b]})
+			l.batch.Marks = append(l.batch.Marks, LedgerBucket{Bucket: b, Mark: m, Issued: l.rows[b].Issued + l.moved[b]})
 		}
 	}
 	return false
@@ -180,7 +181,7 @@ func (l *ledger) one(e *entry) {
 	case a != nil && a.Frozen != "":
 		l.refuse(e, a.Frozen)
 	case a == nil && e.Seq == 1:
-		a = &sql.CreditAccount{UserID: e.UserID, UpdatedAt: e.CreatedAt}
+		a = &LedgerAccount{UserID: e.UserID, UpdatedAt: e.CreatedAt}
 		l.accounts[e.UserID] = a
 		l.next(a, e)
 	case a == nil:
@@ -191,7 +192,7 @@ func (l *ledger) one(e *entry) {
 }
 
 // next applies an entry to an account in use, if it follows.
-func (l *ledger) next(a *sql.CreditAccount, e *entry) {
+func (l *ledger) next(a *LedgerAccount, e *entry) {
 	_, taken := l.numbered(e) // although the account is not there yet: its row was changed, or deleted
 	switch {
 	case e.Seq <= a.LastSeq || taken:
@@ -210,7 +211,7 @@ func (l *ledger) next(a *sql.CreditAccount, e *entry) {
 			l.known.byOp[operation{e.UserID, e.OpID}] = e.Seq
 			l.known.bySeq[numbered{e.UserID, e.Seq}] = e.OpID
 		}
-		l.batch.Entries = append(l.batch.Entries, e.CreditEntry)
+		l.batch.Entries = append(l.batch.Entries, e.LedgerEntry)
 		if e.Outcome == string(OK) {
 			l.batch.Events = append(l.batch.Events, eventOf(e))
 		}
@@ -235,7 +236,7 @@ func (l *ledger) knows(e *entry) bool {
 
 // refuse puts e aside and freezes its account: only its own, and nothing is lost.
 func (l *ledger) refuse(e *entry, reason string) {
-	q := sql.CreditQuarantined{Bucket: e.bucket, StreamID: e.StreamID, Reason: reason, Entry: string(rawEntry(e.raw))}
+	q := quarantined{Bucket: e.bucket, StreamID: e.StreamID, Reason: reason, Entry: string(rawEntry(e.raw))}
 	if e.UserID != uuid.Nil && Bucket(e.UserID) == e.bucket {
 		q.UserID = &e.UserID
 		l.freeze(e, reason)
@@ -277,7 +278,7 @@ func encodeRaw(fields map[string]any) []byte {
 func (l *ledger) freeze(e *entry, reason string) {
 	a := l.accounts[e.UserID]
 	if a == nil {
-		a = &sql.CreditAccount{UserID: e.UserID, UpdatedAt: e.CreatedAt}
+		a = &LedgerAccount{UserID: e.UserID, UpdatedAt: e.CreatedAt}
 		if a.UpdatedAt.IsZero() {
 			a.UpdatedAt = time.Now().UTC()
 		}
@@ -292,7 +293,7 @@ func (l *ledger) freeze(e *entry, reason string) {
 
 // eventOf announces an operation. Its id is the operation's: the same event, however often it is made.
 func eventOf(e *entry) sql.Event {
-	r := resultOf(&e.CreditEntry)
+	r := resultOf(&e.LedgerEntry)
 	typ := eventAdded
 	if r.Kind == Deduct {
 		typ = eventDeducted

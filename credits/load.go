@@ -11,7 +11,6 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/pause"
-	"posthaste/sql"
 )
 
 const (
@@ -74,7 +73,7 @@ func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again
 func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) (again, err error) {
 	bkt := Bucket(user)
 	b.metrics.loads.Inc()
-	acct, row, err := sql.CreditAccountAt(ctx, b.pool, bkt, user)
+	acct, row, err := accountAt(ctx, b.pool, bkt, user)
 	if err != nil {
 		b.unlock(ctx, user, token)
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -82,7 +81,7 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 	b.learn(row)
 	var absent time.Duration
 	if acct == nil {
-		acct = &sql.CreditAccount{UserID: user}
+		acct = &LedgerAccount{UserID: user}
 		if !create {
 			absent = absentFor
 		}
@@ -178,9 +177,9 @@ func (b *Bank) get(ctx context.Context, user uuid.UUID) (bal Balance, again, err
 func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	acct, _, err := sql.CreditAccountAt(ctx, b.pool, Bucket(user), user)
+	acct, _, err := accountAt(ctx, b.pool, Bucket(user), user)
 	switch {
-	case errors.Is(err, sql.ErrCreditBucketUnused), err == nil && acct == nil:
+	case errors.Is(err, errBucketUnused), err == nil && acct == nil:
 		return Balance{}, ErrUnknownUser
 	case err != nil:
 		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, err)

@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"posthaste/internal/testenv"
-	"posthaste/sql"
 )
 
 func TestMain(m *testing.M) {
@@ -195,14 +194,14 @@ func (w *world) account(user uuid.UUID) map[string]string {
 	return m
 }
 
-func (w *world) ledger(user uuid.UUID) sql.CreditAccount {
+func (w *world) ledger(user uuid.UUID) LedgerAccount {
 	w.tb.Helper()
-	a, _, err := sql.CreditAccountAt(w.tb.Context(), w.db.Pool, Bucket(user), user)
+	a, _, err := accountAt(w.tb.Context(), w.db.Pool, Bucket(user), user)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	if a == nil {
-		return sql.CreditAccount{}
+		return LedgerAccount{}
 	}
 	return *a
 }

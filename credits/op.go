@@ -11,8 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
-
-	"posthaste/sql"
 )
 
 // Limits of one operation and of a balance.
@@ -115,7 +113,7 @@ func (r *Result) Body() []byte {
 	return b
 }
 
-func resultOf(e *sql.CreditEntry) Result {
+func resultOf(e *LedgerEntry) Result {
 	return Result{
 		OpID: e.OpID, User: e.UserID, Kind: Kind(e.Kind), Outcome: Outcome(e.Outcome), Amount: e.Amount, Balance: e.BalanceAfter,
 		Seq: e.Seq, Durability: e.Durability, At: e.CreatedAt,
@@ -135,7 +133,7 @@ var errMalformed = errors.New("malformed")
 
 // entry is a stream entry on its way into the ledger.
 type entry struct {
-	sql.CreditEntry
+	LedgerEntry
 	bucket int16
 	// fault is why the entry cannot be read, or nil.
 	fault error

@@ -65,7 +65,7 @@ func (o *ownership) mine(ctx context.Context, trust bool) (source string, known 
 		ctx, cancel = context.WithTimeout(ctx, most)
 		defer cancel()
 	}
-	source, err := sql.CreditOwner(ctx, o.pool)
+	source, err := ledgerOwner(ctx, o.pool)
 	if err == nil {
 		o.source.Store(&source)
 		return source, true

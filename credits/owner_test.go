@@ -35,7 +35,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	w.settle()
 	w.inStep(user, 100)
 
-	source, err := sql.CreditOwner(t.Context(), second.db.Pool)
+	source, err := ledgerOwner(t.Context(), second.db.Pool)
 	if err != nil || uuid.Validate(source) != nil {
 		t.Fatalf("source %q, %v", source, err)
 	}

@@ -7,9 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
-
-	"posthaste/sql"
 )
 
 // rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the others.
@@ -69,7 +68,7 @@ type state struct {
 
 // lost reports whether Redis has lost operations or the epoch, compared with a row of the ledger read before or after.
 // A bucket that nobody has used yet is not lost.
-func (t state) lost(r sql.CreditEpoch) bool {
+func (t state) lost(r LedgerBucket) bool {
 	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
 	}
@@ -87,12 +86,12 @@ func (t state) number() int64 {
 }
 
 // ahead reports whether Redis is in an epoch that the ledger does not know. r must be locked, or it may know it by now.
-func (t state) ahead(r sql.CreditEpoch) bool { return t.number() > r.Epoch }
+func (t state) ahead(r LedgerBucket) bool { return t.number() > r.Epoch }
 
 // tail reports whether the end of the stream is missing. r must be locked, or the entries may be in the ledger by now.
-func (t state) tail(r sql.CreditEpoch) bool { return t.length == 0 && t.n > r.Mark }
+func (t state) tail(r LedgerBucket) bool { return t.length == 0 && t.n > r.Mark }
 
-func (s *Sync) look(ctx context.Context, rows []sql.CreditEpoch) ([]state, error) {
+func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 	states := make([]state, len(rows))
 	for try := 0; ; try++ {
 		cmds := make([]*redis.Cmd, len(rows))
@@ -161,8 +160,8 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 // earlier time. What else it has lost, the next look finds.
 func (s *Sync) follow(ctx context.Context, bkt int16) error {
 	var from, to int64
-	err := sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
-		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := lockBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 { // somebody else is at it
 			return err
 		}
@@ -171,7 +170,7 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 			return err
 		}
 		from, to = rows[0].Epoch, states[0].number()
-		return sql.RaiseCreditEpoch(ctx, tx, bkt, to)
+		return raiseEpoch(ctx, tx, bkt, to)
 	})
 	if err == nil && to > 0 {
 		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket", bkt, "epoch", to, "ledger_epoch", from)
@@ -181,8 +180,8 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 
 // close stops a bucket if it is certain, under its lock, that it has lost something.
 func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
-	err = sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
-		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := lockBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 { // somebody else is at it
 			return err
 		}
@@ -201,8 +200,8 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 // on it.
 func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
 	var lost int64
-	err = sql.InTx(ctx, s.pool, func(tx sql.Tx) error {
-		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{bkt})
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := lockBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 {
 			return err
 		}
@@ -213,7 +212,7 @@ func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error
 		// Numbers never begin again: what a process was told under an older epoch stays below.
 		top = max(rows[0].Mark, states[0].n, states[0].seen)
 		lost = top - rows[0].Mark
-		epoch, err = sql.BumpCreditEpoch(ctx, tx, bkt, top)
+		epoch, err = bumpEpoch(ctx, tx, bkt, top)
 		return err
 	})
 	if err != nil || epoch == 0 {

@@ -77,12 +77,12 @@ const (
 // of about how many.
 func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, progress func(done, about int64)) (*Report, error) {
 	r := reconciliation{redis: c, pool: pool, report: &Report{Differences: []Difference{}, Buckets: []Unbalanced{}}, ledger: map[uuid.UUID]bool{}}
-	about, err := sql.CreditAccountsCount(ctx, pool)
+	about, err := countAccounts(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
 	for after := uuid.Nil; ; {
-		page, err := sql.CreditBalances(ctx, pool, after, reconcilePage, nil)
+		page, err := ledgerBalances(ctx, pool, after, reconcilePage, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -105,7 +105,7 @@ func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, pro
 
 // buckets compares the two sides of each bucket.
 func (r *reconciliation) buckets(ctx context.Context) error {
-	list, err := sql.UnbalancedCreditBuckets(ctx, r.pool)
+	list, err := unbalancedBuckets(ctx, r.pool)
 	for _, b := range list {
 		r.report.Buckets = append(r.report.Buckets, Unbalanced{b.Bucket, b.Issued, b.Accounts, causeIssued})
 	}
@@ -121,7 +121,7 @@ type reconciliation struct {
 }
 
 // page looks at some accounts.
-func (r *reconciliation) page(ctx context.Context, page []sql.CreditBalance) error {
+func (r *reconciliation) page(ctx context.Context, page []ledgerBalance) error {
 	cached, err := r.cached(ctx, page)
 	if err != nil {
 		return err
@@ -153,15 +153,15 @@ func (r *reconciliation) page(ctx context.Context, page []sql.CreditBalance) err
 }
 
 // again looks at an account anew.
-func (r *reconciliation) again(ctx context.Context, b *sql.CreditBalance) (*Difference, bool, error) {
-	page, err := sql.CreditBalances(ctx, r.pool, uuid.Nil, 1, []uuid.UUID{b.UserID})
+func (r *reconciliation) again(ctx context.Context, b *ledgerBalance) (*Difference, bool, error) {
+	page, err := ledgerBalances(ctx, r.pool, uuid.Nil, 1, []uuid.UUID{b.UserID})
 	if err != nil {
 		return nil, false, err
 	}
 	if len(page) == 1 {
 		*b = page[0]
 	}
-	cached, err := r.cached(ctx, []sql.CreditBalance{*b})
+	cached, err := r.cached(ctx, []ledgerBalance{*b})
 	if err != nil {
 		return nil, false, err
 	}
@@ -176,8 +176,8 @@ type cachedAccount struct {
 	foreign bool
 }
 
-func (r *reconciliation) cached(ctx context.Context, page []sql.CreditBalance) ([]cachedAccount, error) {
-	epochs, err := sql.CreditBuckets(ctx, r.pool)
+func (r *reconciliation) cached(ctx context.Context, page []ledgerBalance) ([]cachedAccount, error) {
+	epochs, err := LedgerBuckets(ctx, r.pool)
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +222,7 @@ func number(v any) int64 {
 }
 
 // look explains one account: nil if everything agrees. pending says that it does with the stream's entries.
-func (r *reconciliation) look(ctx context.Context, b *sql.CreditBalance, c cachedAccount) (d *Difference, pending bool, err error) {
+func (r *reconciliation) look(ctx context.Context, b *ledgerBalance, c cachedAccount) (d *Difference, pending bool, err error) {
 	diff := func(cause, format string, args ...any) *Difference {
 		d := &Difference{UserID: b.UserID, Cause: cause, Explanation: fmt.Sprintf(format, args...), Entries: b.Sum, Ledger: b.Balance}
 		if c.there {
@@ -255,7 +255,7 @@ func (r *reconciliation) look(ctx context.Context, b *sql.CreditBalance, c cache
 		return nil, true, nil
 	}
 	// What has left the stream since the ledger was read is in the ledger now.
-	now, _, err := sql.CreditAccountAt(ctx, r.pool, Bucket(b.UserID), b.UserID)
+	now, _, err := accountAt(ctx, r.pool, Bucket(b.UserID), b.UserID)
 	if err != nil {
 		return nil, false, err
 	}
@@ -340,7 +340,7 @@ func (r *reconciliation) strangers(ctx context.Context) error {
 }
 
 func (r *reconciliation) stranger(ctx context.Context, user uuid.UUID) error {
-	b := sql.CreditBalance{CreditAccount: sql.CreditAccount{UserID: user}}
+	b := ledgerBalance{LedgerAccount: LedgerAccount{UserID: user}}
 	d, pending, err := r.again(ctx, &b)
 	for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
 		if err = pause.For(ctx, reconcilePause); err == nil {

@@ -53,7 +53,7 @@ type Sync struct {
 	metrics *syncMetrics
 	owner   ownership
 	// rows are the buckets in use, as of the last look. Owned by Run.
-	rows   []sql.CreditEpoch
+	rows   []LedgerBucket
 	looked time.Time
 	// stuck is why buckets cannot be rebuilt. Owned by Run.
 	stuck map[int16]string
@@ -113,7 +113,7 @@ func (s *Sync) Run(ctx context.Context) error {
 func (s *Sync) compare(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, driftTimeout)
 	defer cancel()
-	list, err := sql.UnbalancedCreditBuckets(ctx, s.pool)
+	list, err := unbalancedBuckets(ctx, s.pool)
 	if err != nil {
 		s.log.Debug("the two sides of the ledger were not compared", "err", err)
 		return
@@ -135,7 +135,7 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 		if _, err := s.waiting(ctx); err != nil {
 			return 0, err
 		}
-		rows, err := sql.CreditBuckets(ctx, s.pool)
+		rows, err := LedgerBuckets(ctx, s.pool)
 		if err != nil {
 			return 0, err
 		}
@@ -240,7 +240,7 @@ func (s *Sync) apply(ctx context.Context, buckets []int16) (int, error) {
 		return 0, fmt.Errorf("begin: %w", err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	rows, err := sql.LockCreditBuckets(ctx, tx, buckets)
+	rows, err := lockBuckets(ctx, tx, buckets)
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
@@ -281,7 +281,7 @@ type intake struct {
 
 // read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head is
 // where the work is; one that is still there is recognized by the ledger.
-func (s *Sync) read(ctx context.Context, rows []sql.CreditEpoch) (*intake, error) {
+func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
 	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
 	cmds := make([]*redis.XMessageSliceCmd, len(rows))
 	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
@@ -308,7 +308,7 @@ func (s *Sync) read(ctx context.Context, rows []sql.CreditEpoch) (*intake, error
 // ack drops what the ledger has from the streams, and tells the accounts how far it is. Accounts that were frozen are
 // stopped first.
 func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
-	of := map[int16][]*sql.CreditAccount{}
+	of := map[int16][]*LedgerAccount{}
 	for user, a := range l.accounts {
 		b := Bucket(user)
 		of[b] = append(of[b], a)

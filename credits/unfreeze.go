@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/sql"
@@ -30,8 +31,8 @@ type Account struct {
 	// Difference explains why the balances do not agree; "" if they do, or will once what waits is in the ledger.
 	Difference string `json:"difference"`
 	// Quarantined is how many stream entries were put aside, Quarantine the first of them.
-	Quarantined int64                  `json:"quarantined"`
-	Quarantine  []sql.QuarantinedEntry `json:"quarantine"`
+	Quarantined int64              `json:"quarantined"`
+	Quarantine  []QuarantinedEntry `json:"quarantine"`
 
 	// damaged: the ledger contradicts itself.
 	damaged bool
@@ -42,16 +43,16 @@ const quarantineShown = 20
 // Inspect reads an account. Errors: ErrUnknownUser.
 func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user uuid.UUID) (*Account, error) {
 	r := reconciliation{redis: c, pool: pool}
-	a := &Account{UserID: user, Quarantine: []sql.QuarantinedEntry{}}
-	page, err := sql.CreditBalances(ctx, pool, uuid.Nil, 1, []uuid.UUID{user})
+	a := &Account{UserID: user, Quarantine: []QuarantinedEntry{}}
+	page, err := ledgerBalances(ctx, pool, uuid.Nil, 1, []uuid.UUID{user})
 	if err != nil {
 		return nil, err
 	}
-	b := sql.CreditBalance{CreditAccount: sql.CreditAccount{UserID: user}}
+	b := ledgerBalance{LedgerAccount: LedgerAccount{UserID: user}}
 	if len(page) == 1 {
 		b = page[0]
 	}
-	cached, err := r.cached(ctx, []sql.CreditBalance{b})
+	cached, err := r.cached(ctx, []ledgerBalance{b})
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user 
 		return nil, err
 	}
 	a.Waiting = int64(len(waiting))
-	if list, err := sql.QuarantinedEntries(ctx, pool, user, quarantineShown); err != nil {
+	if list, err := quarantinedEntries(ctx, pool, user, quarantineShown); err != nil {
 		return nil, err
 	} else if list != nil {
 		a.Quarantine = list
@@ -119,9 +120,9 @@ var (
 // difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
-	err := sql.InTx(ctx, b.pool, func(tx sql.Tx) error {
+	err := pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
 		// No sync works on the bucket meanwhile.
-		rows, err := sql.LockCreditBuckets(ctx, tx, []int16{Bucket(user)})
+		rows, err := lockBuckets(ctx, tx, []int16{Bucket(user)})
 		if err != nil {
 			return err
 		}
@@ -134,7 +135,7 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 		if len(rows) == 0 {
 			return ErrWaiting
 		}
-		_, err = sql.ThawCreditAccount(ctx, tx, user)
+		_, err = thawAccount(ctx, tx, user)
 		return err
 	})
 	if err != nil {

@@ -236,23 +236,5 @@ func TestMaintainDoesNotQueueHandlers(t *testing.T) {
 
 func TestEveryQueryPrepares(t *testing.T) {
 	t.Parallel()
-	d := testenv.Postgres(t)
-	files, err := os.ReadDir("queries")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no query files: %v", err)
-	}
-	conn, err := pgx.Connect(t.Context(), d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	for _, f := range files {
-		text, err := os.ReadFile("queries/" + f.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Prepare(t.Context(), f.Name(), string(text)); err != nil {
-			t.Errorf("%s: %v", f.Name(), err)
-		}
-	}
+	testenv.Postgres(t).PrepareAll(t, "queries")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/credits"
 	"posthaste/sql"
 )
 
@@ -69,11 +70,11 @@ func (d *doctor) history(bytes int64, oldest string, now time.Time) {
 
 // ledger looks at what the credits have in Postgres.
 func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
-	frozen, err := sql.FrozenCreditAccounts(ctx, conn)
+	frozen, err := credits.FrozenAccounts(ctx, conn)
 	if err != nil {
 		return // the schema was named already
 	}
-	buckets, err := sql.CreditBuckets(ctx, conn)
+	buckets, err := credits.LedgerBuckets(ctx, conn)
 	if err != nil || len(buckets) == 0 && len(frozen) == 0 {
 		return // nobody uses credits
 	}

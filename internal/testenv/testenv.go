@@ -245,6 +245,29 @@ func Value[T any](tb testing.TB, d *Database, query string, args ...any) T {
 	return v
 }
 
+// PrepareAll prepares every file of dir, a statement each, so that none can name a column that does not exist.
+func (d *Database) PrepareAll(tb testing.TB, dir string) {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.sql"))
+	if err != nil || len(files) == 0 {
+		tb.Fatalf("no query files: %v", err)
+	}
+	conn, err := pgx.Connect(tb.Context(), d.URL)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer conn.Close(tb.Context())
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if _, err := conn.Prepare(tb.Context(), f, string(text)); err != nil {
+			tb.Errorf("%s: %v", f, err)
+		}
+	}
+}
+
 func firstLine(s string) string {
 	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
 	return s
