@@ -42,7 +42,7 @@ type rig struct {
 	db    *testenv.Database
 	redis *testenv.RedisServer
 	proxy *testenv.Proxy
-	store *sql.Store
+	store outbox.Store
 	sink  outbox.Sink
 	owner outbox.Owner
 

@@ -3,9 +3,14 @@ package sql
 import (
 	"context"
 	"time"
+
+	"posthaste/outbox"
 )
 
-// KeepHistoryAt is KeepHistory at another time.
-func (s *Store) KeepHistoryAt(ctx context.Context, now time.Time) error {
-	return s.keepHistory(ctx, &now)
+// ParseSnapshot is parseSnapshot for the tests.
+var ParseSnapshot = parseSnapshot
+
+// KeepHistoryAt is s.KeepHistory at another time.
+func KeepHistoryAt(ctx context.Context, s outbox.Store, now time.Time) error {
+	return s.(*store).keepHistory(ctx, &now)
 }

@@ -19,7 +19,7 @@ const partitionsAhead = 2
 
 // Housekeep forgets dead events whose retry was published, and returns how many events are parked. A failure of the one
 // does not keep the other from being done.
-func (s *Store) Housekeep(ctx context.Context) (int64, error) {
+func (s *store) Housekeep(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	_, err := s.pool.Exec(ctx, query("dead_published"))
@@ -33,11 +33,11 @@ const partitionName = "outbox_history_20060102"
 // KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the clock of
 // the database. Without the right to create tables the default partition takes the rows, and the error says so. A failure
 // with one partition does not keep the others from being done.
-func (s *Store) KeepHistory(ctx context.Context) error {
+func (s *store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
 
-func (s *Store) keepHistory(ctx context.Context, at *time.Time) error {
+func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	var now time.Time
@@ -51,7 +51,7 @@ func (s *Store) keepHistory(ctx context.Context, at *time.Time) error {
 	return errors.Join(s.makePartitions(ctx, now, names), s.dropPartitions(ctx, now, names))
 }
 
-func (s *Store) makePartitions(ctx context.Context, now time.Time, have []string) error {
+func (s *store) makePartitions(ctx context.Context, now time.Time, have []string) error {
 	if s.history == 0 {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time, have []string
 
 // makePartition makes the partition of a day, unless rows of that day are in the default partition: they would have to
 // move, and are in good hands there.
-func (s *Store) makePartition(ctx context.Context, name string, day time.Time) error {
+func (s *store) makePartition(ctx context.Context, name string, day time.Time) error {
 	next := day.AddDate(0, 0, 1)
 	var begun bool
 	if err := s.pool.QueryRow(ctx, query("history_default_has"), day, next).Scan(&begun); err != nil || begun {
@@ -84,7 +84,7 @@ func (s *Store) makePartition(ctx context.Context, name string, day time.Time) e
 	return err
 }
 
-func (s *Store) dropPartitions(ctx context.Context, now time.Time, have []string) error {
+func (s *store) dropPartitions(ctx context.Context, now time.Time, have []string) error {
 	var errs []error
 	limit := now.Add(-s.history)
 	for _, name := range have {
@@ -109,7 +109,7 @@ func (s *Store) dropPartitions(ctx context.Context, now time.Time, have []string
 
 // ddl runs a statement that needs an exclusive lock, and bounds how long settling stands behind it: waiting for the lock,
 // and, where the default partition is read for rows that belong into a new one, holding it.
-func (s *Store) ddl(ctx context.Context, stmt string) error {
+func (s *store) ddl(ctx context.Context, stmt string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '5s'"); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -24,9 +25,9 @@ func historyRow(tb testing.TB, d *testenv.Database, at string) {
 
 // keptAt keeps the history of a default partition with many rows. Autovacuum may be at work on them, which is not waited
 // for: the next housekeeping has the lock.
-func keptAt(tb testing.TB, s *sql.Store, now time.Time) {
+func keptAt(tb testing.TB, s outbox.Store, now time.Time) {
 	tb.Helper()
-	testenv.Eventually(tb, 20*time.Second, func() error { return s.KeepHistoryAt(tb.Context(), now) })
+	testenv.Eventually(tb, 20*time.Second, func() error { return sql.KeepHistoryAt(tb.Context(), s, now) })
 }
 
 func TestHistoryPartitionsComeAndGo(t *testing.T) {
@@ -50,14 +51,14 @@ func TestHistoryPartitionsComeAndGo(t *testing.T) {
 		{day(3, 0), "20260302 20260303 20260304 20260305 20260306 20260307 default"}, // a clock that goes back
 		{day(30, 12), "20260330 20260331 20260401 default"},
 	} {
-		must(t, s.KeepHistoryAt(ctx, c.now))
+		must(t, sql.KeepHistoryAt(ctx, s, c.now))
 		if got := partitions(t, d); got != c.want {
 			t.Errorf("at %v: %s, want %s", c.now, got, c.want)
 		}
 	}
 	// History is turned off: nothing new, and what is there goes by the day.
 	off := sql.NewStore(pool, "test", 0)
-	must(t, off.KeepHistoryAt(ctx, day(31, 0)))
+	must(t, sql.KeepHistoryAt(ctx, off, day(31, 0)))
 	if got := partitions(t, d); got != "20260331 20260401 default" {
 		t.Errorf("turned off: %s", got)
 	}
@@ -71,7 +72,7 @@ func TestHistoryBeginsInTheDefaultPartition(t *testing.T) {
 	historyRow(t, d, "2026-03-10 11:00Z") // before the leader could make the day's partition
 	historyRow(t, d, "2026-03-07 11:00Z") // past the retention
 	historyRow(t, d, "2026-03-07 13:00Z")
-	must(t, s.KeepHistoryAt(t.Context(), now))
+	must(t, sql.KeepHistoryAt(t.Context(), s, now))
 	if got := partitions(t, d); got != "20260311 20260312 default" {
 		t.Errorf("partitions %s", got)
 	}
@@ -90,12 +91,12 @@ func TestHistoryGoesOnAroundALock(t *testing.T) {
 	d := testenv.Postgres(t)
 	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
 	at := func(day int) time.Time { return time.Date(2026, 3, day, 0, 0, 0, 0, time.UTC) }
-	must(t, s.KeepHistoryAt(t.Context(), at(1)))
+	must(t, sql.KeepHistoryAt(t.Context(), s, at(1)))
 	tx := begin(t, d)
 	_, err := tx.Exec(t.Context(), "LOCK TABLE ONLY outbox_history_20260301")
 	must(t, err)
 	historyRow(t, d, "2026-02-01Z")
-	err = s.KeepHistoryAt(t.Context(), at(9))
+	err = sql.KeepHistoryAt(t.Context(), s, at(9))
 	if err == nil || !strings.Contains(err.Error(), "20260301") || strings.Contains(err.Error(), "20260302") {
 		t.Errorf("got %v, want that 20260301 could not be dropped", err)
 	}
@@ -106,7 +107,7 @@ func TestHistoryGoesOnAroundALock(t *testing.T) {
 		t.Errorf("%d rows in the default partition", n)
 	}
 	must(t, tx.Rollback(t.Context()))
-	must(t, s.KeepHistoryAt(t.Context(), at(9)))
+	must(t, sql.KeepHistoryAt(t.Context(), s, at(9)))
 }
 
 // The clock is the database's; a relay whose own is wrong drops nothing.
@@ -145,7 +146,7 @@ func TestHistoryShortRetentionAndToggles(t *testing.T) {
 	} {
 		at, err := time.Parse(time.RFC3339, c.at)
 		must(t, err)
-		must(t, sql.NewStore(pool, "test", c.retention).KeepHistoryAt(ctx, at))
+		must(t, sql.KeepHistoryAt(ctx, sql.NewStore(pool, "test", c.retention), at))
 		if got := partitions(t, d); got != c.want {
 			t.Errorf("at %s with a retention of %v: %s, want %s", c.at, c.retention, got, c.want)
 		}
@@ -173,12 +174,12 @@ func TestHistoryIsSettledWhileADropWaits(t *testing.T) {
 	ctx := t.Context()
 	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
 	at := func(day int) time.Time { return time.Date(2026, 3, day, 0, 0, 0, 0, time.UTC) }
-	must(t, s.KeepHistoryAt(ctx, at(1)))
+	must(t, sql.KeepHistoryAt(ctx, s, at(1)))
 	reader := begin(t, d)
 	var n int
 	must(t, reader.QueryRow(ctx, "SELECT count(*) FROM outbox_history").Scan(&n))
 	kept := make(chan error)
-	go func() { kept <- s.KeepHistoryAt(ctx, at(9)) }()
+	go func() { kept <- sql.KeepHistoryAt(ctx, s, at(9)) }()
 	settled := 0
 	for {
 		row := insert(t, d, "a")
@@ -210,11 +211,11 @@ func TestHistoryDropsBesideAReplay(t *testing.T) {
 	fillHistory(t, d, 300)
 	pool := replayPool(t, d)
 	sel := sql.Selection{Since: day1, Until: day1.Add(100 * time.Hour)}
-	page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Start(day1), 50, 1<<20)
+	page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Place{At: day1}, 50, 1<<20)
 	if must(t, err); len(page) != 50 {
 		t.Fatalf("%d events", len(page))
 	}
-	must(t, sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour).KeepHistoryAt(t.Context(), day1.Add(48*time.Hour)))
+	must(t, sql.KeepHistoryAt(t.Context(), sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour), day1.Add(48*time.Hour)))
 	page, _, err = sql.ReadHistory(t.Context(), pool, sel, end, 1000, 1<<20)
 	if must(t, err); len(page) != 200 || page[0].Seq != 101 {
 		t.Errorf("%d events, the first is %d; want 200 from 101 on", len(page), page[0].Seq)

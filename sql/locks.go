@@ -20,25 +20,24 @@ const (
 	leasePing = 2 * time.Second
 )
 
-// Locks opens lock sessions: connections that hold an instance's advisory locks and nothing else.
-type Locks struct {
+// locks opens lock sessions: connections that hold an instance's advisory locks and nothing else.
+type locks struct {
 	url, schema string
 	log         *slog.Logger
 }
 
-var _ outbox.Locker = (*Locks)(nil)
-
-// NewLocks returns a Locks for the database at url. log may be nil.
-func NewLocks(url, schema string, log *slog.Logger) *Locks {
+// NewLocks returns what opens an instance's lock sessions, in the database at url: connections that hold its advisory locks
+// and nothing else. log may be nil.
+func NewLocks(url, schema string, log *slog.Logger) outbox.Locker {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Locks{url: url, schema: schema, log: log}
+	return &locks{url: url, schema: schema, log: log}
 }
 
 // Open connects. The server ends the session when it hears nothing for 10 s, so that the locks of a stopped process are
 // free again then; the session pings every 2 s.
-func (l *Locks) Open(ctx context.Context) (outbox.LockSession, error) {
+func (l *locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	cfg, err := ConnConfig(l.url, l.schema, "locks")
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 const lossTimeout = time.Minute
 
 // CountLosses counts in history what an adoption has noted as perhaps lost.
-func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
+func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*lossTimeout)
 	defer cancel()
 	type suspicion struct {
@@ -71,7 +71,7 @@ func (s *Store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 const writersTimeout = 20 * time.Second
 
 // awaitSettling waits for what is settled but not visible yet, because it may be lost, too; but no longer than writersTimeout.
-func (s *Store) awaitSettling(ctx context.Context) error {
+func (s *store) awaitSettling(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, writersTimeout)
 	defer cancel()
 	err := AwaitHistoryWriters(bounded, s.pool, func(int) {})
@@ -82,7 +82,7 @@ func (s *Store) awaitSettling(ctx context.Context) error {
 }
 
 // countLoss fills in what history says of a loss.
-func (s *Store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string, until int64) error {
+func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string, until int64) error {
 	var first, last *time.Time
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true)", fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
@@ -102,7 +102,7 @@ func (s *Store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, sinc
 }
 
 // Lost implements outbox.Store.
-func (s *Store) Lost(ctx context.Context) (n int64, err error) {
+func (s *store) Lost(ctx context.Context) (n int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err = s.pool.QueryRow(ctx, query("loss_sum")).Scan(&n); err != nil {
@@ -139,7 +139,7 @@ func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) 
 }
 
 // suspects turns what an adoption suspects into columns. Without history nothing can be counted: what the gates tell is all.
-func (s *Store) suspects(list []outbox.StreamState) (streams, last []string, now []int64, ages, events []*int64) {
+func (s *store) suspects(list []outbox.StreamState) (streams, last []string, now []int64, ages, events []*int64) {
 	streams, last, now, ages, events = []string{}, []string{}, []int64{}, []*int64{}, []*int64{}
 	for _, st := range list {
 		var age, n *int64

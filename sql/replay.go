@@ -35,14 +35,12 @@ func (s Selection) query(name string) string {
 }
 
 // Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set back,
-// events published before and after are out of order within the step.
+// events published before and after are out of order within the step. Numbers begin at 1: a place without one is before the
+// first event published at or after its time.
 type Place struct {
 	At  time.Time
 	Seq int64
 }
-
-// Start is the place before the first event published at or after t.
-func Start(t time.Time) Place { return Place{At: t} } // numbers begin at 1
 
 // Replayed is an event out of history.
 type Replayed struct {
@@ -69,11 +67,11 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// ErrStandby means that the server is a standby: what was just published may not be there yet, and nobody can tell.
-var ErrStandby = errors.New("this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
+// errStandby means that the server is a standby: what was just published may not be there yet, and nobody can tell.
+var errStandby = errors.New("this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
 
 // HistoryBounds returns the time by the database's clock, and when the oldest event in history was published, nil if
-// there is none. Errors: ErrStandby, or those of Postgres.
+// there is none. Errors: errStandby, or those of Postgres.
 func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time, err error) {
 	var standby bool
 	err = db.QueryRow(ctx, query("replay_bounds")).Scan(&now, &oldest, &standby)
@@ -81,7 +79,7 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 	case err != nil:
 		err = fmt.Errorf("read the bounds of history: %w", err)
 	case standby:
-		err = ErrStandby
+		err = errStandby
 	}
 	return now, oldest, err
 }

@@ -32,7 +32,7 @@ var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 // large aggregate.
 func fillHistory(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
-	must(tb, sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour).KeepHistoryAt(tb.Context(), day1))
+	must(tb, sql.KeepHistoryAt(tb.Context(), sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour), day1))
 	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
 		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, 'order.changed', jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
 		FROM generate_series(1, $1::int) g`, n, day1)
@@ -107,7 +107,7 @@ func TestReadHistory(t *testing.T) {
 	pool := replayPool(t, d)
 	sel := sql.Selection{Since: day1, Until: day1.Add(200 * time.Hour)}
 	for _, limit := range []int{1, 3, 7, 1000} {
-		after, seen := sql.Start(sel.Since), map[int64]bool{}
+		after, seen := sql.Place{At: sel.Since}, map[int64]bool{}
 		for {
 			page, end, err := sql.ReadHistory(t.Context(), pool, sel, after, limit, 1<<20)
 			must(t, err)
@@ -139,7 +139,7 @@ func TestReadHistory(t *testing.T) {
 		"type":    {Since: sel.Since, Until: sel.Until, Type: rare},
 		"subject": {Since: sel.Since, Until: sel.Until, Subject: &rare},
 	} {
-		page, end, err := sql.ReadHistory(t.Context(), pool, s, sql.Start(day1), 2, 1<<20)
+		page, end, err := sql.ReadHistory(t.Context(), pool, s, sql.Place{At: day1}, 2, 1<<20)
 		if must(t, err); len(page) != 2 || page[1].Seq != 60 {
 			t.Errorf("%s: a page of %d events", name, len(page))
 		}
@@ -151,7 +151,7 @@ func TestReadHistory(t *testing.T) {
 	// Large payloads make small pages, never empty ones.
 	d.Exec(t, "UPDATE outbox_history SET payload = jsonb_build_object('pad', repeat('x', 10000))")
 	for bytes, want := range map[int]int{1: 1, 15_000: 2, 100_000: 10} {
-		page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Start(day1), 50, bytes)
+		page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Place{At: day1}, 50, bytes)
 		if must(t, err); len(page) != want || end != page[want-1].Place {
 			t.Errorf("%d events in a page of %d bytes, want %d", len(page), bytes, want)
 		}

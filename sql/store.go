@@ -16,14 +16,14 @@ import (
 	"posthaste/outbox"
 )
 
-// callTimeout bounds every call of the Store that is not a batch of rows.
+// callTimeout bounds every call of the store that is not a batch of rows.
 const callTimeout = 5 * time.Second
 
 // batchTimeout bounds settling and looking up a batch.
 const batchTimeout = 15 * time.Second
 
-// Store is the relay's side of Postgres.
-type Store struct {
+// store is the relay's side of Postgres.
+type store struct {
 	pool *pgxpool.Pool
 	name string
 	// history is how long delivered events are kept; 0 keeps none.
@@ -32,11 +32,9 @@ type Store struct {
 	registered atomic.Bool
 }
 
-var _ outbox.Store = (*Store)(nil)
-
 // NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the pool.
-func NewStore(pool *pgxpool.Pool, name string, history time.Duration) *Store {
-	return &Store{pool: pool, name: name, history: history}
+func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Store {
+	return &store{pool: pool, name: name, history: history}
 }
 
 // RelayPoolConfig is PoolConfig for the relay's own statements. They touch a queue: a table whose statistics are never
@@ -60,7 +58,7 @@ var queueSettings = map[string]string{
 }
 
 // Register makes sure that the relay's row exists and is the only one.
-func (s *Store) Register(ctx context.Context) error {
+func (s *store) Register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
@@ -126,7 +124,7 @@ func Register(ctx context.Context, db DB, name string) error {
 }
 
 // State reads the relay's row.
-func (s *Store) State(ctx context.Context) (outbox.State, error) {
+func (s *store) State(ctx context.Context) (outbox.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return ReadState(ctx, s.pool, s.name)
@@ -161,7 +159,7 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 }
 
 // Adopt writes the new owner if the epoch is still the one that was read.
-func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
+func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	streams, last, now, ages, events := s.suspects(a.Suspects)
@@ -174,7 +172,7 @@ func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 }
 
 // SetActive records what the epoch does now.
-func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN, degraded string) (bool, error) {
+func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN, degraded string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(), storable(degraded))
@@ -185,12 +183,12 @@ func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, 
 }
 
 // RaiseBarrier notes what the next stream has to wait for.
-func (s *Store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
+func (s *store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
 	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, int64(xid), known) //nolint:gosec // at most outbox.BarrierUnknown
 }
 
 // LowerBarrier forgets that.
-func (s *Store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
+func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
 	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most outbox.BarrierUnknown
 	if errors.Is(err, outbox.ErrSuperseded) {
 		return nil // or there was none
@@ -198,7 +196,7 @@ func (s *Store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
 	return err
 }
 
-func (s *Store) barrier(ctx context.Context, statement string, args ...any) error {
+func (s *store) barrier(ctx context.Context, statement string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	tag, err := s.pool.Exec(ctx, query(statement), args...)
@@ -212,7 +210,7 @@ func (s *Store) barrier(ctx context.Context, statement string, args ...any) erro
 }
 
 // Streams lists every stream ever published to.
-func (s *Store) Streams(ctx context.Context) ([]string, error) {
+func (s *store) Streams(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return Streams(ctx, s.pool)
@@ -232,7 +230,7 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 }
 
 // Delivered implements outbox.Store.
-func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
+func (s *store) Delivered(ctx context.Context) (some bool, err error) {
 	if s.history == 0 {
 		return true, nil
 	}
@@ -245,7 +243,7 @@ func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
 }
 
 // NoteStream records a stream before its first publish.
-func (s *Store) NoteStream(ctx context.Context, stream string, epoch int64) error {
+func (s *store) NoteStream(ctx context.Context, stream string, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, query("stream_note"), stream, epoch); err != nil {
@@ -255,7 +253,7 @@ func (s *Store) NoteStream(ctx context.Context, stream string, epoch int64) erro
 }
 
 // InsertLSN is the end of the WAL written so far.
-func (s *Store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
+func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var lsn string
@@ -266,7 +264,7 @@ func (s *Store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 }
 
 // Mark reads an LSN and then takes a transaction id.
-func (s *Store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
+func (s *store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	lsn, err := s.InsertLSN(ctx)
@@ -292,7 +290,7 @@ func (s *Store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
 }
 
 // VisibleBelow reports whether every transaction older than xid has ended.
-func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
+func (s *store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var ok bool
@@ -303,7 +301,7 @@ func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 }
 
 // found runs a query about n rows that returns a snapshot and the places, from 1, of those it met.
-func (s *Store) found(ctx context.Context, n int, what, text string, args ...any) (outbox.Found, error) {
+func (s *store) found(ctx context.Context, n int, what, text string, args ...any) (outbox.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	var snap string
@@ -311,7 +309,7 @@ func (s *Store) found(ctx context.Context, n int, what, text string, args ...any
 	if err := s.pool.QueryRow(ctx, text, args...).Scan(&snap, &places); err != nil {
 		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
 	}
-	parsed, err := ParseSnapshot(snap)
+	parsed, err := parseSnapshot(snap)
 	if err != nil {
 		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
 	}
@@ -323,7 +321,7 @@ func (s *Store) found(ctx context.Context, n int, what, text string, args ...any
 }
 
 // Lookup tells which rows still exist.
-func (s *Store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
+func (s *store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
 	aggregates, seqs, ids := make([]string, len(rows)), make([]int64, len(rows)), make([]uuid.UUID, len(rows))
 	for i, r := range rows {
 		aggregates[i], seqs[i], ids[i] = r.AggregateID, r.Seq, r.ID
@@ -332,7 +330,7 @@ func (s *Store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, e
 }
 
 // Settle deletes published rows and writes their history.
-func (s *Store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+func (s *store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
 	aggregates := make([]string, len(items))
 	for i := range items {
 		aggregates[i] = items[i].AggregateID
@@ -342,7 +340,7 @@ func (s *Store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.F
 }
 
 // Hunt is Settle in every part.
-func (s *Store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+func (s *store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
 	seqs, ids, streams, entries, times := columns(items)
 	return s.found(ctx, len(items), "hunt", query("hunt"), seqs, ids, streams, entries, times, s.history > 0)
 }
@@ -361,7 +359,7 @@ func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams,
 }
 
 // Park moves a row to outbox_dead for o.
-func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
+func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	var snap string
@@ -374,7 +372,7 @@ func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 	if err != nil {
 		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
 	}
-	parsed, err := ParseSnapshot(snap)
+	parsed, err := parseSnapshot(snap)
 	if err != nil {
 		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
 	}
@@ -382,7 +380,7 @@ func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 }
 
 // Audit takes a mark of the table's first rows.
-func (s *Store) Audit(ctx context.Context) (outbox.AuditMark, error) {
+func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var lsn, flushed string
@@ -402,7 +400,7 @@ func (s *Store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 }
 
 // Backlog counts the rows.
-func (s *Store) Backlog(ctx context.Context) (int64, time.Duration, error) {
+func (s *store) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	return Backlog(ctx, s.pool)
@@ -419,7 +417,7 @@ func Backlog(ctx context.Context, db DB) (int64, time.Duration, error) {
 }
 
 // Parked lists the dead events with what block-key needs of them.
-func (s *Store) Parked(ctx context.Context) ([]outbox.Dead, error) {
+func (s *store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, query("dead_blocking"))

@@ -35,7 +35,7 @@ func relayPool(tb testing.TB, url string) *pgxpool.Pool {
 }
 
 // newStore returns a registered store, which keeps history for a day, and its database.
-func newStore(tb testing.TB) (*sql.Store, *testenv.Database) {
+func newStore(tb testing.TB) (outbox.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.Postgres(tb)
 	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
@@ -80,7 +80,7 @@ func met(f outbox.Found) (n int) {
 }
 
 // owner is who may park now.
-func owner(tb testing.TB, s *sql.Store) outbox.Owner {
+func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
 	must(tb, err)
@@ -88,7 +88,7 @@ func owner(tb testing.TB, s *sql.Store) outbox.Owner {
 }
 
 // succeed has another owner adopt.
-func succeed(tb testing.TB, s *sql.Store) outbox.Owner {
+func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "another"})
@@ -102,7 +102,7 @@ func TestRegister(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	ctx := t.Context()
-	store := func(name string) *sql.Store { return sql.NewStore(d.Pool, name, 0) }
+	store := func(name string) outbox.Store { return sql.NewStore(d.Pool, name, 0) }
 	must(t, store("first").Register(ctx))
 	must(t, store("first").Register(ctx))
 	must(t, store("second").Register(ctx)) // nobody ever used the first

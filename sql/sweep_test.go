@@ -25,7 +25,7 @@ func settlements(rows ...*outbox.Row) []outbox.Settlement {
 }
 
 // everything runs what a relay runs, once.
-func everything(t *testing.T, s *sql.Store, d *testenv.Database, url string) {
+func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	t.Helper()
 	ctx := t.Context()
 	check := func(step string, err error) {

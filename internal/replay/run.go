@@ -179,7 +179,7 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 // pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and,
 // with it, the queue.
 func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
-	after := sql.Start(r.sel.Since)
+	after := sql.Place{At: r.sel.Since}
 	if note.At != "" {
 		var err error
 		if after, err = parsePlace(note.At); err != nil {
