@@ -140,7 +140,7 @@ func (d *doctor) postgres(ctx context.Context) {
 
 func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	var sync, idle *string
-	err = conn.QueryRow(ctx, sql.DoctorFacts()).Scan(
+	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
 		&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
 		&f.keepMB, &f.replication, &f.recovery, &sync, &idle)
 	if sync != nil {
@@ -189,9 +189,9 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	var lacks, hiding string
 	var published, partitions, publication, statistics bool
-	err := conn.QueryRow(ctx, sql.DoctorRights()).Scan(&lacks, &partitions, &publication, &statistics, &hiding)
+	err := conn.QueryRow(ctx, query("doctor_rights")).Scan(&lacks, &partitions, &publication, &statistics, &hiding)
 	if err == nil {
-		err = conn.QueryRow(ctx, sql.DoctorPublication(), d.config.Publication).Scan(&published)
+		err = conn.QueryRow(ctx, query("doctor_publication"), d.config.Publication).Scan(&published)
 	}
 	if err != nil {
 		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", oneLine(err))
@@ -296,7 +296,7 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	var plugin, status string
 	var database *string
 	var retained int64
-	err := conn.QueryRow(ctx, sql.DoctorSlot(), d.config.Slot).Scan(&plugin, &database, &status, &retained)
+	err := conn.QueryRow(ctx, query("doctor_slot"), d.config.Slot).Scan(&plugin, &database, &status, &retained)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay makes it", d.config.Slot)

@@ -43,7 +43,7 @@ const traceRows = 200
 // and consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres
 // knows, and the error.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
-	rows, err := sql.Trace(ctx, db, id, traceRows+1)
+	rows, err := traceRowsOf(ctx, db, id, traceRows+1)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 }
 
 // traceEntry looks at one stream entry and at what every group has done with it.
-func traceEntry(ctx context.Context, client redis.UniversalClient, r sql.TraceRow) ([]Step, error) {
+func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow) ([]Step, error) {
 	found, err := client.XRange(ctx, r.Stream, r.EntryID, r.EntryID).Result()
 	if err != nil {
 		return nil, err

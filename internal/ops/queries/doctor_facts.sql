@@ -1,3 +1,4 @@
+-- What the doctor wants to know of the server. It needs no schema.
 SELECT current_setting('server_version_num')::integer,
        current_setting('wal_level'),
        current_setting('max_replication_slots')::integer,

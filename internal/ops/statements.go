@@ -1,0 +1,56 @@
+package ops
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/sql"
+)
+
+// Statements that only the doctor and the trace run: they look at what no other part has a use for.
+//
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
+func query(name string) string {
+	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// traceRow is one place in Postgres where an id was found.
+type traceRow struct {
+	At    time.Time
+	Place string // order, outbox, published, dead
+	// ID is the order's or the event's id.
+	ID, Detail  string
+	TraceParent string
+	// Stream and EntryID say where the event was published; EntryID is "" if it is not known.
+	Stream, EntryID string
+}
+
+// traceRowsOf looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It returns the
+// newest of the places, at most limit, in the order of time.
+func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceRow, error) {
+	var event *uuid.UUID
+	if parsed, err := uuid.Parse(id); err == nil {
+		event = &parsed
+	}
+	rows, err := db.Query(ctx, query("trace"), id, event, limit)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[traceRow])
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return found, nil
+}
