@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -116,7 +117,7 @@ func testAPI(t *testing.T, c *pgx.Conn) {
 	} {
 		_, err := c.Exec(t.Context(), stmt)
 		var pe *pgconn.PgError
-		if !errors.As(err, &pe) || pe.Code != "42501" && !strings.Contains(pe.Message, "owner") {
+		if !errors.As(err, &pe) || pe.Code != pgerrcode.InsufficientPrivilege && !strings.Contains(pe.Message, "owner") {
 			t.Errorf("%s: got %v, want permission denied", stmt, err)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"mime"
 	"net"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/idem"
+	"posthaste/internal/traceparent"
 	"posthaste/sql"
 )
 
@@ -116,13 +116,10 @@ func readBody(c *gin.Context) ([]byte, *problem) {
 	}
 }
 
-var traceparentRE = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
-
 // traceHeaders are what the event carries on of the request's W3C trace context; nil for nothing.
 func traceHeaders(h http.Header) map[string]string {
 	tp := h.Get("Traceparent")
-	if !traceparentRE.MatchString(tp) || strings.HasPrefix(tp, "ff") ||
-		strings.Contains(tp, "-00000000000000000000000000000000-") || strings.Contains(tp, "-0000000000000000-") {
+	if len(tp) != traceparent.Len || !traceparent.Valid(tp) {
 		return nil
 	}
 	out := map[string]string{"traceparent": tp}

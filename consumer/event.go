@@ -66,20 +66,6 @@ func TraceParent(ctx context.Context) string {
 	return s
 }
 
-// validTraceParent reports whether s has the form version-traceid-parentid-flags; anything else is not passed on,
-// because a tracer would start a new trace from it or refuse it.
-func validTraceParent(s string) bool {
-	if len(s) < 55 || s[2] != '-' || s[35] != '-' || s[52] != '-' || s[:2] == "ff" || (len(s) > 55 && s[55] != '-') {
-		return false
-	}
-	for i, c := range s[:55] {
-		if i != 2 && i != 35 && i != 52 && !strings.ContainsRune("0123456789abcdef", c) {
-			return false
-		}
-	}
-	return strings.Trim(s[3:35], "0") != "" && strings.Trim(s[36:52], "0") != ""
-}
-
 // errMalformed says that an entry is not an event.
 var errMalformed = errors.New("malformed entry: no event id")
 

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/exemplar"
+	"posthaste/internal/traceparent"
 )
 
 // work runs entries until the lanes are stopped.
@@ -88,7 +89,7 @@ func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 			err = p
 		}
 	}()
-	if validTraceParent(ev.TraceParent) {
+	if traceparent.Valid(ev.TraceParent) {
 		ctx = context.WithValue(ctx, traceKey{}, ev.TraceParent)
 	}
 	return c.handler(ctx, ev)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/testenv"
@@ -165,12 +166,12 @@ func TestRetryOrder(t *testing.T) {
 		want bool
 	}{
 		{nil, false},
-		{&pgconn.PgError{Code: "40P01"}, true},
-		{&pgconn.PgError{Code: "40001"}, true},
-		{&pgconn.PgError{Code: "57P01"}, true},
-		{&pgconn.PgError{Code: "42P01"}, false},
-		{&pgconn.PgError{Code: "57014"}, false},
-		{&pgconn.PgError{Code: "25P03"}, true},
+		{&pgconn.PgError{Code: pgerrcode.DeadlockDetected}, true},
+		{&pgconn.PgError{Code: pgerrcode.SerializationFailure}, true},
+		{&pgconn.PgError{Code: pgerrcode.AdminShutdown}, true},
+		{&pgconn.PgError{Code: pgerrcode.UndefinedTable}, false},
+		{&pgconn.PgError{Code: pgerrcode.QueryCanceled}, false},
+		{&pgconn.PgError{Code: pgerrcode.IdleInTransactionSessionTimeout}, true},
 		{errors.New("broken pipe"), true},
 		{context.DeadlineExceeded, false},
 		{context.Canceled, false},

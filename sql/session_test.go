@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
@@ -143,13 +144,13 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	}
 	d.Exec(t, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
 	_, err = sweep.Parts(ctx)
-	if sql.SQLState(err) != "42501" {
+	if sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("a sweep: %v", err)
 	}
-	if _, _, err := s.Backlog(ctx); sql.SQLState(err) != "42501" {
+	if _, _, err := s.Backlog(ctx); sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("the backlog: %v", err)
 	}
-	if _, err := s.Audit(ctx); sql.SQLState(err) != "42501" {
+	if _, err := s.Audit(ctx); sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("the audit: %v", err)
 	}
 }

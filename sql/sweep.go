@@ -280,7 +280,7 @@ func optional(b []byte) *string {
 // Unreadable reports whether err is about the data of a row: a smaller read may go around it.
 func Unreadable(err error) bool {
 	code := SQLState(err)
-	// 22: data exception; 54: a limit of the program.
+	// 22: data exception; 54: a limit of the program. By their class, because a later Postgres may know more of them.
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted || OutOfMemory(err)
 }
 
