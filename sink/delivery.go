@@ -250,7 +250,7 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 		return err
 	}
 	if reason := limits.exceeded(wireSize(args), len(d.events[d.pos].Payload)); reason != "" {
-		return d.poisoned(d.pos, "too_large", errors.New(reason))
+		return d.poisoned(d.pos, classTooLarge, errors.New(reason))
 	}
 	return err
 }

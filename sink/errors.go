@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -39,19 +40,29 @@ var replies = []struct {
 	{"WRONGPASS", "noauth", false},
 	{"MASTERDOWN", "masterdown", false},
 	// The stream's key holds something else, so no event of the type can be published.
-	{"WRONGTYPE", "wrongtype", true},
+	{"WRONGTYPE", classWrongType, true},
 	// The gate's key holds something else: nothing is wrong with the events.
 	{"GATETYPE", "gatetype", false},
-	{"ERR Elements are too large", "too_large", true},
+	{"ERR Elements are too large", classTooLarge, true},
 	{"ERR The stream has exhausted", "exhausted", false},
 }
 
-// classes are all values of the label class.
-var classes = []string{
-	"oom", "readonly", "loading", "misconf", "noreplicas", "clusterdown", "moved", "tryagain", "crossslot", "busy", "noperm",
-	"noauth", "masterdown", "wrongtype", "gatetype", "too_large", "exhausted",
-	"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign", "other",
-}
+// classes are all values of the label class: those of replies, and of what is not a reply.
+var classes = func() []string {
+	list := []string{"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign", "other"}
+	for _, r := range replies {
+		if !slices.Contains(list, r.class) {
+			list = append(list, r.class)
+		}
+	}
+	return list
+}()
+
+// The classes of poison.
+const (
+	classWrongType = "wrongtype"
+	classTooLarge  = "too_large"
+)
 
 // Class names an error of this package for logs and metrics: one of a closed set, "" for nil.
 func Class(err error) string {

@@ -218,7 +218,7 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 
 // notAStream reports whether the key is of another kind: there is nothing to trim or to look at. What is published to it
 // is refused and parked, which is said there; the housekeeping of the other streams goes on.
-func notAStream(err error) bool { return err != nil && Class(err) == "wrongtype" }
+func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
 // failed counts err and says in which step it happened.
 func (s *Sink) failed(step, stream string, err error) error {
