@@ -45,7 +45,7 @@ func library(tb testing.TB, client *redis.Client, stream, group string, n int) t
 	var handled atomic.Int64
 	all := make(chan struct{})
 	c, err := consumer.New(consumer.Options{
-		Client: client, Group: group, Streams: []string{stream}, Log: slog.New(slog.DiscardHandler),
+		Client: client, Group: group, Streams: []string{stream}, Logger: slog.New(slog.DiscardHandler),
 		Handler: func(context.Context, consumer.Event) error {
 			if handled.Add(1) == int64(n) {
 				close(all)

@@ -38,7 +38,7 @@ func New(opt Options) (*Consumer, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	m, err := newMetrics(opt.Metrics, opt.Group)
+	m, err := newMetrics(opt.Registerer, opt.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func New(opt Options) (*Consumer, error) {
 	}
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
-		opt: opt, client: opt.Client, log: opt.Log, metrics: m, handler: h, cluster: cluster, self: fmt.Sprintf("%016x", rand.Uint64()),
+		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster, self: fmt.Sprintf("%016x", rand.Uint64()),
 		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams), leases: newLeases(),
 	}
 	c.outages = outages{log: c.log, metrics: m}

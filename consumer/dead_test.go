@@ -52,7 +52,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"good", "s1", 3})
 	reg := prometheus.NewRegistry()
 	start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", MaxAttempts: 4, ClaimIdle: 300 * time.Millisecond, Handler: f.run, Metrics: reg,
+		Client: r.Client, Prefix: "outbox.", MaxAttempts: 4, ClaimIdle: 300 * time.Millisecond, Handler: f.run, Registerer: reg,
 	})
 	var other record
 	start(t, consumer.Options{Client: r.Client, Group: "other", Prefix: "outbox.", Handler: other.handle})

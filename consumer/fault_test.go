@@ -40,7 +40,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
 		Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Second, Handler: rec.handle,
-		Log: slog.New(slog.NewTextHandler(logs, nil)),
+		Logger: slog.New(slog.NewTextHandler(logs, nil)),
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if !strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails") {
@@ -142,7 +142,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle, Log: logTo(&syncBuffer{})})
+	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle, Logger: logTo(&syncBuffer{})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestAStandstillIsSaid(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	logs := &syncBuffer{}
 	var rec record
-	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Log: logTo(logs), Metrics: reg})
+	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Logger: logTo(logs), Registerer: reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
 	var rec record
 	for _, reg := range regs {
-		start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Metrics: reg})
+		start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Registerer: reg})
 	}
 	for _, reg := range regs { // one of them may be slow to begin
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -348,7 +348,7 @@ func TestInspectLag(t *testing.T) {
 	r.Client.XTrimMaxLen(ctx, "s", 60)
 	var rec record
 	reg := prometheus.NewRegistry()
-	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Metrics: reg}) // makes the group
+	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Registerer: reg}) // makes the group
 	settled(t, r.Client, 20*time.Second, "g", "s")
 	_ = c.stop()
 	inspect(consumer.State{Length: 60})
@@ -423,7 +423,7 @@ func TestOrderlyStop(t *testing.T) {
 	begun, end := make(chan struct{}, 1), make(chan struct{})
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", Log: slog.New(slog.NewTextHandler(logs, nil)),
+		Client: r.Client, Prefix: "outbox.", Logger: slog.New(slog.NewTextHandler(logs, nil)),
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			begun <- struct{}{}
 			<-end
@@ -517,7 +517,7 @@ func TestMetricsAtStart(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
 	for _, group := range []string{"a", "b"} { // two in one process share the collectors
-		_, err := consumer.New(consumer.Options{Client: client, Group: group, Streams: []string{"s"}, Handler: (&record{}).handle, Metrics: reg})
+		_, err := consumer.New(consumer.Options{Client: client, Group: group, Streams: []string{"s"}, Handler: (&record{}).handle, Registerer: reg})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +549,7 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	ctx := t.Context()
 	var rec record
 	reg := prometheus.NewRegistry()
-	start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Metrics: reg})
+	start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Registerer: reg})
 	inspected := func(by string) string {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {

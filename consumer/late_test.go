@@ -71,7 +71,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	logs := &syncBuffer{}
-	c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Handler: rec.handle, Log: logTo(logs)})
+	c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs)})
 	waitPending(t, r.Client, 0)
 	holdRead(t, h, false)
 	logs.wait(t, "redis answers again") // on a new connection
@@ -104,12 +104,12 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	var none record
 	opt := consumer.Options{Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Ordered: true}
 	cut, logs := opt, &syncBuffer{}
-	cut.Client, cut.Handler, cut.Log = client, none.handle, logTo(logs)
+	cut.Client, cut.Handler, cut.Logger = client, none.handle, logTo(logs)
 	start(t, cut)
 	logs.wait(t, "lease taken")
 	waitPending(t, r.Client, 0)
 	other, logs := opt, &syncBuffer{}
-	other.Client, other.Handler, other.Log = r.Client, rec.handle, logTo(logs)
+	other.Client, other.Handler, other.Logger = r.Client, rec.handle, logTo(logs)
 	start(t, other)
 	holdRead(t, h, true)
 	logs.wait(t, "lease taken")

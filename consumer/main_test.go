@@ -102,8 +102,8 @@ func start(tb testing.TB, opt consumer.Options) *running {
 	if opt.Backoff == nil {
 		opt.Backoff = func(int) time.Duration { return 5 * time.Millisecond }
 	}
-	if opt.Log == nil {
-		opt.Log = testenv.Logger(tb)
+	if opt.Logger == nil {
+		opt.Logger = testenv.Logger(tb)
 	}
 	c, err := consumer.New(opt)
 	if err != nil {

@@ -50,10 +50,10 @@ type Options struct {
 	// Ordered extends the order per subject over all processes of the group: only one of them at a time reads a given
 	// stream, and the others stand by for it.
 	Ordered bool
-	// Log may be nil.
-	Log *slog.Logger
-	// Metrics may be nil.
-	Metrics prometheus.Registerer
+	// Logger may be nil.
+	Logger *slog.Logger
+	// Registerer may be nil.
+	Registerer prometheus.Registerer
 }
 
 // validate fills in the defaults; its error names every fault.
@@ -96,10 +96,10 @@ func (o *Options) validate() error {
 	if o.Backoff == nil {
 		o.Backoff = func(attempt int) time.Duration { return expBackoff(attempt, 100*time.Millisecond, 30*time.Second) }
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	o.Log = o.Log.With("component", "consumer", "group", o.Group)
+	o.Logger = o.Logger.With("component", "consumer", "group", o.Group)
 	return nil
 }
 

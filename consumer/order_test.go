@@ -130,7 +130,7 @@ func TestParkedEventsRunInOrder(t *testing.T) {
 	}
 	fill(t, r.Client, "outbox.order", 300, 300)
 	c := start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Lanes: 4, Metrics: nil,
+		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Lanes: 4, Registerer: nil,
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			if ev.Subject != "one" {
 				return others.handle(ctx, ev)
@@ -183,7 +183,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	var rec record
 	reg := prometheus.NewRegistry()
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 6 * time.Second, Metrics: reg, // it looks every 2 s
+		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 6 * time.Second, Registerer: reg, // it looks every 2 s
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			if ev.ID == "2" {
 				close(begun)

@@ -37,9 +37,9 @@ type Config struct {
 	Redis redis.UniversalClient
 	// Stream is the stream of orders, outbox.order by default.
 	Stream string
-	// Log and Metrics may be nil.
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	// Logger and Registerer may be nil.
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
 }
 
 const createTable = `
@@ -56,11 +56,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Stream == "" {
 		cfg.Stream = "outbox.order"
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	c, err := consumer.New(consumer.Options{
-		Client: cfg.Redis, Group: Group, Streams: []string{cfg.Stream}, Handler: Handler(cfg.Pool), Log: cfg.Log, Metrics: cfg.Metrics,
+		Client: cfg.Redis, Group: Group, Streams: []string{cfg.Stream}, Handler: Handler(cfg.Pool), Logger: cfg.Logger, Registerer: cfg.Registerer,
 	})
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { inbox.Keep(ctx, cfg.Pool, retention, cfg.Log) })
+	wg.Go(func() { inbox.Keep(ctx, cfg.Pool, retention, cfg.Logger) })
 	return c.Run(ctx)
 }
 
@@ -84,7 +84,7 @@ func prepare(ctx context.Context, cfg Config) bool {
 			return true
 		}
 		if !failed {
-			cfg.Log.Warn("waiting for the database", "err", err)
+			cfg.Logger.Warn("waiting for the database", "err", err)
 			failed = true
 		}
 		select {

@@ -51,7 +51,9 @@ func TestOneMailPerOrder(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	for range 2 {
-		go func() { done <- mailer.Run(ctx, mailer.Config{Pool: d.Pool, Redis: r.Client, Log: testenv.Logger(t)}) }()
+		go func() {
+			done <- mailer.Run(ctx, mailer.Config{Pool: d.Pool, Redis: r.Client, Logger: testenv.Logger(t)})
+		}()
 	}
 	testenv.Eventually(t, 30*time.Second, func() error {
 		st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", mailer.Group)

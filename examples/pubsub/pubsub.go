@@ -29,8 +29,8 @@ type Config struct {
 	// Missed is called whenever announcements may have been missed: at each (re)connection, after it is made. Whoever
 	// shows state reads it anew then.
 	Missed func()
-	// Log may be nil.
-	Log *slog.Logger
+	// Logger may be nil.
+	Logger *slog.Logger
 }
 
 // quiet is how long the connection may be silent before it is checked.
@@ -41,20 +41,20 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Client == nil || len(cfg.Patterns) == 0 || cfg.Announced == nil || cfg.Missed == nil {
 		return errors.New("pubsub: client, patterns, Announced and Missed are needed")
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	down := false
 	for ctx.Err() == nil {
 		err := listen(ctx, cfg, func() {
 			if down {
-				cfg.Log.Info("connected again")
+				cfg.Logger.Info("connected again")
 			}
 			down = false
 			cfg.Missed()
 		})
 		if ctx.Err() == nil && !down {
-			cfg.Log.Warn("connection lost: what is announced now is missed", "err", err)
+			cfg.Logger.Warn("connection lost: what is announced now is missed", "err", err)
 			down = true
 		}
 		select {

@@ -35,7 +35,7 @@ func TestBestEffort(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- pubsub.Run(ctx, pubsub.Config{
-			Client: client, Patterns: []string{"order.*", "user.*"}, Log: testenv.Logger(t),
+			Client: client, Patterns: []string{"order.*", "user.*"}, Logger: testenv.Logger(t),
 			Announced: func(channel, payload string) { heard <- channel + " " + payload },
 			Missed:    func() { heard <- "missed" },
 		})

@@ -41,7 +41,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	options := consumer.Options{
 		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle, Ordered: o.Ordered,
 		Handler:      traces.handler(o.Group, consumer.LineWriter(o.Out)),
-		DrainTimeout: c.DrainTimeout, Metrics: reg, Log: log,
+		DrainTimeout: c.DrainTimeout, Registerer: reg, Logger: log,
 	}
 	if len(o.Streams) == 0 {
 		options.Prefix = c.StreamPrefix

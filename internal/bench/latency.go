@@ -210,7 +210,7 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 		w := l.report.result(string(mode), "from the INSERT, which commits, to the handler of a consumer group")
 		a := newArrivals(l.c)
 		cons, err := consumer.New(consumer.Options{
-			Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Log: s.log,
+			Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
 			Handler: func(_ context.Context, ev consumer.Event) error {
 				a.seen(ev.ID)
 				l.progress.add(1)

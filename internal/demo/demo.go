@@ -165,7 +165,7 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	}
 	cons, err := consumer.New(consumer.Options{
 		Client: d.client, Group: "demo", Streams: []string{d.config.StreamPrefix + "order"}, Handler: d.arrived,
-		DrainTimeout: time.Second, Log: d.log,
+		DrainTimeout: time.Second, Logger: d.log,
 	})
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func (n *neighbours) consume(
 ) error {
 	c, err := consumer.New(consumer.Options{
 		Client: d.client, Group: group, Streams: []string{d.config.StreamPrefix + "order"}, Handler: handle,
-		DrainTimeout: time.Second, Log: d.log,
+		DrainTimeout: time.Second, Logger: d.log,
 	})
 	if err != nil {
 		return err

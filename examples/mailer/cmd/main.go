@@ -43,7 +43,7 @@ func run() error {
 	defer client.Close()
 	return mailer.Run(ctx, mailer.Config{
 		Pool: pool, Redis: client, Stream: env("POSTHASTE_STREAM_PREFIX", "outbox.") + "order",
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 }
 

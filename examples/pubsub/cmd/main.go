@@ -38,7 +38,7 @@ func run(patterns []string) error {
 	client := redis.NewClient(opt)
 	defer client.Close()
 	return pubsub.Run(ctx, pubsub.Config{
-		Client: client, Patterns: patterns, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Client: client, Patterns: patterns, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Announced: func(channel, payload string) { fmt.Println(channel, payload) },
 		Missed:    func() { fmt.Println("# anything announced before this line may be missing") },
 	})

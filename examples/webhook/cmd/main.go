@@ -45,7 +45,7 @@ func run() error {
 	}
 	c, err := consumer.New(consumer.Options{
 		Client: client, Group: webhook.Group, Streams: []string{env("WEBHOOK_STREAM", "outbox.order")}, Handler: handler,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err
