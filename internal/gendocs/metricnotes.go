@@ -1,4 +1,4 @@
-package main
+package gendocs
 
 // metricNote is what docs/metrics.md says about a metric beside what its registry does.
 type metricNote struct {
@@ -51,7 +51,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_postgres_failovers_total",
-			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. What it had not received may be published twice, or be in the streams although it is not in the database.",
+			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. What it " +
+				"had not received may be published twice, or be in the streams although it is not in the database.",
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
 		},
 		{
@@ -66,7 +67,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_commit_to_publish_seconds",
-			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. The trace ids lead to single events.",
+			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. The trace " +
+				"ids lead to single events.",
 			"histogram_quantile(0.99, sum by (le, mode) (rate(outbox_commit_to_publish_seconds_bucket[5m])))",
 		},
 		{
@@ -113,7 +115,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_relay_leader",
-			"the sum is 1. At 0 for more than a few seconds nothing is relayed; at 2, for more than a scrape, the clocks of two scrapes differ: the epoch fences the older one.",
+			"the sum is 1. At 0 for more than a few seconds nothing is relayed; at 2, for more than a scrape, the clocks of " +
+				"two scrapes differ: the epoch fences the older one.",
 			"sum(outbox_relay_leader)",
 		},
 		{
@@ -205,7 +208,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_cdc_decode_errors_total",
-			"the outbox table has a shape that posthaste does not know. Events keep flowing by the sweep: undo the change of the table.",
+			"the outbox table has a shape that posthaste does not know. Events keep flowing by the sweep: undo the change of " +
+				"the table.",
 			"sum(increase(outbox_cdc_decode_errors_total[1h]))",
 		},
 	}},
@@ -259,7 +263,8 @@ var metricNotes = []struct {
 		},
 		{
 			"redis_memory_ratio",
-			"Redis fills; at 1 it refuses writes and events wait in the outbox. Give it memory, or find the group that holds trimming.",
+			"Redis fills; at 1 it refuses writes and events wait in the outbox. Give it memory, or find the group that holds " +
+				"trimming.",
 			"max(redis_memory_ratio)",
 		},
 		{

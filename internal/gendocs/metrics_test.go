@@ -1,17 +1,12 @@
-package main
+package gendocs
 
 import (
-	"context"
-	"errors"
 	"math"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -30,8 +25,9 @@ const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_t
 	redis_eviction_unsafe idem_requests_total{route,outcome} idem_script_seconds{script} credits_ops_total{code}
 	credits_sync_lag_seconds http_request_duration_seconds{route,method,status}`
 
-// TestMetricsAreTheContracts: the names and labels of the contract are there, labels that are not open have their values
-// from the start, and no bucket is a whole number: Prometheus writes those as 1 or as 1.0, and rules would miss half.
+// TestMetricsAreTheContracts: the names and labels of the contract are there, labels that are not open have their
+// values from the start, and no bucket is a whole number: Prometheus writes those as 1 or as 1.0, and rules would miss
+// half.
 func TestMetricsAreTheContracts(t *testing.T) {
 	t.Parallel()
 	all, err := exportedMetrics(t.Context(), freshConfig(t))
@@ -92,12 +88,12 @@ func TestMetricsPage(t *testing.T) {
 // freshConfig is the configuration of a command line without arguments.
 func freshConfig(t *testing.T) app.Config {
 	t.Helper()
-	var line commandLine
+	var line struct{ app.Settings }
 	parser, err := kong.New(&line)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := parser.Parse([]string{"version"}); err != nil {
+	if _, err := parser.Parse(nil); err != nil {
 		t.Fatal(err)
 	}
 	c, err := line.Parse()
@@ -105,58 +101,4 @@ func freshConfig(t *testing.T) app.Config {
 		t.Fatal(err)
 	}
 	return c
-}
-
-// TestScrapesNeverWait: while neither Postgres nor Redis answers, and connections hang, every scrape is answered.
-func TestScrapesNeverWait(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	servers := []*testenv.Proxy{testenv.NewProxy(t, hostOf(t, w.pgURL)), testenv.NewProxy(t, hostOf(t, w.rdURL))}
-	w.pgURL = strings.Replace(w.pgURL, hostOf(t, w.pgURL), servers[0].Addr(), 1)
-	w.rdURL = strings.Replace(w.rdURL, hostOf(t, w.rdURL), servers[1].Addr(), 1)
-	relay, api, consume := w.spawn("relay"), w.spawn("serve"), w.spawn("consume", "--group=g")
-	w.waitMode("cdc", 20*time.Second)
-	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {
-		t.Fatalf("order: %d, %v", a.status, err)
-	}
-	present(t, consume, `outbox_consumer_attempts_total{group="g",outcome="done"} 1`)
-	for _, p := range servers {
-		p.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() {
-		for ctx.Err() == nil {
-			_, _ = placeOrder(ctx, api.http, 7) // requests that hang, too
-		}
-	}()
-	counts := func(series string) func(string) bool {
-		return func(text string) bool { n, _ := sample(text, series); return n > 0 }
-	}
-	for _, c := range []struct {
-		*child
-		process string
-		noticed func(text string) bool // that the servers are gone
-	}{
-		{relay, "relay", func(string) bool {
-			status, _ := relay.get("/readyz", nil)
-			return status == http.StatusServiceUnavailable
-		}},
-		{api, "serve", counts(`http_request_duration_seconds_count{method="POST",route="/orders",status="503"}`)},
-		{consume, "consume", counts(`outbox_consumer_redis_errors_total{op="inspect"}`)},
-	} {
-		testenv.Eventually(t, time.Minute, func() error {
-			text, err := c.metrics()
-			if err != nil {
-				t.Fatalf("%s: a scrape waits for its servers: %v", c.process, err)
-			}
-			if !c.noticed(text) {
-				return errors.New(c.process + " has not noticed that its servers are gone")
-			}
-			return nil
-		})
-	}
-	for _, c := range []*child{relay, api, consume} {
-		c.signal(syscall.SIGKILL) // an orderly stop would wait
-	}
 }

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// TestScrapesNeverWait: while neither Postgres nor Redis answers, and connections hang, every scrape is answered.
+func TestScrapesNeverWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	servers := []*testenv.Proxy{testenv.NewProxy(t, hostOf(t, w.pgURL)), testenv.NewProxy(t, hostOf(t, w.rdURL))}
+	w.pgURL = strings.Replace(w.pgURL, hostOf(t, w.pgURL), servers[0].Addr(), 1)
+	w.rdURL = strings.Replace(w.rdURL, hostOf(t, w.rdURL), servers[1].Addr(), 1)
+	relay, api, consume := w.spawn("relay"), w.spawn("serve"), w.spawn("consume", "--group=g")
+	w.waitMode("cdc", 20*time.Second)
+	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {
+		t.Fatalf("order: %d, %v", a.status, err)
+	}
+	present(t, consume, `outbox_consumer_attempts_total{group="g",outcome="done"} 1`)
+	for _, p := range servers {
+		p.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		for ctx.Err() == nil {
+			_, _ = placeOrder(ctx, api.http, 7) // requests that hang, too
+		}
+	}()
+	counts := func(series string) func(string) bool {
+		return func(text string) bool { n, _ := sample(text, series); return n > 0 }
+	}
+	for _, c := range []struct {
+		*child
+		process string
+		noticed func(text string) bool // that the servers are gone
+	}{
+		{relay, "relay", func(string) bool {
+			status, _ := relay.get("/readyz", nil)
+			return status == http.StatusServiceUnavailable
+		}},
+		{api, "serve", counts(`http_request_duration_seconds_count{method="POST",route="/orders",status="503"}`)},
+		{consume, "consume", counts(`outbox_consumer_redis_errors_total{op="inspect"}`)},
+	} {
+		testenv.Eventually(t, time.Minute, func() error {
+			text, err := c.metrics()
+			if err != nil {
+				t.Fatalf("%s: a scrape waits for its servers: %v", c.process, err)
+			}
+			if !c.noticed(text) {
+				return errors.New(c.process + " has not noticed that its servers are gone")
+			}
+			return nil
+		})
+	}
+	for _, c := range []*child{relay, api, consume} {
+		c.signal(syscall.SIGKILL) // an orderly stop would wait
+	}
+}
