@@ -19,8 +19,8 @@ const advanceRounds = 3
 //
 // WAL is freed up to the last running-transactions record at or below target, and not beyond the first record of the
 // oldest open transaction. The server writes such a record every 15 s, Nudge writes one now. So who wants WAL freed at
-// once calls Nudge, then reads the current position, and advances to that; Advance itself leaves a record behind for the
-// next one.
+// once calls Nudge, then reads the current position, and advances to that; Advance itself leaves a record behind for
+// the next one.
 func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
 	var before, after state
 	for round := range advanceRounds {
@@ -36,7 +36,8 @@ func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
 				after = before
 				return nil
 			}
-			if _, err = tx.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::pg_lsn)", s.opt.Slot, target.String()); err != nil {
+			if _, err = tx.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::pg_lsn)", s.opt.Slot,
+				target.String()); err != nil {
 				return err
 			}
 			after, err = readState(ctx, tx, s.opt.Slot)
@@ -82,7 +83,8 @@ func (s *Slots) Nudge(ctx context.Context) error {
 // logSnapshot writes the record with pg_log_standby_snapshot, where the server has it (16) and the role may call it.
 func (s *Slots) logSnapshot(ctx context.Context) (done bool, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		const allowed = "SELECT coalesce(has_function_privilege(to_regprocedure('pg_log_standby_snapshot()'), 'EXECUTE'), false)"
+		const allowed = "SELECT coalesce(" +
+			"has_function_privilege(to_regprocedure('pg_log_standby_snapshot()'), 'EXECUTE'), false)"
 		if err := tx.QueryRow(ctx, allowed).Scan(&done); err != nil || !done {
 			return err
 		}

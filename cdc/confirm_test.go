@@ -61,7 +61,8 @@ func (e *env) sender(t testing.TB) sender {
 	t.Helper()
 	var s sender
 	err := e.db.Pool.QueryRow(t.Context(), `SELECT r.pid, coalesce(pg_wal_lsn_diff(r.write_lsn, '0/0'), 0)::bigint,
-		coalesce(pg_wal_lsn_diff(r.flush_lsn, '0/0'), 0)::bigint, coalesce(r.reply_time, 'epoch'), clock_timestamp() - r.backend_start
+		coalesce(pg_wal_lsn_diff(r.flush_lsn, '0/0'), 0)::bigint, coalesce(r.reply_time, 'epoch'),
+			clock_timestamp() - r.backend_start
 		FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = $1`, e.slot).
 		Scan(&s.pid, &s.write, &s.flush, &s.replies, &s.age)
 	if err != nil {
@@ -160,7 +161,8 @@ func TestConfirmedIsNotDurable(t *testing.T) {
 		return nil
 	})
 	got := subjects(again.events())
-	if want := []string{"a1", "a2", "a3", "a4", "a5", "b"}; !slices.Equal(got, want[len(want)-len(got):]) || len(got) == 1 {
+	if want := []string{"a1", "a2", "a3", "a4", "a5", "b"}; !slices.Equal(got, want[len(want)-len(got):]) ||
+		len(got) == 1 {
 		t.Errorf("got %v, want the end of %v, repeated ones included", got, want)
 	}
 	if counterValue(t, c.r.met.reconnects) != 1 {
@@ -292,7 +294,10 @@ func TestConnectionBringsItsOwnSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	for name, want := range map[string]string{"wal_sender_timeout": "10s", "DateStyle": "ISO, MDY", "TimeZone": "UTC", "client_encoding": "UTF8"} {
+	for name, want := range map[string]string{
+		"wal_sender_timeout": "10s", "DateStyle": "ISO, MDY", "TimeZone": "UTC",
+		"client_encoding": "UTF8",
+	} {
 		res, err := conn.Exec(t.Context(), "SHOW "+name).ReadAll()
 		if err != nil {
 			t.Fatal(err)

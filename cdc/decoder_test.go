@@ -92,8 +92,9 @@ func TestDecodeCopiesARowOutOfTheBuffer(t *testing.T) {
 		t.Error("appending to the payload writes into the headers")
 	}
 	got.Payload, got.Headers = nil, nil
-	if got.ID != want.ID || got.Seq != want.Seq || got.AggregateType != want.AggregateType || got.AggregateID != want.AggregateID ||
-		got.Type != want.Type || !got.Time.Equal(want.Time) || got.Commit != want.Commit || got.XID != want.XID {
+	if got.ID != want.ID || got.Seq != want.Seq || got.AggregateType != want.AggregateType ||
+		got.AggregateID != want.AggregateID || got.Type != want.Type || !got.Time.Equal(want.Time) ||
+		got.Commit != want.Commit || got.XID != want.XID {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if what := feed(t, d, end(100)); what != committed || d.end != 108 {
@@ -105,13 +106,16 @@ func TestDecodeFindsColumnsByNameAndIgnoresOthers(t *testing.T) {
 	t.Parallel()
 	d := newDecoder("app", "outbox")
 	cols := []string{"extra", "payload", "event_type", "aggregate_id", "aggregate_type", "seq", "id", "more"}
-	row := msg('I').u32(9).u8('N').u16(8).u8('u').text("{}").text("t").text("").text("a").text("7").text(testID).u8('b').u32(2).u16(1)
+	row := msg('I').u32(9).u8('N').u16(8).u8('u').text("{}").text("t").text("").text("a").
+		text("7").text(testID).u8('b').u32(2).u16(1)
 	other := msg('I').u32(10).u8('N').u16(1).text("x")
 	what := feed(t, d, relationMsg(9, "app", "outbox", cols...), relationMsg(10, "public", "outbox", "id"), begin(5),
-		msg('Y').u32(1).str("a").str("b").Bytes(), msg('O').u64(1).str("o").Bytes(), msg('M').u8(1).u64(3).str("p").u32(0).Bytes(),
-		msg('U').u32(9).Bytes(), msg('D').u32(9).Bytes(), msg('T').u32(1).u8(0).u32(9).Bytes(), msg('A').u32(1).u32(2).Bytes(),
+		msg('Y').u32(1).str("a").str("b").Bytes(), msg('O').u64(1).str("o").Bytes(),
+		msg('M').u8(1).u64(3).str("p").u32(0).Bytes(), msg('U').u32(9).Bytes(), msg('D').u32(9).Bytes(),
+		msg('T').u32(1).u8(0).u32(9).Bytes(), msg('A').u32(1).u32(2).Bytes(),
 		other.Bytes(), row.Bytes())
-	if what != inserted || d.row.Seq != 7 || d.row.AggregateType != "a" || d.row.AggregateID != "" || d.row.Headers != nil {
+	if what != inserted || d.row.Seq != 7 || d.row.AggregateType != "a" || d.row.AggregateID != "" ||
+		d.row.Headers != nil {
 		t.Errorf("got %d %+v", what, d.row)
 	}
 }
@@ -135,28 +139,37 @@ func TestDecodeNamesWhatItCannotUse(t *testing.T) {
 		msgs [][]byte
 		want string
 	}{
-		"column missing":        {[][]byte{relationMsg(1, "public", "outbox", "id", "seq", "aggregate_type", "aggregate_id", "event_type")}, `"payload"`},
-		"null":                  {append(head, row(3, func(w *wire) { w.u8('n') })), `"aggregate_id" is NULL`},
-		"unchanged toast":       {append(head, row(5, func(w *wire) { w.u8('u') })), `"payload" was left out`},
-		"binary":                {append(head, row(0, func(w *wire) { w.u8('b').u32(2).u16(1) })), "binary"},
-		"unknown kind":          {append(head, row(7, func(w *wire) { w.u8('z') })), "column kind"},
-		"negative length":       {append(head, row(5, func(w *wire) { w.u8('t').u32(0xffffffff) })), "cut short"},
-		"id":                    {append(head, row(0, func(w *wire) { w.text("{01890a5d-ac96-774b-bcce-b302099a80}") })), "not a UUID"},
-		"seq":                   {append(head, row(1, func(w *wire) { w.text("4x") })), "not a number"},
-		"empty type":            {append(head, row(2, func(w *wire) { w.text("") })), "aggregate_type"},
-		"empty payload":         {append(head, row(5, func(w *wire) { w.text("") })), "payload"},
-		"cut short":             {append(head, short[:len(short)-3]), "cut short"},
-		"too long":              {append(head, append(slices.Clone(short), 0)), "1 bytes too many"},
-		"empty":                 {[][]byte{{}}, "empty message"},
-		"unknown message":       {[][]byte{{'?'}}, "not part of protocol 1"},
-		"stream start":          {[][]byte{msg('S').u32(1).u8(1).Bytes()}, "not part of protocol 1"},
-		"unknown relation":      {[][]byte{begin(1), goodRow(3).Bytes()}, "not announced"},
-		"row outside":           {[][]byte{head[0], goodRow(1).Bytes()}, "outside a transaction"},
-		"begin in begin":        {[][]byte{begin(1), begin(2)}, "begins inside"},
-		"begin at zero":         {[][]byte{begin(0)}, "without a commit position"},
-		"commit outside":        {[][]byte{end(1)}, "does not belong"},
-		"commit of another":     {[][]byte{begin(1), end(2)}, "does not belong"},
-		"number of columns":     {[][]byte{relationMsg(1, "public", "outbox", append(slices.Clone(allColumns), "x")...), begin(1), goodRow(1).Bytes()}, "8 columns"},
+		"column missing": {
+			[][]byte{relationMsg(1, "public", "outbox", "id", "seq", "aggregate_type", "aggregate_id", "event_type")},
+			`"payload"`,
+		},
+		"null":            {append(head, row(3, func(w *wire) { w.u8('n') })), `"aggregate_id" is NULL`},
+		"unchanged toast": {append(head, row(5, func(w *wire) { w.u8('u') })), `"payload" was left out`},
+		"binary":          {append(head, row(0, func(w *wire) { w.u8('b').u32(2).u16(1) })), "binary"},
+		"unknown kind":    {append(head, row(7, func(w *wire) { w.u8('z') })), "column kind"},
+		"negative length": {append(head, row(5, func(w *wire) { w.u8('t').u32(0xffffffff) })), "cut short"},
+		"id": {
+			append(head, row(0, func(w *wire) { w.text("{01890a5d-ac96-774b-bcce-b302099a80}") })),
+			"not a UUID",
+		},
+		"seq":               {append(head, row(1, func(w *wire) { w.text("4x") })), "not a number"},
+		"empty type":        {append(head, row(2, func(w *wire) { w.text("") })), "aggregate_type"},
+		"empty payload":     {append(head, row(5, func(w *wire) { w.text("") })), "payload"},
+		"cut short":         {append(head, short[:len(short)-3]), "cut short"},
+		"too long":          {append(head, append(slices.Clone(short), 0)), "1 bytes too many"},
+		"empty":             {[][]byte{{}}, "empty message"},
+		"unknown message":   {[][]byte{{'?'}}, "not part of protocol 1"},
+		"stream start":      {[][]byte{msg('S').u32(1).u8(1).Bytes()}, "not part of protocol 1"},
+		"unknown relation":  {[][]byte{begin(1), goodRow(3).Bytes()}, "not announced"},
+		"row outside":       {[][]byte{head[0], goodRow(1).Bytes()}, "outside a transaction"},
+		"begin in begin":    {[][]byte{begin(1), begin(2)}, "begins inside"},
+		"begin at zero":     {[][]byte{begin(0)}, "without a commit position"},
+		"commit outside":    {[][]byte{end(1)}, "does not belong"},
+		"commit of another": {[][]byte{begin(1), end(2)}, "does not belong"},
+		"number of columns": {[][]byte{
+			relationMsg(1, "public", "outbox", append(slices.Clone(allColumns), "x")...),
+			begin(1), goodRow(1).Bytes(),
+		}, "8 columns"},
 		"old tuple in insert":   {append(head, msg('I').u32(1).u8('O').Bytes()), "tuple tag"},
 		"begin is cut short":    {[][]byte{begin(1)[:9]}, "cut short"},
 		"relation is cut short": {[][]byte{head[0][:30]}, "cut short"},

@@ -9,8 +9,8 @@ import (
 	"posthaste/outbox"
 )
 
-// deliverFull hands over the chunk if it has reached its limits, in the middle of a transaction if need be: that is what
-// bounds the memory of a transaction of a million rows.
+// deliverFull hands over the chunk if it has reached its limits, in the middle of a transaction if need be: that is
+// what bounds the memory of a transaction of a million rows.
 func (s *session) deliverFull(ctx context.Context) error {
 	if len(s.chunk.Rows) < chunkRows && s.chunk.Bytes < s.r.opt.ChunkBytes {
 		return nil

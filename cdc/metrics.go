@@ -18,7 +18,8 @@ func newMetrics(reg prometheus.Registerer, r *Reader) (*metrics, error) {
 	}
 	m := &metrics{
 		transactions: counter("outbox_cdc_transactions_total", "Transactions received from the replication slot."),
-		rows:         counter("outbox_cdc_rows_total", "Outbox rows received from the replication slot, repeated ones included."),
+		rows: counter("outbox_cdc_rows_total",
+			"Outbox rows received from the replication slot, repeated ones included."),
 		reconnects: counter("outbox_cdc_reconnects_total",
 			"Times the replication stream was started again. A steady rise means that the stream breaks."),
 		decodeErrors: counter("outbox_cdc_decode_errors_total",

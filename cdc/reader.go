@@ -55,8 +55,8 @@ type ReaderOptions struct {
 	Logger *slog.Logger
 }
 
-// Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called again and again, one
-// Run at a time; the other methods may be called at any time from anywhere.
+// Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called again and again,
+// one Run at a time; the other methods may be called at any time from anywhere.
 type Reader struct {
 	opt ReaderOptions
 	cfg *pgx.ConnConfig
@@ -141,9 +141,9 @@ func (r *Reader) Settled(end outbox.LSN) {
 	}
 }
 
-// Run implements outbox.Source. It returns ctx's error once ctx has ended, the error of started, or an *outbox.SlotError.
-// On the way out it tells the server what is settled by then and waits up to a second until the server has let go of
-// the slot.
+// Run implements outbox.Source. It returns ctx's error once ctx has ended, the error of started, or an
+// *outbox.SlotError. On the way out it tells the server what is settled by then and waits up to a second until the
+// server has let go of the slot.
 func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) error, out chan<- outbox.Chunk) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("the reader is running already")

@@ -19,7 +19,8 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 	c := e.run(t, false)
 	before := time.Now().Add(-time.Second)
 	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers) VALUES
-		('01890a5d-ac96-774b-bcce-b302099a8057', 'order', 'o-1', 'order.created', '{"ü": "☃\u0001 \"q\" \\ \\\\"}', '{"traceparent": "00-a"}'),
+		('01890a5d-ac96-774b-bcce-b302099a8057', 'order', 'o-1', 'order.created', '{"ü": "☃\u0001 \"q\" \\ \\\\"}',
+			'{"traceparent": "00-a"}'),
 		('01890a5d-ac96-774b-bcce-b302099a8058', 'credits', '', 'x', 'null', NULL)`)
 	rows := c.wait(t, 2)
 	a, b := rows[0], rows[1]
@@ -27,7 +28,8 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 		a.Type != "order.created" || a.Seq != 1 {
 		t.Errorf("first row: %+v", a)
 	}
-	if want := testenv.Value[string](t, e.db, "SELECT payload::text FROM outbox WHERE seq = 1"); string(a.Payload) != want {
+	if want := testenv.Value[string](t, e.db,
+		"SELECT payload::text FROM outbox WHERE seq = 1"); string(a.Payload) != want {
 		t.Errorf("payload %q, want %q", a.Payload, want)
 	}
 	if a.TraceParent() != "00-a" || b.Headers != nil || string(b.Payload) != "null" || b.AggregateID != "" {

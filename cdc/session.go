@@ -356,8 +356,8 @@ func (s *session) housekeep(now time.Time) (time.Time, error) {
 	return next, nil
 }
 
-// silentAt is when a server that was asked and has not answered counts as silent. However long ago it spoke, it is given
-// time to answer: it may be this process that stood still.
+// silentAt is when a server that was asked and has not answered counts as silent. However long ago it spoke, it is
+// given time to answer: it may be this process that stood still.
 func (s *session) silentAt() time.Time {
 	end := s.heardAt.Add(2 * s.tick)
 	if answer := s.askedAt.Add(s.tick / 2); answer.After(end) {

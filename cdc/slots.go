@@ -72,7 +72,9 @@ func NewSlots(o SlotsOptions) (*Slots, error) {
 
 // bounded runs do in a transaction with a statement timeout, and bounds the whole a little above, because a server that
 // has stopped answering does not enforce its own timeouts.
-func (s *Slots) bounded(ctx context.Context, timeout time.Duration, do func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *Slots) bounded(ctx context.Context, timeout time.Duration,
+	do func(ctx context.Context, tx pgx.Tx) error,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout+5*time.Second)
 	defer cancel()
 	return pgx.BeginFunc(ctx, s.opt.Pool, func(tx pgx.Tx) error {
@@ -101,7 +103,8 @@ func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 	}
 	out := outbox.SlotStatus{
 		Exists: st.present, Active: st.active, ActivePID: st.activePID, Lost: st.lost(), Reason: st.invalidation,
-		Confirmed: outbox.LSN(st.confirmed), Restart: outbox.LSN(st.restart), MaxKeepBytes: st.maxKeep, //nolint:gosec // never negative
+		Confirmed: outbox.LSN(st.confirmed), Restart: outbox.LSN(st.restart), //nolint:gosec // never negative
+		MaxKeepBytes: st.maxKeep,
 	}
 	if out.Lost && out.Reason == "" {
 		out.Reason = "wal_removed" // before Postgres 17 the only one there is
@@ -131,7 +134,8 @@ func (s *Slots) Drop(ctx context.Context) error {
 			return err
 		}
 		err := s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", s.opt.Slot)
+			_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+				s.opt.Slot)
 			return err
 		})
 		switch sqlState(err) {
@@ -170,7 +174,8 @@ func (s *Slots) Evict(ctx context.Context) error {
 		case pid == 0:
 			return nil
 		case time.Now().After(deadline):
-			return slotError(outbox.ReasonSlotActive, fmt.Errorf("process %d still holds slot %q after %v", pid, s.opt.Slot, evictTimeout))
+			return slotError(outbox.ReasonSlotActive, fmt.Errorf("process %d still holds slot %q after %v", pid, s.opt.Slot,
+				evictTimeout))
 		case pid != evicted:
 			s.log.WarnContext(ctx, "walsender terminated", "pid", pid)
 			evicted = pid

@@ -46,7 +46,8 @@ func TestAdvanceFreesTheWAL(t *testing.T) {
 	if got := e.status(t).Confirmed; got != target {
 		t.Errorf("confirmed went to %s", got)
 	}
-	if n := testenv.Value[int](t, e.db, "SELECT count(*)::int FROM pg_replication_slots WHERE slot_name LIKE $1 || '_nudge%'", e.slot); n != 0 {
+	if n := testenv.Value[int](t, e.db,
+		"SELECT count(*)::int FROM pg_replication_slots WHERE slot_name LIKE $1 || '_nudge%'", e.slot); n != 0 {
 		t.Errorf("%d slots left behind", n)
 	}
 	c := e.run(t, true)
@@ -63,7 +64,8 @@ func TestRepeatedAdvanceFreesTheWAL(t *testing.T) {
 	if err := e.slots.Advance(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	// The next one, unless another test's transaction was open then. (Every 15 s the server writes such a record by itself.)
+	// The next one, unless another test's transaction was open then. (Every 15 s the server writes such a record by
+	// itself.)
 	testenv.Eventually(t, 10*time.Second, func() error {
 		e.insert(t, "x")
 		if err := e.slots.Advance(t.Context(), e.walEnd(t)); err != nil {
@@ -188,7 +190,8 @@ func TestDropAndEvict(t *testing.T) {
 func TestSlotSurvivesAFailoverWhereTheServerCan(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
-	got := testenv.Value[string](t, e.db, "SELECT coalesce(to_jsonb(s) ->> 'failover', 'unknown') FROM pg_replication_slots s WHERE slot_name = $1", e.slot)
+	got := testenv.Value[string](t, e.db,
+		"SELECT coalesce(to_jsonb(s) ->> 'failover', 'unknown') FROM pg_replication_slots s WHERE slot_name = $1", e.slot)
 	want := "true"
 	if testenv.Value[int](t, e.db, "SELECT current_setting('server_version_num')::int") < 170000 {
 		want = "unknown"

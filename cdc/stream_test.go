@@ -17,7 +17,8 @@ func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
 	e.db.Exec(t, "CREATE TABLE other (id int); ALTER PUBLICATION posthaste ADD TABLE other")
-	e.db.Exec(t, "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.outbox (LIKE outbox INCLUDING ALL); ALTER PUBLICATION posthaste ADD TABLE elsewhere.outbox")
+	e.db.Exec(t, "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.outbox (LIKE outbox INCLUDING ALL); ALTER PUBLICATION "+
+		"posthaste ADD TABLE elsewhere.outbox")
 	c := e.run(t, true)
 	const ins = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) "
 	const row = " gen_random_uuid(), 'order', %s, 'order.created', '{}' "
@@ -27,19 +28,22 @@ func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
 	one := func(subject string) string { return fmt.Sprintf(ins+"VALUES ("+row+");", "'"+subject+"'") }
 
 	// Rolled back to a savepoint; the rest counts.
-	e.db.Exec(t, "BEGIN;"+rows(500, "'kept-' || i")+"SAVEPOINT s;"+rows(500, "'undone-' || i")+"ROLLBACK TO s;"+rows(5, "'after-' || i")+"COMMIT")
+	e.db.Exec(t, "BEGIN;"+rows(500, "'kept-' || i")+"SAVEPOINT s;"+rows(500, "'undone-' || i")+"ROLLBACK TO s;"+
+		rows(5, "'after-' || i")+"COMMIT")
 	got := subjects(c.wait(t, 505))
 	if got[0] != "kept-1" || got[499] != "kept-500" || got[504] != "after-5" {
 		t.Errorf("savepoint: %v … %v", got[0], got[504])
 	}
 	// Subtransactions of PL/pgSQL: one committed, one not.
-	e.db.Exec(t, "DO $$ BEGIN "+one("sub-1")+" BEGIN "+one("sub-x")+" RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END; BEGIN "+
+	e.db.Exec(t, "DO $$ BEGIN "+one("sub-1")+" BEGIN "+one("sub-x")+
+		" RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END; BEGIN "+
 		one("sub-2")+" EXCEPTION WHEN division_by_zero THEN NULL; END; END $$")
 	e.db.Exec(t, "BEGIN;"+one("rolled-back")+"ROLLBACK")
 	// Deleted in the same transaction: the insert still counts, the delete never does.
 	e.db.Exec(t, "BEGIN;"+one("gone")+"DELETE FROM outbox WHERE aggregate_id = 'gone'; COMMIT")
 	e.db.Exec(t, "BEGIN; INSERT INTO other VALUES (1); INSERT INTO elsewhere.outbox "+
-		"(seq, id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (1, gen_random_uuid(), 'a', 'wrong', 't', '{}');"+
+		"(seq, id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (1, "+
+		"gen_random_uuid(), 'a', 'wrong', 't', '{}');"+
 		one("mixed")+"INSERT INTO other VALUES (2); COMMIT")
 	// Nothing of ours at all, but published.
 	e.db.Exec(t, "INSERT INTO other SELECT generate_series(1, 10)")
@@ -62,7 +66,8 @@ func copyRows(t *testing.T, e *env, names ...string) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	n, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
+	n, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"},
+		[]string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
 		pgx.CopyFromSlice(len(names), func(i int) ([]any, error) {
 			return []any{fmt.Sprintf("01890a5d-ac96-774b-bcce-b30209900%03d", i), "order", names[i], "t", []byte("{}")}, nil
 		}))
@@ -172,7 +177,8 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 		first = <-out
 	}
 	if first.Rows[len(first.Rows)-1].End != 0 || first.Position != first.Rows[0].Commit {
-		t.Errorf("the first piece claims the end of the transaction: %+v, position %s", first.Rows[len(first.Rows)-1], first.Position)
+		t.Errorf("the first piece claims the end of the transaction: %+v, position %s", first.Rows[len(first.Rows)-1],
+			first.Position)
 	}
 	// Nobody takes the second piece: the reader stops reading at a few hundred kilobytes of some 40 MB.
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -236,7 +242,9 @@ func TestCommitIsStreamedBeforeItIsVisible(t *testing.T) {
 		t.Errorf("%d rows are visible, want none yet", n)
 	}
 	var xmin int64
-	if err := e.db.Pool.QueryRow(t.Context(), "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295").Scan(&xmin); err != nil || xmin > int64(rows[0].XID) {
+	err = e.db.Pool.QueryRow(t.Context(),
+		"SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295").Scan(&xmin)
+	if err != nil || xmin > int64(rows[0].XID) {
 		t.Errorf("xmin %d is beyond transaction %d: %v", xmin, rows[0].XID, err)
 	}
 	e.db.Exec(t, "SELECT pg_cancel_backend($1)", writer.Conn().PgConn().PID()) // ends the wait, not the commit

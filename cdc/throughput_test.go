@@ -13,8 +13,9 @@ import (
 	"posthaste/outbox"
 )
 
-// BenchmarkStream reads 200,000 transactions of one row each through a receiver that only confirms; each iteration reads
-// them all. events/s is the rate from START_REPLICATION to the last row, cpu-s the processor time of this process.
+// BenchmarkStream reads 200,000 transactions of one row each through a receiver that only confirms; each iteration
+// reads them all. events/s is the rate from START_REPLICATION to the last row, cpu-s the processor time of this
+// process.
 //
 //	go test -run xxx -bench Stream -benchtime 1x ./cdc
 func BenchmarkStream(b *testing.B) {
@@ -25,14 +26,16 @@ func BenchmarkStream(b *testing.B) {
 	e.ensure(b)
 	d.Exec(b, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d LOOP
 		INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (gen_random_uuid(), 'order', i::text, 'order.created', jsonb_build_object('id', gen_random_uuid(), 'amount', i, 'note', repeat('x', 150)));
+		VALUES (gen_random_uuid(), 'order', i::text, 'order.created', 
+			jsonb_build_object('id', gen_random_uuid(), 'amount', i, 'note', repeat('x', 150)));
 		COMMIT; END LOOP; END $$`, n))
 	d.Exec(b, "SELECT pg_switch_wal()")
 	u, err := url.Parse(d.URL)
 	if err != nil {
 		b.Fatal(err)
 	}
-	socket := fmt.Sprintf("postgres://postgres@/%s?host=%s&port=%s", d.Name, url.QueryEscape(filepath.Clean(srv.Dir)), u.Port())
+	socket := fmt.Sprintf("postgres://postgres@/%s?host=%s&port=%s", d.Name, url.QueryEscape(filepath.Clean(srv.Dir)),
+		u.Port())
 	for name, dsn := range map[string]string{"tcp": d.URL, "unix": socket} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

@@ -129,7 +129,8 @@ func (a *acks) run(ctx context.Context, flush func(ctx context.Context, es []*en
 	}
 }
 
-// flush acknowledges es, in one round trip. An error means that some may not be; all are tried again, which is harmless.
+// flush acknowledges es, in one round trip. An error means that some may not be; all are tried again, which is
+// harmless.
 func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 	args := map[string][]any{}
 	for _, e := range es {

@@ -62,7 +62,8 @@ func child() int {
 	defer client.Close()
 	h := consumer.LineWriter(os.Stdout)
 	if cfg.Effect != "" {
-		pool, err := pgxpool.New(ctx, cfg.Effect+"&idle_in_transaction_session_timeout=1000") // a paused process must not block the others
+		// a paused process must not block the others
+		pool, err := pgxpool.New(ctx, cfg.Effect+"&idle_in_transaction_session_timeout=1000")
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 2
@@ -74,7 +75,8 @@ func child() int {
 		h = journal(client, cfg)
 	}
 	c, err := consumer.New(consumer.Options{
-		Client: client, Group: cfg.Group, Prefix: cfg.Prefix, ClaimIdle: cfg.ClaimIdle, Lanes: cfg.Lanes, Ordered: cfg.Ordered, Handler: h,
+		Client: client, Group: cfg.Group, Prefix: cfg.Prefix, ClaimIdle: cfg.ClaimIdle, Lanes: cfg.Lanes,
+		Ordered: cfg.Ordered, Handler: h,
 		Backoff: func(int) time.Duration { return 10 * time.Millisecond },
 	})
 	if err == nil {

@@ -26,7 +26,8 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 	c.lanes.beginTake()
 	defer c.lanes.endTake()
 	keys, token := c.fence(stream)
-	reply, err := fenced(takeScript.Run(ctx, onceScripter{c.client}, keys, c.opt.Group, c.opt.Consumer, mode, cursor, count.want(), token))
+	reply, err := fenced(takeScript.Run(ctx, onceScripter{c.client}, keys, c.opt.Group, c.opt.Consumer, mode, cursor,
+		count.want(), token))
 	if err != nil {
 		return "", err
 	}

@@ -11,10 +11,10 @@ import (
 
 // readConn is the one connection on which a reader asks for new entries.
 //
-// Redis may carry out a command long after the client has given it up: it lies in a socket, or with a proxy. A read that
-// is carried out so late hands entries to this consumer that nobody waits for, while newer ones of the same subjects are
-// read on another connection. So whoever reads on another connection has the server end the old one first. What was
-// carried out by then is pending and can be taken up; what was not never will be.
+// Redis may carry out a command long after the client has given it up: it lies in a socket, or with a proxy. A read
+// that is carried out so late hands entries to this consumer that nobody waits for, while newer ones of the same
+// subjects are read on another connection. So whoever reads on another connection has the server end the old one first.
+// What was carried out by then is pending and can be taken up; what was not never will be.
 type readConn struct {
 	c  *Consumer
 	tx *redis.Tx
@@ -63,7 +63,8 @@ func (r *readConn) settled(ctx context.Context) error {
 			return err
 		case !r.helpless:
 			r.helpless = true
-			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would come late, behind newer ones of their subjects",
+			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would come "+
+				"late, behind newer ones of their subjects",
 				"remedy", "let this user call CLIENT INFO and CLIENT KILL", "err", err)
 		}
 		r.doubtful = r.doubtful[1:]

@@ -48,8 +48,9 @@ func New(opt Options) (*Consumer, error) {
 	}
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
-		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster, self: fmt.Sprintf("%016x", rand.Uint64()),
-		lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(), streams: newStreams(opt.Streams), leases: newLeases(),
+		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
+		self: fmt.Sprintf("%016x", rand.Uint64()), lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
+		streams: newStreams(opt.Streams), leases: newLeases(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
 	c.dog.stall, c.dog.hang = stallAfter, hangAfter
@@ -93,7 +94,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 }
 
 // shutdown ends Run in order, within the drain timeout and a little more.
-func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct{}, cancelHandlers, stopUpkeep func()) error {
+func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct{}, cancelHandlers,
+	stopUpkeep func(),
+) error {
 	deadline := time.Now().Add(c.opt.DrainTimeout)
 	c.lanes.stop()
 	c.log.Info("consumer stopping", "held", c.lanes.counts().held)

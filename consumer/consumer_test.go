@@ -65,8 +65,9 @@ func TestEventCarriesWhatTheEntrySays(t *testing.T) {
 		t.Errorf("trace context %q, want %q", s, tp)
 	}
 	ev := <-got
-	if ev.ID != "id-1" || ev.Type != "order.created" || ev.Source != "/posthaste/default" || ev.Subject != "s" || ev.Stream != "outbox.order" ||
-		ev.EntryID != entry || ev.Attempt != 1 || ev.Replayed || ev.TraceParent != tp || time.Since(ev.Time) > time.Minute {
+	if ev.ID != "id-1" || ev.Type != "order.created" || ev.Source != "/posthaste/default" || ev.Subject != "s" ||
+		ev.Stream != "outbox.order" || ev.EntryID != entry || ev.Attempt != 1 || ev.Replayed || ev.TraceParent != tp ||
+		time.Since(ev.Time) > time.Minute {
 		t.Errorf("got %+v", ev)
 	}
 	if strings.Join(order, " ") != "outer inner" {
@@ -172,7 +173,10 @@ func TestLineWriter(t *testing.T) {
 	if err := json.Unmarshal([]byte(lines[0]), &got); err != nil {
 		t.Fatal(err)
 	}
-	for k, want := range map[string]string{"id": "id-1", "type": "order.created", "subject": "s-1", "stream": "outbox.order", "entry_id": entry} {
+	for k, want := range map[string]string{
+		"id": "id-1", "type": "order.created", "subject": "s-1",
+		"stream": "outbox.order", "entry_id": entry,
+	} {
 		if got[k] != want {
 			t.Errorf("%s = %v, want %s", k, got[k], want)
 		}

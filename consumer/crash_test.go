@@ -82,8 +82,8 @@ func TestKillUnderLoadPrintsEverything(t *testing.T) {
 	}
 }
 
-// The effect in Postgres has each event exactly once: one event in a hundred fails twice after its effect, and processes
-// are killed and paused meanwhile. A paused one wakes up with events in hand that others have finished.
+// The effect in Postgres has each event exactly once: one event in a hundred fails twice after its effect, and
+// processes are killed and paused meanwhile. A paused one wakes up with events in hand that others have finished.
 func TestEffectExactlyOnce(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -208,8 +208,8 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
 
-// A process that stood still for longer than its lease reads nothing more when it goes on: what it was given would wait for
-// the claim time, and run behind what the new holder reads meanwhile.
+// A process that stood still for longer than its lease reads nothing more when it goes on: what it was given would wait
+// for the claim time, and run behind what the new holder reads meanwhile.
 func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -227,8 +227,8 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 		return nil
 	})
 	first := owner()
-	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it there
-	// is no fence.
+	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it
+	// there is no fence.
 	client := r.Client
 	if err := client.Do(t.Context(), "CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE").Err(); err != nil {
 		t.Fatal(err)
@@ -273,7 +273,8 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Lanes: 2, Journal: "journal", DieAt: 40,
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Lanes: 2,
+		Journal: "journal", DieAt: 40,
 	}
 	const n = 400
 	ids := fill(t, r.Client, "outbox.order", n, 20)

@@ -75,9 +75,11 @@ func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]D
 const headsPage = 100
 
 // DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
-// stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server that
-// has millions.
-func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string, limit int) (list []DeadEntry, total int64, err error) {
+// stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server
+// that has millions.
+func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string,
+	limit int,
+) (list []DeadEntry, total int64, err error) {
 	for _, stream := range streams {
 		name, start := DeadStream(client, stream), "-"
 		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
@@ -119,8 +121,9 @@ func deadEntry(stream string, m redis.XMessage) DeadEntry {
 		return s
 	}
 	d := DeadEntry{
-		DeadStream: stream, DeadID: m.ID, Stream: field("dead_stream"), EntryID: field("dead_entry"), Group: field("dead_group"),
-		EventID: field("id"), Type: field("type"), Subject: field("subject"), Data: json.RawMessage(field("data")), Error: field("dead_error"),
+		DeadStream: stream, DeadID: m.ID, Stream: field("dead_stream"), EntryID: field("dead_entry"),
+		Group: field("dead_group"), EventID: field("id"), Type: field("type"), Subject: field("subject"),
+		Data: json.RawMessage(field("data")), Error: field("dead_error"),
 	}
 	d.Attempts, _ = strconv.Atoi(field("dead_attempts")) // an entry somebody else wrote has none
 	if t, err := time.Parse(timeFormat, field("dead_at")); err == nil {
@@ -136,9 +139,9 @@ var ErrDeadGone = errors.New("no such dead entry")
 var ErrGroupGone = errors.New("the consumer group does not exist any more")
 
 // Retry gives a dead event back to its group, with all its attempts before it again; a running consumer takes it up
-// within a third of its ClaimIdle. Other groups do not see it, unless the original entry has been trimmed: then the event
-// is added to the stream again, marked as replayed, and consumers of this package skip it in other groups. Errors:
-// ErrDeadGone, ErrGroupGone, or those of Redis; a lost reply shows as ErrDeadGone in the next call.
+// within a third of its ClaimIdle. Other groups do not see it, unless the original entry has been trimmed: then the
+// event is added to the stream again, marked as replayed, and consumers of this package skip it in other groups.
+// Errors: ErrDeadGone, ErrGroupGone, or those of Redis; a lost reply shows as ErrDeadGone in the next call.
 func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error {
 	if d.Stream == "" || d.EntryID == "" || d.Group == "" {
 		return fmt.Errorf("retry dead entry %s of stream %q: it does not say where it came from", d.DeadID, d.DeadStream)

@@ -52,7 +52,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"good", "s1", 3})
 	reg := prometheus.NewRegistry()
 	start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", MaxAttempts: 4, ClaimIdle: 300 * time.Millisecond, Handler: f.run, Registerer: reg,
+		Client: r.Client, Prefix: "outbox.", MaxAttempts: 4, ClaimIdle: 300 * time.Millisecond, Handler: f.run,
+		Registerer: reg,
 	})
 	var other record
 	start(t, consumer.Options{Client: r.Client, Group: "other", Prefix: "outbox.", Handler: other.handle})
@@ -66,8 +67,9 @@ func TestDeadListRetryDrop(t *testing.T) {
 	for _, d := range list {
 		byID[d.EventID] = d
 	}
-	if d := byID["bad"]; d.EntryID != entry || d.Stream != "outbox.order" || d.Group != "g" || d.Attempts != 4 || d.Error != "boom" ||
-		d.Subject != "s1" || d.Type != "order.created" || !strings.Contains(string(d.Data), `"n": 1`) || time.Since(d.At) > time.Minute {
+	if d := byID["bad"]; d.EntryID != entry || d.Stream != "outbox.order" || d.Group != "g" || d.Attempts != 4 ||
+		d.Error != "boom" || d.Subject != "s1" || d.Type != "order.created" || !strings.Contains(string(d.Data), `"n": 1`) ||
+		time.Since(d.At) > time.Minute {
 		t.Errorf("bad: %+v", d)
 	}
 	if d := byID["worse"]; d.Attempts != 1 || d.Error != "no \uFFFD use" {
@@ -139,7 +141,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 		t.Errorf("second drop: %v, want ErrDeadGone", err)
 	}
 	third.Group = "never existed"
-	if err := r.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err(); err != nil {
+	if err := r.Client.XAdd(t.Context(),
+		&redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err(); err != nil {
 		t.Fatal(err)
 	}
 	third.DeadID = dead(t, r.Client)[0].DeadID
@@ -155,7 +158,8 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"a", "s", 1})
 	var tries atomic.Int64
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: 2, Backoff: func(int) time.Duration { return time.Millisecond },
+		Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: 2,
+		Backoff: func(int) time.Duration { return time.Millisecond },
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			if ev.Attempt != 1 {
 				t.Errorf("attempt %d", ev.Attempt)
@@ -204,7 +208,10 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 		t.Fatalf("%d dead, want 16", len(list))
 	}
 	for _, d := range list {
-		if want := map[bool]string{true: "panic: no way", false: "Goexit"}[strings.HasPrefix(d.EventID, "panic")]; !strings.Contains(d.Error, want) || d.Attempts != 2 {
+		if want := map[bool]string{
+			true:  "panic: no way",
+			false: "Goexit",
+		}[strings.HasPrefix(d.EventID, "panic")]; !strings.Contains(d.Error, want) || d.Attempts != 2 {
 			t.Errorf("%s: %q after %d attempts", d.EventID, d.Error, d.Attempts)
 		}
 	}

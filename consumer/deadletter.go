@@ -27,7 +27,8 @@ func DeadStream(client redis.UniversalClient, stream string) string {
 func (c *Consumer) die(ctx context.Context, e *entry, attempts int, cause error) {
 	args := []any{
 		c.opt.Group, c.opt.Consumer, e.id, "dead_stream", e.stream, "dead_entry", e.id, "dead_group", c.opt.Group,
-		"dead_error", clip(cause.Error(), errorText), "dead_attempts", strconv.Itoa(attempts), "dead_at", time.Now().UTC().Format(timeFormat),
+		"dead_error", clip(cause.Error(), errorText), "dead_attempts", strconv.Itoa(attempts), "dead_at",
+		time.Now().UTC().Format(timeFormat),
 	}
 	for k, v := range e.values {
 		// A dead entry that dies again (a group may read a dead stream) says where it died last.

@@ -76,8 +76,9 @@ func decode(stream string, m redis.XMessage, attempt int) (Event, error) {
 		return s
 	}
 	ev := Event{
-		ID: field("id"), Type: field("type"), Source: field("source"), Subject: field("subject"), Data: json.RawMessage(field("data")),
-		TraceParent: field("traceparent"), Replayed: field("replayed") == "1", Stream: stream, EntryID: m.ID, Attempt: attempt,
+		ID: field("id"), Type: field("type"), Source: field("source"), Subject: field("subject"),
+		Data: json.RawMessage(field("data")), TraceParent: field("traceparent"), Replayed: field("replayed") == "1",
+		Stream: stream, EntryID: m.ID, Attempt: attempt,
 	}
 	if t, err := time.Parse(time.RFC3339Nano, field("time")); err == nil {
 		ev.Time = t.UTC()

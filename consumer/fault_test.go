@@ -70,9 +70,9 @@ func TestRedisGoneAndBack(t *testing.T) {
 	}
 }
 
-// The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader waits for
-// room, and behind it who takes over, who is content with less. When the way is mended a first acknowledgement makes too
-// little room for either, the others come all at once; both go on.
+// The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader
+// waits for room, and behind it who takes over, who is content with less. When the way is mended a first
+// acknowledgement makes too little room for either, the others come all at once; both go on.
 func TestAPartitionIsSurvived(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -97,7 +97,10 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	_, err := r.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
 		for i := range window / 2 {
 			ids = append(ids, uuid.NewString())
-			p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: fields(event{ids[len(ids)-1], fmt.Sprintf("s%d", i%50), len(ids)})})
+			p.XAdd(t.Context(), &redis.XAddArgs{
+				Stream: "outbox.order",
+				Values: fields(event{ids[len(ids)-1], fmt.Sprintf("s%d", i%50), len(ids)}),
+			})
 		}
 		return nil
 	})
@@ -107,7 +110,8 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	waitPending(t, r.Client, window-1) // and now for none
 	ids = append(ids, fill(t, r.Client, "outbox.order", 1000, 50)...)
 	looks, since := int64(-1), time.Now()
-	testenv.Eventually(t, 20*time.Second, func() error { // nor has who takes over: nobody looks for dead consumers behind it
+	// nor has who takes over: nobody looks for dead consumers behind it
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := calls(t, r.Client, "xinfo|consumers"); n != looks {
 			looks, since = n, time.Now()
 		}
@@ -142,7 +146,10 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle, Logger: logTo(&syncBuffer{})})
+	c, err := consumer.New(consumer.Options{
+		Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle,
+		Logger: logTo(&syncBuffer{}),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +163,8 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	})
 }
 
-// A consumer that stands still says so, and that it moves again, whatever held it up: here nothing that it sends arrives.
+// A consumer that stands still says so, and that it moves again, whatever held it up: here nothing that it sends
+// arrives.
 func TestAStandstillIsSaid(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -166,7 +174,10 @@ func TestAStandstillIsSaid(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	logs := &syncBuffer{}
 	var rec record
-	c, err := consumer.New(consumer.Options{Client: client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Logger: logTo(logs), Registerer: reg})
+	c, err := consumer.New(consumer.Options{
+		Client: client, Group: "g", Streams: []string{"outbox.order"},
+		Handler: rec.handle, Logger: logTo(logs), Registerer: reg,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +226,10 @@ func TestFlush(t *testing.T) {
 		group := fmt.Sprintf("g-%v", ordered)
 		fill(t, r.Client, "outbox.order", 100, 10)
 		var rec record
-		c := start(t, consumer.Options{Client: r.Client, Group: group, Prefix: "outbox.", Ordered: ordered, ClaimIdle: 500 * time.Millisecond, Handler: rec.handle})
+		c := start(t, consumer.Options{
+			Client: r.Client, Group: group, Prefix: "outbox.", Ordered: ordered,
+			ClaimIdle: 500 * time.Millisecond, Handler: rec.handle,
+		})
 		settled(t, r.Client, 20*time.Second, group, "outbox.order")
 		if err := r.Client.FlushAll(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -242,7 +256,8 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 	total := 0
 	for round := range 4 {
 		// The connection is cut in the middle of a reply, after a different number of bytes each time.
-		p.Toxic(fmt.Sprintf(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 900+3100*round))
+		p.Toxic(fmt.Sprintf(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`,
+			900+3100*round))
 		for i := range 100 {
 			add(t, r.Client, "outbox.order", event{fmt.Sprint(total + i), fmt.Sprintf("s%d", i%3), total + i})
 		}
@@ -268,8 +283,8 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 	ascending(t, firsts(t, lines), total)
 }
 
-// What is trimmed before it was read, or after it was delivered and before it was acknowledged, is counted exactly, once
-// over all consumers of the group, and stops nothing.
+// What is trimmed before it was read, or after it was delivered and before it was acknowledged, is counted exactly,
+// once over all consumers of the group, and stops nothing.
 func TestTrimmedEntriesAreCounted(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -279,7 +294,10 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	if err := r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "g", Consumer: "gone", Streams: []string{"outbox.order", ">"}, Count: 4}).Err(); err != nil {
+	if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+		Group: "g", Consumer: "gone",
+		Streams: []string{"outbox.order", ">"}, Count: 4,
+	}).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err(); err != nil {
@@ -288,7 +306,10 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
 	var rec record
 	for _, reg := range regs {
-		start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Registerer: reg})
+		start(t, consumer.Options{
+			Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle,
+			Registerer: reg,
+		})
 	}
 	for _, reg := range regs { // one of them may be slow to begin
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -325,7 +346,8 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	}
 }
 
-// The lag is right where Redis' own is not: after a trim, after a deletion, and for a group on an already trimmed stream.
+// The lag is right where Redis' own is not: after a trim, after a deletion, and for a group on an already trimmed
+// stream.
 func TestInspectLag(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -340,7 +362,10 @@ func TestInspectLag(t *testing.T) {
 	}
 	read := func(n int64) {
 		t.Helper()
-		if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "g", Consumer: "c", Streams: []string{"s", ">"}, Count: n, NoAck: true}).Err(); err != nil {
+		if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: "g", Consumer: "c", Streams: []string{"s", ">"},
+			Count: n, NoAck: true,
+		}).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -348,7 +373,8 @@ func TestInspectLag(t *testing.T) {
 	r.Client.XTrimMaxLen(ctx, "s", 60)
 	var rec record
 	reg := prometheus.NewRegistry()
-	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Registerer: reg}) // makes the group
+	// makes the group
+	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Registerer: reg})
 	settled(t, r.Client, 20*time.Second, "g", "s")
 	_ = c.stop()
 	inspect(consumer.State{Length: 60})
@@ -445,7 +471,8 @@ func TestOrderlyStop(t *testing.T) {
 	if n := len(rec.list()); n != 1 {
 		t.Errorf("%d events ran, want the running one", n)
 	}
-	if st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g"); err != nil || st.Pending+st.Lag != 49 || st.Pending == 0 {
+	if st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g"); err != nil || st.Pending+st.Lag != 49 ||
+		st.Pending == 0 {
 		t.Errorf("after the stop: %+v, %v; want 49 pending or unread", st, err)
 	}
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Hour, Handler: rec.handle})
@@ -489,12 +516,19 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, name := range []string{"holds", "empty"} {
-		if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "g", Consumer: name, Streams: []string{"outbox.order", ">"}, Count: 2, NoAck: i == 1}).Err(); err != nil {
+		if err := r.Client.XReadGroup(ctx,
+			&redis.XReadGroupArgs{
+				Group: "g", Consumer: name, Streams: []string{"outbox.order", ">"}, Count: 2,
+				NoAck: i == 1,
+			}).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var rec record
-	c := start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: 100 * time.Millisecond, Handler: rec.handle})
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", ClaimIdle: 100 * time.Millisecond,
+		Handler: rec.handle,
+	})
 	testenv.Eventually(t, 15*time.Second, func() error {
 		list := r.Client.XInfoConsumers(ctx, "outbox.order", "g").Val()
 		if len(list) != 1 || list[0].Name != c.Name() {
@@ -517,14 +551,17 @@ func TestMetricsAtStart(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
 	for _, group := range []string{"a", "b"} { // two in one process share the collectors
-		_, err := consumer.New(consumer.Options{Client: client, Group: group, Streams: []string{"s"}, Handler: (&record{}).handle, Registerer: reg})
+		_, err := consumer.New(consumer.Options{
+			Client: client, Group: group, Streams: []string{"s"},
+			Handler: (&record{}).handle, Registerer: reg,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, name := range []string{
-		"outbox_consumer_attempts_total", "outbox_consumer_dead_total", "outbox_consumer_claimed_total", "outbox_consumer_inflight_events",
-		"outbox_consumer_redis_errors_total", "outbox_consumer_handle_seconds",
+		"outbox_consumer_attempts_total", "outbox_consumer_dead_total", "outbox_consumer_claimed_total",
+		"outbox_consumer_inflight_events", "outbox_consumer_redis_errors_total", "outbox_consumer_handle_seconds",
 	} {
 		if v := sample(t, reg, name); v != 0 {
 			t.Errorf("%s = %v at the start", name, v)
@@ -549,7 +586,10 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	ctx := t.Context()
 	var rec record
 	reg := prometheus.NewRegistry()
-	start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond, Handler: rec.handle, Registerer: reg})
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond,
+		Handler: rec.handle, Registerer: reg,
+	})
 	inspected := func(by string) string {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {

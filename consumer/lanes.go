@@ -377,7 +377,8 @@ func (l *lanes) counts() laneCounts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := laneCounts{
-		held: len(l.held), loaded: l.loaded, parked: len(l.held) - l.loaded - l.unacked, delayed: l.delayed, unacked: l.unacked, moves: l.moves,
+		held: len(l.held), loaded: l.loaded, parked: len(l.held) - l.loaded - l.unacked, delayed: l.delayed,
+		unacked: l.unacked, moves: l.moves,
 	}
 	for _, ln := range l.lanes {
 		switch {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A reader finds no room before the worker that was woken has taken the one lane there is. It has to be told when that has
-// happened: only then is there something to park, and nothing else may happen for as long as the handler takes.
+// A reader finds no room before the worker that was woken has taken the one lane there is. It has to be told when that
+// has happened: only then is there something to park, and nothing else may happen for as long as the handler takes.
 func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
 	t.Parallel()
 	const window = 64
@@ -17,7 +17,10 @@ func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
 	var es []*entry
 	for i := range window - 16 {
 		id := strconv.Itoa(i+1) + "-0"
-		es = append(es, &entry{stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1, seen: time.Now()})
+		es = append(es, &entry{
+			stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1,
+			seen: time.Now(),
+		})
 	}
 	l.add(es)
 	n, changed := l.tryRoom(32)
@@ -47,7 +50,10 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 		var es []*entry
 		for i := range window {
 			id := strconv.Itoa(i+1) + "-0"
-			es = append(es, &entry{stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, size: 1, seen: time.Now()})
+			es = append(es, &entry{
+				stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, size: 1,
+				seen: time.Now(),
+			})
 		}
 		l.add(es)
 		for range es {

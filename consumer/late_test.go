@@ -17,8 +17,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent through
-// h reaches it any more. It returns when that has happened.
+// holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent
+// through h reaches it any more. It returns when that has happened.
 func holdRead(tb testing.TB, h *testenv.Hold, all bool) {
 	tb.Helper()
 	if all {
@@ -60,8 +60,8 @@ func (g *gated) handle(ctx context.Context, ev consumer.Event) error {
 	return g.record.handle(ctx, ev)
 }
 
-// A read is in a socket when the client gives it up and reads on over another connection; it arrives long after. What it
-// would hand out is not passed over by newer events of the same subjects.
+// A read is in a socket when the client gives it up and reads on over another connection; it arrives long after. What
+// it would hand out is not passed over by newer events of the same subjects.
 func TestALateReadKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	const window, total = 64, 400
@@ -71,7 +71,10 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	logs := &syncBuffer{}
-	c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs)})
+	c := start(t, consumer.Options{
+		Client: client, Streams: []string{"outbox.order"}, Window: window,
+		ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs),
+	})
 	waitPending(t, r.Client, 0)
 	holdRead(t, h, false)
 	logs.wait(t, "redis answers again") // on a new connection
@@ -146,8 +149,8 @@ func (l *losing) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The reply to a read is lost. What it had handed out is not passed over by what is behind it: the client is not to repeat
-// the read by itself.
+// The reply to a read is lost. What it had handed out is not passed over by what is behind it: the client is not to
+// repeat the read by itself.
 func TestALostReplyKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	for name, ordered := range map[string]bool{"a group": false, "ordered": true} {
@@ -155,14 +158,20 @@ func TestALostReplyKeepsTheOrder(t *testing.T) {
 			t.Parallel()
 			r := testenv.Redis(t)
 			var lost atomic.Bool
-			client := redis.NewClient(&redis.Options{Addr: r.Addr(), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-				return &losing{Conn: c, text: []byte("subject"), lost: &lost}, err
-			}})
+			client := redis.NewClient(&redis.Options{
+				Addr: r.Addr(),
+				Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+					return &losing{Conn: c, text: []byte("subject"), lost: &lost}, err
+				},
+			})
 			defer client.Close()
 			ids := fill(t, r.Client, "outbox.order", 2000, 1)
 			var rec record
-			c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Handler: rec.handle, Ordered: ordered})
+			c := start(t, consumer.Options{
+				Client: client, Streams: []string{"outbox.order"}, Handler: rec.handle,
+				Ordered: ordered,
+			})
 			eventuallyRan(t, &rec, 20*time.Second, len(ids))
 			inOrder(t, &rec)
 			if !lost.Load() {
@@ -184,7 +193,10 @@ func TestConsumersShareAPool(t *testing.T) {
 	ids := fill(t, r.Client, "outbox.order", 50, 5)
 	recs := make([]record, 3)
 	for i := range recs {
-		start(t, consumer.Options{Client: client, Group: fmt.Sprintf("g%d", i), Streams: []string{"outbox.order"}, Handler: recs[i].handle})
+		start(t, consumer.Options{
+			Client: client, Group: fmt.Sprintf("g%d", i), Streams: []string{"outbox.order"},
+			Handler: recs[i].handle,
+		})
 	}
 	for i := range recs {
 		eventuallyRan(t, &recs[i], 30*time.Second, len(ids))

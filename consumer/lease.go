@@ -22,9 +22,9 @@ const leasePause = 10 * time.Millisecond
 //
 // The lease fences what hands entries out: Redis looks at it in the same step, so a read or a claim that is carried out
 // late, when another consumer has the stream or this one reads on another connection, is refused. It is no fence for
-// handlers: a process that is stopped in the middle of one may go on with it after somebody else has taken over. It begins
-// no further event, though, because it looks at its own clock first; and what the running handler does a second time is
-// what an inbox is for.
+// handlers: a process that is stopped in the middle of one may go on with it after somebody else has taken over. It
+// begins no further event, though, because it looks at its own clock first; and what the running handler does a second
+// time is what an inbox is for.
 type leases struct {
 	mu sync.Mutex
 	of map[string]lease
@@ -78,13 +78,14 @@ func (l *leases) next(stream string) { l.change(stream, func(one *lease) { one.t
 // leaseKey is in the stream's slot.
 func leaseKey(stream, group string) string { return "{" + stream + "}:lease:" + group }
 
-// fence returns the keys of a script that hands out entries of stream, and what the lease has to be; without ordered mode
-// the stream alone and nothing.
+// fence returns the keys of a script that hands out entries of stream, and what the lease has to be; without ordered
+// mode the stream alone and nothing.
 func (c *Consumer) fence(stream string) (keys []string, token string) {
 	if !c.opt.Ordered {
 		return []string{stream}, ""
 	}
-	return []string{stream, leaseKey(stream, c.opt.Group)}, fmt.Sprintf("%s|%s|%d", c.opt.Consumer, c.self, c.leases.turn(stream))
+	return []string{stream, leaseKey(stream, c.opt.Group)},
+		fmt.Sprintf("%s|%s|%d", c.opt.Consumer, c.self, c.leases.turn(stream))
 }
 
 // fenced returns the answer of such a script; errNoLease if it was refused.
@@ -209,8 +210,8 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 	return nil
 }
 
-// await waits until there is an entry behind last, for a while. It hands out nothing: a script, which alone can look at the
-// lease, cannot wait.
+// await waits until there is an entry behind last, for a while. It hands out nothing: a script, which alone can look at
+// the lease, cannot wait.
 func (r *reader) await(ctx context.Context, stream, last string) error {
 	err := r.c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1, Block: block}).Err()
 	if errors.Is(err, redis.Nil) {

@@ -74,7 +74,8 @@ func fill(tb testing.TB, client *redis.Client, stream string, n, subjects int) [
 		_, err := client.Pipelined(tb.Context(), func(p redis.Pipeliner) error {
 			for end := min(n, i+1000); i < end; i++ {
 				ids[i] = uuid.NewString()
-				p.XAdd(tb.Context(), &redis.XAddArgs{Stream: stream, Values: fields(event{ids[i], fmt.Sprintf("s%d", i%subjects), i})})
+				p.XAdd(tb.Context(),
+					&redis.XAddArgs{Stream: stream, Values: fields(event{ids[i], fmt.Sprintf("s%d", i%subjects), i})})
 			}
 			return nil
 		})

@@ -30,7 +30,8 @@ func TestOrderPerSubjectWithEightLanes(t *testing.T) {
 	beside := make(chan struct{}) // closed once two subjects run at the same time, which the first event waits for
 	var once sync.Once
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Lanes: 8, Backoff: func(int) time.Duration { return time.Millisecond },
+		Client: r.Client, Streams: []string{"outbox.order"}, Lanes: 8,
+		Backoff: func(int) time.Duration { return time.Millisecond },
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			num := number(t, ev)
 			mu.Lock()
@@ -66,8 +67,8 @@ func TestOrderPerSubjectWithEightLanes(t *testing.T) {
 	}
 }
 
-// A subject with far more failing events than the window holds does not keep the others from running; each of its events
-// is tried its times, in order, and ends in the dead stream.
+// A subject with far more failing events than the window holds does not keep the others from running; each of its
+// events is tried its times, in order, and ends in the dead stream.
 func TestPoisonSubjectIsolatesItself(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -174,7 +175,10 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		add(t, r.Client, "s", event{strconv.Itoa(i), "k", i})
 	}
 	// Somebody else has 0 and 1, and is gone; an event of the subject blocks the consumer under test meanwhile.
-	res, err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{Group: "g", Consumer: "gone", Streams: []string{"s", ">"}, Count: 2}).Result()
+	res, err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+		Group: "g", Consumer: "gone", Streams: []string{"s", ">"},
+		Count: 2,
+	}).Result()
 	if err != nil || len(res[0].Messages) != 2 {
 		t.Fatalf("%v, %v", res, err)
 	}
@@ -194,7 +198,10 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	})
 	<-begun
 	// Only now have the others been idle for long: 2 runs, and 3 waits.
-	long := []any{"XCLAIM", "s", "g", "gone", 0, res[0].Messages[0].ID, res[0].Messages[1].ID, "IDLE", time.Hour.Milliseconds(), "JUSTID"}
+	long := []any{
+		"XCLAIM", "s", "g", "gone", 0, res[0].Messages[0].ID, res[0].Messages[1].ID, "IDLE",
+		time.Hour.Milliseconds(), "JUSTID",
+	}
 	if err := r.Client.Do(ctx, long...).Err(); err != nil {
 		t.Fatal(err)
 	}

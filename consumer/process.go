@@ -50,8 +50,8 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 			}
 		}()
 	}
-	// A fresh entry's first attempt needs no note, and certainly is ours; of one that this process has had for long without
-	// a sign of life (it was paused) that must be asked.
+	// A fresh entry's first attempt needs no note, and certainly is ours; of one that this process has had for long
+	// without a sign of life (it was paused) that must be asked.
 	if (e.attempt > 1 || e.stale) && !c.begin(ctx, e) {
 		return
 	}
@@ -85,7 +85,8 @@ func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 		if v := recover(); v != nil {
 			p := &panicError{value: v, stack: debug.Stack()}
 			c.metrics.outcome(outcomePanic)
-			c.log.Error("handler panicked", "event_id", ev.ID, "stream", ev.Stream, "entry_id", ev.EntryID, "stack", string(p.stack))
+			c.log.Error("handler panicked", "event_id", ev.ID, "stream", ev.Stream, "entry_id", ev.EntryID, "stack",
+				string(p.stack))
 			err = p
 		}
 	}()

@@ -70,7 +70,10 @@ type reader struct {
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
-	return &reader{c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{}, count: newBatchSize(c.opt.Window), conn: readConn{c: c}}
+	return &reader{
+		c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{},
+		count: newBatchSize(c.opt.Window), conn: readConn{c: c},
+	}
 }
 
 // run reads until ctx ends.
@@ -198,8 +201,8 @@ func (r *reader) read(ctx context.Context, names []string) error {
 	return err
 }
 
-// readOn reads on the connection that this reader holds, and gives it back after a while, or when there is something else to
-// do first: the pool may have no other one for those who acknowledge.
+// readOn reads on the connection that this reader holds, and gives it back after a while, or when there is something
+// else to do first: the pool may have no other one for those who acknowledge.
 func (r *reader) readOn(ctx context.Context, names []string) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
@@ -217,7 +220,8 @@ func (r *reader) readOn(ctx context.Context, names []string) error {
 // readGroup waits for up to n new entries of each stream.
 func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	args := make([]any, 0, 9+2*len(names))
-	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", n, "block", block.Milliseconds(), "streams")
+	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", n, "block",
+		block.Milliseconds(), "streams")
 	for _, name := range names {
 		args = append(args, name)
 	}
@@ -269,7 +273,10 @@ func isServerError(err error) bool {
 	if !errors.As(err, &re) || errors.Is(err, redis.Nil) {
 		return false
 	}
-	return !slices.ContainsFunc([]string{"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "BUSY ", "ERR max number of clients"},
+	return !slices.ContainsFunc([]string{
+		"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "BUSY ",
+		"ERR max number of clients",
+	},
 		func(p string) bool { return strings.HasPrefix(err.Error(), p) })
 }
 

@@ -33,8 +33,8 @@ var (
 	headsScript   = script("heads")
 )
 
-// once is a call that the client does not repeat by itself. It is for what hands out entries: a repetition after a lost reply
-// would return those behind the lost ones, which would then come later, out of order.
+// once is a call that the client does not repeat by itself. It is for what hands out entries: a repetition after a lost
+// reply would return those behind the lost ones, which would then come later, out of order.
 type once struct{ redis.Cmder }
 
 // NoRetry is asked by the client.

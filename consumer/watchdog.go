@@ -18,8 +18,8 @@ const (
 	watchEvery = 5 * time.Second
 )
 
-// watchdog compares what there is to do with whether anything moves. It knows no causes: a consumer that stands still, for
-// a reason that nobody has thought of, must not look well.
+// watchdog compares what there is to do with whether anything moves. It knows no causes: a consumer that stands still,
+// for a reason that nobody has thought of, must not look well.
 type watchdog struct {
 	// stall and hang are stallAfter and hangAfter but in tests.
 	stall, hang time.Duration
@@ -142,9 +142,9 @@ func (c *Consumer) watch(ctx context.Context) {
 	})
 }
 
-// Stalled says why this consumer stands still although there is something to do; "" while it moves or has nothing to do.
-// It is what a readiness probe should ask. A wait for a retry is not standing still, nor is a handler that runs, for a
-// quarter of an hour.
+// Stalled says why this consumer stands still although there is something to do; "" while it moves or has nothing to
+// do. It is what a readiness probe should ask. A wait for a retry is not standing still, nor is a handler that runs,
+// for a quarter of an hour.
 func (c *Consumer) Stalled() string {
 	c.dog.mu.Lock()
 	defer c.dog.mu.Unlock()

@@ -113,8 +113,8 @@ type bucket struct {
 // New returns a Bank; it does no I/O.
 func New(o Options) *Bank {
 	b := &Bank{
-		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger, metrics: newBankMetrics(o.Registerer),
-		maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
+		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		metrics: newBankMetrics(o.Registerer), maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
 	b.calls = newBatcher(o.Redis, o.Durability, b.metrics.waits)
 	if b.log == nil {
@@ -124,8 +124,8 @@ func New(o Options) *Bank {
 	return b
 }
 
-// Run keeps what this process knows of the ledger fresh, so that it notices a loss of operations that other processes made.
-// It returns nil when ctx ends.
+// Run keeps what this process knows of the ledger fresh, so that it notices a loss of operations that other processes
+// made. It returns nil when ctx ends.
 func (b *Bank) Run(ctx context.Context) error {
 	// The functions survive restarts; loading them at the start spares the first request the round trip.
 	if err := loadLibrary(ctx, b.redis); err != nil {
@@ -162,7 +162,8 @@ func (b *Bank) refresh(ctx context.Context) {
 	}
 }
 
-// claim counts what was lost of the operations that this process was told of and whoever raised the epoch did not know of.
+// claim counts what was lost of the operations that this process was told of and whoever raised the epoch did not know
+// of.
 func (b *Bank) claim(ctx context.Context) error {
 	for bkt := range int16(Buckets) {
 		k := &b.buckets[bkt]
@@ -186,7 +187,8 @@ func (b *Bank) claim(ctx context.Context) error {
 		k.mu.Unlock()
 		if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // Lua printed it
 			b.metrics.lost.Add(float64(lost))
-			b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch, "lost_operations", lost)
+			b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch,
+				"lost_operations", lost)
 		}
 	}
 	return nil
@@ -267,8 +269,8 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	return nil
 }
 
-// check refuses a server that may throw balances away, that cannot do what durability asks for, or whose balances are another
-// database's.
+// check refuses a server that may throw balances away, that cannot do what durability asks for, or whose balances are
+// another database's.
 func (b *Bank) check(ctx context.Context) error {
 	f := b.fit.Load()
 	if f == nil || time.Since(f.at) > checkEvery {
@@ -316,9 +318,9 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	return f, nil
 }
 
-// Apply carries out an operation, or returns what became of it before. A refusal (Insufficient, Overflow) is a Result, not
-// an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering, ErrUnavailable, ErrUnknown,
-// ErrExpired; only after ErrUnknown the operation may have been done.
+// Apply carries out an operation, or returns what became of it before. A refusal (Insufficient, Overflow) is a Result,
+// not an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering, ErrUnavailable,
+// ErrUnknown, ErrExpired; only after ErrUnknown the operation may have been done.
 func (b *Bank) Apply(ctx context.Context, op Op) (Result, error) {
 	// Every step has its own bound, so that the usual one step costs no timer.
 	res, err := b.apply(ctx, &op)
@@ -370,7 +372,8 @@ func codeOfError(err error) string {
 var errCorrupt = errors.New("redis holds something else under the key of an account")
 
 func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
-	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || len(op.Reference) > MaxReference || (op.Kind != Add && op.Kind != Deduct) {
+	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || len(op.Reference) > MaxReference ||
+		(op.Kind != Add && op.Kind != Deduct) {
 		return Result{}, fmt.Errorf("%w: user, amount, reference or kind out of range", ErrUnavailable)
 	}
 	if err := b.check(ctx); err != nil {
@@ -482,7 +485,8 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	key := t + ":a:" + user
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
-		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(), ask, op.Reference,
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(), ask,
+		op.Reference,
 	}
 	r, waited, err := a.b.calls.call(ctx, key, fcall)
 	if err != nil && !nothingDone(err) {

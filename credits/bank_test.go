@@ -65,7 +65,8 @@ func hammer(b *Bank, user uuid.UUID, n int) (ok int64, bad error) {
 				r, err := b.Apply(context.Background(), op)
 				if err == nil && i%2 == 1 {
 					var again Result
-					if again, err = b.Apply(context.Background(), op); err == nil && (!again.Replayed || again.Seq != r.Seq || again.Outcome != r.Outcome) {
+					if again, err = b.Apply(context.Background(), op); err == nil &&
+						(!again.Replayed || again.Seq != r.Seq || again.Outcome != r.Outcome) {
 						err = fail("replay %+v of %+v", again, r)
 					}
 				}
@@ -118,7 +119,8 @@ func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
 	w2 := *w
 	w2.sync = w.newSync() // beside the running one
 	w2.inStep(user, 0)
-	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user), deducts+1)
+	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user),
+		deducts+1)
 }
 
 func TestAmountsAreStrict(t *testing.T) {
@@ -127,9 +129,13 @@ func TestAmountsAreStrict(t *testing.T) {
 	user := w.funded(1000)
 	before := w.account(user)
 	keys := []string{accountKey(user), outcomeKey(user, uuid.New()), streamKey(Bucket(user)), epochKey(Bucket(user))}
-	for _, amount := range []string{"-1", "0", "", "00", "01", "0x10", "1e2", "1.0", "1.5", "nan", "inf", " 1", "1 ", "1\n", "+1", "1000000000000", "9007199254740993"} {
+	for _, amount := range []string{
+		"-1", "0", "", "00", "01", "0x10", "1e2", "1.0", "1.5", "nan", "inf", " 1", "1 ",
+		"1\n", "+1", "1000000000000", "9007199254740993",
+	} {
 		for _, fn := range []string{fnAdd, fnDeduct} {
-			r, err := call(t.Context(), w.redis.Client, fn, keys, amount, "fp", user.String(), uuid.NewString(), 1, 0, 1000, 10, durMemory, "0", "")
+			r, err := call(t.Context(), w.redis.Client, fn, keys, amount, "fp", user.String(), uuid.NewString(), 1, 0, 1000, 10,
+				durMemory, "0", "")
 			if err != nil || r[0] != "BAD_AMOUNT" {
 				t.Errorf("%s %q: got %v, %v", fn, amount, r, err)
 			}
@@ -151,7 +157,10 @@ func TestNoPartialWrites(t *testing.T) {
 			op := newOp(user, Deduct, 1)
 			bkt := Bucket(user)
 			ctx, c := t.Context(), w.redis.Client
-			key := map[string]string{"account": accountKey(user), "outcome": outcomeKey(user, op.ID), "stream": streamKey(bkt), "epoch": epochKey(bkt)}[broken]
+			key := map[string]string{
+				"account": accountKey(user), "outcome": outcomeKey(user, op.ID), "stream": streamKey(bkt),
+				"epoch": epochKey(bkt),
+			}[broken]
 			if broken == "numbers" {
 				c.HSet(ctx, accountKey(user), "b", "ten")
 			} else {
@@ -177,8 +186,8 @@ func snapshot(tb testing.TB, w *world) string {
 	return b.String()
 }
 
-// The same id fails for ever, although the balance would allow it now: from Redis, and when Redis has forgotten, from the
-// ledger.
+// The same id fails for ever, although the balance would allow it now: from Redis, and when Redis has forgotten, from
+// the ledger.
 func TestARefusalStaysARefusal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -373,14 +382,15 @@ func TestALostReply(t *testing.T) {
 		t.Errorf("got %+v, %v, want a replay with balance 89", r, err)
 	}
 	proxy.Down()
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknown) {
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) &&
+		!errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v, want ErrUnavailable or ErrUnknown", err)
 	}
 	w.inStep(user, 89)
 }
 
-// During a rolling deploy two versions of the library are on one server: each process calls its own functions, whichever
-// was loaded last, and they share accounts and outcomes.
+// During a rolling deploy two versions of the library are on one server: each process calls its own functions,
+// whichever was loaded last, and they share accounts and outcomes.
 func TestTwoVersionsSideBySide(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -393,8 +403,8 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	}
 	bkt := Bucket(user)
 	args := []any{
-		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10, op.fp(), user.String(),
-		op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
+		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10, op.fp(),
+		user.String(), op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
 	}
 	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != "REPLAY" || r[3] != "90" {
 		t.Errorf("the next version on an old record: %v, %v", r, err)
@@ -410,7 +420,9 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	}
 	w.redis.Client.FunctionDelete(t.Context(), "posthaste_credits_v1")
 	w.must(newOp(user, Deduct, 5), OK)
-	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}).Val()), 2)
+	wantEqual(t, "libraries",
+		len(w.redis.Client.FunctionList(t.Context(),
+			redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}).Val()), 2)
 	w.inStep(user, 80)
 }
 

@@ -29,8 +29,8 @@ var errNotSent = errors.New("the call was not sent")
 var errNoReply = errors.New("the call has no reply")
 
 // batcher lets calls that are made at the same time share pipelines. A call that finds nobody waiting is sent at once;
-// while it is under way, others collect. Each call has its own reply, its own error and its own patience; what they share
-// is the round trip, and the wait for durability behind their writes.
+// while it is under way, others collect. Each call has its own reply, its own error and its own patience; what they
+// share is the round trip, and the wait for durability behind their writes.
 type batcher struct {
 	client  redis.UniversalClient
 	durable Durability
@@ -115,7 +115,8 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 }
 
 // errorOf is what became of a command of a pipeline, of which sent is the error. A server that refuses a new connection
-// (password, number of clients) is an error of the pipeline alone: the client leaves its commands without reply and error.
+// (password, number of clients) is an error of the pipeline alone: the client leaves its commands without reply and
+// error.
 func errorOf(cmd *redis.StringSliceCmd, sent error) error {
 	switch {
 	case cmd.Err() != nil || cmd.Val() != nil:

@@ -34,7 +34,8 @@ func (l *lane) under(tb testing.TB, pipelines, calls int) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.running != pipelines || len(l.queue) != calls {
-			return fmt.Errorf("%d pipelines are under way and %d calls wait, want %d and %d", l.running, len(l.queue), pipelines, calls)
+			return fmt.Errorf("%d pipelines are under way and %d calls wait, want %d and %d", l.running, len(l.queue),
+				pipelines, calls)
 		}
 		return nil
 	})
@@ -173,7 +174,8 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		w.must(op, OK)
 	}
 	w.inStep(user, 98)
-	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1", never.ID), 0)
+	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1", never.ID),
+		0)
 }
 
 // An operation's id is its user's: another user in the same bucket may have the same one.
@@ -268,7 +270,8 @@ func TestAServerRefusesConnections(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			if r, err := b.Apply(context.Background(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
+			if r, err := b.Apply(context.Background(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) ||
+				errors.Is(err, ErrUnknown) {
 				t.Errorf("got %+v, %v, want ErrUnavailable", r, err)
 			}
 		})

@@ -17,7 +17,10 @@ import (
 )
 
 // cluster is three masters that share the slots, and a client of all of them with the settings of world.client.
-func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer, newClient func() *redis.ClusterClient) {
+func cluster(t *testing.T,
+	start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer,
+	newClient func() *redis.ClusterClient,
+) {
 	t.Helper()
 	const masters = 3
 	do := func(n *testenv.RedisServer, args ...any) {
@@ -39,7 +42,8 @@ func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServe
 	testenv.Eventually(t, 20*time.Second, func() error {
 		for _, n := range nodes {
 			info, err := n.Client.ClusterInfo(context.Background()).Result()
-			if err != nil || !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", masters)) {
+			if err != nil || !strings.Contains(info, "cluster_state:ok") ||
+				!strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", masters)) {
 				return fmt.Errorf("not one cluster yet: %w", err)
 			}
 		}
@@ -47,7 +51,8 @@ func cluster(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServe
 	})
 	return nodes, func() *redis.ClusterClient {
 		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, ReadTimeout: 30 * time.Second, PoolTimeout: patience,
+			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
+			ReadTimeout: 30 * time.Second, PoolTimeout: patience,
 		})
 		t.Cleanup(func() { _ = c.Close() })
 		return c
@@ -68,11 +73,14 @@ func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
 	return i
 }
 
-// The whole of it on a cluster of three, of Redis and of Valkey: functions on every master, loads, the sync, reconciliation,
-// exactly the balance spent; then one master loses its data, and only its buckets are rebuilt.
+// The whole of it on a cluster of three, of Redis and of Valkey: functions on every master, loads, the sync,
+// reconciliation, exactly the balance spent; then one master loses its data, and only its buckets are rebuilt.
 func TestOnACluster(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{"redis": testenv.Redis, "valkey": testenv.Valkey} {
+	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{
+		"redis":  testenv.Redis,
+		"valkey": testenv.Valkey,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			nodes, newClient := cluster(t, start)

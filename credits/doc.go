@@ -9,18 +9,19 @@
 //
 // # How it works
 //
-// Users are spread over 256 buckets; a bucket's keys share a hash tag. One Redis Function changes a balance, appends the
-// operation to the bucket's stream and records the outcome under the operation's id, all or nothing. Sync takes the
-// streams' entries into the ledger, a batch per transaction, and drops them from the stream after the commit. The ledger's
-// transaction also moves the bucket's mark, so an entry that is delivered again is recognized, whatever was acknowledged.
+// Users are spread over 256 buckets; a bucket's keys share a hash tag. One Redis Function changes a balance, appends
+// the operation to the bucket's stream and records the outcome under the operation's id, all or nothing. Sync takes the
+// streams' entries into the ledger, a batch per transaction, and drops them from the stream after the commit. The
+// ledger's transaction also moves the bucket's mark, so an entry that is delivered again is recognized, whatever was
+// acknowledged.
 //
 // # When Redis loses data
 //
-// Every operation of a bucket has a number. Every process remembers the highest it was told and sends it with each call;
-// the mark in the ledger is such a number too. A Redis that is asked to go on from a smaller one has lost operations: the
-// function refuses, and closes the bucket for everybody. Sync then applies what is left of the stream, raises the epoch in
-// Postgres, counts what is missing, and opens the bucket under the new epoch; accounts of an older epoch count as absent
-// and are loaded from the ledger.
+// Every operation of a bucket has a number. Every process remembers the highest it was told and sends it with each
+// call; the mark in the ledger is such a number too. A Redis that is asked to go on from a smaller one has lost
+// operations: the function refuses, and closes the bucket for everybody. Sync then applies what is left of the stream,
+// raises the epoch in Postgres, counts what is missing, and opens the bucket under the new epoch; accounts of an older
+// epoch count as absent and are loaded from the ledger.
 //
 // An account is loaded only if the ledger has all of it: the loading function looks through the entries that the ledger
 // had not yet when it was read, and refuses if one of them is the account's.

@@ -38,8 +38,8 @@ func (d Durability) name() string {
 // waitTimeout bounds the wait for replicas or disk.
 const waitTimeout = 500 * time.Millisecond
 
-// wait queues the command that waits for what the pipeline has written. It must be in the same pipeline, hence on the same
-// connection: the server waits for the last write of the connection that asks.
+// wait queues the command that waits for what the pipeline has written. It must be in the same pipeline, hence on the
+// same connection: the server waits for the last write of the connection that asks.
 func (d Durability) wait(ctx context.Context, p redis.Pipeliner) *redis.Cmd {
 	ms := waitTimeout.Milliseconds()
 	switch {

@@ -16,7 +16,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// pair is a primary with a replica behind a link that can be cut, and clients that follow where the primary is said to be.
+// pair is a primary with a replica behind a link that can be cut, and clients that follow where the primary is said to
+// be.
 type pair struct {
 	*world
 	replica *testenv.RedisServer
@@ -29,7 +30,8 @@ func newPair(t *testing.T) *pair {
 	p := &pair{world: &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}}
 	p.link = testenv.NewProxy(t, p.redis.Addr())
 	host, port, _ := strings.Cut(p.link.Addr(), ":")
-	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
+	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1",
+		"repl-timeout 60")
 	testenv.Eventually(t, time.Minute, func() error { // the primary lets five seconds pass before it sends anything
 		if infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up" {
 			return errors.New("no replica")
@@ -38,7 +40,8 @@ func newPair(t *testing.T) *pair {
 	})
 	a := p.redis.Addr()
 	p.addr.Store(&a)
-	p.bank, p.sync = p.process(Durability{}), NewSync(SyncOptions{Redis: p.following(), Pool: p.db.Pool, Logger: testenv.Logger(t)})
+	p.bank, p.sync = p.process(Durability{}),
+		NewSync(SyncOptions{Redis: p.following(), Pool: p.db.Pool, Logger: testenv.Logger(t)})
 	return p
 }
 
@@ -83,8 +86,8 @@ func (p *pair) failOver() {
 	}
 }
 
-// A replica takes over that lacks what was acknowledged: nobody goes on from it, whether the process has seen more or only
-// the ledger has, and what neither the replica nor the ledger has is counted.
+// A replica takes over that lacks what was acknowledged: nobody goes on from it, whether the process has seen more or
+// only the ledger has, and what neither the replica nor the ledger has is counted.
 func TestAStaleReplicaTakesOver(t *testing.T) {
 	t.Parallel()
 	for _, fresh := range []bool{false, true} { // a process that has seen the operations, or one that has just started

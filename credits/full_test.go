@@ -35,8 +35,8 @@ func (w *world) bareRate(c *redis.Client, ops []Op, conns, depth int) float64 {
 	for i := range ops {
 		op, bkt := &ops[i], Bucket(ops[i].User)
 		prepared[i] = []any{
-			"FCALL", fnDeduct, 4, accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(bkt), epochKey(bkt), 1, op.fp(), op.User.String(),
-			op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "",
+			"FCALL", fnDeduct, 4, accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(bkt), epochKey(bkt), 1, op.fp(),
+			op.User.String(), op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "",
 		}
 	}
 	var next atomic.Int64
@@ -102,8 +102,8 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for a
-// minute sometimes.
+// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for
+// a minute sometimes.
 const attempts = 10
 
 // load is the machine's, for the report: other work on it makes every figure a floor.
@@ -115,9 +115,9 @@ func load() string {
 	return string(b[:len(b)-1])
 }
 
-// Apply called concurrently, against the bare function over pipelined connections: the same server, accounts and number of
-// operations. A run alternates between them in slices, so that other work on the machine meets both; the bound is on the
-// median of five runs.
+// Apply called concurrently, against the bare function over pipelined connections: the same server, accounts and number
+// of operations. A run alternates between them in slices, so that other work on the machine meets both; the bound is on
+// the median of five runs.
 func TestFullDeductRate(t *testing.T) {
 	const perSlice, slices = 2000, 5
 	w := newWorld(t)
@@ -143,7 +143,8 @@ func TestFullDeductRate(t *testing.T) {
 				bare += perSlice / w.bareRate(c, ops(), 2, 256)
 				bank += perSlice / w.bankRate(ops(), 512)
 			}
-			bares, banks, ratios = append(bares, perSlice*slices/bare), append(banks, perSlice*slices/bank), append(ratios, bare/bank)
+			bares, banks, ratios = append(bares, perSlice*slices/bare), append(banks, perSlice*slices/bank),
+				append(ratios, bare/bank)
 		}
 		fmt.Printf("deduct, 512 callers: bare FCALL %.0f/s, Apply %.0f/s, median ratio %.2f of %.2f (load %s)\n",
 			median(bares), median(banks), median(ratios), ratios, load())
@@ -179,7 +180,8 @@ func TestFullSyncKeepsUp(t *testing.T) {
 		wrote := time.Since(start)
 		for {
 			var n int
-			if err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox WHERE event_type = 'credits.deducted'").Scan(&n); err != nil {
+			if err := w.db.Pool.QueryRow(t.Context(),
+				"SELECT count(*) FROM outbox WHERE event_type = 'credits.deducted'").Scan(&n); err != nil {
 				t.Fatal(err)
 			}
 			if n == perSecond*seconds {
@@ -187,7 +189,8 @@ func TestFullSyncKeepsUp(t *testing.T) {
 			}
 		}
 		behind = time.Since(start) - wrote
-		fmt.Printf("sync beside %.0f deductions/s for %.1fs, each with its event: done %v after the last one, longest lag about %.0fs (load %s)\n",
+		fmt.Printf("sync beside %.0f deductions/s for %.1fs, each with its event: done %v after the last one, longest lag "+
+			"about %.0fs (load %s)\n",
 			perSecond*seconds/wrote.Seconds(), wrote.Seconds(), behind.Round(time.Millisecond), worst, load())
 	}
 	if behind > 2*time.Second {
@@ -208,7 +211,8 @@ func TestFullMemory(t *testing.T) {
 	account := c.MemoryUsage(ctx, accountKey(users[0])).Val()
 	outcomes := c.Keys(ctx, tag(Bucket(users[0]))+":i:*").Val()
 	outcome := c.MemoryUsage(ctx, outcomes[0]).Val()
-	fmt.Printf("memory: account %d B, outcome %d B (MEMORY USAGE); account and outcome together %d B, stream entry %d B (used_memory over %d)\n",
+	fmt.Printf("memory: account %d B, outcome %d B (MEMORY USAGE); account and outcome together %d B, stream entry %d B "+
+		"(used_memory over %d)\n",
 		account, outcome, (synced-before)/accounts, (all-synced)/accounts, accounts)
 	if outcome > 260 {
 		t.Errorf("an outcome takes %d B, want 260 at most", outcome)

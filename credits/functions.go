@@ -37,8 +37,9 @@ const (
 	fnClaim  = "cr_claim_v1"
 )
 
-// NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind our
-// back, because only who knows what was sent can tell "nothing was done" from "the outcome is unknown". The caller closes it.
+// NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind
+// our back, because only who knows what was sent can tell "nothing was done" from "the outcome is unknown". The caller
+// closes it.
 func NewClient(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -116,5 +117,6 @@ func nothingDone(err error) bool {
 		return true
 	}
 	var reply redis.Error
-	return errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || errors.As(err, &reply)
+	return errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) ||
+		errors.As(err, &reply)
 }

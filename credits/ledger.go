@@ -22,7 +22,8 @@ const (
 	eventDeducted = "credits.deducted"
 )
 
-// ledger is one batch on its way into Postgres: each entry is checked against the account as the entries before it left it.
+// ledger is one batch on its way into Postgres: each entry is checked against the account as the entries before it left
+// it.
 type ledger struct {
 	rows     map[int16]*LedgerBucket
 	accounts map[uuid.UUID]*LedgerAccount
@@ -126,8 +127,8 @@ func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error 
 	return nil
 }
 
-// check makes the batch. It reports whether it met an entry about which the ledger must be asked first; the batch is not
-// complete then.
+// check makes the batch. It reports whether it met an entry about which the ledger must be asked first; the batch is
+// not complete then.
 func (l *ledger) check(entries []*entry) (ask bool) {
 	l.batch, l.duplicates = ledgerBatch{}, 0
 	l.changed, l.froze, l.holes = map[uuid.UUID]bool{}, map[uuid.UUID]string{}, map[int16]int64{}
@@ -244,7 +245,8 @@ func (l *ledger) refuse(e *entry, reason string) {
 	l.batch.Quarantined = append(l.batch.Quarantined, q)
 }
 
-// maxRaw is how much of an entry the quarantine keeps: it is part of a key there, and a key fits into a third of a page.
+// maxRaw is how much of an entry the quarantine keeps: it is part of a key there, and a key fits into a third of a
+// page.
 const maxRaw = 1500
 
 // rawEntry returns an entry's fields as JSON. Of one that is too long to be an operation, it tells how it begins.

@@ -56,7 +56,10 @@ func TestLinearizable(t *testing.T) {
 	began := time.Now()
 	first := newOp(user, Add, 1)
 	r := w.must(first, OK)
-	history := []porcupine.Operation{{Input: linearCall{Add, 1}, Output: linearReply{outcome: OK, balance: r.Balance}, Return: int64(time.Since(began))}}
+	history := []porcupine.Operation{{
+		Input: linearCall{Add, 1}, Output: linearReply{outcome: OK, balance: r.Balance},
+		Return: int64(time.Since(began)),
+	}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for id := range workers {

@@ -24,8 +24,8 @@ const (
 var errLoading = fmt.Errorf("%w: an account is being loaded from the ledger", ErrUnavailable)
 
 // load brings a user's account from the ledger into Redis. One call per process and one process at a time do it; create
-// makes an empty account for a user who has none. again means: the function may be called again, or, if there is no time
-// for it, again is the error.
+// makes an empty account for a user who has none. again means: the function may be called again, or, if there is no
+// time for it, again is the error.
 func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
 	key := user.String()
 	if create {
@@ -184,5 +184,7 @@ func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, err
 	case err != nil:
 		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return Balance{Balance: acct.Balance, Seq: acct.LastSeq, SyncedSeq: acct.LastSeq, Source: "db", AsOf: acct.UpdatedAt}, nil
+	return Balance{
+		Balance: acct.Balance, Seq: acct.LastSeq, SyncedSeq: acct.LastSeq, Source: "db", AsOf: acct.UpdatedAt,
+	}, nil
 }

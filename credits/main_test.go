@@ -42,8 +42,8 @@ func newWorld(tb testing.TB, config ...string) *world {
 	return w
 }
 
-// client has the settings of NewClient but for the time it waits: a machine that stands still for a second is not what is
-// tested, but where a test says so (see proxied).
+// client has the settings of NewClient but for the time it waits: a machine that stands still for a second is not what
+// is tested, but where a test says so (see proxied).
 func (w *world) client(url string) *redis.Client {
 	w.tb.Helper()
 	c, err := patientClient(url)
@@ -82,8 +82,8 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 	return New(o)
 }
 
-// proxied is a bank that reaches Redis through a proxy, with the timeouts of NewClient, and has deducted 1 from user, so
-// that it is connected. edit may change how it dials.
+// proxied is a bank that reaches Redis through a proxy, with the timeouts of NewClient, and has deducted 1 from user,
+// so that it is connected. edit may change how it dials.
 func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Proxy)) (*Bank, *testenv.Proxy) {
 	w.tb.Helper()
 	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
@@ -155,8 +155,8 @@ func (w *world) must(op Op, want Outcome) Result {
 	return r
 }
 
-// durable is must for a bank that waits for disks or replicas. That ends after half a second, which a busy machine may need:
-// the operation is repeated then, as a client would.
+// durable is must for a bank that waits for disks or replicas. That ends after half a second, which a busy machine may
+// need: the operation is repeated then, as a client would.
 func (w *world) durable(op Op, want Outcome) (r Result) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 30*time.Second, func() (err error) {
@@ -213,13 +213,16 @@ func (w *world) inStep(user uuid.UUID, balance int64) {
 	type row struct{ sum, balance, lastSeq, entries, events, successes, lowest int64 }
 	var r row
 	err := w.db.Pool.QueryRow(w.tb.Context(), `SELECT
-		(SELECT coalesce(sum(CASE WHEN outcome <> 'OK' THEN 0 WHEN kind = 'add' THEN amount ELSE -amount END), 0) FROM credit_entries WHERE user_id = $1),
+		(SELECT coalesce(sum(CASE WHEN outcome <> 'OK' THEN 0 WHEN kind = 'add' THEN amount ELSE -amount END), 0)
+			FROM credit_entries WHERE user_id = $1),
 		a.balance, a.last_seq, (SELECT count(*) FROM credit_entries WHERE user_id = $1),
-		(SELECT count(*) FROM outbox o JOIN credit_entries e ON e.op_id = o.id AND o.aggregate_id = $1::text AND o.aggregate_type = 'credits'
-			AND o.event_type = 'credits.' || e.kind || 'ed' AND (o.payload->>'balance')::bigint = e.balance_after WHERE e.user_id = $1),
+		(SELECT count(*) FROM outbox o JOIN credit_entries e ON e.op_id = o.id AND o.aggregate_id = $1::text
+			AND o.aggregate_type = 'credits' AND o.event_type = 'credits.' || e.kind || 'ed'
+			AND (o.payload->>'balance')::bigint = e.balance_after WHERE e.user_id = $1),
 		(SELECT count(*) FROM credit_entries WHERE user_id = $1 AND outcome = 'OK'),
 		(SELECT min(balance_after) FROM credit_entries WHERE user_id = $1)
-		FROM credit_accounts a WHERE user_id = $1`, user).Scan(&r.sum, &r.balance, &r.lastSeq, &r.entries, &r.events, &r.successes, &r.lowest)
+		FROM credit_accounts a WHERE user_id = $1`, user).
+		Scan(&r.sum, &r.balance, &r.lastSeq, &r.entries, &r.events, &r.successes, &r.lowest)
 	if err != nil {
 		w.tb.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 
 // codes are the values of the code label of credits_ops_total.
 var codes = []string{
-	"ok", "insufficient", "overflow", "replay", "mismatch", "unknown_user", "frozen", "backpressure", "epoch", "corrupt", "expired",
-	"unavailable", "outcome_unknown",
+	"ok", "insufficient", "overflow", "replay", "mismatch", "unknown_user", "frozen", "backpressure", "epoch",
+	"corrupt", "expired", "unavailable", "outcome_unknown",
 }
 
 type bankMetrics struct {
@@ -25,15 +25,17 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 	m := &bankMetrics{
 		ops: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_ops_total",
-			Help: "Credit operations by what became of them. A rise of epoch means Redis lost data, of backpressure that the sync is behind.",
+			Help: "Credit operations by what became of them. A rise of epoch means Redis lost data, of backpressure " +
+				"that the sync is behind.",
 		}, []string{"code"}),
 		loads: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "credits_ledger_reads_total",
 			Help: "Accounts read from the ledger because Redis did not have them.",
 		}),
 		waits: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "credits_durability_wait_seconds",
-			Help:    "Time of pipelines that waited for replicas or disk. A rise means these are slow; at half a second outcomes become unknown.",
+			Name: "credits_durability_wait_seconds",
+			Help: "Time of pipelines that waited for replicas or disk. A rise means these are slow; at half a second " +
+				"outcomes become unknown.",
 			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.1},
 		}),
 	}
@@ -51,7 +53,8 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 // newLost returns the counter that banks and syncs of one process share.
 func newLost(reg prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "credits_lost_operations_total", Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
+		Name: "credits_lost_operations_total",
+		Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
 	})
 	if reg == nil {
 		return c
@@ -98,7 +101,8 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 	m := &syncMetrics{
 		lag: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_sync_lag_seconds",
-			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or Postgres is too slow, or gone.",
+			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or " +
+				"Postgres is too slow, or gone.",
 		}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",
@@ -107,7 +111,8 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Name: "credits_sync_entries_total", Help: "Stream entries by what became of them. Quarantined ones need a human.",
 		}, []string{"outcome"}),
 		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "credits_frozen_total", Help: "Accounts frozen because their operations contradict the ledger. Any rise needs a human.",
+			Name: "credits_frozen_total",
+			Help: "Accounts frozen because their operations contradict the ledger. Any rise needs a human.",
 		}, []string{"reason"}),
 		written: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_events_written_total", Help: "Events committed to the outbox by this process.",
@@ -117,7 +122,8 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		}),
 		drift: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_reconcile_drift",
-			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 minutes. Anything but 0 means the ledger was changed by hand.",
+			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 minutes. " +
+				"Anything but 0 means the ledger was changed by hand.",
 		}),
 		lost: newLost(reg),
 	}

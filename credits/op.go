@@ -115,13 +115,13 @@ func (r *Result) Body() []byte {
 
 func resultOf(e *LedgerEntry) Result {
 	return Result{
-		OpID: e.OpID, User: e.UserID, Kind: Kind(e.Kind), Outcome: Outcome(e.Outcome), Amount: e.Amount, Balance: e.BalanceAfter,
-		Seq: e.Seq, Durability: e.Durability, At: e.CreatedAt,
+		OpID: e.OpID, User: e.UserID, Kind: Kind(e.Kind), Outcome: Outcome(e.Outcome), Amount: e.Amount,
+		Balance: e.BalanceAfter, Seq: e.Seq, Durability: e.Durability, At: e.CreatedAt,
 	}
 }
 
-// streamTime returns the time in a stream entry's id. Ids only rise: after one that was made by hand with a time far ahead
-// every other has that time too, which must still be one that Postgres can hold.
+// streamTime returns the time in a stream entry's id. Ids only rise: after one that was made by hand with a time far
+// ahead every other has that time too, which must still be one that Postgres can hold.
 func streamTime(id string) (time.Time, bool) {
 	const most = 253_402_300_799_000 // the end of the year 9999
 	ms, _, ok := strings.Cut(id, "-")
@@ -170,7 +170,8 @@ func parseEntry(bucket int16, id string, values map[string]any) (*entry, error) 
 	e.Amount, e.BalanceAfter = num("a", 1, MaxAmount), num("b", 0, MaxBalance)
 	e.Kind, e.Outcome, e.Durability, e.Reference = str("k"), str("c"), str("d"), str("r")
 	var err error
-	if e.Fingerprint, err = base64.RawURLEncoding.DecodeString(str("f")); err != nil || len(e.Fingerprint) == 0 || len(e.Fingerprint) > 33 {
+	if e.Fingerprint, err = base64.RawURLEncoding.DecodeString(str("f")); err != nil || len(e.Fingerprint) == 0 ||
+		len(e.Fingerprint) > 33 {
 		errs = append(errs, fmt.Errorf("field f: %w", errMalformed))
 	}
 	var ok bool

@@ -12,8 +12,8 @@ import (
 	"posthaste/sql"
 )
 
-// ownership knows whose balances these are. The keys of balances are the same for every database: a second one on the same
-// Redis would take the first's operations into its own ledger.
+// ownership knows whose balances these are. The keys of balances are the same for every database: a second one on the
+// same Redis would take the first's operations into its own ledger.
 type ownership struct {
 	redis redis.UniversalClient
 	pool  *sql.Pool
@@ -24,9 +24,9 @@ type ownership struct {
 // errOwnerUnknown means that Postgres does not say who this database is.
 var errOwnerUnknown = errors.New("it is not known whose the balances are")
 
-// reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are claimed.
-// Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing is a reason
-// not to go on; otherwise that is an error.
+// reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are
+// claimed. Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing
+// is a reason not to go on; otherwise that is an error.
 func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 	mine, known := o.mine(ctx, trust)
 	switch {
@@ -46,7 +46,8 @@ func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 	if err != nil || theirs == "" || theirs == mine {
 		return "", err
 	}
-	return fmt.Sprintf("the balances in this Redis are those of another database (%s): use another Redis, or run posthaste adopt if they are this one's now", theirs), nil
+	return fmt.Sprintf("the balances in this Redis are those of another database (%s): use another Redis, or run "+
+		"posthaste adopt if they are this one's now", theirs), nil
 }
 
 func isReply(err error) bool {
@@ -85,8 +86,8 @@ func Owner(ctx context.Context, client redis.UniversalClient) (string, error) {
 	return s, nil
 }
 
-// TakeOver makes the balances in Redis those of the database with this source. What its ledger does not have of them freezes
-// accounts.
+// TakeOver makes the balances in Redis those of the database with this source. What its ledger does not have of them
+// freezes accounts.
 func TakeOver(ctx context.Context, client redis.UniversalClient, source string) error {
 	if err := client.Set(ctx, ownerKey, source, 0).Err(); err != nil {
 		return fmt.Errorf("take over the balances: %w", err)

@@ -47,7 +47,8 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	}
 }
 
-// Who serves may have no right to look who it is, or no Postgres: that does not close the credits of the right database.
+// Who serves may have no right to look who it is, or no Postgres: that does not close the credits of the right
+// database.
 func TestTheOwnerThatCannotLook(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -348,8 +348,9 @@ func accountColumns(l []LedgerAccount) []any {
 
 func eventColumns(l []sql.Event) []any {
 	return []any{
-		column(l, func(e *sql.Event) uuid.UUID { return e.ID }), column(l, func(e *sql.Event) string { return e.AggregateID }),
-		column(l, func(e *sql.Event) string { return e.Type }), column(l, func(e *sql.Event) string { return string(e.Payload) }),
+		column(l, func(e *sql.Event) uuid.UUID { return e.ID }),
+		column(l, func(e *sql.Event) string { return e.AggregateID }), column(l, func(e *sql.Event) string { return e.Type }),
+		column(l, func(e *sql.Event) string { return string(e.Payload) }),
 	}
 }
 
@@ -379,7 +380,9 @@ type ledgerBalance struct {
 }
 
 // ledgerBalances returns up to limit accounts after a user's, by user id; users, if not nil, restricts them.
-func ledgerBalances(ctx context.Context, db sql.DB, after uuid.UUID, limit int, users []uuid.UUID) ([]ledgerBalance, error) {
+func ledgerBalances(ctx context.Context, db sql.DB, after uuid.UUID, limit int,
+	users []uuid.UUID,
+) ([]ledgerBalance, error) {
 	rows, err := db.Query(ctx, query("reconcile"), after, limit, users)
 	if err != nil {
 		return nil, fmt.Errorf("sum up the ledger: %w", err)

@@ -11,7 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the others.
+// rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the
+// others.
 func (s *Sync) rebuildLost(ctx context.Context) error {
 	states, err := s.look(ctx, s.rows)
 	if err != nil {
@@ -36,8 +37,8 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 	return nil
 }
 
-// ofKeys reports whether the server refused something about a bucket's keys, and not everything for the moment (READONLY,
-// LOADING, CLUSTERDOWN, …).
+// ofKeys reports whether the server refused something about a bucket's keys, and not everything for the moment
+// (READONLY, LOADING, CLUSTERDOWN, …).
 func ofKeys(err error) bool {
 	var refused redis.Error
 	return errors.As(err, &refused) && (strings.HasPrefix(refused.Error(), "ERR ") || wrongType(refused))
@@ -128,8 +129,8 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 	}
 }
 
-// rebuild closes a bucket, takes what is left of its stream into the ledger, raises the epoch and opens the bucket under
-// it. It may stop anywhere: the bucket is closed then, and the next round begins again.
+// rebuild closes a bucket, takes what is left of its stream into the ledger, raises the epoch and opens the bucket
+// under it. It may stop anywhere: the bucket is closed then, and the next round begins again.
 func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if sure, err := s.close(ctx, bkt); err != nil || !sure {
 		return err
@@ -173,7 +174,8 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 		return raiseEpoch(ctx, tx, bkt, to)
 	})
 	if err == nil && to > 0 {
-		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket", bkt, "epoch", to, "ledger_epoch", from)
+		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket", bkt,
+			"epoch", to, "ledger_epoch", from)
 	}
 	return err
 }
@@ -220,6 +222,7 @@ func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error
 	}
 	s.metrics.bumps.Inc()
 	s.metrics.lost.Add(float64(lost))
-	s.log.Error("redis had lost operations: the bucket is rebuilt from the ledger", "bucket", bkt, "epoch", epoch, "lost_operations", lost)
+	s.log.Error("redis had lost operations: the bucket is rebuilt from the ledger", "bucket", bkt, "epoch", epoch,
+		"lost_operations", lost)
 	return epoch, top, nil
 }

@@ -39,8 +39,8 @@ type Difference struct {
 	Pending int64  `json:"pending"`
 }
 
-// Unbalanced is a bucket whose accounts do not add up to its counter-account: accounts, or their balances, were changed or
-// deleted by hand.
+// Unbalanced is a bucket whose accounts do not add up to its counter-account: accounts, or their balances, were changed
+// or deleted by hand.
 type Unbalanced struct {
 	Bucket int16 `json:"bucket"`
 	// Issued is the counter-account, Accounts the sum of the accounts' balances.
@@ -72,11 +72,16 @@ const (
 	reconcilePause = 100 * time.Millisecond
 )
 
-// Reconcile compares, for every account, the sum of the entries, the ledger's balance and the balance in Redis. It changes
-// nothing and may run while balances change. progress, if not nil, is told after each page how many accounts were looked at,
-// of about how many.
-func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, progress func(done, about int64)) (*Report, error) {
-	r := reconciliation{redis: c, pool: pool, report: &Report{Differences: []Difference{}, Buckets: []Unbalanced{}}, ledger: map[uuid.UUID]bool{}}
+// Reconcile compares, for every account, the sum of the entries, the ledger's balance and the balance in Redis. It
+// changes nothing and may run while balances change. progress, if not nil, is told after each page how many accounts
+// were looked at, of about how many.
+func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool,
+	progress func(done, about int64),
+) (*Report, error) {
+	r := reconciliation{
+		redis: c, pool: pool, report: &Report{Differences: []Difference{}, Buckets: []Unbalanced{}},
+		ledger: map[uuid.UUID]bool{},
+	}
 	about, err := countAccounts(ctx, pool)
 	if err != nil {
 		return nil, err
@@ -222,9 +227,14 @@ func number(v any) int64 {
 }
 
 // look explains one account: nil if everything agrees. pending says that it does with the stream's entries.
-func (r *reconciliation) look(ctx context.Context, b *ledgerBalance, c cachedAccount) (d *Difference, pending bool, err error) {
+func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
+	c cachedAccount,
+) (d *Difference, pending bool, err error) {
 	diff := func(cause, format string, args ...any) *Difference {
-		d := &Difference{UserID: b.UserID, Cause: cause, Explanation: fmt.Sprintf(format, args...), Entries: b.Sum, Ledger: b.Balance}
+		d := &Difference{
+			UserID: b.UserID, Cause: cause, Explanation: fmt.Sprintf(format, args...), Entries: b.Sum,
+			Ledger: b.Balance,
+		}
 		if c.there {
 			d.Redis = &c.balance
 		}
@@ -232,9 +242,12 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance, c cachedAcc
 	}
 	switch {
 	case b.Sum != b.Balance || (b.Entries > 0 && b.LastBalance != b.Balance):
-		return diff(causeSum, "the entries add up to %d, the last one says %d, the account %d: the ledger was changed by hand", b.Sum, b.LastBalance, b.Balance), false, nil
+		return diff(causeSum,
+			"the entries add up to %d, the last one says %d, the account %d: the ledger was changed by hand",
+			b.Sum, b.LastBalance, b.Balance), false, nil
 	case b.Entries != b.LastSeq:
-		return diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq), false, nil
+		return diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq),
+			false, nil
 	case b.Frozen != "":
 		return diff(causeFrozen, "frozen for %s; %d operations are in quarantine", b.Frozen, b.Quarantined), false, nil
 	case c.foreign:
@@ -242,7 +255,8 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance, c cachedAcc
 	case !c.there, c.seq == b.LastSeq && c.balance == b.Balance:
 		return nil, false, nil
 	case c.seq < b.LastSeq:
-		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq, b.LastSeq), false, nil
+		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq, b.LastSeq),
+			false, nil
 	case c.seq == b.LastSeq:
 		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false, nil
 	}
@@ -264,7 +278,8 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance, c cachedAcc
 			return nil, true, nil
 		}
 	}
-	d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d", c.seq-b.LastSeq, n, sum)
+	d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d",
+		c.seq-b.LastSeq, n, sum)
 	d.Pending = sum
 	return d, false, nil
 }
@@ -317,7 +332,8 @@ func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change,
 	}
 }
 
-// strangers looks for accounts in Redis that the ledger does not know: new ones, whose operations must be in the stream.
+// strangers looks for accounts in Redis that the ledger does not know: new ones, whose operations must be in the
+// stream.
 func (r *reconciliation) strangers(ctx context.Context) error {
 	return eachPrimary(ctx, r.redis, func(ctx context.Context, c *redis.Client) error {
 		it := c.Scan(ctx, 0, "{cr:*}:a:*", 1000).Iterator()

@@ -22,7 +22,10 @@ func TestReconcile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	users := map[string]uuid.UUID{}
-	for _, name := range []string{"in step", "evicted", "ahead", causeSum, causeGap, causeFrozen, causeBehind, causeBalance, causeStream} {
+	for _, name := range []string{
+		"in step", "evicted", "ahead", causeSum, causeGap, causeFrozen, causeBehind,
+		causeBalance, causeStream,
+	} {
 		users[name] = w.funded(100)
 		w.must(newOp(users[name], Deduct, 10), OK)
 	}
@@ -63,7 +66,8 @@ func TestReconcile(t *testing.T) {
 	wantEqual(t, "differences", len(r.Differences), 7)
 	wantEqual(t, "the new account", got[fresh], "")
 	// The sum was moved by one: the counter-account shows it too.
-	if len(r.Buckets) != 1 || r.Buckets[0].Bucket != Bucket(users[causeSum]) || r.Buckets[0].Accounts-r.Buckets[0].Issued != 1 {
+	if len(r.Buckets) != 1 || r.Buckets[0].Bucket != Bucket(users[causeSum]) ||
+		r.Buckets[0].Accounts-r.Buckets[0].Issued != 1 {
 		t.Errorf("buckets %+v", r.Buckets)
 	}
 }
@@ -93,8 +97,8 @@ func TestReconcileKeysOfAnotherType(t *testing.T) {
 	}
 }
 
-// An account that is deleted from the ledger with all of its entries leaves nothing that could contradict itself, but for
-// the other side of the books.
+// An account that is deleted from the ledger with all of its entries leaves nothing that could contradict itself, but
+// for the other side of the books.
 func TestAVanishedAccountIsMissed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -108,7 +112,8 @@ func TestAVanishedAccountIsMissed(t *testing.T) {
 	w.db.Exec(t, "DELETE FROM credit_entries")
 	w.db.Exec(t, "DELETE FROM credit_accounts")
 	r := w.reconcile()
-	if r.Clean() || len(r.Differences) != 0 || len(r.Buckets) != 1 || r.Buckets[0].Issued != 90 || r.Buckets[0].Accounts != 0 {
+	if r.Clean() || len(r.Differences) != 0 || len(r.Buckets) != 1 || r.Buckets[0].Issued != 90 ||
+		r.Buckets[0].Accounts != 0 {
 		t.Errorf("got %+v", r)
 	}
 }
@@ -138,8 +143,8 @@ func TestUnfreeze(t *testing.T) {
 			w.settle()
 			w.refused(newOp(user, Deduct, 1), ErrFrozen)
 			a, err := w.bank.Unfreeze(t.Context(), user, SettleNone)
-			if !errors.Is(err, ErrUnsettled) || a.Frozen != reasonGap || a.Ledger != 90 || *a.Redis != 40 || a.Quarantined != 1 ||
-				a.Quarantine[0].Amount != "30" || a.Difference == "" {
+			if !errors.Is(err, ErrUnsettled) || a.Frozen != reasonGap || a.Ledger != 90 || *a.Redis != 40 ||
+				a.Quarantined != 1 || a.Quarantine[0].Amount != "30" || a.Difference == "" {
 				t.Errorf("not settled: %+v, %v", a, err)
 			}
 			w.db.Exec(t, "UPDATE credit_accounts SET balance = 91 WHERE user_id = $1", user)
@@ -160,8 +165,8 @@ func TestUnfreeze(t *testing.T) {
 	}
 }
 
-// Redis lost the account, or has it from the ledger again: the operation in quarantine is in neither balance, and is not
-// given up without a word.
+// Redis lost the account, or has it from the ledger again: the operation in quarantine is in neither balance, and is
+// not given up without a word.
 func TestUnfreezeAfterARebuild(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

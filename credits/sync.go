@@ -65,7 +65,10 @@ type Sync struct {
 
 // NewSync returns a Sync; it does no I/O.
 func NewSync(o SyncOptions) *Sync {
-	s := &Sync{redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer), stuck: map[int16]string{}}
+	s := &Sync{
+		redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer),
+		stuck: map[int16]string{},
+	}
 	s.owner = ownership{redis: o.Redis, pool: o.Pool}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -121,7 +124,8 @@ func (s *Sync) compare(ctx context.Context) {
 	drift := int64(0)
 	for _, b := range list {
 		drift += max(b.Issued-b.Accounts, b.Accounts-b.Issued)
-		s.log.Error("the accounts of a bucket differ from its counter-account", "bucket", b.Bucket, "accounts", b.Accounts, "issued", b.Issued)
+		s.log.Error("the accounts of a bucket differ from its counter-account", "bucket", b.Bucket, "accounts", b.Accounts,
+			"issued", b.Issued)
 	}
 	s.metrics.drift.Set(float64(drift))
 }
@@ -170,7 +174,8 @@ func (s *Sync) ours(ctx context.Context) error {
 	return err
 }
 
-// pipeline sends commands together. A key of the wrong type concerns its bucket only, so that it is no error of the whole.
+// pipeline sends commands together. A key of the wrong type concerns its bucket only, so that it is no error of the
+// whole.
 func (s *Sync) pipeline(ctx context.Context, f func(redis.Pipeliner) error) error {
 	cmds, err := s.redis.Pipelined(ctx, f)
 	if err == nil || !wrongType(err) {
@@ -279,8 +284,8 @@ type intake struct {
 	last map[int16]string
 }
 
-// read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head is
-// where the work is; one that is still there is recognized by the ledger.
+// read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head
+// is where the work is; one that is still there is recognized by the ledger.
 func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
 	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
 	cmds := make([]*redis.XMessageSliceCmd, len(rows))

@@ -138,15 +138,24 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 		// last is the last operation that was applied.
 		last int64
 	}{
-		"gap":                 {func(e entries) entries { return entries{e[1], e[2]} }, reasonGap, 1},
-		"out of order":        {func(e entries) entries { return entries{e[1], e[0], e[2]} }, reasonGap, 1},
-		"fork":                {func(e entries) entries { return entries{e[0], with(e[1], "q", "2"), e[2]} }, reasonFork, 2},
-		"operation twice":     {func(e entries) entries { return entries{e[0], with(e[1], "o", e[0]["o"]), e[2]} }, reasonDuplicate, 2},
-		"balance":             {func(e entries) entries { return entries{e[0], with(e[1], "b", "99"), e[2]} }, reasonBalance, 2},
-		"refusal that is not": {func(e entries) entries { return entries{e[0], with(e[1], "c", "INSUFFICIENT"), e[2]} }, reasonBalance, 2},
-		"amount":              {func(e entries) entries { return entries{e[0], with(e[1], "a", "1e1"), e[2]} }, reasonMalformed, 2},
-		"zero byte":           {func(e entries) entries { return entries{e[0], with(e[1], "r", "a\x00b"), e[2]} }, reasonMalformed, 2},
-		"repeated":            {func(e entries) entries { return entries{e[0], e[0], e[1], e[2], e[1]} }, "", 4},
+		"gap":          {func(e entries) entries { return entries{e[1], e[2]} }, reasonGap, 1},
+		"out of order": {func(e entries) entries { return entries{e[1], e[0], e[2]} }, reasonGap, 1},
+		"fork":         {func(e entries) entries { return entries{e[0], with(e[1], "q", "2"), e[2]} }, reasonFork, 2},
+		"operation twice": {
+			func(e entries) entries { return entries{e[0], with(e[1], "o", e[0]["o"]), e[2]} },
+			reasonDuplicate, 2,
+		},
+		"balance": {
+			func(e entries) entries { return entries{e[0], with(e[1], "b", "99"), e[2]} },
+			reasonBalance, 2,
+		},
+		"refusal that is not": {
+			func(e entries) entries { return entries{e[0], with(e[1], "c", "INSUFFICIENT"), e[2]} },
+			reasonBalance, 2,
+		},
+		"amount":    {func(e entries) entries { return entries{e[0], with(e[1], "a", "1e1"), e[2]} }, reasonMalformed, 2},
+		"zero byte": {func(e entries) entries { return entries{e[0], with(e[1], "r", "a\x00b"), e[2]} }, reasonMalformed, 2},
+		"repeated":  {func(e entries) entries { return entries{e[0], e[0], e[1], e[2], e[1]} }, "", 4},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -192,13 +201,20 @@ func TestAnEntryOfNobody(t *testing.T) {
 	// Too long for a row of the quarantine, and too random to be compressed.
 	long := make([]byte, 9000)
 	_, _ = rand.Read(long)
-	values := []map[string]any{{"x": "y"}, {"u": uuid.NewString(), "n": "x\x00"}, {"u": "not a user", "n": "-1"}, {"x": long}}
+	values := []map[string]any{
+		{"x": "y"},
+		{"u": uuid.NewString(), "n": "x\x00"},
+		{"u": "not a user", "n": "-1"},
+		{"x": long},
+	}
 	for _, v := range values {
 		w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: v})
 	}
 	w.must(newOp(user, Deduct, 2), OK)
 	w.inStep(user, 3)
-	wantEqual(t, "put aside", testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user), 4)
+	wantEqual(t, "put aside",
+		testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user),
+		4)
 }
 
 // Ids of a stream can be made by hand, and those that Redis makes never fall behind them.
@@ -209,7 +225,8 @@ func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			user, other := uuid.New(), uuid.New()
-			w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: streamKey(Bucket(user)), ID: id, Values: map[string]any{"x": "y"}})
+			w.redis.Client.XAdd(t.Context(),
+				&redis.XAddArgs{Stream: streamKey(Bucket(user)), ID: id, Values: map[string]any{"x": "y"}})
 			testenv.Eventually(t, 20*time.Second, func() error {
 				_, _ = w.sync.round(t.Context())
 				_, err := w.bank.Apply(t.Context(), newOp(user, Add, 5))
@@ -223,7 +240,8 @@ func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 	}
 }
 
-// An account whose row was set back, or deleted, contradicts its own entries as soon as it is used. Nobody else waits for it.
+// An account whose row was set back, or deleted, contradicts its own entries as soon as it is used. Nobody else waits
+// for it.
 func TestARowOfTheLedgerIsSetBack(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]string{
@@ -291,8 +309,8 @@ func TestTheLedgerForgotAnEpoch(t *testing.T) {
 	w.inStep(user, 89)
 }
 
-// An operation that was lost and given up did not happen, although Redis still remembers its outcome: a repeat carries it
-// out. One that is in the ledger is replayed.
+// An operation that was lost and given up did not happen, although Redis still remembers its outcome: a repeat carries
+// it out. One that is in the ledger is replayed.
 func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -378,8 +396,8 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 0)
 }
 
-// The sync notices a loss, and rebuilds, before the processes that were told of more are asked again: they count the rest,
-// each operation once.
+// The sync notices a loss, and rebuilds, before the processes that were told of more are asked again: they count the
+// rest, each operation once.
 func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -400,7 +418,8 @@ func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 		other.refresh(t.Context())
 		w.bank.refresh(t.Context())
 	}
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+counter(other.metrics.lost), 4)
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+counter(other.metrics.lost),
+		4)
 	w.inStep(user, 95)
 }
 

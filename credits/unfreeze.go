@@ -115,9 +115,9 @@ var (
 	ErrWaiting = errors.New("operations of the account are on their way into the ledger: try again in a moment")
 )
 
-// Unfreeze releases a frozen account and returns it as it was before. Errors: ErrUnknownUser, ErrNotFrozen, ErrUnsettled,
-// ErrNotInRedis, ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the ledger's balance and the
-// difference must be settled by an operation.
+// Unfreeze releases a frozen account and returns it as it was before. Errors: ErrUnknownUser, ErrNotFrozen,
+// ErrUnsettled, ErrNotInRedis, ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the
+// ledger's balance and the difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
 	err := pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
@@ -151,8 +151,8 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 	return a, b.settle(ctx, a)
 }
 
-// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting, ErrUnsettled,
-// ErrNotInRedis.
+// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting,
+// ErrUnsettled, ErrNotInRedis.
 func (a *Account) Releasable(s Settlement) error {
 	switch {
 	case a.Frozen == "" && a.RedisFrozen == "":

@@ -19,8 +19,8 @@ const (
 	clock  = "clock"
 )
 
-// onTestClock makes a guard's scripts read their time from a key of the test instead of the server. Cluster would refuse
-// that key, one server does not. edit changes the text of the acquisition.
+// onTestClock makes a guard's scripts read their time from a key of the test instead of the server. Cluster would
+// refuse that key, one server does not. edit changes the text of the acquisition.
 func onTestClock(t *testing.T, g *Guard, edit ...string) {
 	t.Helper()
 	for _, name := range scriptNames {
@@ -83,7 +83,8 @@ func walk(t *testing.T, r *testenv.RedisServer, g *Guard, seed uint64) (wrong []
 				t.Fatal("degraded")
 			}
 			if token := d.Ticket.Token(); token <= last && (!forgotten || !steppedBack) {
-				wrong = append(wrong, fmt.Sprintf("token %d after %d, forgotten %v, stepped back %v", token, last, forgotten, steppedBack))
+				wrong = append(wrong, fmt.Sprintf("token %d after %d, forgotten %v, stepped back %v", token, last, forgotten,
+					steppedBack))
 			}
 			// A takeover's token stays ahead of a clock that was set back before.
 			last, forgotten = d.Ticket.Token(), false
@@ -127,7 +128,10 @@ func TestTheServersClockMayJump(t *testing.T) {
 	}{
 		{"as designed", nil, false},
 		{"tokens from the clock alone", []string{"tok=math.max(us,tonumber(tk)+1)", "tok=us"}, true},
-		{"tokens that start from one", []string{"local tok,code=us,", "local tok,code=1,", "math.max(us,tonumber(tk)+1)", "tonumber(tk)+1"}, true},
+		{"tokens that start from one", []string{
+			"local tok,code=us,", "local tok,code=1,", "math.max(us,tonumber(tk)+1)",
+			"tonumber(tk)+1",
+		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

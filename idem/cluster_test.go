@@ -25,7 +25,8 @@ func clusterOfTwo(t *testing.T) (nodes [2]*testenv.RedisServer, ids [2]string) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		for _, n := range nodes {
 			info, err := n.Client.ClusterInfo(context.Background()).Result()
-			if err != nil || !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, "cluster_slots_assigned:16384") {
+			if err != nil || !strings.Contains(info, "cluster_state:ok") ||
+				!strings.Contains(info, "cluster_slots_assigned:16384") {
 				return fmt.Errorf("not one cluster yet: %w", err)
 			}
 		}

@@ -41,7 +41,8 @@ func TestFullThroughput(t *testing.T) {
 	for _, c := range counts {
 		n += c
 	}
-	fmt.Printf("acquire: %.0f/s with %d connections, client and server on %d cores\n", float64(n)/time.Since(start).Seconds(), workers, runtime.NumCPU())
+	fmt.Printf("acquire: %.0f/s with %d connections, client and server on %d cores\n",
+		float64(n)/time.Since(start).Seconds(), workers, runtime.NumCPU())
 }
 
 // Five hundred requests wait for one slow operation of another process, and hear of its end at once.
@@ -87,7 +88,8 @@ func TestFullExpiryStorm(t *testing.T) {
 		wg.Wait()
 		slices.Sort(took)
 		p99 = took[len(took)*99/100]
-		fmt.Printf("acquire, %s: %d calls, p50 %v, p99 %v, slowest %v\n", name, len(took), took[len(took)/2], p99, took[len(took)-1])
+		fmt.Printf("acquire, %s: %d calls, p50 %v, p99 %v, slowest %v\n", name, len(took), took[len(took)/2], p99,
+			took[len(took)-1])
 		return p99
 	}
 	start := time.Now()
@@ -96,7 +98,9 @@ func TestFullExpiryStorm(t *testing.T) {
 	// filling takes two seconds or twenty.
 	const fill = `local t=redis.call('TIME') local at=t[1]*1000
 		for i=ARGV[1]+0,ARGV[2]-1 do
-			redis.call('SET','i:expires'..i,'C|AQAAAAAAAAAAAAAAAAAAAAA|1795210721781000|201|01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71\nhp0000000','PXAT',at+1000+i%1000)
+			redis.call('SET','i:expires'..i,
+				'C|AQAAAAAAAAAAAAAAAAAAAAA|1795210721781000|201|01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71\nhp0000000',
+				'PXAT',at+1000+i%1000)
 		end
 		return 1`
 	c := r.Client.WithTimeout(time.Minute)

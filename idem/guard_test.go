@@ -188,8 +188,14 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	for name, c := range map[string]struct {
 		down, up func(r *testenv.RedisServer) error
 	}{
-		"killed":  {func(r *testenv.RedisServer) error { return r.Kill() }, func(r *testenv.RedisServer) error { return r.Start(context.Background()) }},
-		"hanging": {func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) }, func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) }},
+		"killed": {
+			func(r *testenv.RedisServer) error { return r.Kill() },
+			func(r *testenv.RedisServer) error { return r.Start(context.Background()) },
+		},
+		"hanging": {
+			func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGSTOP) },
+			func(r *testenv.RedisServer) error { return r.Signal(syscall.SIGCONT) },
+		},
 		"loading": {
 			func(r *testenv.RedisServer) error { return loading(r, started) },
 			func(r *testenv.RedisServer) error {
@@ -252,8 +258,8 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	}
 }
 
-// loading restarts a server with so much to read that it answers LOADING for a quarter of a minute, unless it is told to
-// hurry; then started gets the result.
+// loading restarts a server with so much to read that it answers LOADING for a quarter of a minute, unless it is told
+// to hurry; then started gets the result.
 func loading(r *testenv.RedisServer, started chan error) error {
 	ctx := context.Background()
 	const fill = "for i=1,100000 do redis.call('SET','other'..i,1) end return 1"

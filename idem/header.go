@@ -80,8 +80,8 @@ const (
 	MaxWait     = 10 * time.Second
 )
 
-// ParseWait reads how long the client wants to wait for another attempt: Prefer: wait=seconds (RFC 7240), DefaultWait if
-// it does not say. applied says that it named a number; what is above MaxWait is cut down to it.
+// ParseWait reads how long the client wants to wait for another attempt: Prefer: wait=seconds (RFC 7240), DefaultWait
+// if it does not say. applied says that it named a number; what is above MaxWait is cut down to it.
 func ParseWait(h http.Header) (wait time.Duration, applied bool) {
 	for _, line := range h.Values("Prefer") {
 		for pref := range strings.SplitSeq(line, ",") {

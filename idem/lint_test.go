@@ -51,8 +51,9 @@ func TestScriptsTouchOnlyTheirDeclaredKey(t *testing.T) {
 			t.Errorf("%s: %q", name, faults)
 		}
 		for _, bad := range []string{
-			"redis.call('GET',KEYS[2])", "redis.call('GET','other')", "redis.pcall('DEL',KEYS[1]..':x')", "redis.call(ARGV[1],KEYS[1])",
-			"local c=redis.call c('GET','x')", "redis.call('SET',ARGV[1],1)", "redis.call('FLUSHALL')",
+			"redis.call('GET',KEYS[2])", "redis.call('GET','other')", "redis.pcall('DEL',KEYS[1]..':x')",
+			"redis.call(ARGV[1],KEYS[1])", "local c=redis.call c('GET','x')", "redis.call('SET',ARGV[1],1)",
+			"redis.call('FLUSHALL')",
 		} {
 			if len(lintScript(string(b)+bad)) == 0 {
 				t.Errorf("%s: %s was not noticed", name, bad)

@@ -31,7 +31,9 @@ func quickGuardOn(tb testing.TB, url string) *Guard {
 	return guardWith(tb, NewClient, url)
 }
 
-func guardWith(tb testing.TB, client func(url string) (*redis.Client, error), url string, edit ...func(*Options)) *Guard {
+func guardWith(tb testing.TB, client func(url string) (*redis.Client, error), url string,
+	edit ...func(*Options),
+) *Guard {
 	tb.Helper()
 	c, err := client(url)
 	if err != nil {

@@ -58,8 +58,8 @@ func bytesOf(t *testing.T, n int, payload string) int {
 	for from := 0; from < n; from += 1000 {
 		_, err := r.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 			for i := from; i < from+1000; i++ {
-				g.scripts[scriptPublish].EvalSha(t.Context(), p, []string{NewKey(strconv.Itoa(i)).String()}, fp, "1795210721781000", "201",
-					"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", payload, g.ttl.Milliseconds())
+				g.scripts[scriptPublish].EvalSha(t.Context(), p, []string{NewKey(strconv.Itoa(i)).String()}, fp,
+					"1795210721781000", "201", "01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", payload, g.ttl.Milliseconds())
 			}
 			return nil
 		})

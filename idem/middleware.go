@@ -51,9 +51,9 @@ func (o HTTPOptions) withDefaults() HTTPOptions {
 }
 
 // Handler guards next: of many requests with one Idempotency-Key, one runs it and the others get its response, byte for
-// byte. The response is kept if retrying cannot change it: 2xx, 3xx, and 4xx other than 401, 403, 408, 425 and 429. After
-// any other one, and after a panic, the key is free again, so next must have done nothing then; if it cannot know (a
-// COMMIT that was not answered), it says so with Unsettled.
+// byte. The response is kept if retrying cannot change it: 2xx, 3xx, and 4xx other than 401, 403, 408, 425 and 429.
+// After any other one, and after a panic, the key is free again, so next must have done nothing then; if it cannot know
+// (a COMMIT that was not answered), it says so with Unsettled.
 //
 // next runs detached from the client's connection and within Work, so that a client that hangs up does not cut an
 // operation in half. Its effect must be protected by a unique index on the key (KeyFrom): Redis only accelerates. Its
@@ -72,8 +72,8 @@ type guarded struct {
 	unsettled bool
 }
 
-// KeyFrom returns the hashed key of a guarded request, for the unique column of its effect; and the fingerprint, for the
-// column beside it. ok is false outside a guarded handler.
+// KeyFrom returns the hashed key of a guarded request, for the unique column of its effect; and the fingerprint, for
+// the column beside it. ok is false outside a guarded handler.
 func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
 	gd, ok := ctx.Value(contextKey{}).(*guarded)
 	if !ok {
@@ -109,7 +109,10 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
 	if err != nil {
-		refuse(w, refusal{status: http.StatusRequestEntityTooLarge, code: "body_too_large", title: "The body is too large", safeNewKey: true})
+		refuse(w, refusal{
+			status: http.StatusRequestEntityTooLarge, code: "body_too_large", title: "The body is too large",
+			safeNewKey: true,
+		})
 		return
 	}
 	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))
@@ -128,11 +131,20 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	switch {
 	case err != nil:
-		refuse(w, refusal{status: http.StatusServiceUnavailable, code: "temporarily_unavailable", title: "Nothing was done; try again", retryable: true, retryAfter: time.Second})
+		refuse(w, refusal{
+			status: http.StatusServiceUnavailable, code: "temporarily_unavailable",
+			title: "Nothing was done; try again", retryable: true, retryAfter: time.Second,
+		})
 	case d.Outcome == Mismatch:
-		refuse(w, refusal{status: http.StatusUnprocessableEntity, code: "idempotency_key_reused", title: "The key was used for another request", safeNewKey: true})
+		refuse(w, refusal{
+			status: http.StatusUnprocessableEntity, code: "idempotency_key_reused",
+			title: "The key was used for another request", safeNewKey: true,
+		})
 	case d.Outcome == Busy:
-		refuse(w, refusal{status: http.StatusConflict, code: "operation_in_progress", title: "Another attempt with this key is under way", retryable: true, retryAfter: d.RetryAfter})
+		refuse(w, refusal{
+			status: http.StatusConflict, code: "operation_in_progress",
+			title: "Another attempt with this key is under way", retryable: true, retryAfter: d.RetryAfter,
+		})
 	case d.Outcome == Replay:
 		g.replay(o, w, r, d.Record, &req, next)
 	default:
@@ -141,7 +153,9 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 }
 
 // replay answers from a record.
-func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, rec Record, req *Request, next http.Handler) {
+func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, rec Record, req *Request,
+	next http.Handler,
+) {
 	head, body, inline := decodeResponse(rec.Payload)
 	switch {
 	case inline:
@@ -192,7 +206,8 @@ func (g *Guard) work(o *HTTPOptions, w http.ResponseWriter, r *http.Request, t *
 // final reports whether retrying cannot change an answer.
 func final(status int) bool {
 	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusTooEarly,
+		http.StatusTooManyRequests:
 		return false
 	}
 	return status < 500

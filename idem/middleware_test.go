@@ -25,14 +25,18 @@ var stacks = map[string]func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFu
 	"gin": func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFunc) http.Handler {
 		gin.SetMode(gin.ReleaseMode)
 		e := gin.New()
-		e.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusInternalServerError) }))
+		e.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) {
+			c.AbortWithStatus(http.StatusInternalServerError)
+		}))
 		e.POST("/pay", ginidem.Middleware(g, o), func(c *gin.Context) { h(c.Writer, c.Request) })
 		return e
 	},
 }
 
 // eachStack runs a test with both. The guard's server is fresh.
-func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server)) {
+func eachStack(t *testing.T,
+	f func(t *testing.T, r *testenv.RedisServer, serve func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server),
+) {
 	t.Helper()
 	t.Parallel()
 	for name, stack := range stacks {
@@ -49,7 +53,8 @@ func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve 
 				if o.Scope == nil {
 					o.Scope = func(r *http.Request) string { return r.Header.Get("User") }
 				}
-				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}})), o, h))
+				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}})), o,
+					h))
 				s.Config.ErrorLog = nil
 				s.Start()
 				t.Cleanup(s.Close)
@@ -59,7 +64,9 @@ func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve 
 	}
 }
 
-func pay(tb testing.TB, s *httptest.Server, user, key, body string, headers ...string) (status int, header http.Header, text string) {
+func pay(tb testing.TB, s *httptest.Server, user, key, body string,
+	headers ...string,
+) (status int, header http.Header, text string) {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, s.URL+"/pay", strings.NewReader(body))
 	if err != nil {
@@ -86,7 +93,9 @@ func pay(tb testing.TB, s *httptest.Server, user, key, body string, headers ...s
 const key = "0123456789abcdef"
 
 func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
+		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+	) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			if _, _, ok := idem.KeyFrom(r.Context()); !ok {
@@ -121,7 +130,8 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 		if runs.Load() != 1 {
 			t.Errorf("%d runs", runs.Load())
 		}
-		if status, _, text := pay(t, s, "u", key, "6 EUR"); status != 422 || !strings.Contains(text, "idempotency_key_reused") {
+		if status, _, text := pay(t, s, "u", key, "6 EUR"); status != 422 ||
+			!strings.Contains(text, "idempotency_key_reused") {
 			t.Error(status, text)
 		}
 		if status, _, text := pay(t, s, "other", key, "6 EUR"); status != 201 || !strings.Contains(text, "receipt 2") {
@@ -137,7 +147,9 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 }
 
 func TestStoredOrReleasedByStatus(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
+		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+	) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			runs.Add(1)
@@ -165,14 +177,17 @@ func TestStoredOrReleasedByStatus(t *testing.T) {
 			}
 		}
 		pay(t, s, "u", key, "1")
-		if status, header, _ := pay(t, s, "u", key, "1", "Prefer", "wait=0"); status != 409 || header.Get("Retry-After") != "1" {
+		if status, header, _ := pay(t, s, "u", key, "1", "Prefer", "wait=0"); status != 409 ||
+			header.Get("Retry-After") != "1" {
 			t.Errorf("after an unknown outcome: %d", status)
 		}
 	})
 }
 
 func TestLongResponsesArePointers(t *testing.T) {
-	eachStack(t, func(t *testing.T, r *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+	eachStack(t, func(t *testing.T, r *testenv.RedisServer,
+		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+	) {
 		body := func(n int) string { return strings.Repeat("é", n/2) }
 		s := serve(idem.HTTPOptions{
 			Render: func(w http.ResponseWriter, _ *http.Request, rec idem.Record) {
@@ -210,7 +225,9 @@ func TestLongResponsesArePointers(t *testing.T) {
 }
 
 func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
+		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+	) {
 		started, goOn := make(chan struct{}), make(chan struct{})
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
@@ -238,7 +255,8 @@ func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 		cancel()
 		<-gone
 		time.AfterFunc(50*time.Millisecond, func() { close(goOn) })
-		if status, header, text := pay(t, s, "u", key, "x"); status != 200 || text != "done" || header.Get("Idempotent-Replayed") != "true" {
+		if status, header, text := pay(t, s, "u", key, "x"); status != 200 || text != "done" ||
+			header.Get("Idempotent-Replayed") != "true" {
 			t.Error(status, header, text)
 		}
 		if runs.Load() != 1 {

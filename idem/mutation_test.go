@@ -22,13 +22,31 @@ func TestWeakenedScripts(t *testing.T) {
 		{"an unconditional DEL frees another owner's key", scriptRelease, "st=='P' and tk==ARGV[1]", "true", zombieAborts},
 		{"a heartbeat without the fence steals the lease", scriptHeartbeat, "st~='P' or tk~=ARGV[1]", "false", zombieBeats},
 		{"without attempt ids a resend meets itself", scriptAcquire, "if a==ARGV[2]", "if false", resends},
-		{"without the fingerprint another command gets the receipt", scriptAcquire, "if not same", "if false", anotherCommand},
+		{
+			"without the fingerprint another command gets the receipt", scriptAcquire, "if not same", "if false",
+			anotherCommand,
+		},
 		{"a publication that overwrites changes the receipt", scriptPublish, "if st=='C'", "if false", publishesTwice},
-		{"tokens from the clock alone go back with it", scriptAcquire, "tok=math.max(us,tonumber(tk)+1)", "tok=us", clockSteppedBack},
-		{"a pending record without a fence belongs to anybody", scriptAcquire, "redis.call('SET',KEYS[1]", "tok=1 redis.call('SET',KEYS[1]", zombieAborts},
-		{"a record that expires before its owner ends is taken over", scriptAcquire, "'PX',ARGV[4])", "'PX',20)", expiresAtWork},
-		{"without earlier fingerprints a new version refuses what the old one did", scriptAcquire, "for i=5,#ARGV do", "for i=5,0 do", deploys},
-		{"a lease that is not looked at is taken over", scriptAcquire, "if tonumber(b)>ms then", "if false then", takesOverEarly},
+		{
+			"tokens from the clock alone go back with it", scriptAcquire, "tok=math.max(us,tonumber(tk)+1)", "tok=us",
+			clockSteppedBack,
+		},
+		{
+			"a pending record without a fence belongs to anybody", scriptAcquire, "redis.call('SET',KEYS[1]",
+			"tok=1 redis.call('SET',KEYS[1]", zombieAborts,
+		},
+		{
+			"a record that expires before its owner ends is taken over", scriptAcquire, "'PX',ARGV[4])", "'PX',20)",
+			expiresAtWork,
+		},
+		{
+			"without earlier fingerprints a new version refuses what the old one did", scriptAcquire, "for i=5,#ARGV do",
+			"for i=5,0 do", deploys,
+		},
+		{
+			"a lease that is not looked at is taken over", scriptAcquire, "if tonumber(b)>ms then", "if false then",
+			takesOverEarly,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

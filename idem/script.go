@@ -85,7 +85,8 @@ func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]
 const checkHold = 100 * time.Millisecond
 
 // Check takes a key of its own for a moment and reports what keeps the guard's server from letting it: a server that is
-// alive may be out of memory, read-only, or refuse scripts. It asks even while the breaker is open, and does not move it.
+// alive may be out of memory, read-only, or refuse scripts. It asks even while the breaker is open, and does not move
+// it.
 func (g *Guard) Check(ctx context.Context) error {
 	if g.client == nil {
 		return errUnusable
@@ -94,7 +95,8 @@ func (g *Guard) Check(ctx context.Context) error {
 	defer cancel()
 	attempt, hold := newAttempt(), checkHold.Milliseconds()
 	key := NewKey("check", attempt) // a new one: an old record would be answered without a write
-	return g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold, hold).Err()
+	return g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold,
+		hold).Err()
 }
 
 // call is one bounded exchange with Redis under the breaker.

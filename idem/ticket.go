@@ -30,9 +30,9 @@ func (t *Ticket) Degraded() bool { return t.token == 0 }
 // back; 0 when degraded. A database row may carry it for people; its unique index is what arbitrates.
 func (t *Ticket) Token() int64 { return t.token }
 
-// Commit publishes the result of the committed operation, bounded by a second. Only a caller who knows that the row is committed
-// may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs later
-// attempts a trip to the database.
+// Commit publishes the result of the committed operation, bounded by a second. Only a caller who knows that the row is
+// committed may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs
+// later attempts a trip to the database.
 func (t *Ticket) Commit(ctx context.Context, rec Record) {
 	g := t.guard
 	reply, err := g.publish(context.WithoutCancel(ctx), t.key, t.fp.text(), strconv.FormatInt(t.token, 10),
@@ -54,7 +54,8 @@ func (t *Ticket) Commit(ctx context.Context, rec Record) {
 func (t *Ticket) Abort(ctx context.Context) {
 	g := t.guard
 	if !t.Degraded() {
-		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key, strconv.FormatInt(t.token, 10)); err != nil && !errors.Is(err, errUnusable) {
+		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key, strconv.FormatInt(t.token, 10)); err != nil &&
+			!errors.Is(err, errUnusable) {
 			g.log.Warn("key was not released", "err", err)
 		}
 	}

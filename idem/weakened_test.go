@@ -276,8 +276,8 @@ func alone(t *testing.T, weak bool) bool {
 	polls, took := calls(t, r, "get")-before, time.Since(start)
 	owner.Commit(t.Context(), result)
 	wg.Wait()
-	// A leader polls at least every 100 to 200 ms at the end, a few times more at the start; waiters on their own a hundred
-	// times in these 400 ms, however long the machine makes of them.
+	// A leader polls at least every 100 to 200 ms at the end, a few times more at the start; waiters on their own a
+	// hundred times in these 400 ms, however long the machine makes of them.
 	return polls > 20+int(took/(pollLast/2))
 }
 

@@ -63,7 +63,8 @@ type StreamState struct {
 	Stream string
 	// Gate tells whether it has a gate.
 	Gate bool
-	// Last is the id of the last entry that the gate has let through and the stream still knows of, "" if there is no stream.
+	// Last is the id of the last entry that the gate has let through and the stream still knows of, "" if there is no
+	// stream.
 	Last string
 	// Forgot is set if it lacks entries that the gate has let through: somebody has deleted it.
 	Forgot bool
@@ -76,9 +77,9 @@ type StreamState struct {
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
-	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot be known.
-	// From then on every call that would be carried out by another one, or by the same after a restart, is refused with
-	// ErrMoved: such a server may lack what the last one had acknowledged.
+	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot be
+	// known. From then on every call that would be carried out by another one, or by the same after a restart, is refused
+	// with ErrMoved: such a server may lack what the last one had acknowledged.
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
@@ -129,8 +130,8 @@ type Delivery interface {
 // ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.
 var ErrGap = errors.New("the gate has lost its place: adopt again")
 
-// ErrMoved means that the sink was restarted, or that another server has taken its place, which may lack what the last one had
-// acknowledged. It is an ErrGap.
+// ErrMoved means that the sink was restarted, or that another server has taken its place, which may lack what the last
+// one had acknowledged. It is an ErrGap.
 var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGap)
 
 // FencedError means that somebody else owns the stream or lane now.
@@ -155,7 +156,8 @@ type ForeignError struct {
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken over, run: posthaste adopt",
+	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken "+
+		"over, run: posthaste adopt",
 		e.Stream, e.Source)
 }
 

@@ -47,8 +47,8 @@ type State struct {
 	Changed  time.Time
 	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.
 	Sink string
-	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything older has
-	// ended. 0: everything is visible. See Store.RaiseBarrier.
+	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything older
+	// has ended. 0: everything is visible. See Store.RaiseBarrier.
 	Barrier uint64
 }
 
@@ -121,8 +121,8 @@ type Adoption struct {
 	WentBack bool
 }
 
-// Loss is a number of events that were settled and are not in their stream any more; or, with no Stream, a Postgres that
-// has gone back in time, by a failover or a restore: what it has forgotten to be settled is published twice.
+// Loss is a number of events that were settled and are not in their stream any more; or, with no Stream, a Postgres
+// that has gone back in time, by a failover or a restore: what it has forgotten to be settled is published twice.
 type Loss struct {
 	Stream string
 	// Events is how many, -1 if that cannot be known.
@@ -138,11 +138,13 @@ func (l Loss) Remedy() string {
 	case l.Stream == "":
 		return "see docs/operations.md, about a failover of Postgres"
 	case l.First.IsZero():
-		return "posthaste replay --stream=" + l.Stream + " --since=…, from before the loss; without history there is nothing to bring back"
+		return "posthaste replay --stream=" + l.Stream +
+			" --since=…, from before the loss; without history there is nothing to bring back"
 	}
 	// Times as they are in history, so that the range has all of them.
 	const layout = "2006-01-02T15:04:05.999999Z07:00"
-	return "posthaste replay --stream=" + l.Stream + " --since=" + l.First.UTC().Format(layout) + " --until=" + l.Last.UTC().Format(layout)
+	return "posthaste replay --stream=" + l.Stream + " --since=" + l.First.UTC().Format(layout) + " --until=" +
+		l.Last.UTC().Format(layout)
 }
 
 // Store is the relay's side of Postgres, implemented by posthaste/sql. Every call is bounded by its own timeout, and an
@@ -151,8 +153,8 @@ type Store interface {
 	// Register makes sure this relay's row exists. Errors: *SecondNameError, and the schema errors of the store.
 	Register(ctx context.Context) error
 	State(ctx context.Context) (State, error)
-	// Adopt writes a new owner, and where it publishes, where the epoch still is from; false if it is not. With it, and only
-	// then, it notes what may be lost.
+	// Adopt writes a new owner, and where it publishes, where the epoch still is from; false if it is not. With it, and
+	// only then, it notes what may be lost.
 	Adopt(ctx context.Context, a Adoption) (bool, error)
 	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found.
 	CountLosses(ctx context.Context) ([]Loss, error)
@@ -172,9 +174,10 @@ type Store interface {
 	// visible once VisibleBelow(xid) is true.
 	Mark(ctx context.Context) (LSN, uint64, error)
 	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
-	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before it is
-	// streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown barrier
-	// stands for, and replaces it. ErrSuperseded if the epoch is not the state's any more: then the slot is not to be moved.
+	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before it
+	// is streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown
+	// barrier stands for, and replaces it. ErrSuperseded if the epoch is not the state's any more: then the slot is not to
+	// be moved.
 	RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error
 	// LowerBarrier forgets the barrier, if it is not younger than xid.
 	LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
@@ -185,8 +188,8 @@ type Store interface {
 	// Hunt deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort before
 	// they are let go.
 	Hunt(ctx context.Context, items []Settlement) (Found, error)
-	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when o is
-	// not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
+	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when o
+	// is not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
 	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (Found, error)
 	// Audit takes a mark.
 	Audit(ctx context.Context) (AuditMark, error)
@@ -224,7 +227,8 @@ type LockSession interface {
 type SecondNameError struct{ Name, Existing string }
 
 func (e *SecondNameError) Error() string {
-	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use --relay-name=%s, or a database of its own",
+	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use "+
+		"--relay-name=%s, or a database of its own",
 		e.Existing, e.Name, e.Existing)
 }
 

@@ -18,14 +18,21 @@ import (
 )
 
 // BenchmarkPublish measures events of about 300 bytes through the gate, each batch settled with the next. The processor
-// time of the server is reported beside the rate, because it does not depend on what else runs on the machine; "bare" is
-// the same entries from a script that does nothing else.
+// time of the server is reported beside the rate, because it does not depend on what else runs on the machine; "bare"
+// is the same entries from a script that does nothing else.
 func BenchmarkPublish(b *testing.B) {
 	for _, c := range []struct {
 		mode string
 		size int
 	}{
-		{"bare", 1000}, {"gate", 1}, {"gate", 100}, {"gate", 500}, {"gate", 1000}, {"gate", 2000}, {"pubsub", 1000}, {"doubt", 1000},
+		{"bare", 1000},
+		{"gate", 1},
+		{"gate", 100},
+		{"gate", 500},
+		{"gate", 1000},
+		{"gate", 2000},
+		{"pubsub", 1000},
+		{"doubt", 1000},
 	} {
 		b.Run(fmt.Sprintf("%s/%d", c.mode, c.size), func(b *testing.B) {
 			f := on(b, testenv.Redis(b), sink.Options{PubSub: c.mode == "pubsub", MaxLen: 100000})
@@ -70,9 +77,11 @@ func (f *fixture) bare(events []*outbox.Event) func() {
 	return func() {
 		args := make([]any, 0, 6*len(events))
 		for _, e := range events {
-			args = append(args, e.ID.String(), e.Type, "/posthaste/test", e.AggregateID, e.Time.Format(time.RFC3339Nano), e.Payload)
+			args = append(args, e.ID.String(), e.Type, "/posthaste/test", e.AggregateID, e.Time.Format(time.RFC3339Nano),
+				e.Payload)
 		}
-		if err := script.Run(f.Context(), f.client, []string{stream}, args...).Err(); err != nil && !errors.Is(err, redis.Nil) {
+		if err := script.Run(f.Context(), f.client, []string{stream}, args...).Err(); err != nil &&
+			!errors.Is(err, redis.Nil) {
 			f.Fatal(err)
 		}
 	}
@@ -97,7 +106,9 @@ func benchEvents(n int) []*outbox.Event {
 	events := makeEvents(n)
 	for i, e := range events {
 		e.AggregateID = uuid.NewString()
-		e.Payload = fmt.Appendf(nil, `{"id":"%s","user_id":"%s","amount":%d,"currency":"USD","status":"PENDING","created_at":"2026-11-20T12:00:00.123456Z"}`,
+		e.Payload = fmt.Appendf(nil,
+			`{"id":"%s","user_id":"%s","amount":%d,"currency":"USD","status":"PENDING",`+
+				`"created_at":"2026-11-20T12:00:00.123456Z"}`,
 			e.AggregateID, uuid.NewString(), 1000+i)
 	}
 	return events

@@ -87,7 +87,8 @@ var (
 	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
 )
 
-// appendHead appends the parts of fixed width. Postgres knows years beyond four digits; they become the nearest that has.
+// appendHead appends the parts of fixed width. Postgres knows years beyond four digits; they become the nearest that
+// has.
 func appendHead(b []byte, e *outbox.Event) []byte {
 	b = append(b, e.ID[:]...)
 	var id [36]byte
@@ -145,7 +146,8 @@ func (l serverLimits) exceeded(size int64, length int) string {
 	case l.bulk > 0 && int64(length) > l.bulk:
 		return fmt.Sprintf("the payload has %d bytes and the server's proto-max-bulk-len is %d", length, l.bulk)
 	case l.query > 0 && size > l.query:
-		return fmt.Sprintf("the event takes a command of %d bytes and the server's client-query-buffer-limit is %d", size, l.query)
+		return fmt.Sprintf("the event takes a command of %d bytes and the server's client-query-buffer-limit is %d",
+			size, l.query)
 	}
 	return ""
 }

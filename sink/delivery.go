@@ -10,8 +10,8 @@ import (
 	"posthaste/outbox"
 )
 
-// Bounds of one script call. Redis runs nothing else meanwhile, and ends the connection of a client that sends more than
-// it wants to buffer.
+// Bounds of one script call. Redis runs nothing else meanwhile, and ends the connection of a client that sends more
+// than it wants to buffer.
 const (
 	maxBatchEvents = 1000
 	maxBatchBytes  = 4 << 20
@@ -52,8 +52,8 @@ func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
 	return &delivery{lane: l, events: events, ids: make([]string, len(events)), most: maxBatchEvents}
 }
 
-// delivery implements outbox.Delivery. It is a sequence of numbered batches; the batch under way is events[pos:end], and
-// its number does not change until the gate has answered for it.
+// delivery implements outbox.Delivery. It is a sequence of numbered batches; the batch under way is events[pos:end],
+// and its number does not change until the gate has answered for it.
 type delivery struct {
 	lane   *lane
 	events []*outbox.Event

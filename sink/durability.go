@@ -62,8 +62,8 @@ func (e *DurabilityError) Error() string {
 	return fmt.Sprintf("durability %s not reached: %d acknowledged in time", e.Want, e.Got)
 }
 
-// The barrier waits until the context's deadline less the time the answer needs (Redis looks for expired waits ten times a
-// second), and this long without a deadline.
+// The barrier waits until the context's deadline less the time the answer needs (Redis looks for expired waits ten
+// times a second), and this long without a deadline.
 const (
 	barrierWait   = 5 * time.Second
 	barrierMargin = 150 * time.Millisecond
@@ -103,7 +103,8 @@ func (s *Sink) byNode(ctx context.Context, calls []streamCall) (map[*redis.Clien
 	return nodes, nil
 }
 
-// barrier writes to the gates and waits, on one connection: WAIT and WAITAOF know only of their own connection's writes.
+// barrier writes to the gates and waits, on one connection: WAIT and WAITAOF know only of their own connection's
+// writes.
 func (s *Sink) barrier(ctx context.Context, node *redis.Client, calls []streamCall) error {
 	conn := node.Conn()
 	defer func() { _ = conn.Close() }()

@@ -23,7 +23,10 @@ func TestParseDurability(t *testing.T) {
 			t.Errorf("%s: got %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "replicas", "replicas=", "replicas=0", "replicas=-1", "replicas=x", "replicas=101", "AOF", "always"} {
+	for _, text := range []string{
+		"", "replicas", "replicas=", "replicas=0", "replicas=-1", "replicas=x", "replicas=101",
+		"AOF", "always",
+	} {
 		if d, err := sink.ParseDurability(text); err == nil {
 			t.Errorf("%q is accepted as %v", text, d)
 		}
@@ -37,8 +40,8 @@ func (f *fixture) confirm(o outbox.Owner, within time.Duration) error {
 	return f.sink.Confirm(ctx, o, firstMark(o))
 }
 
-// missed asks for the barrier until it says that the durability was not reached, and returns that. On a busy machine the
-// answer may come too late for the context instead, which is no success either.
+// missed asks for the barrier until it says that the durability was not reached, and returns that. On a busy machine
+// the answer may come too late for the context instead, which is no success either.
 func (f *fixture) missed(o outbox.Owner) *sink.DurabilityError {
 	f.Helper()
 	var missed *sink.DurabilityError

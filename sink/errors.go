@@ -125,7 +125,10 @@ func (replyError) RedisError() {}
 
 // lostConnection reports that an established connection ended under a call. Whether the call was executed is unknown.
 func lostConnection(err error) bool {
-	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNABORTED} {
+	for _, e := range []error{
+		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE,
+		syscall.ECONNABORTED,
+	} {
 		if errors.Is(err, e) {
 			return true
 		}

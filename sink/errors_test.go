@@ -210,7 +210,8 @@ func TestClassesOfConnecting(t *testing.T) {
 			}
 			before, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class)
 			_, err = s.Look(t.Context(), []string{stream})
-			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class || after != before+1 {
+			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class ||
+				after != before+1 {
 				return fmt.Errorf("look: class %q of %w, want %q; counted %v times", sink.Class(err), err, class, after-before)
 			}
 			return nil
@@ -339,7 +340,10 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 func TestEveryClassHasASeriesFromTheStart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, class := range []string{"oom", "wrongtype", "too_large", "timeout", "connection", "durability", "gap", "fenced", "foreign", "other"} {
+	for _, class := range []string{
+		"oom", "wrongtype", "too_large", "timeout", "connection", "durability", "gap", "fenced",
+		"foreign", "other",
+	} {
 		if _, ok := lookup(t, f.reg, "outbox_publish_errors_total", "class", class); !ok {
 			t.Errorf("no series for %s", class)
 		}

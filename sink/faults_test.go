@@ -22,8 +22,8 @@ func (f *fixture) roomFor(n int64) {
 	f.do("XSETID", stream, "18446744073709551615-"+itoa(18446744073709551615-uint64(n)))
 }
 
-// emptied puts an empty stream in the place of the stream's key, and lets its ids begin anew. (One that is gone would be noticed,
-// and so would ids that go back.)
+// emptied puts an empty stream in the place of the stream's key, and lets its ids begin anew. (One that is gone would
+// be noticed, and so would ids that go back.)
 func (f *fixture) emptied() {
 	f.Helper()
 	f.do("DEL", stream)
@@ -255,8 +255,8 @@ func (h *holdBack) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A call given up as lost may still arrive: bytes of a closed connection wait in the server's socket. Arriving after its
-// half, the whole must not publish the other half too, because that goes under the next number.
+// A call given up as lost may still arrive: bytes of a closed connection wait in the server's socket. Arriving after
+// its half, the whole must not publish the other half too, because that goes under the next number.
 func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

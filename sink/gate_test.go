@@ -350,7 +350,8 @@ func TestTheGateStaysSmall(t *testing.T) {
 	}
 	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
 	if n := len(f.fields("")); n != 5 {
-		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q", n, f.fields(""))
+		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q", n,
+			f.fields(""))
 	}
 	f.adopted(2)
 	f.wantDoubt(0)

@@ -42,7 +42,8 @@ type Group struct {
 	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the oldest
 	// entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
 	Idle time.Duration
-	// Waits is how long the oldest entry that is unread or pending has been waiting, whether or not anybody reads; 0 without.
+	// Waits is how long the oldest entry that is unread or pending has been waiting, whether or not anybody reads; 0
+	// without.
 	Waits time.Duration
 	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
 	Lost int64
@@ -81,13 +82,14 @@ func (g Group) MarshalJSON() ([]byte, error) {
 		HoldsBack     int64    `json:"holds_back"`
 		Abandoned     bool     `json:"abandoned"`
 	}{
-		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(), g.Waits.Seconds(), g.Lost,
-		g.HoldsBack, g.Abandoned(),
+		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(),
+		g.Waits.Seconds(), g.Lost, g.HoldsBack, g.Abandoned(),
 	})
 }
 
-// Groups lists the consumer groups of streams, in the order of streams and then as Redis has them (by name). A stream that
-// does not exist has none. What cannot be read is left out and named in the error; the rest is returned all the same.
+// Groups lists the consumer groups of streams, in the order of streams and then as Redis has them (by name). A stream
+// that does not exist has none. What cannot be read is left out and named in the error; the rest is returned all the
+// same.
 func Groups(ctx context.Context, client redis.UniversalClient, streams []string) ([]Group, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
@@ -122,7 +124,8 @@ func parseGroups(stream string, reply []any) []Group {
 		oldest, unread, last := text(v, 5), text(v, 9), text(v, 4)
 		g := Group{
 			Stream: stream, Name: text(v, 0), Length: length, Pending: number(v, 1), Lag: number(v, 2), Consumers: number(v, 6),
-			OldestPending: age(now, oldest), Seen: time.Duration(number(v, 7)) * time.Millisecond, Lost: missed(length, added, number(v, 3), last, first),
+			OldestPending: age(now, oldest), Seen: time.Duration(number(v, 7)) * time.Millisecond,
+			Lost:  missed(length, added, number(v, 3), last, first),
 			Floor: last,
 		}
 		if number(v, 7) < 0 {
@@ -141,8 +144,8 @@ func parseGroups(stream string, reply []any) []Group {
 	return groups
 }
 
-// missed returns how many entries left the stream before a group had read them; -1 if that is unknown. What has left the
-// stream at its head is what was added less what is there; what the group has not read of that, it never will.
+// missed returns how many entries left the stream before a group had read them; -1 if that is unknown. What has left
+// the stream at its head is what was added less what is there; what the group has not read of that, it never will.
 func missed(length, added, read int64, last, first string) int64 {
 	switch {
 	case added == length, first != "" && !lessID(last, first):
@@ -175,7 +178,9 @@ func (e *ActiveError) Error() string { return e.Reason }
 // DropGroup destroys a consumer group, what is pending and unread in it included, and the lease that package consumer
 // keeps beside it in ordered mode. Unless forced it refuses as CheckDrop does, in the same step. Errors: ErrNoGroup,
 // *ActiveError, or those of Redis.
-func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration, force bool) error {
+func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration,
+	force bool,
+) error {
 	how := "drop"
 	if force {
 		how = "force"
@@ -183,13 +188,16 @@ func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 	return dropGroup(ctx, client, stream, group, active, how)
 }
 
-// CheckDrop returns *ActiveError if a consumer of the group showed itself within active, holds a lease, or may be waiting
-// for something to read on a server that does not notice that; ErrNoGroup if there is no such group. It changes nothing.
+// CheckDrop returns *ActiveError if a consumer of the group showed itself within active, holds a lease, or may be
+// waiting for something to read on a server that does not notice that; ErrNoGroup if there is no such group. It changes
+// nothing.
 func CheckDrop(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration) error {
 	return dropGroup(ctx, client, stream, group, active, "look")
 }
 
-func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration, how string) error {
+func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration,
+	how string,
+) error {
 	lease := "{" + stream + "}:lease:" + group // see package consumer
 	v, err := run(ctx, client, dropGroupScript, []any{2, stream, lease, group, active.Milliseconds(), how})
 	switch {
@@ -201,9 +209,11 @@ func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 	case text(v, 0) == "LEASED":
 		err = &ActiveError{fmt.Sprintf("consumer %q reads it in ordered mode", text(v, 1))}
 	case text(v, 0) == "ACTIVE":
-		err = &ActiveError{fmt.Sprintf("consumer %q was active %s ago", text(v, 1), time.Duration(number(v, 2))*time.Millisecond)}
+		err = &ActiveError{fmt.Sprintf("consumer %q was active %s ago", text(v, 1),
+			time.Duration(number(v, 2))*time.Millisecond)}
 	case text(v, 0) == "UNSURE":
-		err = &ActiveError{fmt.Sprintf("it has read everything, and this server cannot tell whether its %d consumers still wait for more", number(v, 1))}
+		err = &ActiveError{fmt.Sprintf(
+			"it has read everything, and this server cannot tell whether its %d consumers still wait for more", number(v, 1))}
 	default:
 		err = errors.New("unexpected reply")
 	}

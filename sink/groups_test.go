@@ -17,7 +17,10 @@ import (
 // servers runs a test on a server that knows when a consumer last tried to read, and on one that does not.
 func servers(t *testing.T, test func(t *testing.T, f *fixture, sure bool)) {
 	t.Parallel()
-	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{"redis": testenv.Redis, "valkey": testenv.Valkey} {
+	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{
+		"redis":  testenv.Redis,
+		"valkey": testenv.Valkey,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := on(t, start(t), sink.Options{})
@@ -73,11 +76,13 @@ func TestGroups(t *testing.T) {
 			t.Fatalf("%d groups, want 4", len(g))
 		}
 		never := g["never"]
-		if never.Lag != 10 || never.Pending != 0 || never.Consumers != 0 || never.Seen != -1 || !never.Abandoned() || never.Floor != "0-0" {
+		if never.Lag != 10 || never.Pending != 0 || never.Consumers != 0 || never.Seen != -1 || !never.Abandoned() ||
+			never.Floor != "0-0" {
 			t.Errorf("a group nobody reads: %+v", never)
 		}
 		about(t, "its idle time", never.Idle, 2*time.Hour)
-		if r := g["reading"]; r.Lag != 2 || r.Pending != 8 || r.Consumers != 1 || r.Abandoned() || r.Idle > time.Minute || r.Seen < 0 || r.Lost != 0 {
+		if r := g["reading"]; r.Lag != 2 || r.Pending != 8 || r.Consumers != 1 || r.Abandoned() || r.Idle > time.Minute ||
+			r.Seen < 0 || r.Lost != 0 {
 			t.Errorf("a group that is behind, and read: %+v", r)
 		}
 		about(t, "how long it keeps an entry waiting", g["reading"].Waits, 2*time.Hour)
@@ -212,8 +217,8 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 	f.ago(time.Hour, 1)
 	f.group("g", "0")
 	f.ack("g", f.read("g", 1)...)
-	// Longer ago than its last entry and not as long ago as its last attempt. It is asked right behind an attempt: how long a
-	// busy machine keeps a reader beside it from the next one, nobody knows.
+	// Longer ago than its last entry and not as long ago as its last attempt. It is asked right behind an attempt: how
+	// long a busy machine keeps a reader beside it from the next one, nobody knows.
 	const active = 2 * time.Second
 	testenv.Eventually(t, 20*time.Second, func() error {
 		err := f.server.Client.XReadGroup(t.Context(), &redis.XReadGroupArgs{

@@ -28,14 +28,16 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"class"}),
 		suppressed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_suppressed_total",
-			Help: "Events that were not published because an earlier owner had already done so. Rises after a crash or a switch.",
+			Help: "Events that were not published because an earlier owner had already done so. " +
+				"Rises after a crash or a switch.",
 		}, []string{"reason"}),
 		pubsub: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "outbox_pubsub_failed_total",
 			Help: "Events whose PUBLISH Redis refused; they are in the stream. Rises when the channel is not permitted.",
 		}),
 		length: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "outbox_stream_length", Help: "Entries in the stream. Above the configured length a consumer group holds trimming.",
+			Name: "outbox_stream_length",
+			Help: "Entries in the stream. Above the configured length a consumer group holds trimming.",
 		}, []string{"stream"}),
 		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_group_pending", Help: "Entries delivered to the group and not acknowledged.",
@@ -44,20 +46,24 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "outbox_group_lag", Help: "Entries not yet delivered to the group; -1 if Redis cannot tell.",
 		}, group),
 		oldest: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "outbox_group_oldest_pending_seconds", Help: "Age of the oldest entry the group has not acknowledged. Rises when a consumer is stuck.",
+			Name: "outbox_group_oldest_pending_seconds",
+			Help: "Age of the oldest entry the group has not acknowledged. Rises when a consumer is stuck.",
 		}, group),
 		idle: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_group_idle_seconds",
-			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none wait. Rises when nobody reads for it: then it keeps trimming from the stream.",
+			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none wait. Rises " +
+				"when nobody reads for it: then it keeps trimming from the stream.",
 		}, group),
 		trimLost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_trim_lost_total", Help: "Entries that left the stream before the group had read them.",
 		}, group),
 		memory: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "redis_memory_ratio", Help: "Redis memory in use, relative to maxmemory; 0 without a limit. At 1 publishing stops.",
+			Name: "redis_memory_ratio",
+			Help: "Redis memory in use, relative to maxmemory; 0 without a limit. At 1 publishing stops.",
 		}),
 		eviction: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "redis_eviction_unsafe", Help: "1 if maxmemory-policy is not noeviction, so that Redis may delete streams and gates.",
+			Name: "redis_eviction_unsafe",
+			Help: "1 if maxmemory-policy is not noeviction, so that Redis may delete streams and gates.",
 		}),
 	}
 	for _, c := range classes {
@@ -65,7 +71,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	m.suppressed.WithLabelValues("doubt")
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.errors, m.suppressed, m.pubsub, m.length, m.pending, m.lag, m.oldest, m.idle, m.trimLost, m.memory, m.eviction)
+		reg.MustRegister(m.seconds, m.errors, m.suppressed, m.pubsub, m.length, m.pending, m.lag, m.oldest, m.idle,
+			m.trimLost, m.memory, m.eviction)
 	}
 	return m
 }

@@ -125,8 +125,8 @@ func (w *world) write(t *rapid.T) {
 	}
 }
 
-// target returns the lane to publish on. In poll mode a part is claimed anew when its lane is stuck, or just so; the rows
-// of the earlier claim were rolled back then and are owed again.
+// target returns the lane to publish on. In poll mode a part is claimed anew when its lane is stuck, or just so; the
+// rows of the earlier claim were rolled back then and are owed again.
 func (w *world) target(t *rapid.T) (*open, func(*row) bool) {
 	if !w.polling {
 		return w.stream, func(*row) bool { return true }

@@ -85,8 +85,8 @@ func (s *Sink) observeMemory(info map[string]string) {
 	s.m.eviction.Set(unsafe)
 }
 
-// observeStream takes the answer of observe.lua and returns how much each group has missed; same tells that it is from the
-// server that was looked at before.
+// observeStream takes the answer of observe.lua and returns how much each group has missed; same tells that it is from
+// the server that was looked at before.
 func (s *Sink) observeStream(stream string, reply []any, before map[string]loss, same bool) map[string]loss {
 	length, added := number(reply, 0), number(reply, 1)
 	s.m.length.WithLabelValues(stream).Set(float64(length))
@@ -138,8 +138,8 @@ func (s *Sink) forget(stream string, groups map[string]loss) {
 	}
 }
 
-// Unobserve takes back what Observe shows: it is another instance's to show now, and would be old here. How much groups have
-// missed is a count, and stays.
+// Unobserve takes back what Observe shows: it is another instance's to show now, and would be old here. How much groups
+// have missed is a count, and stays.
 func (s *Sink) Unobserve() {
 	s.seen.mu.Lock()
 	defer s.seen.mu.Unlock()

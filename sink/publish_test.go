@@ -54,7 +54,10 @@ func TestYearsBeyondFourDigitsKeepTheirWidth(t *testing.T) {
 	f.wantStored(events...)
 	entries, err := f.server.Client.XRange(t.Context(), stream, "-", "+").Result()
 	f.must(err)
-	for i, want := range []string{"0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z", "2026-11-20T12:00:00.123456Z"} {
+	for i, want := range []string{
+		"0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z",
+		"2026-11-20T12:00:00.123456Z",
+	} {
 		if got := entries[i].Values["time"]; got != want {
 			t.Errorf("time %d is %v, want %s", i, got, want)
 		}

@@ -33,12 +33,13 @@ func (e *NotReadyError) Unwrap() error { return e.Err }
 // probeKey is never created.
 const probeKey = "{posthaste}:probe"
 
-// Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It writes
-// nothing.
+// Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It
+// writes nothing.
 func (s *Sink) Ready(ctx context.Context) error {
 	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server that
 	// is only read-only.)
-	err := s.client.XAdd(ctx, &redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
+	err := s.client.XAdd(ctx,
+		&redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
 	if errors.Is(err, errOther) {
 		return nil // it answers; the relay is about to adopt anew
 	}
@@ -152,7 +153,8 @@ func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
 	var w []Warning
 	if p := info["maxmemory_policy"]; unsafeEviction(p) {
 		w = append(w, Warning{
-			Name: "eviction_policy", Text: fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
+			Name: "eviction_policy",
+			Text: fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
 			Mend: "set maxmemory-policy noeviction",
 		})
 	}

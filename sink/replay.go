@@ -89,17 +89,17 @@ func (r *Replay) Find(ctx context.Context) (*ReplayNote, error) {
 	return parseNote(v)
 }
 
-// Begin begins the replay that n describes, and returns it; or returns the note of one that has been begun already, unless
-// it is to be restarted. streams are those the replay may publish to: what an earlier run noted there is forgotten, and a
-// process that is still at it stops.
+// Begin begins the replay that n describes, and returns it; or returns the note of one that has been begun already,
+// unless it is to be restarted. streams are those the replay may publish to: what an earlier run noted there is
+// forgotten, and a process that is still at it stops.
 func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams []string) (*ReplayNote, error) {
 	again := "0"
 	if restart {
 		again = "1"
 	}
 	v, err := run(ctx, r.o.Client, replayBeginScript, []any{
-		1, r.noteKey(), again, ReplayKept.Milliseconds(), "run", token(), "since", n.Since.UnixMicro(), "until", n.Until.UnixMicro(), "total", n.Total,
-		"begun", n.Begun.UnixMicro(),
+		1, r.noteKey(), again, ReplayKept.Milliseconds(), "run", token(), "since", n.Since.UnixMicro(), "until",
+		n.Until.UnixMicro(), "total", n.Total, "begun", n.Begun.UnixMicro(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("begin the replay: %w", err)
@@ -149,7 +149,8 @@ func parseNote(v map[string]string) (*ReplayNote, error) {
 var ErrReplayTaken = errors.New("another process has taken this replay over")
 
 // ErrReplayGone means that Redis has forgotten how far the replay was.
-var ErrReplayGone = errors.New("redis has forgotten how far this replay was (flushed, evicted, failed over, or begun again elsewhere)")
+var ErrReplayGone = errors.New(
+	"redis has forgotten how far this replay was (flushed, evicted, failed over, or begun again elsewhere)")
 
 // ErrReplayMoved means that Redis failed over to a replica, or was restored: entries are gone together with the note of
 // them. Begin again, with a Replay of the same name, goes on from there.
@@ -178,8 +179,8 @@ type ReplayEntry struct {
 	Event *outbox.Event
 }
 
-// Take makes this process the one that replays into stream, and returns the place up to which it is published, "" before
-// the first entry. A process that did so before is refused from now on.
+// Take makes this process the one that replays into stream, and returns the place up to which it is published, ""
+// before the first entry. A process that did so before is refused from now on.
 func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
 	if c, ok := r.cursors[stream]; ok {
 		return c, nil
@@ -194,8 +195,9 @@ func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
 	return r.cursors[stream], nil
 }
 
-// Publish appends the entries to a stream that was taken, in one step with the note of how far it is. It may be repeated with
-// the same entries until it returns nil: then each of them is in the stream once. ReplayError says that repeating is no use.
+// Publish appends the entries to a stream that was taken, in one step with the note of how far it is. It may be
+// repeated with the same entries until it returns nil: then each of them is in the stream once. ReplayError says that
+// repeating is no use.
 func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEntry) error {
 	// Some of them may have been appended by a call that failed in the middle.
 	for i := range entries {
@@ -211,7 +213,8 @@ func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEnt
 	var head []byte
 	for _, e := range entries {
 		head = appendHead(head[:0], e.Event)
-		args = append(args, e.Place, string(head[16:52]), e.Event.Type, e.Event.AggregateID, string(head[52:]), e.Event.Payload, e.Event.TraceParent())
+		args = append(args, e.Place, string(head[16:52]), e.Event.Type, e.Event.AggregateID, string(head[52:]),
+			e.Event.Payload, e.Event.TraceParent())
 	}
 	v, err := run(ctx, r.o.Client, replayScript, args)
 	if err == nil {
@@ -240,7 +243,10 @@ func (r *Replay) args(stream, from string) []any {
 	if r.o.Side {
 		side = "1"
 	}
-	return []any{3, stream, gateKey(stream), recordKey(stream, r.run), side, r.o.Database.String(), r.owner, ReplayKept.Milliseconds(), r.o.Source, from}
+	return []any{
+		3, stream, gateKey(stream), recordKey(stream, r.run), side, r.o.Database.String(), r.owner,
+		ReplayKept.Milliseconds(), r.o.Source, from,
+	}
 }
 
 // ReplayError is a refusal that repeating does not mend.
@@ -266,9 +272,11 @@ func (r *Replay) answer(stream string, v []any) error {
 	case "TYPE":
 		return &ReplayError{"the key holds a " + text(v, 1) + ", not a stream"}
 	case "LIVE":
-		return &ReplayError{"a relay publishes to it: leave --to away to replay into the events' own streams, or name another stream"}
+		return &ReplayError{"a relay publishes to it: leave --to away to replay into the events' own " +
+			"streams, or name another stream"}
 	case "FOREIGN":
-		return &ReplayError{fmt.Sprintf("another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt", text(v, 1))}
+		return &ReplayError{fmt.Sprintf(
+			"another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt", text(v, 1))}
 	}
 	return errors.New("unexpected reply to the replay script")
 }

@@ -16,7 +16,10 @@ import (
 
 // replay returns a replay of the fixture's database under a name.
 func (f *fixture) replay(name string, c redis.UniversalClient, side bool) *sink.Replay {
-	return sink.NewReplay(sink.ReplayOptions{Client: c, Name: name, Source: "/posthaste/test", Database: f.source, Side: side})
+	return sink.NewReplay(sink.ReplayOptions{
+		Client: c, Name: name, Source: "/posthaste/test", Database: f.source,
+		Side: side,
+	})
 }
 
 func (f *fixture) begin(r *sink.Replay, restart bool) *sink.ReplayNote {
@@ -90,7 +93,8 @@ func TestReplayPublishesOnce(t *testing.T) {
 
 	// Another process goes on, and this one is shut out.
 	other := f.replay("a", f.client, false)
-	if n := f.begin(other, false); n.Run != begun.Run || n.At != "5.1" || n.Count != 5 || n.Total != 7 || !n.Until.Equal(time.Unix(2, 0)) || !n.Done.IsZero() {
+	if n := f.begin(other, false); n.Run != begun.Run || n.At != "5.1" || n.Count != 5 || n.Total != 7 ||
+		!n.Until.Equal(time.Unix(2, 0)) || !n.Done.IsZero() {
 		t.Errorf("the note is %+v", n)
 	}
 	if c := f.take(other); c != "5.1" {

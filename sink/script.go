@@ -126,7 +126,8 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 	_, err := pipe.Exec(ctx)
 	unknown := false
 	for i, call := range calls {
-		if err != nil && cmds[i].Err() == nil && cmds[i].Val() == nil { // of a connection that is refused its commands know nothing
+		// of a connection that is refused its commands know nothing
+		if err != nil && cmds[i].Err() == nil && cmds[i].Val() == nil {
 			cmds[i].SetErr(err)
 		}
 		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {

@@ -13,9 +13,9 @@ import (
 	"posthaste/outbox"
 )
 
-// Server keeps a client with one process of Redis. A process that was restarted, another one that took over, or a dataset
-// that was put in its place may lack what the last one had acknowledged; so nothing is published there before the relay has
-// looked. One look for each connection is what that costs.
+// Server keeps a client with one process of Redis. A process that was restarted, another one that took over, or a
+// dataset that was put in its place may lack what the last one had acknowledged; so nothing is published there before
+// the relay has looked. One look for each connection is what that costs.
 //
 // A process is known by its run id, and by the id of its replication history, which changes with a promotion.
 type Server struct {
@@ -28,8 +28,9 @@ type Server struct {
 // instance is a running Redis and the history of its data. The zero one cannot be known.
 type instance struct {
 	run, history string
-	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It may begin
-	// anew, with the first replica or some time after the last one has gone, without anything having happened to the data.
+	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It may
+	// begin anew, with the first replica or some time after the last one has gone, without anything having happened to the
+	// data.
 	fresh bool
 }
 
@@ -67,7 +68,8 @@ func (s *Server) meet(p instance) error {
 	return errOther
 }
 
-// identify asks who answers; the zero process if the user may not know, or it is something in between that does not say.
+// identify asks who answers; the zero process if the user may not know, or it is something in between that does not
+// say.
 func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (instance, error) {
 	pipe := c.Pipeline()
 	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
@@ -83,7 +85,8 @@ func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (i
 	if p.run == "" {
 		return instance{}, nil
 	}
-	p.fresh = infoField(replication.Val(), "role") == "master" && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
+	p.fresh = infoField(replication.Val(), "role") == "master" &&
+		strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
 	return p, nil
 }
 
@@ -169,8 +172,8 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 			return nil, s.failed("look at", stream, err)
 		}
 		out[i] = outbox.StreamState{
-			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3), Forgot: number(reply, 4) == 1,
-			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
+			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
+			Forgot: number(reply, 4) == 1, Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
 		}
 	}
 	return out, nil

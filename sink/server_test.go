@@ -59,7 +59,8 @@ func TestNothingIsPublishedToARestartedServer(t *testing.T) {
 	f.must(server.Kill())
 	f.must(server.Start(t.Context()))
 	f.moved(l)
-	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrMoved) || sink.Class(err) != "restarted" {
+	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrMoved) ||
+		sink.Class(err) != "restarted" {
 		t.Errorf("a check: %v", err)
 	}
 	if err := f.sink.Adopt(t.Context(), stream, o); !errors.Is(err, outbox.ErrMoved) {
@@ -97,7 +98,8 @@ func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
 func TestAUserWithoutINFO(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
-	if err := server.Client.Do(t.Context(), "ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all", "-info").Err(); err != nil {
+	if err := server.Client.Do(t.Context(), "ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all",
+		"-info").Err(); err != nil {
 		t.Fatal(err)
 	}
 	f := bound(t, "redis://u:x@"+server.Addr(), server)
@@ -108,8 +110,8 @@ func TestAUserWithoutINFO(t *testing.T) {
 	f.must(f.sink.Ready(t.Context()))
 }
 
-// Each claim of a part begins to count anew, so its numbers do not tell that a gate has gone back. The number of events it has
-// let through does.
+// Each claim of a part begins to count anew, so its numbers do not tell that a gate has gone back. The number of events
+// it has let through does.
 func TestAGateThatWentBackIsAGap(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -140,7 +142,8 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
 	f.publish(l, makeEvents(2)...)
 	f.do("DEL", stream)
-	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate || !states[0].Forgot {
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate ||
+		!states[0].Forgot {
 		t.Errorf("looked at: %+v, %v", states, err)
 	}
 	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
@@ -156,8 +159,8 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	}
 }
 
-// It is noticed, too, when a consumer has made the stream anew before anything is published; and what was not settled is
-// published again, for its entries are gone.
+// It is noticed, too, when a consumer has made the stream anew before anything is published; and what was not settled
+// is published again, for its entries are gone.
 func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

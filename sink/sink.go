@@ -75,8 +75,8 @@ func New(o Options) *Sink {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sink{
-		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
-		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
+		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen,
+		force: o.TrimForce, m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)
 	return s
@@ -216,8 +216,8 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 	return s.failed("trim", stream, err)
 }
 
-// notAStream reports whether the key is of another kind: there is nothing to trim or to look at. What is published to it
-// is refused and parked, which is said there; the housekeeping of the other streams goes on.
+// notAStream reports whether the key is of another kind: there is nothing to trim or to look at. What is published to
+// it is refused and parked, which is said there; the housekeeping of the other streams goes on.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
 // failed counts err and says in which step it happened.

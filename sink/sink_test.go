@@ -127,7 +127,8 @@ func makeEvents(n int) []*outbox.Event {
 	for i := range events {
 		events[i] = &outbox.Event{
 			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order", AggregateID: fmt.Sprintf("o-%d", i%7),
-			Type: "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i), Time: time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC),
+			Type: "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i),
+			Time: time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC),
 		}
 	}
 	return events

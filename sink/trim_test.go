@@ -196,13 +196,17 @@ func TestUnobserve(t *testing.T) {
 	f.must(f.sink.Observe(ctx, []string{stream}))
 	f.sink.Unobserve()
 	for _, name := range []string{
-		"outbox_stream_length", "outbox_group_pending", "outbox_group_lag", "outbox_group_oldest_pending_seconds", "outbox_group_idle_seconds",
+		"outbox_stream_length", "outbox_group_pending", "outbox_group_lag", "outbox_group_oldest_pending_seconds",
+		"outbox_group_idle_seconds",
 	} {
 		if _, ok := lookup(t, f.reg, name); ok {
 			t.Errorf("%s is still there", name)
 		}
 	}
-	for name, want := range map[string]float64{"redis_memory_ratio": 0, "redis_eviction_unsafe": 0, "outbox_trim_lost_total": 3} {
+	for name, want := range map[string]float64{
+		"redis_memory_ratio": 0, "redis_eviction_unsafe": 0,
+		"outbox_trim_lost_total": 3,
+	} {
 		if got := f.metric(name); got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}
@@ -223,7 +227,8 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	f.read("g", 2)
 	f.do("BGREWRITEAOF") // the file's count of entries read is 2 from now on
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info, "aof_rewrite_in_progress:0") || strings.Contains(info, "aof_rewrite_scheduled:1") {
+		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info, "aof_rewrite_in_progress:0") ||
+			strings.Contains(info, "aof_rewrite_scheduled:1") {
 			return errors.New("still rewriting")
 		}
 		return nil
@@ -249,7 +254,8 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	}
 }
 
-// A group that has never read misses what is trimmed, too; what left the stream before the group was there does not count.
+// A group that has never read misses what is trimmed, too; what left the stream before the group was there does not
+// count.
 func TestObserveCountsWhatAGroupThatNeverReadMisses(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{}, 20)
@@ -297,7 +303,8 @@ func TestObserveBoundsTheGroups(t *testing.T) {
 	}
 }
 
-// A key of another kind where a stream belongs is a matter of its events alone: it must not look like a Redis that is gone.
+// A key of another kind where a stream belongs is a matter of its events alone: it must not look like a Redis that is
+// gone.
 func TestAKeyOfAnotherKindStopsNoHousekeeping(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{MaxLen: 100}, 50)

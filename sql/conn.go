@@ -36,8 +36,8 @@ type DB interface {
 
 // ConnConfig parses url (libpq variables fill what it leaves out) and adds what every connection of posthaste has: the
 // schema in front of the search path, a name for pg_stat_activity, settings that a role or a database might have made
-// otherwise, and TCP keepalives on both ends, without which a vanished peer blocks the rest for hours. Errors never contain
-// the password.
+// otherwise, and TCP keepalives on both ends, without which a vanished peer blocks the rest for hours. Errors never
+// contain the password.
 func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -58,8 +58,8 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// prepare makes the sessions of cfg what everything here relies on; see session.sql. One that began while nothing could be
-// written would go on like that when the rest of the world has recovered, so it ends with the first refusal.
+// prepare makes the sessions of cfg what everything here relies on; see session.sql. One that began while nothing could
+// be written would go on like that when the rest of the world has recovered, so it ends with the first refusal.
 func prepare(cfg *pgx.ConnConfig) {
 	goesOn := cfg.OnPgError
 	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool {

@@ -12,8 +12,8 @@ import (
 	"posthaste/sql"
 )
 
-// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and settling it
-// deletes nothing.
+// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and settling
+// it deletes nothing.
 func TestARowIsMoreThanItsNumber(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -63,8 +63,8 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	}
 }
 
-// A park is the owner's. It comes to nothing when another one has adopted before it arrives, and an adoption waits for one
-// that is under way: what it finds in the table afterwards nobody parks any more.
+// A park is the owner's. It comes to nothing when another one has adopted before it arrives, and an adoption waits for
+// one that is under way: what it finds in the table afterwards nobody parks any more.
 func TestAParkIsFenced(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -97,7 +97,10 @@ func TestAParkIsFenced(t *testing.T) {
 	}()
 	waiting(t, d, 1)
 	go func() {
-		ok, _ := s.Adopt(ctx, outbox.Adoption{From: now.Epoch, To: outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, Holder: "me"})
+		ok, _ := s.Adopt(ctx, outbox.Adoption{
+			From: now.Epoch,
+			To:   outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, Holder: "me",
+		})
 		adopted <- ok
 	}()
 	waiting(t, d, 2)
@@ -130,7 +133,8 @@ func TestDeadEvents(t *testing.T) {
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
 	must(t, err)
 	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" || dead[0].Retrying ||
-		dead[0].Error != "a\uFFFDb\uFFFDc" || dead[0].AggregateID != "a" || time.Since(dead[1].CreatedAt).Abs() > time.Minute {
+		dead[0].Error != "a\uFFFDb\uFFFDc" || dead[0].AggregateID != "a" ||
+		time.Since(dead[1].CreatedAt).Abs() > time.Minute {
 		t.Errorf("dead events %+v", dead)
 	}
 	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || len(dead) != 1 {
@@ -143,7 +147,8 @@ func TestDeadEvents(t *testing.T) {
 	for range 2 { // twice is as good as once
 		must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'", a.ID); n != 1 {
+	if n := testenv.Value[int](t, d,
+		"SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'", a.ID); n != 1 {
 		t.Errorf("%d rows put back", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
@@ -153,11 +158,15 @@ func TestDeadEvents(t *testing.T) {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
 	// Refused again: attempts add up, and it can be retried again.
-	again := &outbox.Row{Event: outbox.Event{ID: a.ID, AggregateID: "a", Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox")}}
+	again := &outbox.Row{Event: outbox.Event{
+		ID: a.ID, AggregateID: "a",
+		Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox"),
+	}}
 	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
 		t.Fatal(err)
 	}
-	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying || dead[0].Seq != a.Seq {
+	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying ||
+		dead[0].Seq != a.Seq {
 		t.Errorf("parked again: %+v, %v", dead, err)
 	}
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))

@@ -30,9 +30,9 @@ func (s *store) Housekeep(ctx context.Context) (int64, error) {
 // partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
 const partitionName = "outbox_history_20060102"
 
-// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the clock of
-// the database. Without the right to create tables the default partition takes the rows, and the error says so. A failure
-// with one partition does not keep the others from being done.
+// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the clock
+// of the database. Without the right to create tables the default partition takes the rows, and the error says so. A
+// failure with one partition does not keep the others from being done.
 func (s *store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
@@ -76,7 +76,8 @@ func (s *store) makePartition(ctx context.Context, name string, day time.Time) e
 	if err := s.pool.QueryRow(ctx, query("history_default_has"), day, next).Scan(&begun); err != nil || begun {
 		return err
 	}
-	err := s.ddl(ctx, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
+	err := s.ddl(ctx, fmt.Sprintf(
+		"CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
 		pgx.Identifier{name}.Sanitize(), day.Format(time.RFC3339), next.Format(time.RFC3339)))
 	if SQLState(err) == pgerrcode.CheckViolation {
 		return nil // a row came into the default partition meanwhile
@@ -107,8 +108,8 @@ func (s *store) dropPartitions(ctx context.Context, now time.Time, have []string
 	}
 }
 
-// ddl runs a statement that needs an exclusive lock, and bounds how long settling stands behind it: waiting for the lock,
-// and, where the default partition is read for rows that belong into a new one, holding it.
+// ddl runs a statement that needs an exclusive lock, and bounds how long settling stands behind it: waiting for the
+// lock, and, where the default partition is read for rows that belong into a new one, holding it.
 func (s *store) ddl(ctx context.Context, stmt string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '5s'"); err != nil {

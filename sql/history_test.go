@@ -13,18 +13,21 @@ import (
 
 func partitions(tb testing.TB, d *testenv.Database) string {
 	tb.Helper()
-	return testenv.Value[string](tb, d, `SELECT coalesce(string_agg(replace(c.relname, 'outbox_history_', ''), ' ' ORDER BY c.relname), '')
+	return testenv.Value[string](tb, d,
+		`SELECT coalesce(string_agg(replace(c.relname, 'outbox_history_', ''), ' ' ORDER BY c.relname), '')
 		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'outbox_history'::regclass`)
 }
 
 func historyRow(tb testing.TB, d *testenv.Database, at string) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'o', 'x', '{}', $1::text::timestamptz, $1::text::timestamptz, 's', 'poll')`, at)
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+			published_at, stream, mode)
+		VALUES (1, gen_random_uuid(), 'order', 'o', 'x', '{}', $1::text::timestamptz, $1::text::timestamptz,
+			's', 'poll')`, at)
 }
 
-// keptAt keeps the history of a default partition with many rows. Autovacuum may be at work on them, which is not waited
-// for: the next housekeeping has the lock.
+// keptAt keeps the history of a default partition with many rows. Autovacuum may be at work on them, which is not
+// waited for: the next housekeeping has the lock.
 func keptAt(tb testing.TB, s outbox.Store, now time.Time) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error { return sql.KeepHistoryAt(tb.Context(), s, now) })
@@ -116,15 +119,17 @@ func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
 	d := testenv.Postgres(t)
 	s := sql.NewStore(relayPool(t, d.URL), "test", time.Hour)
 	must(t, s.KeepHistory(t.Context()))
-	want := testenv.Value[string](t, d, `SELECT string_agg(to_char((clock_timestamp() AT TIME ZONE 'UTC') + i * interval '1 day', 'YYYYMMDD'), ' ') || ' default'
+	want := testenv.Value[string](t, d,
+		`SELECT string_agg(to_char((clock_timestamp() AT TIME ZONE 'UTC') + i * interval '1 day', 'YYYYMMDD'), ' ')
+			|| ' default'
 		FROM generate_series(0, 2) i`)
 	if got := partitions(t, d); got != want {
 		t.Errorf("partitions %s, want %s", got, want)
 	}
 }
 
-// A retention of an hour keeps a day until its last hour is over; history turned on and off in turn loses nothing within
-// the retention, and keeps nothing beyond it.
+// A retention of an hour keeps a day until its last hour is over; history turned on and off in turn loses nothing
+// within the retention, and keeps nothing beyond it.
 func TestHistoryShortRetentionAndToggles(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -157,8 +162,10 @@ func TestHistoryShortRetentionAndToggles(t *testing.T) {
 func TestHistoryTrimsALargeDefaultPartition(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	d.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), '2026-03-01Z', 's', 'poll' FROM generate_series(1, 25000) g`)
+	d.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+			published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), '2026-03-01Z', 's', 'poll'
+		FROM generate_series(1, 25000) g`)
 	historyRow(t, d, "2026-03-08Z")
 	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
 	keptAt(t, s, time.Date(2026, 3, 8, 12, 0, 0, 0, time.UTC))
@@ -167,7 +174,8 @@ func TestHistoryTrimsALargeDefaultPartition(t *testing.T) {
 	}
 }
 
-// Somebody reads a partition that is to go (a dump, a report): it stays until he is done, and settling goes on beside it.
+// Somebody reads a partition that is to go (a dump, a report): it stays until he is done, and settling goes on beside
+// it.
 func TestHistoryIsSettledWhileADropWaits(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -215,7 +223,8 @@ func TestHistoryDropsBesideAReplay(t *testing.T) {
 	if must(t, err); len(page) != 50 {
 		t.Fatalf("%d events", len(page))
 	}
-	must(t, sql.KeepHistoryAt(t.Context(), sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour), day1.Add(48*time.Hour)))
+	must(t, sql.KeepHistoryAt(t.Context(), sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour),
+		day1.Add(48*time.Hour)))
 	page, _, err = sql.ReadHistory(t.Context(), pool, sel, end, 1000, 1<<20)
 	if must(t, err); len(page) != 200 || page[0].Seq != 101 {
 		t.Errorf("%d events, the first is %d; want 200 from 101 on", len(page), page[0].Seq)

@@ -26,8 +26,8 @@ type locks struct {
 	log         *slog.Logger
 }
 
-// NewLocks returns what opens an instance's lock sessions, in the database at url: connections that hold its advisory locks
-// and nothing else. log may be nil.
+// NewLocks returns what opens an instance's lock sessions, in the database at url: connections that hold its advisory
+// locks and nothing else. log may be nil.
 func NewLocks(url, schema string, log *slog.Logger) outbox.Locker {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -81,8 +81,8 @@ func (s *lockSession) key(ctx context.Context, name string) (int64, error) {
 	return k, err
 }
 
-// ping keeps the lease. A ping that is not answered within callTimeout is the last: together with leasePing that is less
-// than the lease, so the owner knows before the server gives the locks to somebody else.
+// ping keeps the lease. A ping that is not answered within callTimeout is the last: together with leasePing that is
+// less than the lease, so the owner knows before the server gives the locks to somebody else.
 func (s *lockSession) ping(ctx context.Context) {
 	defer close(s.done)
 	t := time.NewTicker(leasePing)

@@ -82,7 +82,8 @@ func TestATerminatedSessionIsLost(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	s := session(t, d.URL)
-	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'posthaste locks'")
+	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "+
+		"application_name = 'posthaste locks'")
 	lost(t, s, 20*time.Second)
 	if ok, err := s.TryLead(t.Context()); err == nil || ok {
 		t.Errorf("a lost session leads: %v, %v", ok, err)
@@ -145,12 +146,14 @@ func TestNoErrorQuotesThePassword(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cr3t"
 	for _, url := range []string{
-		"postgres://u:" + secret + "@host:port/db", "postgres://u:" + secret + "%zz@host/db", "postgres://u:" + secret + "@[::1/db",
-		"postgres://u:" + secret + "@host/db?sslmode=maybe", "postgres://u:" + secret + "@host/db?connect_timeout=x",
-		"postgres:/u:" + secret + "@host", "host=h password=" + secret + " port=x", "host=h password='" + secret, "password=" + secret + " x",
+		"postgres://u:" + secret + "@host:port/db", "postgres://u:" + secret + "%zz@host/db",
+		"postgres://u:" + secret + "@[::1/db", "postgres://u:" + secret + "@host/db?sslmode=maybe",
+		"postgres://u:" + secret + "@host/db?connect_timeout=x", "postgres:/u:" + secret + "@host",
+		"host=h password=" + secret + " port=x", "host=h password='" + secret, "password=" + secret + " x",
 		"postgres://u:" + secret + "@host/db?password=" + secret + "&sslrootcert=/none&sslmode=verify-full",
-		"postgres://u:" + secret + "@host/db?pool_max_conns=x", "u:" + secret + "@host/db", "postgres://u:p/" + secret + "@host/db",
-		"postgres://u:" + secret + "@127.0.0.1:1/db", "postgres://u:x#" + secret + "@127.0.0.1:1/db",
+		"postgres://u:" + secret + "@host/db?pool_max_conns=x", "u:" + secret + "@host/db",
+		"postgres://u:p/" + secret + "@host/db", "postgres://u:" + secret + "@127.0.0.1:1/db",
+		"postgres://u:x#" + secret + "@127.0.0.1:1/db",
 	} {
 		_, err := sql.ConnConfig(url, "public", "test")
 		_, perr := sql.PoolConfig(url, "public", "test")

@@ -14,7 +14,8 @@ import (
 	"posthaste/outbox"
 )
 
-// lossTimeout bounds the counting of one loss: history may be long, and a number is not worth hours of the primary's time.
+// lossTimeout bounds the counting of one loss: history may be long, and a number is not worth hours of the primary's
+// time.
 const lossTimeout = time.Minute
 
 // CountLosses counts in history what an adoption has noted as perhaps lost.
@@ -67,10 +68,12 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	return out, nil
 }
 
-// writersTimeout bounds the wait for transactions that settle: an instance that sweeps along waits for its own commit as long.
+// writersTimeout bounds the wait for transactions that settle: an instance that sweeps along waits for its own commit
+// as long.
 const writersTimeout = 20 * time.Second
 
-// awaitSettling waits for what is settled but not visible yet, because it may be lost, too; but no longer than writersTimeout.
+// awaitSettling waits for what is settled but not visible yet, because it may be lost, too; but no longer than
+// writersTimeout.
 func (s *store) awaitSettling(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, writersTimeout)
 	defer cancel()
@@ -82,13 +85,17 @@ func (s *store) awaitSettling(ctx context.Context) error {
 }
 
 // countLoss fills in what history says of a loss.
-func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string, until int64) error {
+func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string,
+	until int64,
+) error {
 	var first, last *time.Time
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true)", fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true)",
+			fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until, id).Scan(&loss.Events, &first, &last)
+		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until, id).Scan(&loss.Events,
+			&first, &last)
 	})
 	switch {
 	case SQLState(err) == pgerrcode.QueryCanceled:
@@ -130,7 +137,8 @@ func Losses(ctx context.Context, db DB) ([]outbox.Loss, error) {
 	return list, nil
 }
 
-// BroughtBack notes that everything settled from one time to another was published again, of a stream or, with "", of all.
+// BroughtBack notes that everything settled from one time to another was published again, of a stream or, with "", of
+// all.
 func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) error {
 	if _, err := db.Exec(ctx, query("loss_replayed"), from, to, stream); err != nil {
 		return fmt.Errorf("note what was brought back: %w", err)
@@ -138,7 +146,8 @@ func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) 
 	return nil
 }
 
-// suspects turns what an adoption suspects into columns. Without history nothing can be counted: what the gates tell is all.
+// suspects turns what an adoption suspects into columns. Without history nothing can be counted: what the gates tell is
+// all.
 func (s *store) suspects(list []outbox.StreamState) (streams, last []string, now []int64, ages, events []*int64) {
 	streams, last, now, ages, events = []string{}, []string{}, []int64{}, []*int64{}, []*int64{}
 	for _, st := range list {

@@ -15,8 +15,10 @@ import (
 // delivered puts an event into history.
 func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago time.Duration) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, entry_id, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp() - $1::interval, $2, nullif($3, ''), 'cdc')`, ago, stream, entry)
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+			published_at, stream, entry_id, mode)
+		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp() - $1::interval,
+			$2, nullif($3, ''), 'cdc')`, ago, stream, entry)
 }
 
 // suspect adopts with streams that may lack something.
@@ -24,15 +26,16 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	tb.Helper()
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{
-		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me", Sink: "run/history", Suspects: states,
+		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
+		Sink: "run/history", Suspects: states,
 	})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
 }
 
-// What history has behind the last id of a stream is lost: counted by the numbers in ids, not by their letters, and with the
-// range that brings it back.
+// What history has behind the last id of a stream is lost: counted by the numbers in ids, not by their letters, and
+// with the range that brings it back.
 func TestLosses(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -52,8 +55,9 @@ func TestLosses(t *testing.T) {
 		outbox.StreamState{Stream: "outbox.other", Gate: true, Last: ms(time.Second) + "-0", Now: now},
 		outbox.StreamState{Stream: "outbox.gone", Now: now},
 		outbox.StreamState{Stream: "outbox.never", Now: now})
-	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute) // published after the adoption
-	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute)                              // settled late by somebody else
+	// published after the adoption
+	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute)
+	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute) // settled late by somebody else
 	if n, err := s.Lost(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost before they are counted, %v", n, err)
 	}
@@ -79,7 +83,8 @@ func TestLosses(t *testing.T) {
 		t.Errorf("from %v to %v", order.First, order.Last)
 	}
 	// The next adoption suspects the same once more: the stream had no events since.
-	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now}, outbox.StreamState{Stream: "outbox.gone", Now: now})
+	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now},
+		outbox.StreamState{Stream: "outbox.gone", Now: now})
 	if again, err := s.CountLosses(ctx); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
 	}
@@ -105,7 +110,8 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// Somebody who sweeps along has published and not committed yet when Redis forgets it: it is counted when it is visible.
+// Somebody who sweeps along has published and not committed yet when Redis forgets it: it is counted when it is
+// visible.
 func TestALossOfWhatIsBeingSettled(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -113,8 +119,10 @@ func TestALossOfWhatIsBeingSettled(t *testing.T) {
 	tx, err := d.Pool.Begin(ctx)
 	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(ctx, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, entry_id, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp(), 'outbox.order', '7-7', 'poll')`)
+	_, err = tx.Exec(ctx, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload,
+			created_at, published_at, stream, entry_id, mode)
+		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp(),
+			'outbox.order', '7-7', 'poll')`)
 	must(t, err)
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: "7-6", Now: time.Now()})
 	done := make(chan struct{})
@@ -136,23 +144,29 @@ func TestALossOfWhatIsBeingSettled(t *testing.T) {
 func TestNoLossWithoutAnAdoption(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
-	ok, err := s.Adopt(t.Context(), outbox.Adoption{From: 7, To: outbox.Owner{Epoch: 8}, Suspects: []outbox.StreamState{{Stream: "s"}}, WentBack: true})
+	ok, err := s.Adopt(t.Context(), outbox.Adoption{
+		From: 7, To: outbox.Owner{Epoch: 8},
+		Suspects: []outbox.StreamState{{Stream: "s"}}, WentBack: true,
+	})
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); err != nil || ok || n != 0 {
 		t.Errorf("adopted: %v, %v, and %d suspicions", ok, err, n)
 	}
 }
 
-// Without history there is nothing to count: what the gates know is told, and a stream that is gone is an unknown number.
+// Without history there is nothing to count: what the gates know is told, and a stream that is gone is an unknown
+// number.
 func TestLossesWithoutHistory(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
 	s := sql.NewStore(relayPool(t, d.URL), "test", 0)
 	suspect(t, s,
-		outbox.StreamState{Stream: "a", Gate: true, Last: "5-1"}, outbox.StreamState{Stream: "b", Gate: true, Last: "5-1", Missing: 7}, outbox.StreamState{Stream: "c"},
+		outbox.StreamState{Stream: "a", Gate: true, Last: "5-1"},
+		outbox.StreamState{Stream: "b", Gate: true, Last: "5-1", Missing: 7}, outbox.StreamState{Stream: "c"},
 		outbox.StreamState{Stream: "d", Gate: true, Forgot: true})
 	found, err := s.CountLosses(t.Context())
 	must(t, err)
-	if len(found) != 3 || found[0].Stream != "b" || found[0].Events != 7 || found[1].Stream != "c" || found[1].Events != -1 || found[2].Stream != "d" {
+	if len(found) != 3 || found[0].Stream != "b" || found[0].Events != 7 || found[1].Stream != "c" ||
+		found[1].Events != -1 || found[2].Stream != "d" {
 		t.Errorf("lost: %+v", found)
 	}
 }

@@ -28,9 +28,12 @@ const versionTable = "posthaste_migrations"
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
-// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot mend it: its Permanent
-// method says so.
-var ErrSchemaNewer error = schemaError{text: "the schema is newer than this binary: run the newer posthaste", permanent: true}
+// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot mend it: its
+// Permanent method says so.
+var ErrSchemaNewer error = schemaError{
+	text:      "the schema is newer than this binary: run the newer posthaste",
+	permanent: true,
+}
 
 // schemaError names a condition of the schema.
 type schemaError struct {
@@ -95,8 +98,9 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	}
 }
 
-// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say): everybody else
-// waits behind it, a running relay too. migrateRest is how long they are let through before it tries again.
+// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say):
+// everybody else waits behind it, a running relay too. migrateRest is how long they are let through before it tries
+// again.
 const migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
 
 // createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
@@ -147,7 +151,8 @@ func CheckSchema(ctx context.Context, db DB) error {
 type OrderTablesError struct{ Tables string }
 
 func (e *OrderTablesError) Error() string {
-	return "orders cannot be written: table " + e.Tables + " is not there or its rights are missing (GRANT SELECT, INSERT ON orders and INSERT ON outbox)"
+	return "orders cannot be written: table " + e.Tables +
+		" is not there or its rights are missing (GRANT SELECT, INSERT ON orders and INSERT ON outbox)"
 }
 
 // CheckOrderTables reports whether orders could be written: nil, an OrderTablesError, or an error of the connection.

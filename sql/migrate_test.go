@@ -55,15 +55,19 @@ func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
 	}
 }
 
-// Somebody uses a table for long that a migration changes, or the one that notes the migrations. Nobody else waits behind the
-// migration for longer than a moment, and it comes when the table is free.
+// Somebody uses a table for long that a migration changes, or the one that notes the migrations. Nobody else waits
+// behind the migration for longer than a moment, and it comes when the table is free.
 func TestAMigrationWaitsItsTurn(t *testing.T) {
 	t.Parallel()
-	for name, lock := range map[string]string{"a backup": "SELECT FROM relay_state", "their own": "LOCK TABLE posthaste_migrations"} {
+	for name, lock := range map[string]string{
+		"a backup":  "SELECT FROM relay_state",
+		"their own": "LOCK TABLE posthaste_migrations",
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			d.Exec(t, "ALTER TABLE relay_state DROP COLUMN sink; DROP TABLE outbox_loss; DELETE FROM posthaste_migrations WHERE version_id = 8")
+			d.Exec(t, "ALTER TABLE relay_state DROP COLUMN sink; DROP TABLE outbox_loss; DELETE FROM "+
+				"posthaste_migrations WHERE version_id = 8")
 			user, err := d.Pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -99,7 +103,8 @@ func TestMigrateIntoItsOwnSchema(t *testing.T) {
 	if _, err := sql.Migrate(t.Context(), d.URL, "own", slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	if got := testenv.Value[bool](t, d, "SELECT to_regclass('own.outbox') IS NOT NULL AND to_regclass('public.outbox') IS NULL"); !got {
+	if got := testenv.Value[bool](t, d,
+		"SELECT to_regclass('own.outbox') IS NOT NULL AND to_regclass('public.outbox') IS NULL"); !got {
 		t.Error("the tables are not in the schema asked for")
 	}
 }

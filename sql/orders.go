@@ -93,9 +93,9 @@ type OrderTx struct {
 	Inserted bool
 }
 
-// BeginOrder opens a transaction and inserts o, and e beside it, in one round trip. e is nil for an order that announces
-// nothing. A concurrent transaction with the same key is waited for. Errors: ErrOrderLocked; any other is definite too,
-// nothing was written. RetryOrder tells whether a new connection may do better.
+// BeginOrder opens a transaction and inserts o, and e beside it, in one round trip. e is nil for an order that
+// announces nothing. A concurrent transaction with the same key is waited for. Errors: ErrOrderLocked; any other is
+// definite too, nothing was written. RetryOrder tells whether a new connection may do better.
 func BeginOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (*OrderTx, error) {
 	b, err := orderBatch(o, e)
 	if err != nil {
@@ -231,7 +231,8 @@ func definite(err error) bool {
 		return false
 	}
 	// 57P0…: the server, or the backend, was ended.
-	return !pgerrcode.IsConnectionException(pe.Code) && !strings.HasPrefix(pe.Code, "57P0") && pe.Code != pgerrcode.StatementCompletionUnknown
+	return !pgerrcode.IsConnectionException(pe.Code) && !strings.HasPrefix(pe.Code, "57P0") &&
+		pe.Code != pgerrcode.StatementCompletionUnknown
 }
 
 // RetryOrder reports whether a definite failure is worth another attempt at once: Postgres asks for it (deadlock,
@@ -247,7 +248,10 @@ func RetryOrder(err error) bool {
 // BrokenConnection reports whether a definite failure was that of a connection that had died in the pool. Another one
 // may do better; one that was just refused by the server will not.
 func BrokenConnection(err error) bool {
-	for _, final := range []error{nil, ErrCommitUnknown, ErrOrderLocked, ErrOrderNotFound, context.DeadlineExceeded, context.Canceled} {
+	for _, final := range []error{
+		nil, ErrCommitUnknown, ErrOrderLocked, ErrOrderNotFound, context.DeadlineExceeded,
+		context.Canceled,
+	} {
 		if errors.Is(err, final) {
 			return false
 		}
@@ -260,7 +264,8 @@ func BrokenConnection(err error) bool {
 	if !errors.As(err, &pe) {
 		return true
 	}
-	return pe.Code == pgerrcode.AdminShutdown || pe.Code == pgerrcode.IdleInTransactionSessionTimeout || pgerrcode.IsConnectionException(pe.Code)
+	return pe.Code == pgerrcode.AdminShutdown || pe.Code == pgerrcode.IdleInTransactionSessionTimeout ||
+		pgerrcode.IsConnectionException(pe.Code)
 }
 
 // OrderByKey returns the user's order under a hashed idempotency key, rejected ones included. Errors: ErrOrderNotFound.

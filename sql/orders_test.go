@@ -41,7 +41,8 @@ func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool 
 
 func counts(tb testing.TB, d *testenv.Database) string {
 	tb.Helper()
-	return testenv.Value[string](tb, d, "SELECT (SELECT count(*) FROM orders) || ' orders, ' || (SELECT count(*) FROM outbox) || ' events'")
+	return testenv.Value[string](tb, d,
+		"SELECT (SELECT count(*) FROM orders) || ' orders, ' || (SELECT count(*) FROM outbox) || ' events'")
 }
 
 func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
@@ -106,7 +107,8 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 	got := make(chan bool)
 	go func() { got <- place(t, d, second, e2) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if testenv.Value[int](t, d, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
+		if testenv.Value[int](t, d,
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
 			return errors.New("the second does not wait")
 		}
 		return nil
@@ -237,7 +239,8 @@ func TestOnlyOldRefusalsArePurged(t *testing.T) {
 			t.Errorf("purge %d: %d, %v, want %d", i, n, err, want)
 		}
 	}
-	if got := testenv.Value[string](t, d, "SELECT string_agg(status, ',' ORDER BY created_at) FROM orders"); got != "PENDING,REJECTED" {
+	if got := testenv.Value[string](t, d,
+		"SELECT string_agg(status, ',' ORDER BY created_at) FROM orders"); got != "PENDING,REJECTED" {
 		t.Errorf("left: %s", got)
 	}
 }

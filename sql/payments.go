@@ -37,8 +37,8 @@ func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	tag, err := pool.Exec(ctx, query("payment_put"), p.OpID, p.RefundID, p.UserID, p.Key[:], p.Fingerprint, p.OrderID, p.Amount,
-		p.Currency, headers, p.CreatedAt, after)
+	tag, err := pool.Exec(ctx, query("payment_put"), p.OpID, p.RefundID, p.UserID, p.Key[:], p.Fingerprint,
+		p.OrderID, p.Amount, p.Currency, headers, p.CreatedAt, after)
 	if err != nil {
 		return nil, fmt.Errorf("note the payment of order %s: %w", p.OrderID, err)
 	}
@@ -47,7 +47,8 @@ func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duratio
 	}
 	noted := *p
 	var text *string
-	err = pool.QueryRow(ctx, query("payment_get"), p.OpID, p.UserID, p.Key[:]).Scan(&noted.Fingerprint, &noted.OrderID, &noted.CreatedAt, &text)
+	err = pool.QueryRow(ctx, query("payment_get"), p.OpID, p.UserID, p.Key[:]).Scan(&noted.Fingerprint, &noted.OrderID,
+		&noted.CreatedAt, &text)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil //nolint:nilnil // documented: the order is there
 	}
@@ -93,7 +94,8 @@ type DuePayment struct {
 	Age time.Duration
 }
 
-// DuePayments takes up to limit payments that are due, oldest first. Each is due again after hold, for whoever comes then.
+// DuePayments takes up to limit payments that are due, oldest first. Each is due again after hold, for whoever comes
+// then.
 func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]DuePayment, error) {
 	rows, err := db.Query(ctx, query("payment_due"), limit, hold)
 	if err != nil {
@@ -118,8 +120,8 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 	return list, nil
 }
 
-// ConfirmPayments forgets up to limit payments that are due and whose order and deduction are both there, and returns how
-// many it forgot.
+// ConfirmPayments forgets up to limit payments that are due and whose order and deduction are both there, and returns
+// how many it forgot.
 func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
 	tag, err := db.Exec(ctx, query("payment_confirm"), limit)
 	if err != nil {

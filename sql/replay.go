@@ -34,9 +34,9 @@ func (s Selection) query(name string) string {
 	return query("replay_all") + query(name)
 }
 
-// Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set back,
-// events published before and after are out of order within the step. Numbers begin at 1: a place without one is before the
-// first event published at or after its time.
+// Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set
+// back, events published before and after are out of order within the step. Numbers begin at 1: a place without one is
+// before the first event published at or after its time.
 type Place struct {
 	At  time.Time
 	Seq int64
@@ -68,7 +68,8 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 }
 
 // errStandby means that the server is a standby: what was just published may not be there yet, and nobody can tell.
-var errStandby = errors.New("this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
+var errStandby = errors.New(
+	"this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
 
 // HistoryBounds returns the time by the database's clock, and when the oldest event in history was published, nil if
 // there is none. Errors: errStandby, or those of Postgres.
@@ -84,8 +85,9 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 	return now, oldest, err
 }
 
-// AwaitHistoryWriters waits until every event published before the call is visible in history: it notes which transactions
-// may have written history and waits for them to end. It calls waiting with how many are left each time it has to wait.
+// AwaitHistoryWriters waits until every event published before the call is visible in history: it notes which
+// transactions may have written history and waits for them to end. It calls waiting with how many are left each time it
+// has to wait.
 func AwaitHistoryWriters(ctx context.Context, db DB, waiting func(n int)) error {
 	left, err := historyWriters(ctx, db)
 	for err == nil && len(left) > 0 {
@@ -138,14 +140,15 @@ func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
 const scanRows = 5000
 
 // ReadHistory returns the events of the selection behind a place, in the order of publishing: at most limit of them and
-// about as many bytes of payload. Nothing stays open between two calls. The next page is that behind the returned place; the
-// end is reached when that is the place asked for.
+// about as many bytes of payload. Nothing stays open between two calls. The next page is that behind the returned
+// place; the end is reached when that is the place asked for.
 func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, bytes int) ([]Replayed, Place, error) {
 	scan := limit
 	if s.Type != "" || s.Stream != "" {
 		scan = max(limit, scanRows)
 	}
-	rows, err := db.Query(ctx, s.query("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream, scan, limit, bytes)
+	rows, err := db.Query(ctx, s.query("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream,
+		scan, limit, bytes)
 	if err != nil {
 		return nil, after, fmt.Errorf("read history: %w", err)
 	}
@@ -155,7 +158,8 @@ func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, by
 	for rows.Next() {
 		var r Replayed
 		var wanted bool
-		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &r.Time, &r.Stream, &wanted)
+		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers,
+			&r.Time, &r.Stream, &wanted)
 		if err != nil {
 			return nil, after, fmt.Errorf("read history: %w", err)
 		}

@@ -28,13 +28,15 @@ func replayPool(tb testing.TB, d *testenv.Database) *pgxpool.Pool {
 
 var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
-// fillHistory writes n events, evenly over three days with a partition each, in the order of publishing. Every third is of one
-// large aggregate.
+// fillHistory writes n events, evenly over three days with a partition each, in the order of publishing. Every third is
+// of one large aggregate.
 func fillHistory(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
 	must(tb, sql.KeepHistoryAt(tb.Context(), sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour), day1))
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, 'order.changed', jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
+	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+			published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, 'order.changed',
+			jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
 		FROM generate_series(1, $1::int) g`, n, day1)
 }
 
@@ -60,19 +62,35 @@ func TestReplayPageIsNoFullScan(t *testing.T) {
 			part, query string
 			args        []any
 		}{
-			"the first page":  {"replay_all", "replay_page", []any{nil, nil, day1.Add(-time.Hour), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"a late page":     {"replay_all", "replay_page", []any{nil, nil, day1.Add(71 * time.Hour), n - n/72, end, "", "", 1000, 1000, 4 << 20}},
-			"across midnight": {"replay_all", "replay_page", []any{nil, nil, day1.Add(24*time.Hour - time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"the last page":   {"replay_all", "replay_page", []any{nil, nil, end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"none of a type":  {"replay_all", "replay_page", []any{nil, nil, day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
-			"one event":       {"replay_few", "replay_page", []any{id, nil, day1, 0, end, "", "", 1000, 1000, 4 << 20}},
-			"one aggregate":   {"replay_all", "replay_page", []any{nil, "o-7", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"the first page": {
+				"replay_all", "replay_page",
+				[]any{nil, nil, day1.Add(-time.Hour), 0, end, "", "", 1000, 1000, 4 << 20},
+			},
+			"a late page": {"replay_all", "replay_page", []any{
+				nil, nil, day1.Add(71 * time.Hour), n - n/72, end, "", "",
+				1000, 1000, 4 << 20,
+			}},
+			"across midnight": {"replay_all", "replay_page", []any{
+				nil, nil, day1.Add(24*time.Hour - time.Second), 0, end, "",
+				"", 1000, 1000, 4 << 20,
+			}},
+			"the last page": {
+				"replay_all", "replay_page",
+				[]any{nil, nil, end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20},
+			},
+			"none of a type": {"replay_all", "replay_page", []any{nil, nil, day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
+			"one event":      {"replay_few", "replay_page", []any{id, nil, day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"one aggregate":  {"replay_all", "replay_page", []any{nil, "o-7", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
 			// Of a large aggregate a page costs what it has, not what the aggregate has.
-			"much of one":      {"replay_all", "replay_page", []any{nil, "large", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
-			"late much of one": {"replay_all", "replay_page", []any{nil, "large", day1.Add(71 * time.Hour), 0, end, "", "", 1000, 1000, 4 << 20}},
-			"count an event":   {"replay_few", "replay_count", []any{id, nil, day1, end, "", ""}},
+			"much of one": {"replay_all", "replay_page", []any{nil, "large", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"late much of one": {"replay_all", "replay_page", []any{
+				nil, "large", day1.Add(71 * time.Hour), 0, end, "", "", 1000,
+				1000, 4 << 20,
+			}},
+			"count an event": {"replay_few", "replay_count", []any{id, nil, day1, end, "", ""}},
 		} {
-			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t, c.part)+queryText(t, c.query), c.args...)
+			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t,
+				c.part)+queryText(t, c.query), c.args...)
 			must(t, err)
 			var lines []string
 			for rows.Next() {
@@ -122,7 +140,8 @@ func TestReadHistory(t *testing.T) {
 					t.Fatalf("event %d again, or out of order", e.Seq)
 				}
 				seen[e.Seq] = true
-				if want := day1; e.Seq != 1 && !e.Time.Equal(want) || e.Seq == 1 && (!e.Time.Equal(own) || e.TraceParent() != "00-1") {
+				if want := day1; e.Seq != 1 && !e.Time.Equal(want) ||
+					e.Seq == 1 && (!e.Time.Equal(own) || e.TraceParent() != "00-1") {
 					t.Errorf("event %d has time %v, headers %s", e.Seq, e.Time, e.Headers)
 				}
 			}
@@ -174,8 +193,8 @@ func TestAwaitHistoryWriters(t *testing.T) {
 	defer func() { _ = settling.Rollback(context.Background()) }()
 	var snap string
 	var places []int64
-	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []uuid.UUID{row.ID}, []string{"s"}, []string{""},
-		[]*time.Time{nil}, true).Scan(&snap, &places)
+	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []uuid.UUID{row.ID},
+		[]string{"s"}, []string{""}, []*time.Time{nil}, true).Scan(&snap, &places)
 	must(t, err)
 	seen := 0
 	must(t, sql.AwaitHistoryWriters(t.Context(), pool, func(n int) {

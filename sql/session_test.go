@@ -50,7 +50,8 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	defer tx.Rollback(ctx) //nolint:errcheck // it ends with the test
 	events, err := sweep.Take(ctx, tx, parts[0], 10, 1<<20)
 	must(t, err)
-	if len(events) != 1 || events[0].AggregateID != "größe" || !utf8.Valid(events[0].Payload) || string(events[0].Payload) != `{"id": "größe"}` {
+	if len(events) != 1 || events[0].AggregateID != "größe" || !utf8.Valid(events[0].Payload) ||
+		string(events[0].Payload) != `{"id": "größe"}` {
 		t.Errorf("swept %+v", events)
 	}
 	// Comments are text too: what the database has no letter for, it refuses.
@@ -72,8 +73,8 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	}
 }
 
-// A session that began when commits were waited for goes on like that after a reload that says otherwise. It waits for a
-// standby, too, if it did.
+// A session that began when commits were waited for goes on like that after a reload that says otherwise. It waits for
+// a standby, too, if it did.
 func TestAReloadChangesNoSession(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)

@@ -41,8 +41,8 @@ func parseSnapshot(s string) (snapshot, error) {
 	return snap, nil
 }
 
-// full widens a 32-bit transaction id by taking the one nearest to xmax, as Postgres itself does: an id in the stream is
-// never 2^31 transactions away.
+// full widens a 32-bit transaction id by taking the one nearest to xmax, as Postgres itself does: an id in the stream
+// is never 2^31 transactions away.
 func (s snapshot) full(xid uint32) uint64 {
 	return uint64(int64(s.xmax) + int64(int32(xid-uint32(s.xmax))))
 }

@@ -10,8 +10,8 @@ import (
 	"posthaste/sql"
 )
 
-// A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over, claim
-// and fall back.
+// A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over,
+// claim and fall back.
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -27,7 +27,9 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	d.WaitHeld(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := d.Pool.Exec(ctx, "INSERT INTO relay_state (name) SELECT $1 FROM set_config('synchronous_commit', 'local', true)", d.Relay); err != nil {
+	if _, err := d.Pool.Exec(ctx,
+		"INSERT INTO relay_state (name) SELECT $1 FROM set_config('synchronous_commit', 'local', true)",
+		d.Relay); err != nil {
 		t.Fatal(err)
 	}
 	s := sql.NewStore(d.Pool, d.Relay, 0)

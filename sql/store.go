@@ -32,7 +32,8 @@ type store struct {
 	registered atomic.Bool
 }
 
-// NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the pool.
+// NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the
+// pool.
 func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Store {
 	return &store{pool: pool, name: name, history: history}
 }
@@ -53,8 +54,9 @@ func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 }
 
 var queueSettings = map[string]string{
-	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
-	"plan_cache_mode": "force_generic_plan", "idle_in_transaction_session_timeout": "10s",
+	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off",
+	"enable_mergejoin": "off", "jit": "off", "plan_cache_mode": "force_generic_plan",
+	"idle_in_transaction_session_timeout": "10s",
 }
 
 // Register makes sure that the relay's row exists and is the only one.
@@ -79,9 +81,9 @@ func (s *store) Register(ctx context.Context) error {
 	return nil
 }
 
-// Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source of its
-// own: the original may still be at work, and its streams are not the copy's before somebody says so. A standby that was
-// promoted is the same database. A copy on the same server cannot be told from the original.
+// Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source
+// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. A standby
+// that was promoted is the same database. A copy on the same server cannot be told from the original.
 func Identify(ctx context.Context, db DB) error {
 	var moved bool
 	err := db.QueryRow(ctx, query("state_moved")).Scan(&moved) // read before it is written, as in Register
@@ -164,7 +166,8 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	defer cancel()
 	streams, last, now, ages, events := s.suspects(a.Suspects)
 	var n int
-	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, streams, last, now, ages, events, a.WentBack).Scan(&n)
+	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, streams,
+		last, now, ages, events, a.WentBack).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}
@@ -172,10 +175,13 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 }
 
 // SetActive records what the epoch does now.
-func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN, degraded string) (bool, error) {
+func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN,
+	degraded string,
+) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(), storable(degraded))
+	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(),
+		storable(degraded))
 	if err != nil {
 		return false, fmt.Errorf("record mode %s: %w", active, err)
 	}
@@ -184,7 +190,8 @@ func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, 
 
 // RaiseBarrier notes what the next stream has to wait for.
 func (s *store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
-	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, int64(xid), known) //nolint:gosec // at most outbox.BarrierUnknown
+	at := int64(xid) //nolint:gosec // at most outbox.BarrierUnknown
+	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, at, known)
 }
 
 // LowerBarrier forgets that.
@@ -336,7 +343,8 @@ func (s *store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.F
 		aggregates[i] = items[i].AggregateID
 	}
 	seqs, ids, streams, entries, times := columns(items)
-	return s.found(ctx, len(items), "settle", query("settle"), aggregates, seqs, ids, streams, entries, times, s.history > 0)
+	return s.found(ctx, len(items), "settle", query("settle"), aggregates, seqs, ids, streams, entries, times,
+		s.history > 0)
 }
 
 // Hunt is Settle in every part.
@@ -346,7 +354,8 @@ func (s *store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Fou
 }
 
 func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams, entries []string, times []*time.Time) {
-	seqs, ids, streams, entries = make([]int64, len(items)), make([]uuid.UUID, len(items)), make([]string, len(items)), make([]string, len(items))
+	seqs, ids, streams, entries = make([]int64, len(items)), make([]uuid.UUID, len(items)), make([]string, len(items)),
+		make([]string, len(items))
 	times = make([]*time.Time, len(items)) // nil: the event's time is when its row was inserted
 	for i := range items {
 		it := &items[i]
@@ -359,12 +368,15 @@ func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams,
 }
 
 // Park moves a row to outbox_dead for o.
-func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int) (outbox.Found, error) {
+func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
+	attempts int,
+) (outbox.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	var snap string
 	var owner, gone int
-	err := s.pool.QueryRow(ctx, query("park"), s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID, storable(reason), class, attempts).
+	err := s.pool.QueryRow(ctx, query("park"), s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID,
+		storable(reason), class, attempts).
 		Scan(&snap, &owner, &gone)
 	if err == nil && owner == 0 {
 		err = outbox.ErrSuperseded
@@ -493,7 +505,8 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead removes a parked event for good. One that is being retried may be published nevertheless. Errors: ErrNotParked.
+// DropDead removes a parked event for good. One that is being retried may be published nevertheless. Errors:
+// ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	tag, err := db.Exec(ctx, query("dead_drop"), id)
 	if err != nil {

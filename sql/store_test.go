@@ -58,15 +58,24 @@ func nonce() (n outbox.Nonce) {
 // insert writes a committed event and returns it as the slot would deliver it.
 func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	tb.Helper()
-	row := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateType: "order", AggregateID: aggregate, Type: "order.changed"}}
-	err := d.Pool.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
-		VALUES ($1, 'order', $2, 'order.changed', '{"n":1}', '{"h":"x"}') RETURNING seq, xmin::text::bigint`, row.ID, aggregate).Scan(&row.Seq, &row.XID)
+	row := &outbox.Row{Event: outbox.Event{
+		ID: uuid.New(), AggregateType: "order", AggregateID: aggregate,
+		Type: "order.changed",
+	}}
+	err := d.Pool.QueryRow(tb.Context(),
+		`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
+		VALUES ($1, 'order', $2, 'order.changed', '{"n":1}', '{"h":"x"}')
+		RETURNING seq, xmin::text::bigint`, row.ID, aggregate).
+		Scan(&row.Seq, &row.XID)
 	must(tb, err)
 	return row
 }
 
 func settlement(r *outbox.Row) outbox.Settlement {
-	return outbox.Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order", EntryID: "1-1"}
+	return outbox.Settlement{
+		ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order",
+		EntryID: "1-1",
+	}
 }
 
 // met counts the rows that were there.
@@ -91,7 +100,11 @@ func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	old := owner(tb, s)
-	ok, err := s.Adopt(tb.Context(), outbox.Adoption{From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "another"})
+	ok, err := s.Adopt(tb.Context(),
+		outbox.Adoption{
+			From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()},
+			Holder: "another",
+		})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
@@ -111,14 +124,19 @@ func TestRegister(t *testing.T) {
 	}
 	st, err := store("second").State(ctx)
 	must(t, err)
-	if st.Desired != outbox.ModeAuto || st.Active != outbox.ModeStandby || st.Owner.Epoch != 0 || st.Owner.Source == uuid.Nil {
+	if st.Desired != outbox.ModeAuto || st.Active != outbox.ModeStandby || st.Owner.Epoch != 0 ||
+		st.Owner.Source == uuid.Nil {
 		t.Errorf("fresh state %+v", st)
 	}
-	if ok, err := store("second").Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1, Nonce: nonce()}, Holder: "me"}); err != nil || !ok {
+	if ok, err := store("second").Adopt(ctx, outbox.Adoption{
+		From: 0, To: outbox.Owner{Epoch: 1, Nonce: nonce()},
+		Holder: "me",
+	}); err != nil || !ok {
 		t.Fatalf("adopt: %v, %v", ok, err)
 	}
 	var second *outbox.SecondNameError
-	if err := store("third").Register(ctx); !errors.As(err, &second) || second.Existing != "second" || second.Name != "third" {
+	if err := store("third").Register(ctx); !errors.As(err, &second) || second.Existing != "second" ||
+		second.Name != "third" {
 		t.Errorf("a second name: %v", err)
 	}
 	must(t, store("second").Register(ctx))
@@ -181,8 +199,8 @@ func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
 	}
 	st, err := s.State(ctx)
 	must(t, err)
-	if st.Owner.Nonce != winner.Nonce || st.Owner.Source != before.Owner.Source || st.Active != outbox.ModeCDC || st.Handover != 0x16B3748 ||
-		st.Degraded != "why" || st.Holder != "host-1" || st.System == 0 || st.Timeline != 1 {
+	if st.Owner.Nonce != winner.Nonce || st.Owner.Source != before.Owner.Source || st.Active != outbox.ModeCDC ||
+		st.Handover != 0x16B3748 || st.Degraded != "why" || st.Holder != "host-1" || st.System == 0 || st.Timeline != 1 {
 		t.Errorf("state %+v", st)
 	}
 	if !must1(s.SetActive(ctx, 1, outbox.ModePoll, 0, "")) {
@@ -192,7 +210,8 @@ func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
 		t.Errorf("a zero hand-over erases the last one: %+v, %v", st, err)
 	}
 	must(t, sql.SetDesired(ctx, d.Pool, "test", outbox.ModePoll))
-	if sql.SetDesired(ctx, d.Pool, "nobody", outbox.ModePoll) == nil || sql.SetDesired(ctx, d.Pool, "test", "fast") == nil {
+	if sql.SetDesired(ctx, d.Pool, "nobody", outbox.ModePoll) == nil ||
+		sql.SetDesired(ctx, d.Pool, "test", "fast") == nil {
 		t.Error("SetDesired takes a wrong name or mode")
 	}
 	if st, err = s.State(ctx); err != nil || st.Desired != outbox.ModePoll {
@@ -212,7 +231,8 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 	if got, err := s.Streams(t.Context()); err != nil || fmt.Sprint(got) != "[a b]" {
 		t.Errorf("streams %v, %v", got, err)
 	}
-	if got := testenv.Value[string](t, d, "SELECT string_agg(stream || adopted_epoch, ' ' ORDER BY stream) FROM outbox_stream"); got != "a4 b3" {
+	if got := testenv.Value[string](t, d,
+		"SELECT string_agg(stream || adopted_epoch, ' ' ORDER BY stream) FROM outbox_stream"); got != "a4 b3" {
 		t.Errorf("epochs %s", got)
 	}
 	insert(t, d, "x")
@@ -266,7 +286,10 @@ func held(tb testing.TB) (*testenv.Database, func()) {
 	d := pg.Database(tb)
 	set := func(value string) {
 		ctx := context.Background() // releasing is also a cleanup
-		for _, stmt := range []string{"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'", "SELECT pg_reload_conf()"} {
+		for _, stmt := range []string{
+			"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'",
+			"SELECT pg_reload_conf()",
+		} {
 			if _, err := d.Pool.Exec(ctx, stmt); err != nil {
 				tb.Errorf("%s: %v", stmt, err)
 			}
@@ -298,11 +321,15 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	must(tb, err)
 	var pid int
 	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-	row := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateType: "order", AggregateID: "held", Type: "order.changed"}}
+	row := &outbox.Row{Event: outbox.Event{
+		ID: uuid.New(), AggregateType: "order", AggregateID: "held",
+		Type: "order.changed",
+	}}
 	tx, err := c.Begin(tb.Context())
 	must(tb, err)
 	must(tb, tx.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).Scan(&row.Seq, &row.XID))
+		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).
+		Scan(&row.Seq, &row.XID))
 	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
 	must(tb, err)
 	done := make(chan error, 1)
@@ -315,7 +342,8 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	})
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		var waits bool
-		err := d.Pool.QueryRow(tb.Context(), "SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
+		err := d.Pool.QueryRow(tb.Context(),
+			"SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
 		if err != nil || !waits {
 			return fmt.Errorf("the commit is not held: %w", err)
 		}
@@ -362,7 +390,8 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 			t.Errorf("%s afterwards: %+v, %v", name, f, err)
 		}
 	}
-	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 || !f.Snapshot.Visible(row.XID) {
+	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 ||
+		!f.Snapshot.Visible(row.XID) {
 		t.Errorf("hunt at last: %+v, %v", f, err)
 	}
 }
@@ -385,7 +414,8 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	f, err := s.Settle(ctx, []outbox.Settlement{timed, unknown, gone})
 	must(t, err)
 	for id, want := range map[uuid.UUID]bool{rows[0].ID: true, rows[1].ID: false} {
-		if kept := testenv.Value[bool](t, d, "SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1", id, timed.Time); kept != want {
+		if kept := testenv.Value[bool](t, d, "SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1",
+			id, timed.Time); kept != want {
 			t.Errorf("the time of event %s is kept: %v, want %v", id, kept, want)
 		}
 	}
@@ -399,7 +429,8 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	lost := settlement(rows[2])
 	for i := 0; lost.AggregateID == rows[2].AggregateID; i++ {
 		name := fmt.Sprint("other-", i)
-		if testenv.Value[bool](t, d, "SELECT hashtextextended($1, 0) & 15 <> hashtextextended($2, 0) & 15", name, rows[2].AggregateID) {
+		if testenv.Value[bool](t, d, "SELECT hashtextextended($1, 0) & 15 <> hashtextextended($2, 0) & 15", name,
+			rows[2].AggregateID) {
 			lost.AggregateID = name
 		}
 	}
@@ -414,7 +445,8 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	}
 	same := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN before b
 		USING (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
-		WHERE stream = 'outbox.order' AND mode = 'cdc' AND entry_id IS NOT DISTINCT FROM CASE WHEN id = $1 THEN NULL ELSE '1-1' END`, rows[1].ID)
+		WHERE stream = 'outbox.order' AND mode = 'cdc'
+			AND entry_id IS NOT DISTINCT FROM CASE WHEN id = $1 THEN NULL ELSE '1-1' END`, rows[1].ID)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); same != 3 || n != 3 {
 		t.Errorf("%d rows of history, %d as they should be; want 3", n, same)
 	}
@@ -481,7 +513,10 @@ func TestInsertEventRefuses(t *testing.T) {
 	} {
 		e := good
 		change(&e)
-		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error { _, err := sql.InsertEvent(t.Context(), tx, e); return err })
+		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
+			_, err := sql.InsertEvent(t.Context(), tx, e)
+			return err
+		})
 		if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "xxxxx") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -507,7 +542,9 @@ func TestUninstall(t *testing.T) {
 	}
 	must(t, sql.CheckSchema(t.Context(), d.Pool))
 	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
-	if got := testenv.Value[string](t, d, "SELECT coalesce(string_agg(relname, ' '), '') FROM pg_class WHERE relnamespace = 'public'::regnamespace"); got != "" {
+	if got := testenv.Value[string](t, d,
+		`SELECT coalesce(string_agg(relname, ' '), '') FROM pg_class
+		WHERE relnamespace = 'public'::regnamespace`); got != "" {
 		t.Errorf("left: %s", got)
 	}
 	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))

@@ -147,8 +147,8 @@ func (s *Sweep) Begin(ctx context.Context) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// Take deletes, within tx, the first rows of the part, at most limit of them and about bytes of payload, and returns them
-// in order.
+// Take deletes, within tx, the first rows of the part, at most limit of them and about bytes of payload, and returns
+// them in order.
 func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -194,7 +194,8 @@ func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
 		streams[i], entries[i] = d.Stream, d.EntryID
 		headers[i] = optional(e.Headers)
 	}
-	_, err := tx.Exec(ctx, query("sweep_history"), seqs, ids, types, aggregates, events, payloads, headers, created, streams, entries)
+	_, err := tx.Exec(ctx, query("sweep_history"), seqs, ids, types, aggregates, events, payloads, headers, created,
+		streams, entries)
 	if err != nil {
 		return fmt.Errorf("keep history: %w", err)
 	}
@@ -205,8 +206,8 @@ func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
 func (s *Sweep) Park(ctx context.Context, tx pgx.Tx, e *outbox.Event, reason, class string, attempts int) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	_, err := tx.Exec(ctx, query("sweep_park"), e.ID, e.Seq, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), optional(e.Headers),
-		e.Time, storable(reason), class, attempts)
+	_, err := tx.Exec(ctx, query("sweep_park"), e.ID, e.Seq, e.AggregateType, e.AggregateID, e.Type, string(e.Payload),
+		optional(e.Headers), e.Time, storable(reason), class, attempts)
 	if err != nil {
 		return fmt.Errorf("park event %s: %w", e.ID, err)
 	}
@@ -221,8 +222,8 @@ func (s *Sweep) Reached(ctx context.Context, part int, seq int64) (ok bool, err 
 	return ok, wrapPart("look for the first rows of", part, err)
 }
 
-// ParkFirst parks the part's first row on the server if it still cannot be read, and returns what identifies it, and why
-// it cannot be read; nil if it can. The payload stays with the parked row as long as the server can copy it.
+// ParkFirst parks the part's first row on the server if it still cannot be read, and returns what identifies it, and
+// why it cannot be read; nil if it can. The payload stays with the parked row as long as the server can copy it.
 func (s *Sweep) ParkFirst(ctx context.Context, part int) (e *outbox.Event, cause, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -281,7 +282,8 @@ func optional(b []byte) *string {
 func Unreadable(err error) bool {
 	code := SQLState(err)
 	// 22: data exception; 54: a limit of the program. By their class, because a later Postgres may know more of them.
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted || OutOfMemory(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted ||
+		OutOfMemory(err)
 }
 
 // OutOfMemory reports whether the server had no memory for a statement. A smaller read may need less.

@@ -37,7 +37,10 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	check("register", s.Register(ctx))
 	st, err := s.State(ctx)
 	check("state", err)
-	_, err = s.Adopt(ctx, outbox.Adoption{From: st.Owner.Epoch, To: outbox.Owner{Epoch: st.Owner.Epoch + 1, Nonce: nonce()}, Holder: "me"})
+	_, err = s.Adopt(ctx, outbox.Adoption{
+		From: st.Owner.Epoch,
+		To:   outbox.Owner{Epoch: st.Owner.Epoch + 1, Nonce: nonce()}, Holder: "me",
+	})
 	check("adopt", err)
 	_, err = s.SetActive(ctx, st.Owner.Epoch+1, outbox.ModePoll, 1, "")
 	check("set active", err)
@@ -137,7 +140,8 @@ func TestClaims(t *testing.T) {
 		t.Errorf("claim %d after %d: %v, %v", second, first, ok, err)
 	}
 	// Whoever dies lets go.
-	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'posthaste sweep'")
+	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "+
+		"application_name = 'posthaste sweep'")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, ok, err := open().Claim(ctx, 3); err != nil || !ok {
 			return notYet(ok, err)
@@ -161,9 +165,10 @@ func TestPlansUseTheIndex(t *testing.T) {
 		aggregates[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
 	}
 	cases := map[string][]any{
-		"settle": {aggregates, seqs, ids, texts, texts, times, true}, "hunt": {seqs, ids, texts, texts, times, true}, "lookup": {aggregates, seqs, ids},
-		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil, "sweep_park_first": {3, "why", true},
-		"sweep_reached": {3, 100}, "audit": nil, "park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1}, "dead_published": nil,
+		"settle": {aggregates, seqs, ids, texts, texts, times, true}, "hunt": {seqs, ids, texts, texts, times, true},
+		"lookup": {aggregates, seqs, ids}, "sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil,
+		"sweep_park_first": {3, "why", true}, "sweep_reached": {3, 100}, "audit": nil,
+		"park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1}, "dead_published": nil,
 	}
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {
@@ -171,7 +176,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 		}
 		for name, args := range cases {
 			plan := explain(t, pool, name, args...)
-			if strings.Contains(plan, "Seq Scan on outbox o") || strings.Contains(plan, "Seq Scan on outbox\n") || strings.Contains(plan, "Seq Scan on outbox ") {
+			if strings.Contains(plan, "Seq Scan on outbox o") || strings.Contains(plan, "Seq Scan on outbox\n") ||
+				strings.Contains(plan, "Seq Scan on outbox ") {
 				t.Errorf("%s with %s statistics:\n%s", name, statistics, plan)
 			}
 			// Half a second is a hundred times what it takes; reading the table for each row is more, every time. Once the

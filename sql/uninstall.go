@@ -11,7 +11,8 @@ import (
 // tables are everything the migrations made, dependants first.
 var tables = []string{
 	"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
-	"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_history", "outbox", "inbox", "orders", versionTable,
+	"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_history", "outbox", "inbox",
+	"orders", versionTable,
 }
 
 // Uninstall drops the publication and, if asked, the tables with all that is in them.

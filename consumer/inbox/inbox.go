@@ -31,11 +31,12 @@ const idleLimit = "60s"
 // waits for its end. Under REPEATABLE READ and above it may end with a serialization failure (40001) instead of false;
 // the retry of the event then finds the note.
 //
-// So that a paused process does not block the others for ever, tx may be idle between two statements for a minute at most,
-// unless its session sets idle_in_transaction_session_timeout itself; a value near the consumer's ClaimIdle is good.
+// So that a paused process does not block the others for ever, tx may be idle between two statements for a minute at
+// most, unless its session sets idle_in_transaction_session_timeout itself; a value near the consumer's ClaimIdle is
+// good.
 //
-// eventID is an event's ID, usually a UUID; any other text is as good. The table inbox (posthaste migrate makes it) must
-// be in tx's search path.
+// eventID is an event's ID, usually a UUID; any other text is as good. The table inbox (posthaste migrate makes it)
+// must be in tx's search path.
 func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, err error) {
 	id, day := locate(eventID)
 	tag, err := tx.Exec(ctx, query("once"), day, group, id, idleLimit)

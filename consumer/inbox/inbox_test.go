@@ -100,7 +100,8 @@ func TestIdleTransactionIsBounded(t *testing.T) {
 	d := testenv.Postgres(t)
 	for own, want := range map[string]string{"0": "1min", "7s": "7s"} {
 		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), "SELECT set_config('idle_in_transaction_session_timeout', $1, true)", own); err != nil {
+			if _, err := tx.Exec(t.Context(), "SELECT set_config('idle_in_transaction_session_timeout', $1, true)",
+				own); err != nil {
 				return err
 			}
 			if first, err := inbox.Once(t.Context(), tx, "g", v7(t)); err != nil || !first {
@@ -146,7 +147,9 @@ func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 								if i%2 == 0 && attempt == 0 {
 									return errors.New("a failing handler")
 								}
-								_, err = tx.Exec(t.Context(), "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')", uuid.New())
+								_, err = tx.Exec(t.Context(),
+									"INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')",
+									uuid.New())
 								if err == nil {
 									effects.Add(1)
 								}
@@ -199,7 +202,8 @@ func TestMaintain(t *testing.T) {
 	if err := inbox.Maintain(t.Context(), d.Pool, retention); err != nil {
 		t.Fatal(err)
 	}
-	if got := testenv.Value[int](t, d, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'inbox'::regclass"); got != 1+1+3 {
+	if got := testenv.Value[int](t, d,
+		"SELECT count(*) FROM pg_inherits WHERE inhparent = 'inbox'::regclass"); got != 1+1+3 {
 		t.Errorf("%d partitions, want the default one, the one with the late note, and 3 of the 4 ahead", got)
 	}
 	if once(t, d, "g", late) {

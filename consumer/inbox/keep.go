@@ -20,8 +20,8 @@ const (
 	keepEvery = 30 * time.Minute
 )
 
-// Keep does the housekeeping of the inbox now and every half hour until ctx ends: Maintain, with errors logged and tried
-// again. One process is enough; several do no harm. log may be nil.
+// Keep does the housekeeping of the inbox now and every half hour until ctx ends: Maintain, with errors logged and
+// tried again. One process is enough; several do no harm. log may be nil.
 func Keep(ctx context.Context, db *pgxpool.Pool, retention time.Duration, log *slog.Logger) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -101,8 +101,9 @@ func makePartition(ctx context.Context, db *pgxpool.Pool, day time.Time) error {
 			return err
 		}
 		const date = "2006-01-02"
-		_, err := tx.Exec(ctx, fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF inbox FOR VALUES FROM ('%s') TO ('%s')",
-			name, day.Format(date), day.AddDate(0, 0, 1).Format(date)))
+		_, err := tx.Exec(ctx,
+			fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s PARTITION OF inbox FOR VALUES FROM ('%s') TO ('%s')",
+				name, day.Format(date), day.AddDate(0, 0, 1).Format(date)))
 		return err
 	})
 	if err != nil {
@@ -136,7 +137,8 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 	ident := pgx.Identifier{name}.Sanitize()
 	// An event may have been seen long after its day.
 	var fresh bool
-	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)", retention).Scan(&fresh)
+	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)",
+		retention).Scan(&fresh)
 	if err == nil && fresh {
 		return nil
 	}
@@ -146,7 +148,8 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
 				return err
 			}
-			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)", retention).Scan(&fresh)
+			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)",
+				retention).Scan(&fresh)
 			if err != nil || fresh {
 				return err
 			}
