@@ -6,9 +6,10 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 # One static binary. The Dockerfile runs the same line; a test compares the two.
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
-# The tests of dashboards and rules are a module of their own, see grafana/go.mod. They read the code beside it, which
-# the test cache does not notice, hence -count=1.
+# The tests of dashboards and rules, and those of the compose file and the Dockerfile, are modules of their own, see their
+# go.mod. They read the code beside them, which the test cache does not notice, hence -count=1.
 GRAFANA  := cd grafana && $(GO)
+CONTAIN  := cd containers && $(GO)
 # What the tests start.
 SERVERS  := postgres redis valkey prometheus
 # One fuzz target per run: go test wants exactly one.
@@ -36,6 +37,7 @@ test: ## install what tests need, run every test against real servers
 	@# time even on two cores, because they mostly wait for those.
 	$(GO) test -race -p 1 -parallel 4 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
+	$(CONTAIN) test -race -count=1 ./...
 
 # The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
 # TestFull…, and run alone, one after the other and without the race detector, which would falsify the figures.
@@ -60,6 +62,7 @@ pictures: ## take the console's pictures in docs/img anew
 check: lint rules ## formatting, linters, modules, Prometheus rules, generated documents
 	$(GO) mod tidy -diff
 	$(GRAFANA) mod tidy -diff
+	$(CONTAIN) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
 
@@ -68,6 +71,7 @@ lint: $(LINT) ## formatting and linters only
 	$(GO) vet ./...
 	$(LINT) run ./...
 	cd grafana && ../$(LINT) run ./...
+	cd containers && ../$(LINT) run ./...
 
 fmt: $(LINT) ## format every Go file
 	$(LINT) fmt

@@ -346,3 +346,12 @@ func (g *guide) run(p page, list []block) {
 		g.t.Errorf("%s: %v", p.name, err)
 	}
 }
+
+func read(tb testing.TB, name string) string {
+	tb.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,3 +1,4 @@
+// Package posthaste_test holds the pages against the code, and runs the commands in them.
 package posthaste_test
 
 import (

@@ -1,4 +1,4 @@
-package posthaste_test
+package containers_test
 
 import (
 	"os/exec"

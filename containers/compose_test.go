@@ -1,6 +1,6 @@
-// Package posthaste_test checks what stands at the root of the repository: the compose file, the Dockerfile, the
-// settings they share with the Makefile and .env.example. No container engine is needed.
-package posthaste_test
+// Package containers_test checks the compose file and the Dockerfile at the root of the repository, and the settings
+// they share with the Makefile and .env.example. No container engine is needed.
+package containers_test
 
 import (
 	"fmt"
