@@ -8,9 +8,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// Parts is the number of parts the outbox table is divided into by a hash of the aggregate id. All events of one
+// Partitions is the number of parts the outbox table is divided into by a hash of the aggregate id. All events of one
 // aggregate are in one part, so claiming a part keeps their order.
-const Parts = 16
+const Partitions = 16
 
 // MaxPayload is the longest payload, in bytes of its JSON text, that the outbox table accepts.
 const MaxPayload = 8 << 20

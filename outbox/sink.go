@@ -32,7 +32,7 @@ const StreamLane = -1
 
 // Lane is one numbered sequence of batches into one stream: the slot reader's, or one claim of a part.
 type Lane struct {
-	// Part is StreamLane or 0 … Parts-1.
+	// Part is StreamLane or 0 … Partitions-1.
 	Part int
 	// Claim is the part's counter, raised at every claim; for the stream lane it is 0.
 	Claim int64

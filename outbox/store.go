@@ -185,9 +185,9 @@ type Store interface {
 	Lookup(ctx context.Context, rows []*Row) (Found, error)
 	// Settle deletes the rows, writing history, and tells which it found.
 	Settle(ctx context.Context, items []Settlement) (Found, error)
-	// Hunt deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort before
-	// they are let go.
-	Hunt(ctx context.Context, items []Settlement) (Found, error)
+	// DeleteAnywhere deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort
+	// before they are let go.
+	DeleteAnywhere(ctx context.Context, items []Settlement) (Found, error)
 	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when o
 	// is not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
 	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (Found, error)

@@ -163,7 +163,7 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	tx := r.begin()
 	_, err := tx.Exec(t.Context(), "SELECT FROM outbox WHERE id = $1 FOR UPDATE", held)
 	r.must(err)
-	const free = outbox.Parts - 1
+	const free = outbox.Partitions - 1
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT DISTINCT ON (part) gen_random_uuid(), 'order', name, 'order.changed', '{}'
 		FROM (SELECT name, hashtextextended(name, 0) & 15 AS part FROM (SELECT 'o-' || i FROM generate_series(1, 500) i) AS names (name)) AS parts

@@ -59,7 +59,7 @@ type Sweeper struct {
 	// refused remembers, over transactions, what the sink refuses.
 	refused poison.Refusals
 	// rows is how many rows the next batch of each part takes: fewer after one that failed.
-	rows [outbox.Parts]atomic.Int64
+	rows [outbox.Partitions]atomic.Int64
 }
 
 var _ outbox.Sweeper = (*Sweeper)(nil)
@@ -107,7 +107,7 @@ func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx co
 	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
 		g.Go(func() error {
-			w := &worker{s: s, scope: scope, last: rand.N(outbox.Parts)}
+			w := &worker{s: s, scope: scope, last: rand.N(outbox.Partitions)}
 			defer w.close()
 			return work(ctx, w)
 		})

@@ -93,7 +93,7 @@ func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
 	if err == nil {
-		parts, err = w.conn.Parts(ctx)
+		parts, err = w.conn.Partitions(ctx)
 	}
 	if err != nil {
 		return w.failed(ctx, err)

@@ -123,8 +123,8 @@ func (s *settler) remove(work context.Context, retry func(string, func(context.C
 			break
 		}
 		if !hidden {
-			err := retry("hunt", func(ctx context.Context) (err error) {
-				found, err = s.store.Hunt(ctx, items)
+			err := retry("delete anywhere", func(ctx context.Context) (err error) {
+				found, err = s.store.DeleteAnywhere(ctx, items)
 				return err
 			})
 			if err != nil {

@@ -27,7 +27,7 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 	for name, call := range map[string]func(r *outbox.Row) (outbox.Found, error){
 		"lookup": func(r *outbox.Row) (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{r}) },
 		"settle": func(r *outbox.Row) (outbox.Found, error) { return s.Settle(ctx, settlements(r)) },
-		"hunt":   func(r *outbox.Row) (outbox.Found, error) { return s.Hunt(ctx, settlements(r)) },
+		"hunt":   func(r *outbox.Row) (outbox.Found, error) { return s.DeleteAnywhere(ctx, settlements(r)) },
 		"park":   func(r *outbox.Row) (outbox.Found, error) { return s.Park(ctx, owner(t, s), r, "too_large", "why", 3) },
 	} {
 		if f, err := call(old); err != nil || met(f) != 0 || !f.Snapshot.Visible(old.XID) {

@@ -43,7 +43,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	sweep, err := sql.OpenSweep(ctx, url, "public", false)
 	must(t, err)
 	defer sweep.Close()
-	parts, err := sweep.Parts(ctx)
+	parts, err := sweep.Partitions(ctx)
 	must(t, err)
 	tx, err := sweep.Begin(ctx)
 	must(t, err)
@@ -140,11 +140,11 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	sweep, err := sql.OpenSweep(ctx, url, "public", false)
 	must(t, err)
 	defer sweep.Close()
-	if parts, err := sweep.Parts(ctx); err != nil || len(parts) != 1 {
+	if parts, err := sweep.Partitions(ctx); err != nil || len(parts) != 1 {
 		t.Fatalf("parts %v, %v", parts, err)
 	}
 	d.Exec(t, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
-	_, err = sweep.Parts(ctx)
+	_, err = sweep.Partitions(ctx)
 	if sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("a sweep: %v", err)
 	}

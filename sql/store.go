@@ -347,10 +347,10 @@ func (s *store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.F
 		s.history > 0)
 }
 
-// Hunt is Settle in every part.
-func (s *store) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+// DeleteAnywhere is Settle in every part.
+func (s *store) DeleteAnywhere(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
 	seqs, ids, streams, entries, times := columns(items)
-	return s.found(ctx, len(items), "hunt", query("hunt"), seqs, ids, streams, entries, times, s.history > 0)
+	return s.found(ctx, len(items), "hunt", query("delete_anywhere"), seqs, ids, streams, entries, times, s.history > 0)
 }
 
 func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams, entries []string, times []*time.Time) {

@@ -370,7 +370,7 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	calls := map[string]func() (outbox.Found, error){
 		"lookup": func() (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{row}) },
 		"settle": func() (outbox.Found, error) { return s.Settle(ctx, []outbox.Settlement{settlement(row)}) },
-		"hunt":   func() (outbox.Found, error) { return s.Hunt(ctx, []outbox.Settlement{settlement(row)}) },
+		"hunt":   func() (outbox.Found, error) { return s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}) },
 		"park":   func() (outbox.Found, error) { return s.Park(ctx, owner(t, s), row, "too_large", "why", 3) },
 	}
 	for name, call := range calls {
@@ -390,7 +390,7 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 			t.Errorf("%s afterwards: %+v, %v", name, f, err)
 		}
 	}
-	if f, err := s.Hunt(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 ||
+	if f, err := s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 ||
 		!f.Snapshot.Visible(row.XID) {
 		t.Errorf("hunt at last: %+v, %v", f, err)
 	}
@@ -437,7 +437,7 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	if f, err = s.Settle(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 0 {
 		t.Errorf("settled in the wrong part: %v, %v", f.Rows, err)
 	}
-	if f, err = s.Hunt(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 1 {
+	if f, err = s.DeleteAnywhere(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 1 {
 		t.Errorf("hunted: %v, %v", f.Rows, err)
 	}
 	if f, err = s.Lookup(ctx, rows); err != nil || met(f) != 7 || f.Rows[0] {

@@ -25,7 +25,7 @@ const sweepTimeout = 35 * time.Second
 // hold its rows. It belongs to one goroutine.
 type Sweep struct {
 	conn    *pgx.Conn
-	keys    [outbox.Parts]int64
+	keys    [outbox.Partitions]int64
 	history bool
 }
 
@@ -68,8 +68,8 @@ func (s *Sweep) Close() {
 // Closed reports whether the connection is gone.
 func (s *Sweep) Closed() bool { return s.conn.IsClosed() }
 
-// Parts lists the parts that have rows.
-func (s *Sweep) Parts(ctx context.Context) ([]int, error) {
+// Partitions lists the parts that have rows.
+func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	rows, err := s.conn.Query(ctx, query("sweep_parts"))

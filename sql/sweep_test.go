@@ -60,7 +60,7 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	check("backlog", err)
 	_, err = s.Settle(ctx, settlements(a))
 	check("settle", err)
-	_, err = s.Hunt(ctx, settlements(b))
+	_, err = s.DeleteAnywhere(ctx, settlements(b))
 	check("hunt", err)
 	_, err = s.Park(ctx, owner(t, s), c, "too_large", "why", 1)
 	check("park", err)
@@ -88,7 +88,7 @@ func sweep(t *testing.T, url string) {
 	w, err := sql.OpenSweep(ctx, url, "public", true)
 	must(t, err)
 	defer w.Close()
-	parts, err := w.Parts(ctx)
+	parts, err := w.Partitions(ctx)
 	must(t, err)
 	for _, part := range parts {
 		if _, ok, err := w.Claim(ctx, part); err != nil || !ok {
@@ -165,10 +165,11 @@ func TestPlansUseTheIndex(t *testing.T) {
 		aggregates[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
 	}
 	cases := map[string][]any{
-		"settle": {aggregates, seqs, ids, texts, texts, times, true}, "hunt": {seqs, ids, texts, texts, times, true},
-		"lookup": {aggregates, seqs, ids}, "sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil,
-		"sweep_park_first": {3, "why", true}, "sweep_reached": {3, 100}, "audit": nil,
-		"park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1}, "dead_published": nil,
+		"settle":          {aggregates, seqs, ids, texts, texts, times, true},
+		"delete_anywhere": {seqs, ids, texts, texts, times, true}, "lookup": {aggregates, seqs, ids},
+		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil, "sweep_park_first": {3, "why", true},
+		"sweep_reached": {3, 100}, "audit": nil, "park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1},
+		"dead_published": nil,
 	}
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {

@@ -170,7 +170,7 @@ func (s Settings) Parse() (Config, error) {
 		WALBudget:    p.size("wal-budget", s.WALBudget, 16<<20),
 		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
 		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
-		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Parts)),
+		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison:       relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip), string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
 		StreamMaxlen: p.number("stream-maxlen", s.StreamMaxlen, 0, 1<<40),

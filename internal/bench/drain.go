@@ -226,7 +226,7 @@ func (s *scene) deleteAll(ctx context.Context, n int) error {
 	var gone atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.config.SweepWorkers)
-	for part := range outbox.Parts {
+	for part := range outbox.Partitions {
 		g.Go(func() error {
 			for rows := -1; rows != 0; {
 				if err := pool.QueryRow(gctx, bareDelete, part, s.config.History > 0).Scan(&rows); err != nil {
