@@ -100,7 +100,7 @@ func (c *Consumer) claimAll(ctx context.Context) {
 			err = c.claim(ctx, stream, c.opt.ClaimIdle)
 		}
 		if err == nil {
-			err = c.bury(ctx, stream)
+			err = c.removeIdle(ctx, stream)
 		}
 		if ctx.Err() == nil && !noGroup(err) && !errors.Is(err, errNoLease) {
 			c.outages.note("claim", stream, err)
@@ -127,9 +127,9 @@ func (c *Consumer) takeAll(ctx context.Context, stream, mode, cursor string) (er
 // noGroup reports an error that the reader mends by creating the group.
 func noGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }
 
-// bury removes consumers of the group that have nothing pending and have given no sign of life for long. Removing one
-// that lives after all does no harm: its next read brings it back.
-func (c *Consumer) bury(ctx context.Context, stream string) error {
+// removeIdle removes consumers of the group that have nothing pending and have given no sign of life for long. Removing
+// one that lives after all does no harm: its next read brings it back.
+func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 	list, err := c.client.XInfoConsumers(ctx, stream, c.opt.Group).Result()
 	if err != nil {
 		if strings.Contains(err.Error(), "no such key") {
@@ -146,7 +146,7 @@ func (c *Consumer) bury(ctx context.Context, stream string) error {
 			return err
 		}
 		if n == 1 {
-			c.metrics.buried.Inc()
+			c.metrics.removed.Inc()
 			c.log.Info("dead consumer removed", "stream", stream, "consumer", m.Name)
 		}
 	}

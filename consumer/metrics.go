@@ -23,7 +23,7 @@ type metrics struct {
 	dead          prometheus.Counter
 	read          prometheus.Counter
 	claimed       prometheus.Counter
-	buried        prometheus.Counter
+	removed       prometheus.Counter
 	handleSeconds prometheus.Observer
 	delaySeconds  prometheus.Observer
 	held          prometheus.Gauge
@@ -78,7 +78,7 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 		claimed: counter("outbox_consumer_claimed_total",
 			"Entries taken over from consumers that gave no sign of life. A rise means processes die.",
 			"group").WithLabelValues(group),
-		buried: counter("outbox_consumer_removed_total", "Dead consumers removed from the group.",
+		removed: counter("outbox_consumer_removed_total", "Dead consumers removed from the group.",
 			"group").WithLabelValues(group),
 		handleSeconds: histogram("outbox_consumer_handle_seconds", "Time a handler takes for one event.",
 			0.0005, 0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5),

@@ -199,14 +199,14 @@ func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict
 	if err != nil {
 		return g.degraded(r, err)
 	}
-	v, err := g.judge(r, reply)
+	v, err := g.assess(r, reply)
 	if err != nil {
 		return g.degraded(r, err)
 	}
 	return v
 }
 
-func (g *Guard) judge(r *Request, reply []string) (verdict, error) {
+func (g *Guard) assess(r *Request, reply []string) (verdict, error) {
 	switch code := reply[0]; {
 	case (code == "ACQUIRED" || code == "TAKEOVER") && len(reply) == 2:
 		token, err := strconv.ParseInt(reply[1], 10, 64)

@@ -141,7 +141,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 			err = sent
 		}
 		if err == nil {
-			err = judge(stream, v, o)
+			err = assess(stream, v, o)
 		}
 		// One that is empty may have been deleted, and made anew by a consumer.
 		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[2] != nil && v[3] != nil {
@@ -163,8 +163,8 @@ func (s *Sink) remembers(ctx context.Context, stream string) error {
 	return err
 }
 
-// judge is what the scripts' judge does, for a gate that was only read.
-func judge(stream string, v []any, o outbox.Owner) error {
+// assess is what the scripts' assess does, for a gate that was only read.
+func assess(stream string, v []any, o outbox.Owner) error {
 	source, _ := v[0].(string)
 	owner, _ := v[1].(string)
 	if source == "" || owner == "" {

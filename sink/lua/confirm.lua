@@ -5,7 +5,7 @@ local epoch = ARGV[2]
 
 local g, err = read(gate, 'source', 'owner')
 if err then return err end
-local no = judge(g[1], g[2], ARGV[1], epoch, ARGV[3])
+local no = assess(g[1], g[2], ARGV[1], epoch, ARGV[3])
 if no then return no end
 for i = 5, #ARGV, 4 do
   local v = redis.call('HGET', gate, 'l:' .. ARGV[i])

@@ -5,7 +5,7 @@ local gate = KEYS[2]
 
 local g, err = read(gate, 'source', 'owner', 'doubt')
 if err then return err end
-local no = judge(g[1], g[2], ARGV[1], ARGV[2], ARGV[3])
+local no = assess(g[1], g[2], ARGV[1], ARGV[2], ARGV[3])
 if no then return no end
 local doubt = tonumber(g[3] or '0')
 if doubt == 0 then return {'OK'} end

@@ -33,8 +33,8 @@ local function read(gate, ...)
   return g
 end
 
--- judge returns nil if the gate belongs to the caller, else the answer to give.
-local function judge(gsource, gowner, source, epoch, nonce)
+-- assess returns nil if the gate belongs to the caller, else the answer to give.
+local function assess(gsource, gowner, source, epoch, nonce)
   if not gsource or not gowner then return {'GAP'} end
   if gsource ~= source then return {'FOREIGN', gsource} end
   local e, n = string.match(gowner, '^(%d+)|(%x+)$')

@@ -16,7 +16,7 @@ if #ARGV ~= FIRST + count * width then return redis.error_reply('ERR wrong numbe
 
 local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
 if err then return err end
-local no = judge(g[1], g[2], ARGV[1], epoch, ARGV[3])
+local no = assess(g[1], g[2], ARGV[1], epoch, ARGV[3])
 if no then return no end
 -- A gate that knows of less than the caller does went back in time, and the stream with it.
 local n = tonumber(g[5] or '0')
