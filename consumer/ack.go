@@ -165,7 +165,7 @@ func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 		pause.For(ctx, reconnect(n))
 		return err
 	}
-	c.lanes.acked(es)
+	c.queues.acked(es)
 	for _, e := range es {
 		if e.suspect {
 			c.suspect.leave(e)

@@ -33,7 +33,7 @@ const readyLine = "ready"
 type childConfig struct {
 	Redis, Prefix, Group string
 	ClaimIdle            time.Duration
-	Lanes                int
+	Workers              int
 	Ordered              bool
 	// Effect is a database: each event becomes a row of effect, through the inbox. Empty: lines on standard output.
 	Effect string
@@ -75,7 +75,7 @@ func child() int {
 		h = journal(client, cfg)
 	}
 	c, err := consumer.New(consumer.Options{
-		Client: client, Group: cfg.Group, Prefix: cfg.Prefix, ClaimIdle: cfg.ClaimIdle, Lanes: cfg.Lanes,
+		Client: client, Group: cfg.Group, Prefix: cfg.Prefix, ClaimIdle: cfg.ClaimIdle, Workers: cfg.Workers,
 		Ordered: cfg.Ordered, Handler: h,
 		Backoff: func(int) time.Duration { return 10 * time.Millisecond },
 	})

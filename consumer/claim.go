@@ -14,17 +14,17 @@ import (
 // holdBatch bounds the entries of one call to the scripts that take a list of ids.
 const holdBatch = 500
 
-// take reads a page of pending entries (this consumer's "own", or those idle for at least the given ms) into the lanes
+// take reads a page of pending entries (this consumer's "own", or those idle for at least the given ms) into the queues
 // and returns the cursor of the next page, "" at the end.
 func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count *batchSize) (string, error) {
-	if c.lanes.room(ctx, count.want()) == 0 {
+	if c.queues.capacity(ctx, count.want()) == 0 {
 		return "", ctx.Err()
 	}
 	if !c.mayRun(stream) { // what another consumer works on would be taken from it
 		return "", errNoLease
 	}
-	c.lanes.beginTake()
-	defer c.lanes.endTake()
+	c.queues.beginTake()
+	defer c.queues.endTake()
 	keys, token := c.fence(stream)
 	reply, err := fenced(takeScript.Run(ctx, onceScripter{c.client}, keys, c.opt.Group, c.opt.Consumer, mode, cursor,
 		count.want(), token))
@@ -39,7 +39,7 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 		c.lost(stream, len(gone))
 	}
 	count.saw(es)
-	if n := c.lanes.add(es); n > 0 && mode != "own" {
+	if n := c.queues.add(es); n > 0 && mode != "own" {
 		c.metrics.claimed.Add(float64(n))
 		c.log.Info("entries taken over", "stream", stream, "entries", n)
 	}
@@ -157,7 +157,7 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 // for its retry here. What another consumer has claimed nevertheless (this process was paused) is dropped.
 func (c *Consumer) holdAll(ctx context.Context) {
 	now := time.Now()
-	for stream, es := range c.lanes.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
+	for stream, es := range c.queues.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
 		err := c.hold(ctx, stream, es, 0)
 		if ctx.Err() == nil && !noGroup(err) {
 			c.outages.note("hold", stream, err)
@@ -179,7 +179,7 @@ func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle ti
 			return err
 		}
 		for _, id := range lost {
-			c.lanes.lose(entryRef{stream, parseEntryID(id)})
+			c.queues.lose(entryRef{stream, parseEntryID(id)})
 		}
 		if len(lost) > 0 {
 			c.log.Warn("another consumer has taken entries over", "stream", stream, "entries", len(lost))
@@ -194,7 +194,7 @@ func (c *Consumer) giveBack() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var errs []error
-	for stream, es := range c.lanes.waiting() {
+	for stream, es := range c.queues.waiting() {
 		errs = append(errs, c.hold(ctx, stream, es, 24*time.Hour))
 	}
 	for _, stream := range c.streams.list() {

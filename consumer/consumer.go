@@ -23,7 +23,7 @@ type Consumer struct {
 	// self tells this process's turns from those of another one with the same name.
 	self string
 
-	lanes   *lanes
+	queues  *queues
 	acks    *acks
 	streams *streams
 	leases  *leases
@@ -49,7 +49,7 @@ func New(opt Options) (*Consumer, error) {
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
-		self: fmt.Sprintf("%016x", rand.Uint64()), lanes: newLanes(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
+		self: fmt.Sprintf("%016x", rand.Uint64()), queues: newQueues(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
 		streams: newStreams(opt.Streams), leases: newLeases(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
@@ -85,7 +85,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })
 	acking := make(chan struct{})
 	go func() { defer close(acking); c.acks.run(upkeepCtx, c.flush) }()
-	for range c.opt.Lanes {
+	for range c.opt.Workers {
 		c.workers.Go(func() { c.work(handlerCtx) })
 	}
 
@@ -98,8 +98,8 @@ func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct
 	stopUpkeep func(),
 ) error {
 	deadline := time.Now().Add(c.opt.DrainTimeout)
-	c.lanes.stop()
-	c.log.Info("consumer stopping", "held", c.lanes.counts().held)
+	c.queues.stop()
+	c.log.Info("consumer stopping", "held", c.queues.counts().held)
 	var err error
 	if !waitUntil(&c.workers, deadline) {
 		// Their contexts end now; a handler that heeds its context may still return, and one that does not is left behind.

@@ -163,7 +163,7 @@ func TestLineWriter(t *testing.T) {
 	}
 	last := add(t, r.Client, "outbox.order", event{"id-2", "s-2", 6})
 	var out syncBuffer
-	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Lanes: 1, Handler: consumer.LineWriter(&out)})
+	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Workers: 1, Handler: consumer.LineWriter(&out)})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	lines := out.lines()
 	if len(lines) != 2 {

@@ -21,7 +21,7 @@ func TestKillUnderLoadPrintsEverything(t *testing.T) {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			t.Parallel()
 			r := testenv.Redis(t)
-			cfg := childConfig{Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8}
+			cfg := childConfig{Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8}
 			var all, alive []*process
 			for range n {
 				p := spawn(t, cfg)
@@ -92,7 +92,7 @@ func TestEffectExactlyOnce(t *testing.T) {
 	n := scale(100_000, 4000)
 	ids := fill(t, r.Client, "outbox.order", n, 200)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Effect: d.URL, FailEvery: 100,
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Effect: d.URL, FailEvery: 100,
 	}
 	procs := []*process{spawn(t, cfg), spawn(t, cfg), spawn(t, cfg)}
 	reached := func(share float64) {
@@ -176,7 +176,7 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Ordered: true, Journal: "journal",
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true, Journal: "journal",
 	}
 	n := scale(20_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
@@ -214,7 +214,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Lanes: 8, Ordered: true, Journal: "journal",
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true, Journal: "journal",
 	}
 	n := scale(20_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)
@@ -273,7 +273,7 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Lanes: 2,
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Workers: 2,
 		Journal: "journal", DieAt: 40,
 	}
 	const n = 400

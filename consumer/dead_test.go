@@ -176,7 +176,7 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 	}
 }
 
-// A panic, and a handler that ends its goroutine, are failed attempts; the lanes survive both.
+// A panic, and a handler that ends its goroutine, are failed attempts; the workers survive both.
 func TestPanicAndGoexitAreFailures(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -187,7 +187,7 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 	ids := fill(t, r.Client, "outbox.order", 50, 10)
 	var rec record
 	c := start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", MaxAttempts: 2, Lanes: 4,
+		Client: r.Client, Prefix: "outbox.", MaxAttempts: 2, Workers: 4,
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			switch {
 			case strings.HasPrefix(ev.ID, "panic"):

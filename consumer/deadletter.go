@@ -23,7 +23,7 @@ func DeadStream(client redis.UniversalClient, stream string) string {
 	return deadPrefix + stream
 }
 
-// die moves e to the dead stream and lets its lane go on. While Redis does not answer, e waits in its lane.
+// die moves e to the dead stream and lets its queue go on. While Redis does not answer, e waits in its queue.
 func (c *Consumer) die(ctx context.Context, e *entry, attempts int, cause error) {
 	args := []any{
 		c.opt.Group, c.opt.Consumer, e.id, "dead_stream", e.stream, "dead_entry", e.id, "dead_group", c.opt.Group,
@@ -48,7 +48,7 @@ func (c *Consumer) die(ctx context.Context, e *entry, attempts int, cause error)
 		c.log.Error("event moved to the dead stream", "event_id", id, "stream", e.stream, "entry_id", e.id,
 			"attempt", attempts, "err", clip(cause.Error(), errorText))
 	}
-	c.lanes.done(e, false)
+	c.queues.done(e, false)
 }
 
 // clip shortens s to at most n bytes of valid UTF-8.

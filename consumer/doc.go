@@ -14,8 +14,9 @@
 //   - An event is acknowledged after the handler returned nil for it, never before. A crash therefore repeats events
 //     and never skips one: delivery is at least once. package consumer/inbox turns that into an effect exactly once.
 //   - Events of one subject (in one stream) run one after the other, in the order of the stream, and an event does not
-//     start while its predecessor waits for a retry. Events of different subjects run beside each other, Options.Lanes
-//     at a time. This order holds within one process; Options.Ordered extends it over all processes of the group.
+//     start while its predecessor waits for a retry. Events of different subjects run beside each other,
+//     Options.Workers at a time. This order holds within one process; Options.Ordered extends it over all processes of
+//     the group.
 //   - An event that keeps failing is moved to the dead stream (DeadStream), atomically with its acknowledgement, after
 //     Options.MaxAttempts attempts; crashes of the process count as attempts. It holds up its own subject only.
 //   - An error wrapped with Permanent goes to the dead stream at once. One wrapped with Unavailable ("the database is

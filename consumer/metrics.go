@@ -135,7 +135,7 @@ func (m *metrics) stream(name string) {
 
 // inspectAll measures the group on every stream.
 func (c *Consumer) inspectAll(ctx context.Context) {
-	n := c.lanes.counts()
+	n := c.queues.counts()
 	c.metrics.held.Set(float64(n.held))
 	c.metrics.parked.Set(float64(n.parked))
 	c.metrics.delayed.Set(float64(n.delayed))

@@ -34,8 +34,8 @@ type Options struct {
 	Handler Handler
 	// Middleware wraps the handler; the first one is the outermost.
 	Middleware []Middleware
-	// Lanes is how many events run at the same time. Default 8.
-	Lanes int
+	// Workers is how many events run at the same time. Default 8.
+	Workers int
 	// Window is how many events are held in memory, read but not yet acknowledged. Default 1000.
 	Window int
 	// ClaimIdle is how long an entry is left with a consumer that gives no sign of life before another one takes it
@@ -77,19 +77,19 @@ func (o *Options) validate() error {
 	check(o.Group != "", "no group")
 	check(o.Handler != nil, "no handler")
 	check((len(o.Streams) > 0) != (o.Prefix != ""), "either streams or a prefix must be given")
-	for _, n := range []int{o.Lanes, o.Window, o.MaxAttempts} {
-		check(n >= 0, "lanes, window and attempts cannot be negative")
+	for _, n := range []int{o.Workers, o.Window, o.MaxAttempts} {
+		check(n >= 0, "workers, window and attempts cannot be negative")
 	}
 	check(o.ClaimIdle >= 0 && o.DrainTimeout >= 0, "durations cannot be negative")
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
-	setDefault(&o.Lanes, 8)
+	setDefault(&o.Workers, 8)
 	setDefault(&o.Window, 1000)
 	setDefault(&o.MaxAttempts, 10)
 	setDefault(&o.ClaimIdle, 15*time.Second)
 	setDefault(&o.DrainTimeout, 10*time.Second)
-	o.Window = max(o.Window, o.Lanes)
+	o.Window = max(o.Window, o.Workers)
 	if o.Consumer == "" {
 		o.Consumer = consumerName()
 	}

@@ -17,9 +17,9 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// With eight lanes and a handler that fails now and then, the events of each subject run one at a time and in order, no
-// event is done before its predecessor is, and subjects run beside each other.
-func TestOrderPerSubjectWithEightLanes(t *testing.T) {
+// With eight workers and a handler that fails now and then, the events of each subject run one at a time and in order,
+// no event is done before its predecessor is, and subjects run beside each other.
+func TestOrderPerSubjectWithEightWorkers(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	n := scale(50_000, 5000)
@@ -30,7 +30,7 @@ func TestOrderPerSubjectWithEightLanes(t *testing.T) {
 	beside := make(chan struct{}) // closed once two subjects run at the same time, which the first event waits for
 	var once sync.Once
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Lanes: 8,
+		Client: r.Client, Streams: []string{"outbox.order"}, Workers: 8,
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			num := number(t, ev)
@@ -131,7 +131,7 @@ func TestParkedEventsRunInOrder(t *testing.T) {
 	}
 	fill(t, r.Client, "outbox.order", 300, 300)
 	c := start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Lanes: 4, Registerer: nil,
+		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Workers: 4, Registerer: nil,
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			if ev.Subject != "one" {
 				return others.handle(ctx, ev)
@@ -143,7 +143,7 @@ func TestParkedEventsRunInOrder(t *testing.T) {
 			return nil
 		},
 	})
-	// The first event of the one subject occupies one lane; 64 are the window; yet the others all run.
+	// The first event of the one subject occupies one worker; 64 are the window; yet the others all run.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := len(others.list()); got != 300 {
 			return fmt.Errorf("%d of 300", got)

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/traceparent"
 )
 
-// work runs entries until the lanes are stopped.
+// work runs entries until the queues are stopped.
 func (c *Consumer) work(ctx context.Context) {
 	normal := false
 	defer func() {
@@ -21,7 +21,7 @@ func (c *Consumer) work(ctx context.Context) {
 		}
 	}()
 	for {
-		e, ok := c.lanes.next()
+		e, ok := c.queues.next()
 		if !ok {
 			normal = true
 			return
@@ -33,7 +33,7 @@ func (c *Consumer) work(ctx context.Context) {
 // process runs one entry to an end: acknowledged, waiting for a retry, dead, or somebody else's.
 func (c *Consumer) process(ctx context.Context, e *entry) {
 	if !c.mayRun(e.stream) {
-		c.lanes.done(e, false) // it stays pending, for whoever holds the lease
+		c.queues.done(e, false) // it stays pending, for whoever holds the lease
 		return
 	}
 	if e.values == nil && !c.reload(ctx, e) {
@@ -41,7 +41,7 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	}
 	if e.suspect {
 		if !c.suspect.enter(e) {
-			c.lanes.retry(e, suspectPause)
+			c.queues.retry(e, suspectPause)
 			return
 		}
 		defer func() {
@@ -111,7 +111,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
 		e.waits++
 		e.suspect = false
-		c.lanes.retry(e, c.opt.Backoff(e.waits))
+		c.queues.retry(e, c.opt.Backoff(e.waits))
 	case isPermanent(err) || e.attempt >= c.opt.MaxAttempts:
 		c.metrics.outcome(outcomeFailed)
 		c.die(ctx, e, e.attempt, err)
@@ -121,21 +121,21 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		wait := c.opt.Backoff(e.attempt)
 		e.attempt++
 		e.suspect = false
-		c.lanes.retry(e, wait)
+		c.queues.retry(e, wait)
 	}
 }
 
-// finish hands e to the acknowledger and lets its lane go on: in this order, so that acknowledgements of a subject are
+// finish hands e to the acknowledger and lets its queue go on: in this order, so that acknowledgements of a subject are
 // in the order of its events.
 func (c *Consumer) finish(e *entry) {
 	e.acking = true
 	c.acks.push(e)
-	c.lanes.done(e, true)
+	c.queues.done(e, true)
 }
 
 // again puts e back because Redis does not answer.
 func (c *Consumer) again(e *entry, op string, err error) {
-	c.lanes.retry(e, reconnect(c.outages.note(op, e.stream, err)))
+	c.queues.retry(e, reconnect(c.outages.note(op, e.stream, err)))
 }
 
 // begin notes the attempt in Redis. It returns false if e is not to run now.
@@ -147,7 +147,7 @@ func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 		c.again(e, "begin", err)
 		return false
 	case owned == 0:
-		c.lanes.done(e, false)
+		c.queues.done(e, false)
 		return false
 	}
 	c.outages.note("begin", e.stream, nil)
@@ -157,7 +157,7 @@ func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 // reload reads the payload of a parked entry back, and those of the entries behind it. It returns false if e is not to
 // run now.
 func (c *Consumer) reload(ctx context.Context, e *entry) bool {
-	es := c.lanes.parked(e)
+	es := c.queues.parked(e)
 	cmds := make([]*redis.XMessageSliceCmd, len(es))
 	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, f := range es {
@@ -176,7 +176,7 @@ func (c *Consumer) reload(ctx context.Context, e *entry) bool {
 			values[i] = m[0].Values
 		}
 	}
-	c.lanes.unpark(es, values)
+	c.queues.unpark(es, values)
 	if values[0] == nil { // trimmed while it waited
 		c.lost(e.stream, 1)
 		c.finish(e)

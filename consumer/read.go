@@ -61,7 +61,7 @@ func (c *Consumer) readers(ctx context.Context) {
 type reader struct {
 	c    *Consumer
 	list func() []string
-	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the lanes.
+	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the queues.
 	prepared map[string]bool
 	// later are the streams that could not be prepared, and when to try again.
 	later map[string]time.Time
@@ -101,7 +101,7 @@ func (r *reader) loop(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case len(names) > 0 && r.c.lanes.room(ctx, r.count.want()) > 0:
+		case len(names) > 0 && r.c.queues.capacity(ctx, r.count.want()) > 0:
 			err = r.read(ctx, names)
 		}
 		if err != nil {
@@ -185,7 +185,7 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// read waits for new entries of the streams and puts them into the lanes, once or a few times.
+// read waits for new entries of the streams and puts them into the queues, once or a few times.
 func (r *reader) read(ctx context.Context, names []string) error {
 	var err error
 	if r.c.opt.Ordered { // the lease says which of its holder's reads count
@@ -207,7 +207,7 @@ func (r *reader) readOn(ctx context.Context, names []string) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
 		want := r.count.want()
-		if n, _ := r.c.lanes.tryRoom(want); n < want {
+		if n, _ := r.c.queues.tryCapacity(want); n < want {
 			return nil
 		}
 		if err := r.readGroup(ctx, names, want); err != nil {
@@ -248,13 +248,13 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	return nil
 }
 
-// took puts what was read of stream into the lanes.
+// took puts what was read of stream into the queues.
 func (r *reader) took(stream string, es []*entry) {
 	if len(es) > 0 {
 		r.c.dog.read(stream, time.Now())
 	}
 	r.count.saw(es)
-	r.c.lanes.add(es)
+	r.c.queues.add(es)
 	r.c.metrics.read.Add(float64(len(es)))
 }
 

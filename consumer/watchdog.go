@@ -29,7 +29,7 @@ type watchdog struct {
 	deaf map[string]time.Time
 	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
 	unread map[string]*unread
-	// moves is what the lanes had moved when that last changed, or when there was last nothing to move, at since.
+	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
 	// why is empty while all is well.
@@ -84,7 +84,7 @@ func (w *watchdog) read(stream string, now time.Time) {
 }
 
 // check compares, and returns why the consumer stands still, "" if it does not, and whether that is news.
-func (w *watchdog) check(n laneCounts, workers int, now time.Time) (why string, news bool) {
+func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	// What waits for a retry, or behind a handler, is not to move.
@@ -128,7 +128,7 @@ func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
 // watch looks until ctx ends.
 func (c *Consumer) watch(ctx context.Context) {
 	every(ctx, min(watchEvery, c.dog.stall/4), func(context.Context) {
-		why, news := c.dog.check(c.lanes.counts(), c.opt.Lanes, time.Now())
+		why, news := c.dog.check(c.queues.counts(), c.opt.Workers, time.Now())
 		c.metrics.stalled.Set(0)
 		if why != "" {
 			c.metrics.stalled.Set(1)

@@ -15,7 +15,7 @@ func TestWatchdog(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	for name, c := range map[string]struct {
-		counts laneCounts
+		counts queueCounts
 		lag    int64
 		deaf   bool
 		want   time.Duration // from when on it is said; 0: never
@@ -23,15 +23,15 @@ func TestWatchdog(t *testing.T) {
 		"nothing to do":               {},
 		"unread, and nobody reads":    {lag: 5, want: stallAfter},
 		"lag unknown":                 {lag: -1},
-		"done and not acknowledged":   {counts: laneCounts{held: 200, unacked: 200}, want: stallAfter},
-		"held, and nothing runs":      {counts: laneCounts{held: 1}, want: stallAfter},
-		"waiting for a retry":         {counts: laneCounts{held: 9, resting: 9, delayed: 1}},
-		"unread behind a retry":       {counts: laneCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
-		"one handler takes long":      {counts: laneCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
-		"all handlers take long":      {counts: laneCounts{held: 90, running: workers, behind: 8}, lag: 9, want: hangAfter},
-		"unread beside a handler":     {counts: laneCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
+		"done and not acknowledged":   {counts: queueCounts{held: 200, unacked: 200}, want: stallAfter},
+		"held, and nothing runs":      {counts: queueCounts{held: 1}, want: stallAfter},
+		"waiting for a retry":         {counts: queueCounts{held: 9, resting: 9, delayed: 1}},
+		"unread behind a retry":       {counts: queueCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
+		"one handler takes long":      {counts: queueCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
+		"all handlers take long":      {counts: queueCounts{held: 90, running: workers, behind: 8}, lag: 9, want: hangAfter},
+		"unread beside a handler":     {counts: queueCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
 		"redis does not answer":       {deaf: true, want: stallAfter},
-		"redis and a handler at work": {deaf: true, counts: laneCounts{held: 1, running: 1, behind: 1}, want: stallAfter},
+		"redis and a handler at work": {deaf: true, counts: queueCounts{held: 1, running: 1, behind: 1}, want: stallAfter},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -80,10 +80,10 @@ func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 	w := &watchdog{stall: stallAfter, hang: hangAfter}
 	began := time.Now()
 	w.told("s", 0, began)
-	w.check(laneCounts{}, 1, began)
-	w.check(laneCounts{}, 1, began.Add(time.Hour))
+	w.check(queueCounts{}, 1, began)
+	w.check(queueCounts{}, 1, began.Add(time.Hour))
 	w.told("s", 100, began.Add(time.Hour))
-	for _, n := range []laneCounts{{}, {held: 100}, {held: 100, running: 1, behind: 1}} {
+	for _, n := range []queueCounts{{}, {held: 100}, {held: 100, running: 1, behind: 1}} {
 		if why, _ := w.check(n, 1, began.Add(time.Hour+time.Second)); why != "" {
 			t.Error(why)
 		}
@@ -94,7 +94,7 @@ func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 func TestWatchdogSeesPastRetries(t *testing.T) {
 	t.Parallel()
 	w := &watchdog{stall: stallAfter, hang: hangAfter}
-	l := newLanes(10, time.Hour)
+	l := newQueues(10, time.Hour)
 	e := newEntry("s", redis.XMessage{ID: "1-0", Values: map[string]any{"subject": "a"}}, 1, time.Now())
 	l.add([]*entry{e})
 	began := time.Now()

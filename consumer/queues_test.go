@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// A reader finds no room before the worker that was woken has taken the one lane there is. It has to be told when that
+// A reader finds no room before the worker that was woken has taken the one queue there is. It has to be told when that
 // has happened: only then is there something to park, and nothing else may happen for as long as the handler takes.
-func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
+func TestCapacityIsFoundWhenTheLastQueueIsTaken(t *testing.T) {
 	t.Parallel()
 	const window = 64
-	l := newLanes(window, time.Hour)
+	l := newQueues(window, time.Hour)
 	l.idle = 1 // a second worker, which waits
 	var es []*entry
 	for i := range window - 16 {
@@ -23,7 +23,7 @@ func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
 		})
 	}
 	l.add(es)
-	n, changed := l.tryRoom(32)
+	n, changed := l.tryCapacity(32)
 	if n >= 32 {
 		t.Fatalf("room for %d", n)
 	}
@@ -35,7 +35,7 @@ func TestRoomIsFoundWhenTheLastLaneIsTaken(t *testing.T) {
 	default:
 		t.Fatal("the reader is not told")
 	}
-	if n, _ := l.tryRoom(32); n < 32 {
+	if n, _ := l.tryCapacity(32); n < 32 {
 		t.Errorf("room for %d", n)
 	}
 }
@@ -46,7 +46,7 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const window = 64
-		l := newLanes(window, time.Hour)
+		l := newQueues(window, time.Hour)
 		var es []*entry
 		for i := range window {
 			id := strconv.Itoa(i+1) + "-0"
@@ -61,9 +61,9 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 			l.done(e, true)
 		}
 		var reader, claimer int
-		go func() { reader = l.room(t.Context(), 32) }()
+		go func() { reader = l.capacity(t.Context(), 32) }()
 		synctest.Wait()
-		go func() { claimer = l.room(t.Context(), 16) }()
+		go func() { claimer = l.capacity(t.Context(), 16) }()
 		synctest.Wait()
 		l.acked(es[:8])
 		synctest.Wait()

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// line is what LineWriter prints. The names and their order are contract.
-type line struct {
+// jsonLine is what LineWriter prints. The names and their order are contract.
+type jsonLine struct {
 	ID      string          `json:"id"`
 	Type    string          `json:"type"`
 	Subject string          `json:"subject"`
@@ -31,7 +31,7 @@ func LineWriter(w io.Writer) Handler {
 	torn := false
 	flusher, _ := w.(interface{ Flush() error })
 	return func(_ context.Context, ev Event) error {
-		b, err := encodeLine(ev)
+		b, err := encodeJSONLine(ev)
 		if err != nil {
 			return Permanent(err)
 		}
@@ -54,8 +54,8 @@ func LineWriter(w io.Writer) Handler {
 	}
 }
 
-func encodeLine(ev Event) ([]byte, error) {
-	l := line{ID: ev.ID, Type: ev.Type, Subject: ev.Subject, Data: ev.Data, Stream: ev.Stream, EntryID: ev.EntryID}
+func encodeJSONLine(ev Event) ([]byte, error) {
+	l := jsonLine{ID: ev.ID, Type: ev.Type, Subject: ev.Subject, Data: ev.Data, Stream: ev.Stream, EntryID: ev.EntryID}
 	if !ev.Time.IsZero() {
 		l.Time = ev.Time.UTC().Format(timeFormat)
 	}

@@ -1,0 +1,102 @@
+package consumer
+
+import "context"
+
+// capacity waits until at least want more entries may be read, and returns how many may. 0 only when ctx has ended.
+//
+// A key that is slow or waits for a retry must not fill the window and so keep the other keys' entries from being read.
+// So when there are workers with nothing to do and no room to read, the waiting entries of busy and delayed keys are
+// parked: their payload is dropped, and read again when their turn comes.
+func (qs *queues) capacity(ctx context.Context, want int) int {
+	want = min(want, qs.window)
+	for ctx.Err() == nil {
+		n, changed := qs.tryCapacity(want)
+		if n >= want {
+			return n
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+	return 0
+}
+
+// tryCapacity returns how many entries may be read and, if these are fewer than want, what to wait for.
+func (qs *queues) tryCapacity(want int) (int, <-chan struct{}) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	n := qs.available()
+	if n < want && qs.idle > 0 && qs.head == len(qs.ready) && len(qs.held) < maxHeld {
+		qs.park()
+		n = qs.available()
+	}
+	if n >= want {
+		return n, nil
+	}
+	return n, qs.space.wait()
+}
+
+func (qs *queues) available() int {
+	if qs.bytes >= windowBytes || len(qs.held) >= maxHeld {
+		return 0
+	}
+	return qs.window - qs.loaded - qs.unacked
+}
+
+// park drops payloads until half the window is free. The next few entries of every queue keep theirs.
+func (qs *queues) park() {
+	for _, q := range qs.bySubject {
+		if qs.loaded <= qs.window/2 && qs.bytes <= windowBytes/2 {
+			return
+		}
+		for i := len(q.entries) - 1; i >= 1; i-- {
+			if e := q.entries[i]; e.values != nil && i >= keep(qs.window) {
+				qs.unload(e)
+			}
+		}
+	}
+}
+
+// keep is how many waiting entries of a queue are not parked.
+func keep(window int) int { return min(refill, max(1, window/64)) }
+
+// parked returns e, whose queue runs it, and the parked entries that follow it in its queue, at most refill in all.
+func (qs *queues) parked(e *entry) []*entry {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	out := []*entry{e}
+	for _, f := range e.queue.entries {
+		if len(out) == refill || f.values != nil {
+			break
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// unpark gives entries their payloads back. Those that were lost meanwhile are left alone.
+func (qs *queues) unpark(es []*entry, values []map[string]any) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for i, e := range es {
+		if values[i] != nil && e.values == nil && qs.held[e.ref()] == e {
+			e.values = values[i]
+			qs.loaded++
+			qs.bytes += e.size
+		}
+	}
+}
+
+// waiting returns what is held and does not run and is not done: what an orderly stop gives back.
+func (qs *queues) waiting() map[string][]*entry {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	out := map[string][]*entry{}
+	for _, q := range qs.bySubject {
+		for _, e := range q.entries {
+			out[e.stream] = append(out[e.stream], e)
+		}
+	}
+	return out
+}

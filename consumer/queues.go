@@ -1,0 +1,393 @@
+package consumer
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// windowBytes bounds the payloads in memory, beside Options.Window.
+	windowBytes = 64 << 20
+	// maxHeld bounds what is held with and without payload. Beyond it reading stops, so that a key that is hopelessly
+	// behind costs a bounded amount of memory and of signs of life.
+	maxHeld = 100_000
+	// refill is how many parked entries of one key are read back in one round trip.
+	refill = 32
+)
+
+// entry is a stream entry on its way through the process, from the read to the acknowledgement.
+type entry struct {
+	stream string
+	id     string
+	at     entryID
+	// values are the entry's fields; nil while parked.
+	values map[string]any
+	size   int
+	// attempt is the number of the next attempt to run, or of the running one.
+	attempt int
+	// suspect is set while the entry may be what kills the process; see suspect.go.
+	suspect bool
+	// acking is set when the entry has gone to the acknowledger.
+	acking bool
+	// waits counts the runs in a row that ended with Unavailable.
+	waits int
+	// seen is when the entry's idle time in Redis was last known to be near zero.
+	seen  time.Time
+	queue *queue
+	// stale is set when so much time has passed since then that another consumer may have taken the entry over.
+	stale bool
+	// moved is set when another consumer has taken the entry over.
+	moved bool
+}
+
+func (e *entry) ref() entryRef { return entryRef{e.stream, e.at} }
+
+func (e *entry) message() redis.XMessage { return redis.XMessage{ID: e.id, Values: e.values} }
+
+type entryRef struct {
+	stream string
+	at     entryID
+}
+
+type queueKey struct{ stream, subject string }
+
+// queue has the entries of one subject. It is ready (in queues.ready), running, delayed or gone; never two of these.
+type queue struct {
+	key queueKey
+	// entries are ascending by id. The running one is not among them.
+	entries []*entry
+	running *entry
+	first   [1]*entry // where the entries of most queues live
+	delayed bool
+	ready   bool
+	timer   *time.Timer
+}
+
+// queues hands out entries so that those of one subject run one after the other and those of different subjects beside
+// each other. It does no I/O.
+type queues struct {
+	window int
+	// fresh is how long an entry is certainly ours after a sign of life.
+	fresh time.Duration
+
+	mu        sync.Mutex
+	work      *sync.Cond
+	space     bell // for who waits for room: the readers, and who takes over pending entries
+	held      map[entryRef]*entry
+	bySubject map[queueKey]*queue
+	free      []*queue
+	ready     []*queue // in their order: head is the first one in use
+	head      int
+	// idle counts the workers that wait.
+	idle int
+	// loaded counts entries with payload, bytes their size; unacked counts those done but not acknowledged.
+	loaded, bytes, unacked int
+	// delayed counts the queues that wait for a retry.
+	delayed int
+	// moves counts what happens to entries, for the watchdog.
+	moves   int64
+	stopped bool
+	// takes counts the readers of pending entries under way; forgotten is what was acknowledged meanwhile, which such a
+	// reader may have seen as pending and must not bring back.
+	takes     int
+	forgotten map[entryRef]struct{}
+}
+
+func newQueues(window int, fresh time.Duration) *queues {
+	qs := &queues{
+		window: window, fresh: fresh, held: make(map[entryRef]*entry, window),
+		bySubject: make(map[queueKey]*queue, window), forgotten: map[entryRef]struct{}{},
+	}
+	qs.work = sync.NewCond(&qs.mu)
+	return qs
+}
+
+// add takes over entries; those already held are only marked as seen. It returns how many were new.
+func (qs *queues) add(es []*entry) int {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	n := 0
+	for _, e := range es {
+		ref := e.ref()
+		if h, ok := qs.held[ref]; ok {
+			h.seen, h.moved = e.seen, false
+			continue
+		}
+		if _, ok := qs.forgotten[ref]; ok {
+			continue
+		}
+		n++
+		qs.moves++
+		qs.held[ref] = e
+		qs.loaded++
+		qs.bytes += e.size
+		qs.enqueue(e)
+	}
+	return n
+}
+
+// enqueue puts e into its queue at its place. Entries mostly arrive in order, but one taken over from another consumer
+// may be older than what waits.
+func (qs *queues) enqueue(e *entry) {
+	subject, _ := e.values["subject"].(string)
+	if subject == "" {
+		subject = "\x00" + e.id // no subject, no order: a queue of its own
+	}
+	key := queueKey{e.stream, subject}
+	q := qs.bySubject[key]
+	if q == nil {
+		if n := len(qs.free); n > 0 {
+			q, qs.free = qs.free[n-1], qs.free[:n-1]
+		} else {
+			q = &queue{}
+		}
+		q.key, q.entries = key, q.first[:0]
+		qs.bySubject[key] = q
+	}
+	e.queue = q
+	q.insert(e)
+	qs.activate(q)
+}
+
+func (q *queue) insert(e *entry) {
+	if n := len(q.entries); n == 0 || q.entries[n-1].at.less(e.at) {
+		q.entries = append(q.entries, e)
+		return
+	}
+	i, _ := slices.BinarySearchFunc(q.entries, e, func(a, b *entry) int {
+		if a.at.less(b.at) {
+			return -1
+		}
+		return 1
+	})
+	q.entries = slices.Insert(q.entries, i, e)
+}
+
+// activate makes a queue ready if it has work and may run, and forgets an empty one.
+func (qs *queues) activate(q *queue) {
+	if q.ready || q.delayed || q.running != nil {
+		return
+	}
+	if len(q.entries) == 0 {
+		delete(qs.bySubject, q.key)
+		if len(qs.free) < qs.window {
+			*q = queue{}
+			qs.free = append(qs.free, q)
+		}
+		return
+	}
+	q.ready = true
+	if qs.head > 256 && qs.head*2 > len(qs.ready) {
+		qs.ready = append(qs.ready[:0], qs.ready[qs.head:]...)
+		qs.head = 0
+	}
+	qs.ready = append(qs.ready, q)
+	qs.work.Signal()
+}
+
+// next waits for an entry to run. False: stopped.
+func (qs *queues) next() (*entry, bool) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for {
+		if qs.stopped {
+			return nil, false
+		}
+		if qs.head < len(qs.ready) {
+			q := qs.ready[qs.head]
+			qs.ready[qs.head] = nil
+			qs.head++
+			q.ready = false
+			if len(q.entries) == 0 { // its entries went to another consumer
+				qs.activate(q)
+				continue
+			}
+			e := q.entries[0]
+			q.entries[0] = nil
+			if q.entries = q.entries[1:]; len(q.entries) == 0 {
+				q.entries = q.first[:0]
+			}
+			q.running = e
+			e.stale = time.Since(e.seen) > qs.fresh
+			if qs.idle > 0 && qs.head == len(qs.ready) { // there may be something to park now
+				qs.space.ring()
+			}
+			return e, true
+		}
+		qs.idle++
+		qs.space.ring()
+		qs.work.Wait()
+		qs.idle--
+	}
+}
+
+// unload takes e's payload out of the account.
+func (qs *queues) unload(e *entry) {
+	if e.values != nil {
+		qs.loaded--
+		qs.bytes -= e.size
+		e.values = nil
+	}
+}
+
+// done ends e's run and lets its queue go on. With ack the entry stays held until acked is called.
+func (qs *queues) done(e *entry, ack bool) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	qs.moves++
+	qs.unload(e)
+	if ack {
+		qs.unacked++
+	} else {
+		qs.forget(e)
+		qs.space.ring()
+	}
+	q := e.queue
+	e.queue, q.running = nil, nil
+	qs.activate(q)
+}
+
+// retry ends e's run and runs it again after delay; its queue waits that long. An entry that belongs to another
+// consumer by now is dropped instead.
+func (qs *queues) retry(e *entry, delay time.Duration) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q := e.queue
+	q.running = nil
+	if e.moved {
+		qs.unload(e)
+		qs.forget(e)
+		qs.activate(q)
+		return
+	}
+	q.insert(e)
+	if qs.stopped {
+		return
+	}
+	q.delayed = true
+	qs.delayed++
+	q.timer = time.AfterFunc(delay, func() {
+		qs.mu.Lock()
+		defer qs.mu.Unlock()
+		if q.delayed {
+			q.delayed, q.timer = false, nil
+			qs.delayed--
+			qs.activate(q)
+		}
+	})
+	qs.space.ring()
+}
+
+func (qs *queues) forget(e *entry) {
+	delete(qs.held, e.ref())
+	if qs.takes > 0 {
+		qs.forgotten[e.ref()] = struct{}{}
+	}
+}
+
+// acked forgets entries whose acknowledgement has reached Redis.
+func (qs *queues) acked(es []*entry) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for _, e := range es {
+		qs.forget(e)
+	}
+	qs.unacked -= len(es)
+	qs.moves += int64(len(es))
+	qs.space.ring()
+}
+
+// beginTake and endTake surround reading pending entries.
+func (qs *queues) beginTake() {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	qs.takes++
+}
+
+func (qs *queues) endTake() {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if qs.takes--; qs.takes == 0 {
+		clear(qs.forgotten)
+	}
+}
+
+// lose drops an entry that another consumer owns now, unless it runs already.
+func (qs *queues) lose(ref entryRef) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	e := qs.held[ref]
+	if e == nil || e.queue == nil {
+		return // gone, or done and about to be acknowledged
+	}
+	if e.queue.running == e {
+		e.moved = true
+		return
+	}
+	if i := slices.Index(e.queue.entries, e); i >= 0 {
+		e.queue.entries = slices.Delete(e.queue.entries, i, i+1)
+		qs.unload(e)
+		qs.forget(e)
+		qs.space.ring()
+	}
+}
+
+// stop lets no entry begin any more; running ones may end.
+func (qs *queues) stop() {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	qs.stopped = true
+	for _, q := range qs.bySubject {
+		if q.timer != nil {
+			q.timer.Stop()
+		}
+	}
+	qs.work.Broadcast()
+}
+
+// heldSince returns, by stream, the entries that have given no sign of life since t, and takes them as having given one
+// now.
+func (qs *queues) heldSince(t, now time.Time) map[string][]*entry {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	out := map[string][]*entry{}
+	for _, e := range qs.held {
+		if e.seen.Before(t) {
+			e.seen = now
+			out[e.stream] = append(out[e.stream], e)
+		}
+	}
+	return out
+}
+
+// laneCounts is a snapshot for the metrics and the watchdog.
+type queueCounts struct {
+	held, loaded, parked, delayed, unacked int
+	// running are the handlers that run; behind the entries that wait for them, those that run included; resting those
+	// that wait for a retry of their subject.
+	running, behind, resting int
+	// moves rises whenever an entry is taken over, is done with or is acknowledged; one more attempt is no move.
+	moves int64
+}
+
+func (qs *queues) counts() queueCounts {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	n := queueCounts{
+		held: len(qs.held), loaded: qs.loaded, parked: len(qs.held) - qs.loaded - qs.unacked, delayed: qs.delayed,
+		unacked: qs.unacked, moves: qs.moves,
+	}
+	for _, q := range qs.bySubject {
+		switch {
+		case q.running != nil:
+			n.running++
+			n.behind += 1 + len(q.entries)
+		case q.delayed:
+			n.resting += len(q.entries)
+		}
+	}
+	return n
+}
