@@ -104,7 +104,7 @@ func TestRules(t *testing.T) {
 
 var (
 	headings = regexp.MustCompile(`(?m)^### (\S+)$`)
-	parts    = []string{"**Symptom.**", "**Check.**", "**Mend.**", "**Verify.**"}
+	parts    = []string{"**Symptom.**", "**Check.**", "**Fix.**", "**Verify.**"}
 )
 
 // TestRunbook: every alert links to its part of the runbook, which says the four things that matter; and the runbook
