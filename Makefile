@@ -6,13 +6,13 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 # One static binary. The Dockerfile runs the same line; a test compares the two.
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
-# The tests of dashboards and rules, and those of the compose file and the Dockerfile, are modules of their own, see their
-# go.mod. They read the code beside them, which the test cache does not notice, hence -count=1.
+# The tests of dashboards and rules, and those of the compose file and the Dockerfile, are separate modules, see their
+# go.mod. They read files outside it, which the test cache does not track, hence -count=1.
 GRAFANA  := cd grafana && $(GO)
 CONTAIN  := cd containers && $(GO)
-# What the tests start.
+# Servers that the tests start.
 SERVERS  := postgres redis valkey prometheus
-# One fuzz target per run: go test wants exactly one.
+# One fuzz target per run: go test accepts only one.
 FUZZTIME ?= 60s
 BENCH    ?= .
 
@@ -25,22 +25,22 @@ help: ## show this list
 build: ## build bin/posthaste, one static binary
 	$(BUILD) -o bin/posthaste ./cmd/posthaste
 
-demo: ## see it work on servers of its own; ARGS=--once ends by itself
+demo: ## see it work on its own servers; with ARGS=--once it exits when done
 	@./scripts/ensure.sh postgres redis
 	@$(MAKE) --no-print-directory build
 	@exec ./bin/posthaste demo $(ARGS)
 
 test: ## install what tests need, run every test against real servers
-	@./scripts/ensure.sh $(SERVERS) cc # the race detector wants a compiler
-	$(GO) vet -race ./... # compiles what the tests need, on all cores
-	@# One package at a time: each starts servers and processes of its own, and its tests run in parallel already, four at a
-	@# time even on two cores, because they mostly wait for those.
+	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler
+	$(GO) vet -race ./... # compiles the tests' dependencies, on all cores
+	@# One package at a time: each starts its own servers and processes, and runs its tests in parallel, four at a time even
+	@# on two cores, because they mostly wait for those servers.
 	$(GO) test -race -p 1 -parallel 4 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 	$(CONTAIN) test -race -count=1 ./...
 
-# The counts of the acceptance list, then what bounds memory or time: those tests are built by the tag "full", named
-# TestFull…, and run alone, one after the other and without the race detector, which would falsify the figures.
+# The counts of the acceptance list, then the tests that bound memory or time. Those have the build tag "full" and the name
+# TestFull…, and run alone, in sequence and without the race detector, which would distort the figures.
 test-full: ## the same at full counts, and the memory and timing bounds, serially
 	@./scripts/ensure.sh $(SERVERS)
 	POSTHASTE_TEST_FULL=1 $(GO) test -p 1 -count=1 -timeout 30m ./...
@@ -54,7 +54,7 @@ test-browser: ## the console in a real browser, against real processes
 	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
 	$(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 5m ./cmd/posthaste
 
-pictures: ## take the console's pictures in docs/img anew
+pictures: ## regenerate the console's pictures in docs/img
 	@./scripts/ensure.sh postgres redis chromium node
 	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
 	POSTHASTE_SCREENSHOTS=$(CURDIR)/docs/img $(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 15m ./cmd/posthaste
@@ -76,7 +76,7 @@ lint: $(LINT) ## formatting and linters only
 fmt: $(LINT) ## format every Go file
 	$(LINT) fmt
 
-# The linter is built once per pinned version; tools/go.mod keeps its hundreds of modules out of our go.sum.
+# The linter is built once per pinned version; tools/go.mod keeps its many modules out of our go.sum.
 $(LINT): tools/go.mod tools/go.sum
 	cd tools && $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes sure that the named programs are there: postgres, redis, valkey, prometheus (with promtool), cc (the race
-# detector wants one), chromium, node (18 or later, with npm).
+# Ensures that the named programs are installed: postgres, redis, valkey, prometheus (with promtool), cc (for the race
+# detector), chromium, node (18 or later, with npm).
 #
-# Nothing is touched when they are. What is missing is installed from the distribution when this runs as root on
-# Debian or Ubuntu; otherwise the exact command is printed and the script ends with 1. Installing starts no service:
-# the demo and the tests run servers of their own, on free ports.
+# If they are, the script changes nothing. As root on Debian or Ubuntu, it installs missing programs from the
+# distribution; otherwise it prints the exact command and exits with 1. Installing starts no service: the demo and the
+# tests run their own servers, on free ports.
 set -euo pipefail
 
 postgres_found() {
-	# The same places as the demo and the tests look in (internal/local).
+	# The same places where the demo and the tests look (internal/local).
 	local dir
 	for dir in "${POSTHASTE_PG_BIN:-}" "${POSTHASTE_TEST_PG_BIN:-}" "$(pg_config --bindir 2>/dev/null || true)" \
 		/usr/lib/postgresql/*/bin "$(dirname "$(command -v postgres || echo /none)")"; do
@@ -55,7 +55,7 @@ backports() {
 	echo "deb [signed-by=$key] $uri $codename-backports main"
 }
 
-# Debian 12 has valkey in its backports only. The source is there while this script runs, not longer.
+# Debian 12 has valkey in its backports only. The source is removed when this script ends.
 with_backports() {
 	local list=/etc/apt/sources.list.d/posthaste-backports.list
 	apt-cache show valkey-server >/dev/null 2>&1 && return
@@ -88,7 +88,7 @@ fi
 
 undo=()
 trap '[ ${#undo[@]} -eq 0 ] || rm -f "${undo[@]}"' EXIT
-# Debian starts a service as soon as its package is installed, unless this file says no. One that exists is obeyed.
+# Debian starts a service as soon as its package is installed, unless this file forbids it. An existing file is kept.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
 	undo+=($policy)
