@@ -1,5 +1,6 @@
-// Package grafana makes the dashboards, and checks them and the Prometheus rules: every panel and alert asks for metrics
-// that posthaste has (docs/metrics.md, which is generated from its registries), with labels they carry, in valid PromQL.
+// Package grafana generates the dashboards, and checks them and the Prometheus rules: every panel and alert queries
+// metrics that posthaste has (docs/metrics.md, which is generated from its registries), with their labels, in valid
+// PromQL.
 //
 // The boards are in overview.go, cdc.go, api.go, redis.go and drill.go; make dashboards writes their JSON.
 package grafana
@@ -13,15 +14,15 @@ import (
 
 const (
 	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own static
-	// files, all of which it serves below /public. With a Grafana elsewhere, put the folder there too, or another address
-	// here. No variable: Grafana would not put the path it is served under before the link.
+	// files, which Grafana serves below /public. With another Grafana, put the folder there too, or change this address. A
+	// dashboard variable does not work here: Grafana does not prefix such a link with the path it is served under.
 	docs      = "/public/posthaste/"
 	runbook   = docs + "runbook.md#"
 	reference = docs + "metrics.md#"
 
 	tag = "posthaste"
 
-	// ourJobs are the scrape jobs: a Prometheus that is shared has others, with metrics of the same names.
+	// ourJobs match our scrape jobs: a shared Prometheus has others, with metrics of the same names.
 	ourJobs = "posthaste.*"
 )
 
@@ -81,7 +82,7 @@ func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // cl
 	return made, err
 }
 
-// unhide undoes the SDK's default of putting links and annotations into a menu.
+// unhide reverts the SDK's default of putting links and annotations into a menu.
 func unhide(d *dashboard.Dashboard) { //nolint:staticcheck // as above
 	for i := range d.Links {
 		d.Links[i].Placement = nil
@@ -101,7 +102,7 @@ func unhide(d *dashboard.Dashboard) { //nolint:staticcheck // as above
 
 const columns = 24
 
-// widths are those of the panels; those without one share their line in thirds.
+// widths are the widths of the panels; panels without one take a third of the line.
 func (r row) widths() []uint32 {
 	all := make([]uint32, len(r.panels))
 	for i, p := range r.panels {

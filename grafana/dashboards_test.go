@@ -84,7 +84,7 @@ type jsonDashboard struct {
 	} `json:"templating"`
 }
 
-// templated is the data source that the reader chose.
+// templated is the data source that the user selected.
 var templated = jsonSource{Type: "prometheus", UID: "${datasource}"}
 
 // each runs f as a test of every dashboard.
@@ -110,7 +110,7 @@ func each(t *testing.T, f func(t *testing.T, d jsonDashboard)) {
 	}
 }
 
-// TestDashboardsAreGenerated: the committed files are what the code makes, no more and no less.
+// TestDashboardsAreGenerated checks that the committed files are exactly what the code generates.
 func TestDashboardsAreGenerated(t *testing.T) {
 	t.Parallel()
 	want, err := Dashboards()
@@ -244,7 +244,7 @@ func TestDashboardPanels(t *testing.T) {
 	})
 }
 
-// checkAdvice: a panel says what it shows and what to do, and leads to the runbook and to its metric.
+// checkAdvice checks that a panel describes what it shows and what to do, and links to the runbook and to its metric.
 func checkAdvice(t *testing.T, p jsonPanel) {
 	t.Helper()
 	if len(p.Description) < 60 || !strings.HasSuffix(p.Description, ".") {
@@ -281,7 +281,7 @@ var pageHeadings = sync.OnceValue(func() map[string]bool {
 	return all
 })
 
-// checkLink: a link leads to a page of ours, and to a heading on it.
+// checkLink checks that a link leads to one of our pages, and to a heading on it.
 func checkLink(t *testing.T, title string, l jsonLink) {
 	t.Helper()
 	if l.Type == "link" && !pageHeadings()[l.URL] {
@@ -296,7 +296,7 @@ var unshown = map[string]string{
 	"outbox_consumer_stream_length": "the panels show the relay's, which sees every stream",
 }
 
-// TestEveryMetricHasAPanel: what is measured can be seen.
+// TestEveryMetricHasAPanel checks that a panel shows every metric.
 func TestEveryMetricHasAPanel(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
@@ -315,7 +315,7 @@ func TestEveryMetricHasAPanel(t *testing.T) {
 	}
 }
 
-// TestFirstRowAnswers: what a dashboard asks is answered by numbers at its top.
+// TestFirstRowAnswers checks that numbers in the first row answer the question of the dashboard.
 func TestFirstRowAnswers(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, d jsonDashboard) {
@@ -376,7 +376,7 @@ func checkTargets(t *testing.T, p jsonPanel) {
 	}
 }
 
-// TestDashboardGrid: every panel is inside the 24 columns, and none covers another.
+// TestDashboardGrid checks that every panel is inside the 24 columns and that no panels overlap.
 func TestDashboardGrid(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, d jsonDashboard) {

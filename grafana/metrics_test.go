@@ -22,7 +22,7 @@ const (
 	histogram
 )
 
-// metric is what dashboards and alerts may ask for.
+// metric is a metric that dashboards and alerts may query.
 type metric struct {
 	kind   kind
 	labels []string
@@ -37,8 +37,8 @@ var (
 	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
 )
 
-// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and what Prometheus and
-// its client libraries have by themselves.
+// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and those that Prometheus
+// and its client libraries export.
 var metrics = sync.OnceValue(func() map[string]metric {
 	all := map[string]metric{
 		"up":      {kind: gauge},
@@ -73,7 +73,7 @@ var metrics = sync.OnceValue(func() map[string]metric {
 	return all
 })
 
-// TestPageOfMetrics: the page is read as it is meant, and each query on it is one that can be asked.
+// TestPageOfMetrics checks that the page parses as intended, and that each query on it is valid.
 func TestPageOfMetrics(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../docs/metrics.md")
@@ -103,7 +103,7 @@ func TestPageOfMetrics(t *testing.T) {
 	}
 }
 
-// startedAt tells which processes are young: what those have counted has happened just now.
+// startedAt selects young processes: what they have counted is recent.
 const startedAt = "process_start_time_seconds"
 
 // find returns the metric behind a series name, and the labels the series has.
@@ -127,7 +127,7 @@ func find(series string) (metric, []string, bool) {
 	return metric{}, nil, false
 }
 
-// Grafana replaces these before it asks; any value will do for parsing.
+// Grafana replaces these before it queries; for parsing, any value works.
 var (
 	intervals = strings.NewReplacer("$__rate_interval", "1m", "$__interval", "1m", "$__range", "1h")
 	variables = regexp.MustCompile(`\$[a-z]+`)
@@ -157,8 +157,8 @@ func check(query string) []string {
 	return faults
 }
 
-// checkSelector: the metric exists, the matchers name its labels, and a counter is only ever seen through a rate, or while
-// its process is young.
+// checkSelector checks that the metric exists, that the matchers name its labels, and that a counter is only used in a
+// rate, or while its process is young.
 func checkSelector(s *parser.VectorSelector, path []parser.Node) (faults []string) {
 	m, has, ok := find(s.Name)
 	if !ok {
@@ -191,7 +191,7 @@ func ofTheYoung(path []parser.Node, s *parser.VectorSelector) bool {
 	})
 }
 
-// checkLabels: every series below expr has the labels that it is grouped or matched by.
+// checkLabels checks that every series below expr has the labels that it is grouped or matched by.
 func checkLabels(expr parser.Node, wanted []string) (faults []string) {
 	parser.Inspect(expr, func(n parser.Node, path []parser.Node) error {
 		s, ok := n.(*parser.VectorSelector)
@@ -210,7 +210,7 @@ func checkLabels(expr parser.Node, wanted []string) (faults []string) {
 }
 
 // filters reports whether s only selects what passes: it is on the right of an "and" or "unless" within path, so that
-// its labels go nowhere.
+// its labels do not appear in the result.
 func filters(path []parser.Node, s *parser.VectorSelector) bool {
 	return slices.ContainsFunc(path, func(n parser.Node) bool {
 		b, ok := n.(*parser.BinaryExpr)
@@ -226,7 +226,7 @@ func contains(expr parser.Node, s *parser.VectorSelector) (found bool) {
 	return found
 }
 
-// TestCheck shows that the checks above see what they are for.
+// TestCheck checks that the checks above detect what they are for.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for query, ok := range map[string]bool{

@@ -32,9 +32,9 @@ type query struct{ expr, legend string }
 type panel struct {
 	form  form
 	title string
-	// means says what the panel shows and what to do when it rises.
+	// means describes what the panel shows and what to do when it rises.
 	means string
-	// alert names the part of the runbook the panel links to; "" is all of it.
+	// alert names the section of the runbook that the panel links to; "" links to the whole page.
 	alert   string
 	unit    string
 	queries []query
@@ -43,11 +43,11 @@ type panel struct {
 	width   int
 	// atMost is the upper end of the scale, 0 for none.
 	atMost float64
-	// empty is shown when there is nothing to show.
+	// empty is shown when there is no value.
 	empty string
 }
 
-// step is a threshold: from this value on the colour holds.
+// step is a threshold: the colour applies from this value on.
 type step struct {
 	from  float64
 	color string
@@ -65,13 +65,13 @@ const (
 // below makes thresholds: green below warn, orange from there, red from bad.
 func below(warn, bad float64) []step { return []step{{0, green}, {warn, orange}, {bad, red}} }
 
-// none makes thresholds for what must stay 0.
+// none makes thresholds for values that must stay 0.
 func none() []step { return []step{{0, green}, {1, red}} }
 
-// few makes thresholds for what may happen now and then.
+// few makes thresholds for values that may rise occasionally.
 func few() []step { return []step{{0, green}, {1, orange}} }
 
-// leading is a gauge as the leading relay has it; the others show 0.
+// leading is a gauge of the leading relay; the others export 0.
 func leading(metric string) string {
 	return fmt.Sprintf("max(%s{FILTER} and on (job, instance) outbox_relay_leader{FILTER} == 1)", metric)
 }
@@ -79,7 +79,7 @@ func leading(metric string) string {
 // rate is the sum of a counter's rates, by labels if any are given.
 func rate(metric string, by ...string) string { return perTime("rate", metric, "$__rate_interval", by) }
 
-// increase is how much a counter rose within the chosen range.
+// increase is the sum of a counter's increases within the chosen range, by labels if any are given.
 func increase(metric string, by ...string) string { return perTime("increase", metric, "$__range", by) }
 
 func perTime(function, metric, window string, by []string) string {
@@ -111,7 +111,7 @@ func quantile(q float64, metric string, by ...string) string {
 // byGroup is a gauge that the relay and the consumers both export.
 func byGroup(metric string) string { return "max by (stream, group) (" + metric + "{FILTER})" }
 
-// source is the data source that the reader chooses.
+// source is the data source that the user selects.
 var source = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${datasource}")}
 
 func (p panel) expr(i int) string { return strings.ReplaceAll(p.queries[i].expr, "FILTER", filter) }
@@ -140,7 +140,7 @@ func (p panel) targets() []cog.Builder[variants.Dataquery] {
 func (p panel) thresholds() cog.Builder[dashboard.ThresholdsConfig] {
 	steps := []dashboard.Threshold{{Color: green}}
 	for i, s := range p.steps {
-		if i == 0 { // the lowest has no lower end
+		if i == 0 { // the lowest step has no lower bound
 			steps[0].Color = s.color
 			continue
 		}
@@ -158,7 +158,7 @@ func (p panel) mappings() []dashboard.ValueMapping {
 		}
 		all = append(all, dashboard.ValueMapping{ValueMap: m})
 	}
-	if p.empty != "" { // 0/0 is not a number, which would be as bad as the lowest threshold
+	if p.empty != "" { // 0/0 is not a number, which would have the colour of the lowest threshold
 		m := dashboard.NewSpecialValueMap()
 		m.Options = dashboard.DashboardSpecialValueMapOptions{
 			Match: dashboard.SpecialValueMatchNullAndNan, Result: dashboard.ValueMappingResult{Text: cog.ToPtr(p.empty), Color: cog.ToPtr(grey)},
@@ -168,19 +168,19 @@ func (p panel) mappings() []dashboard.ValueMapping {
 	return all
 }
 
-// links lead to the runbook, and to what the first metric means.
+// links lead to the runbook and to the description of the first metric.
 func (p panel) links() []cog.Builder[dashboard.DashboardLink] {
-	mend, meaning := link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)), link("Metric: "+p.metric(), reference+p.metric())
+	fix, meaning := link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)), link("Metric: "+p.metric(), reference+p.metric())
 	if p.alert == "" {
-		mend = link("Runbook", docs+"runbook.md")
+		fix = link("Runbook", docs+"runbook.md")
 	}
 	if name := p.metric(); name == "up" || name == "ALERTS" { // Prometheus' own
 		meaning = link("Metrics", docs+"metrics.md")
 	}
-	return []cog.Builder[dashboard.DashboardLink]{mend, meaning}
+	return []cog.Builder[dashboard.DashboardLink]{fix, meaning}
 }
 
-// metric is the first metric that the panel asks for.
+// metric is the first metric that the panel queries.
 func (p panel) metric() string {
 	name, _, _ := strings.Cut(p.queries[0].expr, "{")
 	name = name[strings.LastIndexAny(name, " (")+1:]
@@ -213,7 +213,7 @@ type base[B any] interface {
 	ColorScheme(cog.Builder[dashboard.FieldColor]) B
 }
 
-// common sets what panels of every form have.
+// commonParts sets what panels of every form have.
 func commonParts[B base[B]](b B, p panel, id uint32, at dashboard.GridPos) B {
 	b.Id(id).Title(p.title).Description(p.means).Datasource(source).GridPos(at).Unit(p.unit).Links(p.links()).
 		Targets(p.targets()).Thresholds(p.thresholds()).Mappings(p.mappings()).Min(0)

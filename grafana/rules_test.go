@@ -107,8 +107,8 @@ var (
 	parts    = []string{"**Symptom.**", "**Check.**", "**Fix.**", "**Verify.**"}
 )
 
-// TestRunbook: every alert links to its part of the runbook, which says the four things that matter; and the runbook
-// knows no other alert.
+// TestRunbook checks that every alert links to its section of the runbook, that the section has its four parts, and that
+// the runbook has no other alert.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../docs/runbook.md")
@@ -147,8 +147,8 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// TestRulesAreTested: make check runs the rules' tests with promtool; here, each alert must have one where it fires and
-// one where it does not.
+// TestRulesAreTested checks that each alert has a test in which it fires and one in which it does not. make check runs
+// these tests with promtool.
 func TestRulesAreTested(t *testing.T) {
 	t.Parallel()
 	fires, quiet := map[string]bool{}, map[string]bool{}
