@@ -19,7 +19,7 @@ type Client struct {
 	HTTP  *http.Client
 }
 
-// Refused is an answer that repeating the request cannot change.
+// Refused is an answer that a repeat of the request cannot change.
 type Refused struct {
 	Status     int    `json:"status"`
 	Code       string `json:"code"`
@@ -40,8 +40,8 @@ const (
 	lastPause  = 5 * time.Second
 )
 
-// Place sends the operation, always with its one key, until its outcome is known, and returns the order. Errors: a
-// *Refused, which is final; the end of ctx, after which the outcome is not known and the same operation must be placed
+// Place sends the operation, always with the same key, until its outcome is known, and returns the order. It returns a
+// *Refused if the refusal is final. If ctx ends first, the outcome is not known, and the same operation must be placed
 // again later, with the same key.
 func (c *Client) Place(ctx context.Context, op *Operation) (json.RawMessage, error) {
 	pause := firstPause
@@ -58,7 +58,7 @@ func (c *Client) Place(ctx context.Context, op *Operation) (json.RawMessage, err
 			}
 			wait += time.Duration(r.RetryAfterMS) * time.Millisecond
 		}
-		// Anything else is a connection that failed: the order may be placed or not, so the same key goes out again.
+		// Any other error is a failed connection: the order may be placed or not, so send the same key again.
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the outcome is not known; run again with the same journal: %w", errors.Join(ctx.Err(), err))
@@ -94,7 +94,7 @@ func (c *Client) post(ctx context.Context, op *Operation) (json.RawMessage, erro
 	}
 	r := &Refused{Status: res.StatusCode, Code: "unknown", Title: res.Status}
 	if json.Unmarshal(body, r) != nil || r.Code == "unknown" {
-		// Not the API's own answer but that of a proxy before it: 5xx says nothing about the order.
+		// The answer of a proxy, not of the API: 5xx says nothing about the order.
 		r.Retryable = res.StatusCode >= 500 || res.StatusCode == http.StatusTooManyRequests
 	}
 	return nil, r

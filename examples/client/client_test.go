@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 const user = "5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11"
 
-// newAPI starts the API behind a handler that may spoil a request or its answer.
+// newAPI starts the API behind a handler that may lose a request or its answer.
 func newAPI(t *testing.T, spoil func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler)) (*testenv.Database, string) {
 	t.Helper()
 	db, rds := testenv.Postgres(t), testenv.Redis(t)
@@ -56,14 +56,14 @@ func place(ctx context.Context, url, journal string) error {
 	return run(ctx, []string{"-url", url, "-journal", journal, "-user", user, "-amount", "1250", "-patience", "1m"})
 }
 
-// Requests that never arrive, answers that never return, proxies that answer in between: one order.
+// Requests are lost, answers are lost, and a proxy answers in between: there is one order.
 func TestWhateverHappensOnTheWay(t *testing.T) {
 	t.Parallel()
 	db, url := newAPI(t, func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 		switch n {
-		case 1: // lost on the way there
+		case 1: // the request is lost
 			panic(http.ErrAbortHandler)
-		case 2, 3: // lost on the way back
+		case 2, 3: // the answer is lost
 			next.ServeHTTP(httptest.NewRecorder(), r)
 			panic(http.ErrAbortHandler)
 		case 4:
@@ -84,8 +84,8 @@ func TestWhateverHappensOnTheWay(t *testing.T) {
 	}
 }
 
-// The client gives up, or dies, after its order was placed and before it heard of it. The next run finishes the same
-// operation; the one after that is a new one.
+// The client gives up, or dies, after its order was placed and before it got the answer. The next run finishes the same
+// operation; the run after that is a new one.
 func TestARunAfterACrashFinishesTheSameOrder(t *testing.T) {
 	t.Parallel()
 	var deaf atomic.Bool

@@ -18,8 +18,8 @@ type Order struct {
 	Currency string `json:"currency"`
 }
 
-// Operation is one intention of the user, and the key that it keeps from its first attempt to its end. It is on disk
-// before anything is sent.
+// Operation is one intention of the user, with the key that it keeps from its first attempt until its outcome is known.
+// It is on disk before anything is sent.
 type Operation struct {
 	Key  string          `json:"key"`
 	Body json.RawMessage `json:"body"`
@@ -27,7 +27,7 @@ type Operation struct {
 	path string
 }
 
-// Open returns the unfinished operation of the journal, whatever o says now, or begins a new one for o.
+// Open returns the unfinished operation of the journal, regardless of o, or begins a new one for o.
 func Open(path string, o Order) (*Operation, error) {
 	text, err := os.ReadFile(path)
 	switch {
@@ -52,7 +52,7 @@ func Open(path string, o Order) (*Operation, error) {
 	return op, op.save()
 }
 
-// save writes the operation so that a crash leaves the whole of it or nothing.
+// save writes the operation atomically: after a crash, the file has all of it or is missing.
 func (op *Operation) save() error {
 	text, err := json.Marshal(op)
 	if err != nil {
@@ -74,7 +74,7 @@ func (op *Operation) save() error {
 	return nil
 }
 
-// Done forgets the operation: its outcome is known, and its key is never used again.
+// Done deletes the operation: its outcome is known, and its key is never used again.
 func (op *Operation) Done() error {
 	if err := os.Remove(op.path); err != nil {
 		return fmt.Errorf("finish the journal: %w", err)

@@ -1,8 +1,8 @@
-// Command client places one order, once, whatever happens on the way: it may be killed at any point and started again.
+// Command client places one order, exactly once. It may be killed at any point and started again.
 //
 //	go run ./examples/client -url http://127.0.0.1:8080 -journal order.json -user 5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11 -amount 1250 -currency USD
 //
-// The rules it follows stand in docs/clients.md.
+// It follows the rules in docs/clients.md.
 package main
 
 import (
@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string) error {
 	res, err := c.Place(ctx, op)
 	var refused *Refused
 	if errors.As(err, &refused) && refused.SafeNewKey {
-		// Nothing was ordered and nothing will be: the next run is a new intention.
+		// The refusal is final, and nothing was ordered: the next run is a new intention.
 		return errors.Join(err, op.Done())
 	}
 	if err != nil {

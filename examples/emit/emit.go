@@ -1,5 +1,5 @@
-// Package emit is an example of a service that announces its own changes: accounts with deposits, each announced in the
-// order in which they happened. It knows nothing of Redis or of the relay; it writes a row.
+// Package emit is an example of a service that publishes its own changes: accounts with deposits, each published in the
+// order in which they happened. It depends neither on Redis nor on the relay; it inserts a row.
 package emit
 
 import (
@@ -22,18 +22,18 @@ type Deposit struct {
 	Balance int64 `json:"balance"`
 }
 
-// Setup makes the table.
+// Setup creates the table.
 func Setup(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS account (name text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0 CHECK (balance <= 1000))")
 	return err
 }
 
-// Pay adds amount to the account and announces it, both or neither. It returns the event's id. pool finds posthaste's
-// tables by its search path; sql.PoolConfig makes such a pool.
+// Pay adds amount to the account and writes the event, both or neither. It returns the event's id. pool finds posthaste's
+// tables through its search path; sql.PoolConfig configures such a pool.
 func Pay(ctx context.Context, pool *pgxpool.Pool, account string, amount int64) (id uuid.UUID, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		d := Deposit{Account: account, Amount: amount}
-		// The upsert locks the account's row before the event is written. That is what keeps the account's events in
+		// The upsert locks the account's row before the event is written. This lock keeps the account's events in
 		// order: the next deposit waits here until this one has committed.
 		err := tx.QueryRow(ctx, `INSERT INTO account (name, balance) VALUES ($1, $2)
 			ON CONFLICT (name) DO UPDATE SET balance = account.balance + excluded.balance RETURNING balance`, account, amount).Scan(&d.Balance)

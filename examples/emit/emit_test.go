@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// Many deposits at once into one account: as many events as deposits, and in the order of the events the balance grows.
+// Concurrent deposits into one account: there is one event per deposit, and the balance grows in the order of the events.
 func TestEventsFollowTheBalance(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -29,7 +29,7 @@ func TestEventsFollowTheBalance(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// The next deposit breaks the table's limit: neither a change nor an event.
+	// The next deposit violates the table's constraint: there is neither a change nor an event.
 	if _, err := emit.Pay(t.Context(), d.Pool, "ann", 5); err == nil {
 		t.Error("a deposit beyond the limit was booked")
 	}

@@ -1,8 +1,8 @@
 // Package mailer is an example consumer: a confirmation mail for every order, exactly once.
 //
-// Its effect is a row in the table confirmation_mail, the outbox of a mail server, so to speak. The row and the note
-// that the event was seen (package consumer/inbox) are written in one transaction; however often the event is delivered,
-// one row results. The table has no unique key on the order on purpose: the inbox alone prevents a second mail.
+// Its effect is a row in the table confirmation_mail, which stands for the queue of a mail server. The row and the record
+// that the event was seen (package consumer/inbox) are written in one transaction, so there is one row however often the
+// event is delivered. On purpose, the table has no unique key on the order: the inbox alone prevents a second mail.
 package mailer
 
 import (
@@ -26,12 +26,13 @@ import (
 // Group is the mailer's consumer group, and its name in the inbox.
 const Group = "mailer"
 
-// retention is how long the inbox remembers: longer than anything stays in the history to be replayed (72 h).
+// retention is how long the inbox keeps records: longer than events stay in the history, from which they can be replayed
+// (72 h).
 const retention = 7 * 24 * time.Hour
 
-// Config is what the mailer works with.
+// Config configures the mailer.
 type Config struct {
-	// Pool is the database with posthaste's tables; the mailer makes its own table there.
+	// Pool is the database with posthaste's tables; the mailer creates its own table there.
 	Pool *pgxpool.Pool
 	// Redis has the streams. The caller closes both.
 	Redis redis.UniversalClient
@@ -51,7 +52,7 @@ CREATE TABLE IF NOT EXISTS confirmation_mail (
     written_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )`
 
-// Run writes mails until ctx ends. It waits for a database that is not there yet.
+// Run writes mails until ctx ends. If the database is not reachable yet, it waits.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Stream == "" {
 		cfg.Stream = "outbox.order"
@@ -74,7 +75,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return c.Run(ctx)
 }
 
-// prepare makes the table, trying until it succeeds. False: ctx ended first.
+// prepare creates the table, and retries until it succeeds. It returns false if ctx ended first.
 func prepare(ctx context.Context, cfg Config) bool {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -103,7 +104,7 @@ type order struct {
 	Currency string `json:"currency"`
 }
 
-// Handler writes one mail per order.created, and lets every other event pass.
+// Handler writes one mail per order.created, and ignores every other event.
 func Handler(pool *pgxpool.Pool) consumer.Handler {
 	write := consumer.JSON(func(ctx context.Context, ev consumer.Event, o order) error {
 		return classify(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -128,7 +129,7 @@ func Handler(pool *pgxpool.Pool) consumer.Handler {
 	}
 }
 
-// classify tells a database that is in trouble, which is not the event's fault, from a statement that failed.
+// classify distinguishes a database that is unavailable, which is not the event's fault, from a statement that failed.
 func classify(err error) error {
 	var pe *pgconn.PgError
 	switch {

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Every order is in the stream twice, and two mailers share the work: one mail per order. Other events are passed over,
-// and one that cannot be decoded goes to the dead stream.
+// Every order is in the stream twice, and two mailers share the work: there is one mail per order. Other events are
+// ignored, and events that cannot be decoded go to the dead stream.
 func TestOneMailPerOrder(t *testing.T) {
 	t.Parallel()
 	r, d := testenv.Redis(t), testenv.Postgres(t)

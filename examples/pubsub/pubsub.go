@@ -1,10 +1,10 @@
 // Package pubsub is an example of what best effort means: it listens to the Pub/Sub channels on which the relay announces
 // events, one channel per event type.
 //
-// Redis keeps nothing for a subscriber. What is announced while it is not connected, or while it is so slow that Redis
-// closes its connection, is gone, and nothing tells how much it was: an announcement has no number. So Pub/Sub is right
-// for what may be missed, refreshing a screen or dropping a cache entry, and streams (package consumer) for everything
-// else. What Run can do, and does, is to say when something may have been missed, so that the screen is read anew.
+// Redis stores nothing for a subscriber. Announcements are lost while it is not connected, or while it is so slow that
+// Redis closes its connection, and it cannot tell how many, because announcements are not numbered. So use Pub/Sub for
+// what may be missed, such as refreshing a screen or dropping a cache entry, and streams (package consumer) for
+// everything else. Run reports when announcements may have been missed, so that the screen can be read again.
 package pubsub
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config is what Run works with.
+// Config configures Run.
 type Config struct {
 	// Client is the connection to Redis; the caller closes it.
 	Client redis.UniversalClient
@@ -26,8 +26,8 @@ type Config struct {
 	Patterns []string
 	// Announced is called for every announcement, with the channel (the event type) and the event's payload.
 	Announced func(channel, payload string)
-	// Missed is called whenever announcements may have been missed: at each (re)connection, after it is made. Whoever
-	// shows state reads it anew then.
+	// Missed is called whenever announcements may have been missed: after each connection and reconnection. A program that
+	// shows state reads it again then.
 	Missed func()
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -65,12 +65,12 @@ func Run(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// listen subscribes once and passes on what it hears until the connection breaks. It does not use the client's own
+// listen subscribes once and forwards announcements until the connection breaks. It does not use the client's automatic
 // reconnection, which would hide the gap.
 func listen(ctx context.Context, cfg Config, connected func()) error {
 	ps := cfg.Client.PSubscribe(ctx, cfg.Patterns...)
 	defer ps.Close()
-	stop := context.AfterFunc(ctx, func() { _ = ps.Close() }) // ends a receive that waits
+	stop := context.AfterFunc(ctx, func() { _ = ps.Close() }) // ends a blocked receive
 	defer stop()
 	confirmed, pinged := 0, false
 	for {

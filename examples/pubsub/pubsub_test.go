@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// What is announced while the connection is down is missed for good; the subscriber says that something may be.
+// Announcements are lost while the connection is down; the subscriber reports that some may be missing.
 func TestBestEffort(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

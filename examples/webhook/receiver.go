@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// tolerance is how far a timestamp may be off: a request that was recorded cannot be played back for ever.
+	// tolerance is how far a timestamp may be off; it limits how long a recorded request can be replayed.
 	tolerance = 5 * time.Minute
-	// maxBody is the largest body that is read: the largest payload, and what is around it.
+	// maxBody is the largest body that is read: the largest payload, and its envelope.
 	maxBody = 9 << 20
 )
 
 // Delivery is a request that Receiver has verified.
 type Delivery struct {
-	// ID is the same every time the event is delivered: deduplicate by it.
+	// ID is the same in every delivery of the event: deduplicate by it.
 	ID, Type, Subject string
 	Time              time.Time
 	Data              json.RawMessage
 }
 
-// Receiver is the warehouse's side: it verifies the signature and the age of each request and hands it to accept. nil
-// answers 204. An error answers 503, and the request comes again.
+// Receiver is the warehouse's side: it verifies the signature and the age of each request and passes it to accept. If
+// accept returns nil, it answers 204. If accept returns an error, it answers 503, and the sender retries.
 func Receiver(secret []byte, accept func(ctx context.Context, d Delivery) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
@@ -43,7 +43,7 @@ func Receiver(secret []byte, accept func(ctx context.Context, d Delivery) error)
 			http.Error(w, "too large", http.StatusRequestEntityTooLarge)
 			return
 		case err != nil:
-			http.Error(w, "the body ended early", http.StatusRequestTimeout) // the sender tries again
+			http.Error(w, "the body ended early", http.StatusRequestTimeout) // the sender retries
 			return
 		}
 		if !verify(secret, r.Header, body, time.Now()) {
@@ -63,7 +63,7 @@ func Receiver(secret []byte, accept func(ctx context.Context, d Delivery) error)
 	})
 }
 
-// verify checks the signature, of which there may be several (while a secret is exchanged), and the age of a request.
+// verify checks the signature and the age of a request. There may be several signatures while a secret is rotated.
 func verify(secret []byte, h http.Header, body []byte, now time.Time) bool {
 	stamp := h.Get(headerTimestamp)
 	sec, err := strconv.ParseInt(stamp, 10, 64)

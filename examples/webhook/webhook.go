@@ -1,8 +1,8 @@
-// Package webhook is an example consumer: it tells a warehouse of every event by HTTP.
+// Package webhook is an example consumer: it posts every event to a warehouse over HTTP.
 //
 // The request follows the Standard Webhooks convention: the headers webhook-id (the event's id, the same in every
 // delivery), webhook-timestamp (Unix seconds) and webhook-signature, "v1," and the base64 of an HMAC-SHA256 over
-// "id.timestamp.body". Delivery is at least once; the receiver deduplicates by webhook-id. Receiver shows the other side.
+// "id.timestamp.body". Delivery is at least once; the receiver deduplicates by webhook-id. Receiver is the other side.
 package webhook
 
 import (
@@ -45,9 +45,9 @@ type message struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// Handler posts every event to target, signed with secret. A target that does not answer, is overloaded or says that it
-// is unavailable makes the event wait for as long as that lasts; another 5xx uses up an attempt; any other answer but
-// 2xx, redirections included, is final. transport may be nil.
+// Handler posts every event to target, signed with secret. While the target does not answer, is overloaded or reports
+// that it is unavailable, the event waits. Another 5xx uses up an attempt. Any other answer except 2xx is final,
+// including redirections. transport may be nil.
 func Handler(target string, secret []byte, transport http.RoundTripper) (consumer.Handler, error) {
 	u, err := url.Parse(target)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
@@ -58,7 +58,7 @@ func Handler(target string, secret []byte, transport http.RoundTripper) (consume
 	}
 	client := &http.Client{
 		Transport: transport, Timeout: requestTimeout,
-		// The signature is for this target.
+		// The signature is valid for this target only.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return func(ctx context.Context, ev consumer.Event) error {
@@ -89,7 +89,7 @@ func post(ctx context.Context, client *http.Client, target string, secret []byte
 		return consumer.Unavailable(fmt.Errorf("post event %s: %w", ev.ID, withoutURL(err)))
 	}
 	defer resp.Body.Close()
-	// Read to the end, so that the connection can be used again; nobody needs more than this.
+	// Read the body so that the connection can be reused; this limit is enough.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	return judge(ev.ID, resp.StatusCode)
 }
@@ -120,7 +120,7 @@ func withoutURL(err error) error {
 // sign returns the signature of a request, in base64.
 func sign(secret []byte, id, stamp string, body []byte) string {
 	m := hmac.New(sha256.New, secret)
-	_, _ = fmt.Fprintf(m, "%s.%s.", id, stamp) // a hash takes everything
+	_, _ = fmt.Fprintf(m, "%s.%s.", id, stamp) // writing to a hash never fails
 	m.Write(body)
 	return base64.StdEncoding.EncodeToString(m.Sum(nil))
 }

@@ -33,14 +33,14 @@ func TestMain(m *testing.M) {
 
 var secret = []byte("0123456789abcdef")
 
-// transport is a test's own, so that its connections can be closed at the end.
+// transport returns a transport per test, so that its connections can be closed at the end.
 func transport(tb testing.TB) *http.Transport {
 	tr := &http.Transport{}
 	tb.Cleanup(tr.CloseIdleConnections)
 	return tr
 }
 
-// The warehouse refuses every first attempt and is down for a while: it gets every event, in order per subject, with a
+// The warehouse refuses every first attempt and is down for a time: it gets every event, in order per subject, with a
 // signature that it accepts.
 func TestDeliversThroughTrouble(t *testing.T) {
 	t.Parallel()
@@ -78,7 +78,7 @@ func TestDeliversThroughTrouble(t *testing.T) {
 	}
 	refused := make(chan struct{}, 1)
 	c, err := consumer.New(consumer.Options{
-		Client: r.Client, Group: webhook.Group, Streams: []string{"outbox.order"}, MaxAttempts: 1, // trouble is no attempt
+		Client: r.Client, Group: webhook.Group, Streams: []string{"outbox.order"}, MaxAttempts: 1, // outages do not count as attempts
 		Backoff: func(int) time.Duration { return 5 * time.Millisecond },
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			err := h(ctx, ev)

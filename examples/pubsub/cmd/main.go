@@ -1,4 +1,4 @@
-// Command pubsub prints what is announced on the channels given as arguments (patterns; default order.*).
+// Command pubsub prints the messages on the channels given as arguments (patterns; default order.*).
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command webhook posts the events of one stream to WEBHOOK_URL, signed with WEBHOOK_SECRET. With WEBHOOK_LISTEN it is
-// the other side: it receives, verifies and prints them.
+// Command webhook posts the events of one stream to WEBHOOK_URL, signed with WEBHOOK_SECRET. With WEBHOOK_LISTEN, it is
+// the receiver instead: it receives, verifies and prints them.
 package main
 
 import (
