@@ -1,4 +1,4 @@
-// A module of its own: the PromQL parser's module brings the whole of Prometheus into go.sum, which users of posthaste's
+// A separate module: the PromQL parser's module brings the whole of Prometheus into go.sum, which users of posthaste's
 // packages should not inherit; so does Grafana's SDK. Run the tests with: cd grafana && go test ./...
 module posthaste/grafana
 

@@ -1,4 +1,4 @@
-// Tools are a module of their own, so that their hundreds of dependencies stay out of posthaste's go.sum.
+// Tools are a separate module, so that their hundreds of dependencies stay out of posthaste's go.sum.
 // Use: go tool -modfile=tools/go.mod golangci-lint run
 module posthaste/tools
 
