@@ -16,7 +16,7 @@ import (
 // OneShotTimeout bounds what a command does that only asks or sets something.
 const OneShotTimeout = 15 * time.Second
 
-// WithPool runs do with a pool on a migrated schema, within oneShotTimeout.
+// WithPool runs do with a pool on a migrated schema, within OneShotTimeout.
 func (c Config) WithPool(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	return c.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := c.CheckSchema(ctx, pool); err != nil {
@@ -35,7 +35,7 @@ func (c Config) CheckSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// WithDatabase is withPool without a look at the schema.
+// WithDatabase is WithPool without a look at the schema.
 func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
 	defer cancel()

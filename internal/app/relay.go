@@ -174,7 +174,7 @@ func (p *Relay) Health() relay.Health { return p.relay.Health() }
 // AdminAddr returns where the admin listener is bound.
 func (p *Relay) AdminAddr() net.Addr { return p.admin.Addr() }
 
-// Close frees what newRelay took. It may be called again.
+// Close frees what NewRelay took. It may be called again.
 func (p *Relay) Close() {
 	defer p.traces.shutdown() // last, because it may wait for a collector
 	if p.admin != nil {

@@ -152,7 +152,7 @@ func (p *Serve) checkSchema(ctx context.Context) error {
 // PublicAddr returns where the API is bound.
 func (p *Serve) PublicAddr() net.Addr { return p.public.Addr() }
 
-// Close frees what newServe took. It may be called again.
+// Close frees what NewServe took. It may be called again.
 func (p *Serve) Close() {
 	defer p.traces.shutdown() // last, because it may wait for a collector
 	for _, l := range []net.Listener{p.public, p.admin} {

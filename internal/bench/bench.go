@@ -9,44 +9,11 @@ import (
 	"slices"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 )
-
-// Options are what every measurement takes.
-type Options struct {
-	// JSON prints the report as JSON instead of tables.
-	JSON bool
-	// Runs is how often everything is repeated; in each repetition, limits and results take turns.
-	Runs int
-	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
-	// servers are started.
-	External bool
-	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary files.
-	Dir string
-	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
-	PGBin, RedisBin string
-}
-
-// session is one benchmark. Everything it makes carries its name and is removed before it ends.
-type session struct {
-	options  Options
-	config   app.Config
-	log      *slog.Logger
-	progress *progress
-	report   *report
-
-	name   string // 8 hexadecimal digits
-	scenes int
-	dir    string
-	owned  []func() // stop what this process started
-	admin  *pgxpool.Pool
-	redis  *redis.Client
-}
 
 // step is one measurement of one repetition.
 type step struct {
@@ -55,13 +22,6 @@ type step struct {
 	total int
 	run   func(ctx context.Context) error
 }
-
-// ErrFound is what a benchmark fails with whose result is wrong: what was written was not found, once.
-var ErrFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please " +
-	"report this with the relay's log")
-
-// errLeft means that something of a benchmark is still on the servers.
-var errLeft = errors.New("left behind, drop it by hand")
 
 // benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
 func benchmark(

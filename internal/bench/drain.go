@@ -3,7 +3,6 @@ package bench
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -80,20 +79,6 @@ type drain struct {
 }
 
 func perSecond(n int, since time.Time) float64 { return float64(n) / time.Since(since).Seconds() }
-
-// olderTransactions is how long a benchmark waits for what else is under way on the server.
-const olderTransactions = 30 * time.Second
-
-// makeSlot makes the slot, for which every older transaction of the server has to end, whichever database it is in.
-func (s *scene) makeSlot(ctx context.Context) error {
-	for end := time.Now().Add(olderTransactions); ; {
-		_, err := s.slots.Ensure(ctx, nil) // bounded; a relay asks again, too
-		var slot *outbox.SlotError
-		if !errors.As(err, &slot) || slot.Reason != outbox.ReasonTransactionHeld || time.Now().After(end) {
-			return err
-		}
-	}
-}
 
 // postgresLimits measures what Postgres does without a relay: writing the events, sending them through a slot, and
 // deleting them with their history.

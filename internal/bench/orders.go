@@ -206,20 +206,6 @@ func (o *orders) transaction(ctx context.Context) error {
 	})
 }
 
-// asAPI runs do with a pool like that of `posthaste serve`.
-func (s *scene) asAPI(ctx context.Context, do func(pool *pgxpool.Pool) error) error {
-	cfg, err := sql.PoolConfig(s.config.PostgresURL, s.config.Schema, "api")
-	if err != nil {
-		return err
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	return do(pool)
-}
-
 // post measures POST /orders.
 func (o *orders) post(ctx context.Context, guarded bool) error {
 	return o.in(ctx, func(ctx context.Context, s *scene) error {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -165,6 +166,10 @@ func (r *report) against(w *row, rate string, limits ...string) (lowest string) 
 	w.Ratios[together] = w.median(rate) * sum
 	return lowest
 }
+
+// ErrFound is what a benchmark fails with whose result is wrong: what was written was not found, once.
+var ErrFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please " +
+	"report this with the relay's log")
 
 // finish prints the report, and returns ErrFound if it shows that something went wrong.
 func (r *report) finish(o cli.IO, asJSON bool) error {

@@ -21,7 +21,7 @@ type UsageError struct{ text string }
 // Error implements error.
 func (e *UsageError) Error() string { return e.text }
 
-// Usage returns a *usageError.
+// Usage returns a *UsageError.
 func Usage(text string) error { return &UsageError{text} }
 
 // Remedy returns what helps against a refusal of Postgres, as an addition to the error's text. It is empty where the

@@ -4,25 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/consumer"
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/local"
 	"posthaste/outbox"
-	"posthaste/sql"
 )
 
 // Options are how much a demo does.
@@ -34,30 +24,6 @@ type Options struct {
 	Duration time.Duration
 	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
 	PGBin, RedisBin string
-}
-
-// demo is everything a demo runs.
-type demo struct {
-	out    io.Writer
-	log    *slog.Logger
-	config app.Config
-	dir    string
-	pg     *local.Postgres
-	rd     *local.Redis
-	pool   *pgxpool.Pool
-	client *redis.Client
-	serve  *app.Serve
-	relay  *app.Relay
-	user   uuid.UUID
-
-	neighbours neighbours
-
-	posted atomic.Int64
-	mu     sync.Mutex
-	sent   map[string]time.Time // order id -> when its POST was sent; only orders that were answered 201
-	seen   map[string]time.Time // order id -> when the consumer had it
-	modes  map[outbox.Mode][]time.Duration
-	mode   atomic.Value // outbox.Mode, as of the last look
 }
 
 // Run starts servers of its own, the API, the relay and consumers, and shows events arriving. Everything is stopped and
@@ -103,127 +69,4 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 		d.serve.PublicAddr(), uuid.New(), d.user)
 	<-gctx.Done()
 	return nil
-}
-
-func (d *demo) adminURL() string { return "http://" + d.relay.AdminAddr().String() }
-
-// servers starts Postgres and Redis on free ports under one temporary folder.
-func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
-	bin, err := local.PostgresBin(ctx, pgBin)
-	if err != nil {
-		return err
-	}
-	redisPath, err := local.RedisBin(redisBin)
-	if err != nil {
-		return err
-	}
-	if d.dir, err = os.MkdirTemp("", "posthaste-demo-"); err != nil {
-		return err
-	}
-	// Postgres may have to run as another user, who must be able to pass through.
-	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return err
-	}
-	folders := map[string]string{"postgres": filepath.Join(d.dir, "postgres"), "redis": filepath.Join(d.dir, "redis")}
-	for _, f := range folders {
-		if err := os.Mkdir(f, 0o700); err != nil {
-			return err
-		}
-	}
-	began := time.Now()
-	if d.pg, err = local.StartPostgres(ctx, bin, folders["postgres"], "max_slot_wal_keep_size=4GB"); err != nil {
-		return err
-	}
-	if d.rd, err = local.StartRedis(ctx, redisPath, folders["redis"]); err != nil {
-		return err
-	}
-	d.config.PostgresURL, d.config.RedisURL = d.pg.URL("postgres"), d.rd.URL()
-	d.config.HTTPAddr, d.config.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	fmt.Fprintf(d.out, "Postgres on port %d and Redis on port %d, started in %v\n", d.pg.Port, d.rd.Port,
-		time.Since(began).Round(10*time.Millisecond))
-	if _, err := sql.Migrate(ctx, d.config.PostgresURL, d.config.Schema, d.log); err != nil {
-		return err
-	}
-	poolConfig, err := sql.PoolConfig(d.config.PostgresURL, d.config.Schema, "demo")
-	if err != nil {
-		return err
-	}
-	if d.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
-		return err
-	}
-	d.client, err = app.ReaderClient(d.config.RedisURL)
-	return err
-}
-
-// processes starts the API, the relay and a consumer.
-func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
-	if d.serve, err = app.NewServe(ctx, d.config, d.log); err != nil {
-		return err
-	}
-	if d.relay, err = app.NewRelay(ctx, d.config, d.log); err != nil {
-		return err
-	}
-	cons, err := consumer.New(consumer.Options{
-		Client: d.client, Group: "demo", Streams: []string{d.config.StreamPrefix + "order"}, Handler: d.arrived,
-		DrainTimeout: time.Second, Logger: d.log,
-	})
-	if err != nil {
-		return err
-	}
-	g.Go(func() error { return d.serve.Run(ctx) })
-	g.Go(func() error { return d.relay.Run(ctx) })
-	g.Go(func() error { return cons.Run(ctx) })
-	g.Go(func() error { return d.watchMode(ctx) })
-	if err := d.neighbours.start(ctx, g, d); err != nil {
-		return err
-	}
-	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\nConsole: %s/console/\n\n", d.serve.PublicAddr(),
-		d.adminURL(), d.adminURL())
-	return nil
-}
-
-// arrived is the consumer's handler.
-func (d *demo) arrived(_ context.Context, ev consumer.Event) error {
-	now := time.Now()
-	mode, _ := d.mode.Load().(outbox.Mode)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, again := d.seen[ev.Subject]; again {
-		return nil // the streams are counted at the end; this is only the clock
-	}
-	d.seen[ev.Subject] = now
-	if at, ok := d.sent[ev.Subject]; ok {
-		d.modes[mode] = append(d.modes[mode], now.Sub(at))
-	}
-	return nil
-}
-
-func (d *demo) watchMode(ctx context.Context) error {
-	for ctx.Err() == nil {
-		d.mode.Store(d.relay.Status().Mode)
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	return nil
-}
-
-// cleanup stops the servers and removes their folder.
-func (d *demo) cleanup() {
-	if d.client != nil {
-		_ = d.client.Close()
-	}
-	if d.pool != nil {
-		d.pool.Close()
-	}
-	if d.rd != nil {
-		_ = d.rd.Kill()
-	}
-	if d.pg != nil {
-		_ = d.pg.Stop("immediate")
-	}
-	if d.dir != "" {
-		_ = os.RemoveAll(d.dir)
-	}
 }

@@ -370,3 +370,52 @@ func final(err error) bool {
 	}
 	return strings.HasPrefix(sql.SQLState(err), "42") // a missing right or table
 }
+
+// dryRun says what would be published.
+func (r *replaying) dryRun(ctx context.Context) error {
+	note, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := sql.CountHistory(ctx, r.pool, r.sel)
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for i := range list {
+		total += list[i].Events
+	}
+	if total == 0 {
+		return r.nothing()
+	}
+	out := int64(0)
+	if note != nil {
+		out = note.Count
+	}
+	if r.options.JSON {
+		return r.io.JSON(struct {
+			DryRun  bool           `json:"dry_run"`
+			Events  int64          `json:"events"`
+			Already int64          `json:"already_replayed"`
+			To      string         `json:"to,omitempty"`
+			Since   time.Time      `json:"since"`
+			Until   time.Time      `json:"until"`
+			Streams []sql.Selected `json:"streams"`
+		}{true, total, out, r.options.To, r.sel.Since, r.sel.Until, list})
+	}
+	t := cli.Table(r.io.Stdout)
+	fmt.Fprintln(t, "STREAM\tEVENTS\tFIRST\tLAST\tTO")
+	for _, s := range list {
+		to := s.Stream
+		if r.options.To != "" {
+			to = r.options.To
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Stream, humanize.Comma(s.Events), stamp(s.First), stamp(s.Last), to)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(r.io.Stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out),
+		r.alreadyOut(note))
+	return err
+}

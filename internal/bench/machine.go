@@ -1,0 +1,34 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+)
+
+// machine says what the figures were measured on. Durability is part of it: without fsync a commit costs nothing.
+type machine struct {
+	Cores      int               `json:"cores"`
+	Platform   string            `json:"platform"`
+	Load       float64           `json:"load_average_before"`
+	Servers    string            `json:"servers"`
+	Versions   map[string]string `json:"versions"`
+	Durability map[string]string `json:"durability"`
+}
+
+// text returns it for people.
+func (m machine) text() string {
+	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: %s\ndurability: "+
+		"%s\n", m.Cores, m.Platform, m.Load, m.Servers,
+		pairs(m.Versions, "posthaste", "go", "postgres", "redis"),
+		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync",
+			"redis_durability"))
+}
+
+// pairs lists some values of m with their keys.
+func pairs(m map[string]string, keys ...string) string {
+	list := make([]string, len(keys))
+	for i, k := range keys {
+		list[i] = k + " " + m[k]
+	}
+	return strings.Join(list, ", ")
+}

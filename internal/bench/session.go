@@ -1,0 +1,284 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/procfs"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/local"
+	"posthaste/sql"
+)
+
+// Options are what every measurement takes.
+type Options struct {
+	// JSON prints the report as JSON instead of tables.
+	JSON bool
+	// Runs is how often everything is repeated; in each repetition, limits and results take turns.
+	Runs int
+	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
+	// servers are started.
+	External bool
+	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary files.
+	Dir string
+	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	PGBin, RedisBin string
+}
+
+// session is one benchmark. Everything it makes carries its name and is removed before it ends.
+type session struct {
+	options  Options
+	config   app.Config
+	log      *slog.Logger
+	progress *progress
+	report   *report
+
+	name   string // 8 hexadecimal digits
+	scenes int
+	dir    string
+	owned  []func() // stop what this process started
+	admin  *pgxpool.Pool
+	redis  *redis.Client
+}
+
+// open starts servers, or takes those of the settings, and notes what they are.
+func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
+	c := &b.config
+	if b.options.External {
+		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
+			"end.\n", b.name, b.name)
+	} else if err := b.start(ctx); err != nil {
+		return err
+	}
+	c.Schema, c.StreamMaxlen = "public", 0 // streams are counted, so they are not trimmed
+	c.HTTPAddr = "127.0.0.1:0"
+	if c.AdminAddr == "" {
+		c.AdminAddr = "127.0.0.1:0"
+	}
+	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
+		return err
+	}
+	if b.redis, err = app.ReaderClient(c.RedisURL); err != nil {
+		return err
+	}
+	b.report.At = time.Now().UTC().Truncate(time.Second)
+	b.report.Settings["runs"] = b.options.Runs
+	b.report.Machine, err = b.facts(ctx)
+	return err
+}
+
+// start starts a Postgres and a Redis that keep their data as in production.
+func (b *session) start(ctx context.Context) error {
+	bin, err := local.PostgresBin(ctx, b.options.PGBin)
+	if err != nil {
+		return err
+	}
+	redisPath, err := local.RedisBin(b.options.RedisBin)
+	if err != nil {
+		return err
+	}
+	if b.dir, err = os.MkdirTemp(b.options.Dir, "posthaste-bench-"); err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = os.RemoveAll(b.dir) })
+	// Postgres may have to run as another user, who must be able to pass through.
+	if err := os.Chmod(b.dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return err
+	}
+	pgDir, redisDir := filepath.Join(b.dir, "postgres"), filepath.Join(b.dir, "redis")
+	for _, d := range []string{pgDir, redisDir} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			return err
+		}
+	}
+	pg, err := local.StartPostgres(ctx, bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on",
+		"shared_buffers=256MB", "max_wal_size=4GB")
+	if err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = pg.Stop("immediate") })
+	rd, err := local.StartRedis(ctx, redisPath, redisDir)
+	if err != nil {
+		return err
+	}
+	b.owned = append(b.owned, func() { _ = rd.Kill() })
+	b.config.PostgresURL, b.config.RedisURL = pg.URL("postgres"), rd.URL()
+	return nil
+}
+
+func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) {
+	cfg, err := sql.PoolConfig(url, "public", "bench")
+	if err != nil {
+		return nil, cli.Usage(err.Error())
+	}
+	cfg.MaxConns = int32(size)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+// close stops what open started.
+func (b *session) close() {
+	if b.redis != nil {
+		_ = b.redis.Close()
+	}
+	if b.admin != nil {
+		b.admin.Close()
+	}
+	for i := len(b.owned) - 1; i >= 0; i-- {
+		b.owned[i]()
+	}
+}
+
+func (b *session) facts(ctx context.Context) (machine, error) {
+	m := machine{
+		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "of its own, on this machine",
+		Versions:   map[string]string{"posthaste": b.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go")},
+		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
+	}
+	if b.options.External {
+		m.Servers = "external"
+	} else if inMemory(b.dir) {
+		m.Servers += ", their data in memory, where fsync costs nothing (see --dir)"
+	}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if l, err := fs.LoadAvg(); err == nil {
+			m.Load = l.Load1
+		}
+	}
+	rows, err := b.admin.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "+
+		"'synchronous_commit', 'full_page_writes')")
+	if err != nil {
+		return m, err
+	}
+	var name, setting string
+	if _, err := pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
+		if name == "server_version" {
+			m.Versions["postgres"] = setting
+		} else {
+			m.Durability[name] = setting
+		}
+		return nil
+	}); err != nil {
+		return m, err
+	}
+	info, err := b.redis.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return m, fmt.Errorf("ask redis: %w", err)
+	}
+	m.Versions["redis"] = info["Server"]["redis_version"]
+	if v := info["Server"]["valkey_version"]; v != "" {
+		m.Versions["redis"] = "valkey " + v
+	}
+	for _, name := range []string{"appendonly", "appendfsync"} {
+		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
+		if v, err := b.redis.ConfigGet(ctx, name).Result(); err == nil {
+			m.Durability[name] = v[name]
+		}
+	}
+	return m, nil
+}
+
+// inMemory reports whether a folder is on a file system that survives nothing.
+func inMemory(dir string) bool {
+	const tmpfs = 0x01021994
+	var st syscall.Statfs_t
+	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
+}
+
+// usage is the processor time that was used up to a moment, in seconds: by this process, by the servers, and by the
+// whole machine. Unlike a rate it hardly depends on what else the machine does.
+type usage struct {
+	own, postgres, redis float64
+	busy, idle           float64
+}
+
+func (b *session) usage(ctx context.Context) usage {
+	var u usage
+	if info, err := b.redis.InfoMap(ctx, "cpu").Result(); err == nil {
+		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+			v, _ := strconv.ParseFloat(info["CPU"][name], 64)
+			u.redis += v
+		}
+	}
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return u // not Linux
+	}
+	if self, err := fs.Self(); err == nil {
+		if s, err := self.Stat(); err == nil {
+			u.own = s.CPUTime()
+		}
+	}
+	if s, err := fs.Stat(); err == nil {
+		c := s.CPUTotal
+		u.idle = c.Idle + c.Iowait
+		u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	}
+	u.postgres = b.postgresCPU(fs)
+	return u
+}
+
+// postgresCPU sums up the server that this process started: the postmaster, its children, and those that have ended.
+func (b *session) postgresCPU(fs procfs.FS) (seconds float64) {
+	if b.dir == "" {
+		return 0
+	}
+	const ticks = 100 // per second, see CPUTime
+	text, err := os.ReadFile(filepath.Join(b.dir, "postgres", "data", "postmaster.pid"))
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	postmaster, _ := strconv.Atoi(first)
+	procs, err := fs.AllProcs()
+	if err != nil {
+		return 0
+	}
+	for _, p := range procs {
+		s, err := p.Stat()
+		switch {
+		case err != nil: // it has ended meanwhile
+		case s.PID == postmaster:
+			seconds += s.CPUTime() + float64(s.CUTime+s.CSTime)/ticks
+		case s.PPID == postmaster:
+			seconds += s.CPUTime()
+		}
+	}
+	return seconds
+}
+
+// note adds what was used since u to a row, per event where that is meant.
+func (u usage) note(w *row, now usage, events int) {
+	for name, seconds := range map[string]float64{
+		"postgres_cpu_us": now.postgres - u.postgres,
+		"redis_cpu_us":    now.redis - u.redis,
+	} {
+		if us := seconds * 1e6 / float64(events); us >= 0.05 { // less is a server that had nothing to do
+			w.is(name, us)
+		}
+	}
+	if busy, idle := now.busy-u.busy, now.idle-u.idle; busy+idle > 0 {
+		w.is("busy_percent", 100*busy/(busy+idle))
+	}
+}

@@ -1,0 +1,224 @@
+package replay
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// Options are what is replayed, and how.
+type Options struct {
+	// Since and Until bound when events were published: RFC 3339, or how long ago. Without Until it is when the replay was
+	// begun.
+	Since, Until string
+	// ID selects one event, Subject those of one aggregate id; All says that neither was meant.
+	ID      string
+	Subject *string
+	// Type and Stream narrow the selection.
+	Type, Stream string
+	All          bool
+	// To names another stream than the events' own.
+	To string
+	// Rate is how many events per second are published at most: 500, 500/s, or 0 for as fast as it goes.
+	Rate string
+	// DryRun only counts. Restart begins again instead of going on where the same replay stopped.
+	DryRun, Restart bool
+	// JSON prints the result as JSON.
+	JSON bool
+}
+
+// Bounds of a page of history. It is one call per stream, in which Redis does nothing else.
+const (
+	replayRows  = 1000
+	replayBytes = 4 << 20
+)
+
+// countTimeout bounds the counting of what there is to do: without a total the replay works as well.
+const countTimeout = 10 * time.Second
+
+// replaying is a replay under way.
+type replaying struct {
+	options Options
+	config  app.Config
+	io      cli.IO
+
+	sel  sql.Selection
+	rate int
+	// since and until read a time as a point or as how long before now.
+	since, until func(now time.Time) time.Time
+
+	pool   *pgxpool.Pool
+	client *redis.Client
+	replay *sink.Replay
+	// streams are those the relay publishes to.
+	streams []string
+	now     time.Time
+	oldest  time.Time
+
+	progress *cli.Tally
+	next     time.Time // when the next page is due by the rate
+}
+
+var (
+	sideStreamPattern = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,200}$`)
+	ratePattern       = regexp.MustCompile(`^(\d{1,9})(/s)?$`)
+)
+
+// parse checks the options.
+func (r *replaying) parse() error {
+	c := &r.options
+	some := c.Since != "" || c.ID != "" || c.Subject != nil
+	switch {
+	case !some && !c.All:
+		return errors.New("say what to replay: --since, --id or --subject, or --all for everything in history")
+	case some && c.All:
+		return errors.New("--all is everything: leave it away with --since, --id or --subject")
+	}
+	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream}
+	if c.ID != "" {
+		id, err := uuid.Parse(c.ID)
+		if err != nil {
+			return fmt.Errorf("--id %q is not a UUID", c.ID)
+		}
+		r.sel.ID = &id
+	}
+	var err error
+	if r.since, err = parseTime("since", c.Since, time.Time{}); err != nil {
+		return err
+	}
+	if r.until, err = parseTime("until", c.Until, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil {
+		return err
+	}
+	m := ratePattern.FindStringSubmatch(c.Rate)
+	if m == nil {
+		return fmt.Errorf("--rate %q: want events per second, as 500 or 500/s, 0 for as fast as it goes", c.Rate)
+	}
+	r.rate, _ = strconv.Atoi(m[1]) // nine digits
+	switch {
+	case c.To == "":
+	case !sideStreamPattern.MatchString(c.To):
+		return errors.New("--to: want a stream's name of letters, digits and _ . : -")
+	case strings.HasSuffix(c.To, ":gate"), strings.HasPrefix(c.To, "dead."):
+		return fmt.Errorf("--to %s: gates and dead streams are posthaste's own; name another stream", c.To)
+	}
+	return nil
+}
+
+// parseTime reads a time, or how long ago it was.
+func parseTime(name, value string, none time.Time) (func(now time.Time) time.Time, error) {
+	if value == "" {
+		return func(time.Time) time.Time { return none }, nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, value); err == nil {
+		return func(time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 {
+		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name, value)
+	}
+	return func(now time.Time) time.Time { return now.Add(-d) }, nil
+}
+
+// name identifies the replay by what was asked for, so that the same command goes on with it.
+func (r *replaying) name(database uuid.UUID) string {
+	c := r.options
+	b, _ := json.Marshal([]any{database, c.Since, c.Until, r.sel.ID, c.Subject, c.Type, c.Stream, c.All, c.To})
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:12])
+}
+
+// open connects, and refuses what cannot be replayed.
+func (r *replaying) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
+	defer cancel()
+	config := r.config
+	cfg, err := sql.ReplayConfig(config.PostgresURL, config.Schema)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	if r.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return err
+	}
+	if err := r.config.CheckSchema(ctx, r.pool); err != nil {
+		return err
+	}
+	if err := sql.Register(ctx, r.pool, config.RelayName); err != nil {
+		return err
+	}
+	st, err := sql.ReadState(ctx, r.pool, config.RelayName)
+	if err != nil {
+		return err
+	}
+	if r.streams, err = sql.Streams(ctx, r.pool); err != nil {
+		return err
+	}
+	if slices.Contains(r.streams, r.options.To) {
+		return fmt.Errorf("--to %s: the relay publishes to it; leave --to away to replay events into their own streams, or "+
+			"name another stream", r.options.To)
+	}
+	if err := r.history(ctx); err != nil {
+		return err
+	}
+	if r.client, err = sink.NewClient(config.RedisURL); err != nil {
+		return cli.Usage(err.Error())
+	}
+	r.replay = sink.NewReplay(sink.ReplayOptions{
+		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName, Database: st.Owner.Source,
+		Side: r.options.To != "",
+	})
+	return nil
+}
+
+// history looks what there is.
+func (r *replaying) history(ctx context.Context) error {
+	now, oldest, err := sql.HistoryBounds(ctx, r.pool)
+	switch {
+	case err != nil:
+		return err
+	case oldest != nil:
+	case r.config.History == 0:
+		return errors.New("history is off (POSTHASTE_HISTORY=0), so nothing was kept that could be replayed: set it to how " +
+			"long events are to be kept; it begins with what is published from then on")
+	default:
+		return errors.New("history is empty: nothing was published within POSTHASTE_HISTORY, or the relay runs with " +
+			"POSTHASTE_HISTORY=0")
+	}
+	r.now, r.oldest = now.UTC(), oldest.UTC()
+	r.sel.Since, r.sel.Until = r.since(r.now), r.until(r.now)
+	if r.sel.Until.After(r.now) {
+		r.sel.Until = r.now // what is published while the replay runs is not history yet
+	}
+	if r.sel.Until.Before(r.sel.Since) {
+		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))
+	}
+	if r.options.Since != "" && r.sel.Since.Before(r.oldest) {
+		fmt.Fprintf(r.io.Stderr, "history begins at %s; what was published before is not kept any more\n", stamp(r.oldest))
+	}
+	return nil
+}
+
+func (r *replaying) close() {
+	if r.client != nil {
+		_ = r.client.Close()
+	}
+	if r.pool != nil {
+		r.pool.Close()
+	}
+}
