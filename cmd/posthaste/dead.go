@@ -156,12 +156,12 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a op
 			switch {
 			case err != nil:
 				failed = true
-				fmt.Fprintln(e.Stderr, "posthaste:", cli.Printable(err.Error()))
+				fmt.Fprintln(e.Stderr, "posthaste:", ops.Printable(err.Error()))
 				results = append(results, deadResult{ID: id, Source: source, Error: err.Error()})
 			case asJSON:
 				results = append(results, deadResult{ID: id, Source: source, OK: true})
 			default:
-				fmt.Fprintf(e.Stdout, "%s %s\n", cli.Printable(ops.DeadName(id, source)), a.Done)
+				fmt.Fprintf(e.Stdout, "%s %s\n", ops.Printable(ops.DeadName(id, source)), a.Done)
 			}
 		})
 		if asJSON && (err == nil || len(results) > 0) {

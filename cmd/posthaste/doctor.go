@@ -37,7 +37,7 @@ func printFindings(w io.Writer, findings []ops.Finding) error {
 	var b strings.Builder
 	for _, f := range findings {
 		word := paint(f.Severity, cli.Colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
-		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, cli.Printable(f.Detail))
+		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, ops.Printable(f.Detail))
 		if f.Remedy != "" {
 			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Remedy)
 		}

@@ -76,22 +76,22 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	t := cli.Table(w)
 	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
 	for _, g := range groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(g.Stream), cli.Printable(g.Name),
-			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), cli.Rough(g.OldestPending),
-			cli.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", ops.Printable(g.Stream), ops.Printable(g.Name),
+			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), ops.Rough(g.OldestPending),
+			ops.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, g := range groups {
 		if g.HoldsBack > 0 {
-			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", cli.Printable(g.Name), humanize.Comma(g.HoldsBack), cli.Printable(g.Stream))
+			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", ops.Printable(g.Name), humanize.Comma(g.HoldsBack), ops.Printable(g.Stream))
 		}
 	}
 	for _, g := range groups {
 		if ops.StateOf(g) == ops.Abandoned {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
-				cli.Printable(g.Name), cli.Printable(g.Stream), cli.Rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
+				ops.Printable(g.Name), ops.Printable(g.Stream), ops.Rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 )
 
 // exit codes of the contract.
@@ -104,7 +105,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(stderr, "posthaste:", cli.Printable(err.Error())+cli.Remedy(err))
+	fmt.Fprintln(stderr, "posthaste:", ops.Printable(err.Error())+cli.Remedy(err))
 	var usage *cli.UsageError
 	if errors.As(err, &usage) {
 		return exitBadUsage

@@ -109,7 +109,7 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
 	row("backlog", "%s", strings.Join(some(humanize.Comma(v.Backlog.Rows)+" events",
-		"oldest "+cli.Rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))), v.trend), ", "))
+		"oldest "+ops.Rough(time.Duration(v.Backlog.OldestSeconds*float64(time.Second))), v.trend), ", "))
 	switch s := v.Slot; {
 	case !s.Exists:
 		row("slot", "none")
@@ -163,7 +163,7 @@ func (t *trend) note(at time.Time, rows int64) string {
 	switch perSecond := float64(rows-first.rows) / took; {
 	case perSecond <= -1:
 		left := time.Duration(float64(rows) / -perSecond * float64(time.Second))
-		return fmt.Sprintf("falling by %s/s, about %s left", humanize.Comma(int64(-perSecond)), cli.Rough(left))
+		return fmt.Sprintf("falling by %s/s, about %s left", humanize.Comma(int64(-perSecond)), ops.Rough(left))
 	case perSecond >= 1:
 		return fmt.Sprintf("growing by %s/s", humanize.Comma(int64(perSecond)))
 	}

@@ -68,7 +68,7 @@ func printSteps(w io.Writer, steps []ops.Step) error {
 		if !s.At.IsZero() {
 			at = s.At.UTC().Format("2006-01-02 15:04:05.000000")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, cli.Printable(s.Place), cli.Printable(s.ID), cli.Printable(s.Detail))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", at, ops.Printable(s.Place), ops.Printable(s.ID), ops.Printable(s.Detail))
 	}
 	return t.Flush()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
@@ -23,7 +24,7 @@ func TestPrintableBreaksNoLine(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain": "plain", "a\r\nb\tc": "a  b c", "\x1b[2J\u202e\x9b": "?[2J?\ufffd", "é…": "é…",
 	} {
-		if got := cli.Printable(text); got != want {
+		if got := ops.Printable(text); got != want {
 			t.Errorf("%q is printed as %q, want %q", text, got, want)
 		}
 	}
@@ -44,7 +45,7 @@ func TestRoughHasTwoUnits(t *testing.T) {
 		0: "-", -time.Hour: "-", 1234 * time.Microsecond: "1ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "1m01s",
 		90*time.Minute + 59*time.Second: "1h30m", 49*time.Hour + time.Minute: "2d01h",
 	} {
-		if got := cli.Rough(d); got != want {
+		if got := ops.Rough(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"posthaste/internal/ops"
 )
 
 // IO is where a command reads and writes.
@@ -35,7 +37,7 @@ func (o IO) Confirm(ctx context.Context, yes bool, question string) error {
 	if !IsTerminal(o.Stdin) {
 		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
 	}
-	fmt.Fprintf(o.Stderr, "%s [y/N] ", Printable(question))
+	fmt.Fprintf(o.Stderr, "%s [y/N] ", ops.Printable(question))
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(o.Stdin).ReadString('\n')

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/ops"
 )
 
 // Tally reports the progress of long work: on a terminal in one line that it overwrites, elsewhere in a line now and
@@ -66,7 +68,7 @@ func (p *Tally) line() string {
 	s += fmt.Sprintf(", %s/s", humanize.Comma(int64(rate)))
 	if p.total > p.n && rate > 0 {
 		left := time.Duration(float64(p.total-p.n) / rate * float64(time.Second))
-		s += ", " + Rough(left) + " left"
+		s += ", " + ops.Rough(left) + " left"
 	}
 	return s
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
@@ -168,5 +169,12 @@ func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
 	}
-	return "'" + strings.ReplaceAll(printable(word), "'", `'\''`) + "'"
+	// What cannot be typed is not turned into something that can: it would be another name.
+	word = strings.Map(func(r rune) rune {
+		if r != ' ' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, word)
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

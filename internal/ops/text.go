@@ -89,12 +89,16 @@ func join(texts ...string) string {
 	return strings.Join(out, "; ")
 }
 
-// printable replaces what could break a line or turn the direction of writing.
-func printable(s string) string {
+// Printable makes text from outside (an aggregate id, the name of a group, the error of a handler) safe for a line of
+// output: the result can neither break the line nor steer the terminal.
+func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
 		}
-		return '?'
+		return r
 	}, s)
 }

@@ -114,7 +114,7 @@ type assessment struct {
 // add takes a problem. Names and errors in it are anybody's who may write to Redis: a character that turns the
 // direction of writing would make something else of the sentence around it.
 func (a *assessment) add(p Problem) {
-	p.Title, p.Why, p.Remedy, p.line = printable(p.Title), printable(p.Why), printable(p.Remedy), printable(p.line)
+	p.Title, p.Why, p.Remedy, p.line = Printable(p.Title), Printable(p.Why), Printable(p.Remedy), Printable(p.line)
 	a.problems = append(a.problems, p)
 }
 

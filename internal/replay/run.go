@@ -13,6 +13,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/internal/pause"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -70,7 +71,7 @@ func (r *replaying) run(ctx context.Context) error {
 			"rate",
 			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 	}
-	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), cli.Rough(res.Took)))
+	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), ops.Rough(res.Took)))
 }
 
 // find looks for the replay that the same command has begun. It is the first contact to Redis.

@@ -256,7 +256,7 @@ func (d *Database) PrepareAll(tb testing.TB, dir string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer conn.Close(tb.Context())
+	defer func() { _ = conn.Close(context.WithoutCancel(tb.Context())) }()
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
