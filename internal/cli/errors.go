@@ -39,7 +39,7 @@ func Remedy(err error) string {
 // WithRedisRemedy adds to an error of Redis what helps. It returns nil for nil.
 func WithRedisRemedy(err error) error {
 	switch class := sink.Class(err); class {
-	case "", "other", "canceled":
+	case "", "other", "canceled", "fenced", "foreign", "gap", "restarted":
 		return OneLine(err)
 	default:
 		return fmt.Errorf("%w (%s)", OneLine(err), sink.Mend(class))

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,7 +52,11 @@ func (a *Adoption) FindBalances(ctx context.Context, client redis.UniversalClien
 func (a *Adoption) TakeOver(ctx context.Context, client redis.UniversalClient) error {
 	s := sink.New(sink.Options{Client: client})
 	for _, name := range a.Streams {
-		if err := s.TakeOver(ctx, name, a.owner); err != nil {
+		err := s.TakeOver(ctx, name, a.owner)
+		if errors.As(err, new(*outbox.FencedError)) {
+			continue // a relay of this database has taken it over since the owner was read
+		}
+		if err != nil {
 			return fmt.Errorf("take over stream %q: %w", name, err)
 		}
 	}

@@ -1,0 +1,36 @@
+package ops_test
+
+import (
+	"testing"
+
+	"posthaste/internal/ops"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// A relay of this database adopts while somebody answers the question of posthaste adopt: its gate has a later epoch then.
+// The stream is this database's already, which is all that was asked for.
+func TestAdoptBesideARelay(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	d.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch) VALUES ('outbox.order', 1)")
+	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", "outbox.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := outbox.Owner{Epoch: 7, Nonce: outbox.Nonce{1}}
+	if err := d.Pool.QueryRow(t.Context(), "SELECT source FROM relay_state").Scan(&owner.Source); err != nil {
+		t.Fatal(err)
+	}
+	relay := sink.New(sink.Options{Client: r.Client})
+	if err := relay.Adopt(t.Context(), "outbox.order", owner); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.TakeOver(t.Context(), r.Client); err != nil {
+		t.Errorf("take over beside a relay: %v", err)
+	}
+	if err := relay.Check(t.Context(), owner, []string{"outbox.order"}); err != nil {
+		t.Errorf("the relay has lost its gate: %v", err)
+	}
+}
