@@ -30,7 +30,7 @@ var (
 	kindInsufficient = kind{http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false, true}
 	kindForbidden    = kind{http.StatusForbidden, "forbidden", "Only an API key for any user may add credits", false, true}
 	kindUnknownUser  = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
-	kindFrozen       = kind{http.StatusLocked, "account_frozen", "The account is stopped until a human has looked at it", false, true}
+	kindFrozen       = kind{http.StatusLocked, "account_frozen", "The account is frozen until an operator has examined it", false, true}
 	kindOverflow     = kind{http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large", false, true}
 	kindBackpressure = kind{http.StatusTooManyRequests, "backpressure", "Too many operations wait for the ledger", true, false}
 	kindNoCredits    = kind{http.StatusServiceUnavailable, "credits_store_unavailable", "The store of balances cannot be used", true, false}

@@ -118,7 +118,7 @@ func TestReadiness(t *testing.T) {
 	empty.start(empty.db.URL, empty.redis.URL())
 	status, body = readyz(empty.s)
 	var r Readiness
-	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" || len(r.Mend) != 1 {
+	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" || len(r.Remedy) != 1 {
 		t.Errorf("no schema: %d %s", status, body)
 	}
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")

@@ -74,7 +74,7 @@ func (w walker) members(depth int, names map[string]bool) error {
 			}
 			name, _ := t.(string)
 			if names[name] {
-				return fmt.Errorf("the name %q is there twice", clip(name))
+				return fmt.Errorf("the name %q occurs twice", clip(name))
 			}
 			names[name] = true
 		}

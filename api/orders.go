@@ -52,7 +52,7 @@ type placed struct {
 
 // errInProgress and errReused are the guard's refusals; errExpired is the key's age.
 var (
-	errInProgress = errors.New("another attempt is under way")
+	errInProgress = errors.New("another attempt is in progress")
 	errReused     = errors.New("the key belongs to another command")
 	errExpired    = errors.New("the key is past its age")
 )

@@ -179,7 +179,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 		status int
 		code   string
 		spoil  func(w *world, user string)
-		mend   func(w *world, user string)
+		fix    func(w *world, user string)
 	}{
 		"frozen": {423, "account_frozen", func(w *world, user string) {
 			w.redis.Client.HSet(w.tb.Context(), accountOf(user), "f", "test")
@@ -224,7 +224,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 				t.Errorf("%d orders", n)
 			}
 			want(t, w.post(newKey(), orderJSON(1)), 201, "") // others go on
-			c.mend(w, user)
+			c.fix(w, user)
 			if name != "redis lost its data" {
 				w.relay()
 			}

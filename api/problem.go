@@ -37,10 +37,10 @@ var (
 	kindValidation    = kind{http.StatusUnprocessableEntity, "validation_failed", "The request is not valid", false, true}
 	kindKeyExpired    = kind{http.StatusUnprocessableEntity, "idempotency_key_expired", "The key is too old, and nothing was done under it", false, true}
 	kindKeyReused     = kind{http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request", false, true}
-	kindInProgress    = kind{http.StatusConflict, "operation_in_progress", "Another attempt with this key is under way", true, false}
+	kindInProgress    = kind{http.StatusConflict, "operation_in_progress", "Another attempt with this key is in progress", true, false}
 	kindUnavailable   = kind{http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again", true, false}
 	kindUnknown       = kind{http.StatusServiceUnavailable, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true, false}
-	kindInternal      = kind{http.StatusInternalServerError, "internal_error", "Something is broken here", true, false}
+	kindInternal      = kind{http.StatusInternalServerError, "internal_error", "An internal error occurred", true, false}
 )
 
 var kinds = []kind{

@@ -19,8 +19,8 @@ const readyTimeout = 2 * time.Second
 type Readiness struct {
 	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables". Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
-	// Mend says what an operator can do, per reason, where there is something to do.
-	Mend []string `json:"mend,omitempty"`
+	// Remedy says what an operator can do, per reason, where there is something to do.
+	Remedy []string `json:"remedy,omitempty"`
 	// Degraded is what is wrong although orders are taken: "schema_newer", "redis",
 	// "redis_eviction", "guard: " with what Redis says to the guard's script.
 	Degraded []string `json:"degraded,omitempty"`
@@ -33,14 +33,14 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	var r Readiness
 	var wg sync.WaitGroup
 	var newer, degraded []string
-	wg.Go(func() { r.Reasons, r.Mend, newer = s.postgresTrouble(ctx) })
+	wg.Go(func() { r.Reasons, r.Remedy, newer = s.postgresTrouble(ctx) })
 	wg.Go(func() { degraded = s.redisTrouble(ctx) })
 	wg.Wait()
 	r.Degraded = append(newer, degraded...)
 	return r
 }
 
-func (s *Server) postgresTrouble(ctx context.Context) (reasons, mend, degraded []string) {
+func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degraded []string) {
 	err := sql.CheckSchema(ctx, s.pool)
 	switch {
 	case err == nil:

@@ -72,7 +72,7 @@ func (d *decoder) decode(msg []byte) (decoded, error) {
 func undecodable(err error) error {
 	return &outbox.SlotError{
 		Reason: outbox.ReasonDecode, Err: err,
-		Mend: "the slot is kept; the sweep delivers the row from the table, after which the slot is moved past it",
+		Remedy: "the slot is kept; the sweep delivers the row from the table, after which the slot is moved past it",
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 
 // Ensure implements outbox.Slots. The publication comes first, always: a slot that is older than its publication cannot
 // be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). So when the publication
-// had to be mended in a way that inserts may have gone unseen, an existing slot is replaced.
+// had to be repaired in a way that inserts may have gone unseen, an existing slot is replaced.
 func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error) {
-	mended, err := s.ensurePublication(ctx)
+	repaired, err := s.ensurePublication(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -26,8 +26,8 @@ func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) err
 	switch {
 	case st.present && !st.ours:
 		return false, s.foreign()
-	case st.present && (st.lost() || mended):
-		s.log.WarnContext(ctx, "slot is replaced", "lost", st.lost(), "publication_mended", mended)
+	case st.present && (st.lost() || repaired):
+		s.log.WarnContext(ctx, "slot is replaced", "lost", st.lost(), "publication_repaired", repaired)
 		if err := s.Drop(ctx); err != nil {
 			return false, err
 		}
@@ -72,19 +72,19 @@ func (s *Slots) create(ctx context.Context, version int) error {
 	return s.named(err)
 }
 
-// ensurePublication creates or mends the publication. mended reports that inserts may have gone unpublished before.
-func (s *Slots) ensurePublication(ctx context.Context) (mended bool, err error) {
+// ensurePublication creates or repairs the publication. repaired reports that inserts may have gone unpublished before.
+func (s *Slots) ensurePublication(ctx context.Context) (repaired bool, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		p, err := readPublication(ctx, tx, s.opt.Publication, s.opt.Schema)
 		if err != nil {
 			return err
 		}
-		mended = !p.delivers()
-		for _, stmt := range s.mendPublication(p) {
+		repaired = !p.delivers()
+		for _, stmt := range s.repairPublication(p) {
 			if _, err := tx.Exec(ctx, stmt); err != nil {
 				return publicationError(fmt.Errorf("publication %q: %w", s.opt.Publication, err))
 			}
-			s.log.WarnContext(ctx, "publication mended", "publication", s.opt.Publication, "statement", stmt)
+			s.log.WarnContext(ctx, "publication repaired", "publication", s.opt.Publication, "statement", stmt)
 		}
 		return nil
 	})
@@ -92,11 +92,11 @@ func (s *Slots) ensurePublication(ctx context.Context) (mended bool, err error) 
 	if err != nil && !errors.As(err, &slot) && sqlState(err) == pgerrcode.DuplicateObject {
 		err = publicationError(err)
 	}
-	return mended, err
+	return repaired, err
 }
 
-// mendPublication returns the statements that make the publication what it must be.
-func (s *Slots) mendPublication(p publication) []string {
+// repairPublication returns the statements that make the publication what it must be.
+func (s *Slots) repairPublication(p publication) []string {
 	pub := pgx.Identifier{s.opt.Publication}.Sanitize()
 	tab := pgx.Identifier{s.opt.Schema, table}.Sanitize()
 	if !p.present {

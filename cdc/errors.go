@@ -14,26 +14,26 @@ import (
 )
 
 // What an operator can do, per reason.
-var mends = map[string]string{
+var remedies = map[string]string{
 	outbox.ReasonWALLevel:    "set wal_level = logical and restart Postgres",
 	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE … REPLICATION (and a pg_hba.conf entry for it)",
 	outbox.ReasonSlotsFull:   "raise max_replication_slots, or drop a slot that nobody uses",
 	outbox.ReasonSendersFull: "raise max_wal_senders",
 	outbox.ReasonPublication: "run posthaste migrate as the owner of the table, or: CREATE PUBLICATION … FOR TABLE " +
 		"outbox WITH (publish = 'insert')",
-	outbox.ReasonSlotMissing: "nothing to do: the relay makes a new slot",
-	outbox.ReasonSlotLost: "nothing to do: the relay makes a new slot; raise " +
+	outbox.ReasonSlotMissing: "nothing to do: the relay creates a new slot",
+	outbox.ReasonSlotLost: "nothing to do: the relay creates a new slot; raise " +
 		"max_slot_wal_keep_size if it happens again",
 	outbox.ReasonSlotActive:  "another connection streams the slot; stop it, or let the relay terminate it",
 	outbox.ReasonSlotForeign: "use another relay name, or drop the slot",
-	outbox.ReasonSilent:      "look at the server and the network; the relay connects again",
-	outbox.ReasonConnection:  "look at the server and the network; the relay connects again",
+	outbox.ReasonSilent:      "check the server and the network; the relay reconnects",
+	outbox.ReasonConnection:  "check the server and the network; the relay reconnects",
 	outbox.ReasonTransactionHeld: "end the oldest open transaction (pg_stat_activity, " +
 		"pg_prepared_xacts); it is tried again",
 }
 
 func slotError(reason string, err error) *outbox.SlotError {
-	return &outbox.SlotError{Reason: reason, Mend: mends[reason], Err: err}
+	return &outbox.SlotError{Reason: reason, Remedy: remedies[reason], Err: err}
 }
 
 func sqlState(err error) string {

@@ -27,7 +27,7 @@ func Example() {
 	}
 	var trouble *outbox.SlotError
 	if _, err := slots.Ensure(ctx, nil); errors.As(err, &trouble) {
-		panic(trouble.Reason + ": " + trouble.Mend)
+		panic(trouble.Reason + ": " + trouble.Remedy)
 	} else if err != nil {
 		panic(err)
 	}

@@ -263,14 +263,14 @@ func (e *env) wantConfirmed(t testing.TB, settled, next outbox.Row) {
 	}
 }
 
-// wantReason checks that err is a SlotError with the reason and a mend.
+// wantReason checks that err is a SlotError with the reason and a fix.
 func wantReason(t testing.TB, err error, reason string) {
 	t.Helper()
 	var slot *outbox.SlotError
 	if !errors.As(err, &slot) || slot.Reason != reason {
 		t.Fatalf("got %v, want reason %q", err, reason)
 	}
-	if slot.Mend == "" {
-		t.Errorf("reason %q has no mend", reason)
+	if slot.Remedy == "" {
+		t.Errorf("reason %q has no fix", reason)
 	}
 }

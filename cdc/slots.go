@@ -151,7 +151,7 @@ func (s *Slots) Drop(ctx context.Context) error {
 		}
 		return s.named(fmt.Errorf("drop slot %q: %w", s.opt.Slot, err))
 	}
-	return slotError(outbox.ReasonSlotActive, fmt.Errorf("drop slot %q: it is taken again and again", s.opt.Slot))
+	return slotError(outbox.ReasonSlotActive, fmt.Errorf("drop slot %q: other connections keep acquiring it", s.opt.Slot))
 }
 
 // Evict implements outbox.Slots.

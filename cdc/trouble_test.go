@@ -81,7 +81,7 @@ func TestRunNamesWhatIsWrongWithTheSlot(t *testing.T) {
 }
 
 // A slot that is older than its publication cannot be decoded. Before Postgres 18 the server says so, later ones skip
-// the older rows. Ensure therefore replaces the slot whenever it had to mend the publication.
+// the older rows. Ensure therefore replaces the slot whenever it had to fix the publication.
 func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {
 	t.Parallel()
 	e := setup(t)

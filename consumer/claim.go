@@ -124,7 +124,7 @@ func (c *Consumer) takeAll(ctx context.Context, stream, mode, cursor string) (er
 	return nil
 }
 
-// noGroup reports an error that the reader mends by creating the group.
+// noGroup reports an error that the reader repairs by creating the group.
 func noGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }
 
 // removeIdle removes consumers of the group that have nothing pending and have given no sign of life for long. Removing

@@ -11,7 +11,7 @@ func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 func (*permanentError) Permanent() bool { return true }
 
-// Permanent marks an error that no retry can mend: the event goes to its dead stream at once. Any error with a method
+// Permanent marks an error that no retry can fix: the event goes to its dead stream at once. Any error with a method
 // Permanent() bool that returns true counts the same. Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {

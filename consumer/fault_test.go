@@ -71,7 +71,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 }
 
 // The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader
-// waits for room, and behind it who takes over, who is content with less. When the way is mended a first
+// waits for room, and behind it who takes over, who is content with less. When the way is repaired a first
 // acknowledgement makes too little room for either, the others come all at once; both go on.
 func TestAPartitionIsSurvived(t *testing.T) {
 	t.Parallel()
@@ -199,11 +199,11 @@ func TestAStandstillIsSaid(t *testing.T) {
 	h.Hold(true)
 	ids = append(ids, fill(t, r.Client, "outbox.order", 100, 10)...)
 	stalled(true)
-	logs.wait(t, "the consumer stands still")
+	logs.wait(t, "the consumer makes no progress")
 	h.Release()
 	eventuallyRan(t, &rec, 20*time.Second, len(ids))
 	stalled(false)
-	logs.wait(t, "the consumer moves again")
+	logs.wait(t, "the consumer makes progress again")
 }
 
 // calls returns how often the server has carried out a command.

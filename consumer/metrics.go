@@ -72,7 +72,7 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 		group:    group,
 		outcomes: map[string]prometheus.Counter{},
 		dead: counter("outbox_consumer_dead_total",
-			"Events moved to a dead stream. A rise means events nobody has processed.", "group").WithLabelValues(group),
+			"Events moved to a dead stream. A rise means that events were not processed.", "group").WithLabelValues(group),
 		read: counter("outbox_consumer_read_total", "Entries delivered to this process for the first time.",
 			"group").WithLabelValues(group),
 		claimed: counter("outbox_consumer_claimed_total",

@@ -67,7 +67,7 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 		return
 	case e.attempt > c.opt.MaxAttempts:
 		// It was begun often enough, and no end of it was ever seen: it may be what kills the process.
-		c.die(ctx, e, e.attempt-1, errors.New("no attempt came to an end: the process died, or was stopped, each time"))
+		c.die(ctx, e, e.attempt-1, errors.New("no attempt finished: the process died or was stopped each time"))
 		return
 	}
 	began := time.Now()

@@ -267,7 +267,7 @@ func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entr
 	return e
 }
 
-// isServerError reports whether Redis answered, with an error that waiting for a connection does not mend.
+// isServerError reports whether Redis answered, with an error that waiting for a connection does not fix.
 func isServerError(err error) bool {
 	var re redis.Error
 	if !errors.As(err, &re) || errors.Is(err, redis.Nil) {

@@ -83,7 +83,7 @@ func (w *watchdog) read(stream string, now time.Time) {
 	}
 }
 
-// check compares, and returns why the consumer stands still, "" if it does not, and whether that is news.
+// check compares, and returns why the consumer makes no progress, "" if it does not, and whether that is news.
 func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -135,9 +135,9 @@ func (c *Consumer) watch(ctx context.Context) {
 		}
 		switch {
 		case news && why != "":
-			c.log.Error("the consumer stands still", "why", why)
+			c.log.Error("the consumer makes no progress", "why", why)
 		case news:
-			c.log.Info("the consumer moves again")
+			c.log.Info("the consumer makes progress again")
 		}
 	})
 }

@@ -218,7 +218,7 @@ func (l *lane) take(batch []*waitingCall) []*waitingCall {
 		case c.taken: // its caller gave up
 			continue
 		case now.Sub(c.since) > patience: // the node hangs; nobody has to wait for ever, whatever context came along
-			c.err = fmt.Errorf("%w: its turn did not come", errNotSent)
+			c.err = fmt.Errorf("%w: it did not get its turn in time", errNotSent)
 			close(c.done)
 		default:
 			batch = append(batch, c)

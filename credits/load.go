@@ -105,7 +105,7 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 
 func (b *Bank) unlock(ctx context.Context, user uuid.UUID, token string) {
 	if _, err := call(ctx, b.redis, fnUnlock, []string{lockKey(user)}, token); err != nil {
-		b.log.Debug("lock of a load not released; it ends by itself", "err", err)
+		b.log.Debug("lock of a load not released; it expires", "err", err)
 	}
 }
 

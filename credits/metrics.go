@@ -108,11 +108,11 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",
 		}),
 		entries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "credits_sync_entries_total", Help: "Stream entries by what became of them. Quarantined ones need a human.",
+			Name: "credits_sync_entries_total", Help: "Stream entries by what became of them. Quarantined ones need an operator.",
 		}, []string{"outcome"}),
 		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total",
-			Help: "Accounts frozen because their operations contradict the ledger. Any rise needs a human.",
+			Help: "Accounts frozen because their operations contradict the ledger. Any rise needs an operator.",
 		}, []string{"reason"}),
 		written: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_events_written_total", Help: "Events committed to the outbox by this process.",

@@ -22,7 +22,7 @@ type ownership struct {
 }
 
 // errOwnerUnknown means that Postgres does not say who this database is.
-var errOwnerUnknown = errors.New("it is not known whose the balances are")
+var errOwnerUnknown = errors.New("the owner of the balances is not known")
 
 // reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are
 // claimed. Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing
@@ -81,7 +81,7 @@ func (o *ownership) mine(ctx context.Context, trust bool) (source string, known 
 func Owner(ctx context.Context, client redis.UniversalClient) (string, error) {
 	s, err := client.Get(ctx, ownerKey).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
-		return "", fmt.Errorf("ask whose the balances are: %w", err)
+		return "", fmt.Errorf("read the owner of the balances: %w", err)
 	}
 	return s, nil
 }

@@ -52,7 +52,7 @@ func (s *Sync) tell(bkt int16, err error) {
 	}
 	if why := err.Error(); s.stuck[bkt] != why {
 		s.stuck[bkt] = why
-		s.log.Error("the bucket's accounts cannot be used: a human must look at its keys in Redis", "bucket", bkt, "err", err)
+		s.log.Error("the bucket's accounts cannot be used: an operator must examine its keys in Redis", "bucket", bkt, "err", err)
 	}
 }
 

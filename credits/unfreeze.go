@@ -106,11 +106,11 @@ var (
 	ErrNotFrozen = errors.New("the account is not frozen")
 	// ErrUnsettled means that the balances do not agree, or that operations in quarantine would be given up, and nobody
 	// said which balance stands.
-	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: say which balance stands")
+	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: choose which balance to keep")
 	// ErrNotInRedis means that the balance in Redis was to stand, and there is none.
-	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can stand")
-	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can mend that.
-	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: mend that first")
+	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can be kept")
+	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can fix that.
+	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: fix that first")
 	// ErrWaiting means that operations of the account, or of its bucket's sync, are under way.
 	ErrWaiting = errors.New("operations of the account are on their way into the ledger: try again in a moment")
 )

@@ -54,7 +54,7 @@ var redis = board{
 			},
 			{
 				title: "Pub/Sub refused", unit: "ops", alert: "OutboxPublishFailing",
-				means:   "Events that are in their stream but whose PUBLISH Redis refused: the ACL does not permit the channel.",
+				means:   "Events that are in their stream but whose PUBLISH Redis rejected it: the ACL does not permit the channel.",
 				queries: []query{{rate("outbox_pubsub_failed_total"), "refused"}},
 			},
 		}},

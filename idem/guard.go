@@ -132,7 +132,7 @@ const (
 	Proceed Outcome = iota
 	// Replay: the operation is finished. Decision.Record is set.
 	Replay
-	// Busy: another attempt is under way. Decision.RetryAfter is set.
+	// Busy: another attempt is in progress. Decision.RetryAfter is set.
 	Busy
 	// Mismatch: the key belongs to another command, finished or certain to be. Retrying cannot help.
 	Mismatch

@@ -143,7 +143,7 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	case d.Outcome == Busy:
 		refuse(w, refusal{
 			status: http.StatusConflict, code: "operation_in_progress",
-			title: "Another attempt with this key is under way", retryable: true, retryAfter: d.RetryAfter,
+			title: "Another attempt with this key is in progress", retryable: true, retryAfter: d.RetryAfter,
 		})
 	case d.Outcome == Replay:
 		g.replay(o, w, r, d.Record, &req, next)

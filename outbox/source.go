@@ -65,7 +65,7 @@ const (
 	ReasonNoRight         = "no_replication_right" // the role has neither REPLICATION nor superuser
 	ReasonSlotsFull       = "slots_full"           // max_replication_slots reached
 	ReasonSendersFull     = "senders_full"         // max_wal_senders reached
-	ReasonPublication     = "publication"          // missing, or without the outbox table, and not ours to mend
+	ReasonPublication     = "publication"          // missing, or without the outbox table, and not ours to repair
 	ReasonSlotMissing     = "slot_missing"
 	ReasonSlotLost        = "slot_lost"
 	ReasonSlotActive      = "slot_active"
@@ -89,9 +89,9 @@ const (
 type SlotError struct {
 	// Reason is one of the Reason constants.
 	Reason string
-	// Mend says in one sentence what an operator can do.
-	Mend string
-	Err  error
+	// Remedy says in one sentence what an operator can do.
+	Remedy string
+	Err    error
 }
 
 func (e *SlotError) Error() string {
@@ -99,8 +99,8 @@ func (e *SlotError) Error() string {
 	if e.Err != nil {
 		s = fmt.Sprintf("%s: %v", e.Reason, e.Err)
 	}
-	if e.Mend != "" {
-		s += " (" + e.Mend + ")"
+	if e.Remedy != "" {
+		s += " (" + e.Remedy + ")"
 	}
 	return s
 }

@@ -228,11 +228,11 @@ type SecondNameError struct{ Name, Existing string }
 
 func (e *SecondNameError) Error() string {
 	return fmt.Sprintf("this outbox table belongs to relay %q; a second relay name (%q) on one table is refused: use "+
-		"--relay-name=%s, or a database of its own",
+		"--relay-name=%s, or a separate database",
 		e.Existing, e.Name, e.Existing)
 }
 
-// Permanent reports that waiting cannot mend it.
+// Permanent reports that waiting cannot fix it.
 func (*SecondNameError) Permanent() bool { return true }
 
 // ErrSuperseded means that somebody else has adopted since: step down.

@@ -191,7 +191,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		batches: c("outbox_sweep_batches_total", "Batches swept and committed."),
 		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
 		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
-		errors:  c("outbox_sweep_errors_total", "Sweep batches rolled back or unclear; the part is claimed anew. A steady rise means Redis or Postgres refuses."),
+		errors:  c("outbox_sweep_errors_total", "Sweep batches rolled back or unclear; the part is claimed again. A steady rise means Redis or Postgres refuses."),
 	}
 	if reg != nil {
 		reg.MustRegister(m.batches, m.rows, m.claims, m.errors)

@@ -42,7 +42,7 @@ func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, aga
 		}
 		return &outbox.SlotError{
 			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
-			Mend: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
+			Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
 		}
 	}
 	var suspects []int16
@@ -60,7 +60,7 @@ func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, aga
 		if seq, ok := a.last.First[part]; ok && seq == before.First[part] {
 			return &outbox.SlotError{
 				Reason: outbox.ReasonMissed, Err: fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
-				Mend: "check that the publication has the outbox table and that nobody else moves the slot; events are swept meanwhile",
+				Remedy: "check that the publication has the outbox table and that no other program moves the slot; events are swept meanwhile",
 			}
 		}
 	}

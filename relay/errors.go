@@ -14,7 +14,7 @@ var (
 	errSourceEnded = errors.New("the source ended")
 )
 
-// permanent is what waiting cannot mend.
+// permanent is what waiting cannot fix.
 type permanent interface{ Permanent() bool }
 
 // finished reports whether err ends the lane it came from.

@@ -42,7 +42,7 @@ func (c *lossCounter) count(ctx context.Context) {
 	for _, loss := range losses {
 		if loss.Stream == "" {
 			c.metrics.failovers.Inc()
-			c.log.Error("postgres has gone back in time, by a failover or a restore: it may have forgotten that events were settled, which are published twice then, and commits whose events are in their streams")
+			c.log.Error("postgres has gone back in time, by a failover or a restore: events settled shortly before may be published twice, and commits may be missing whose events are in their streams")
 			continue
 		}
 		c.metrics.lostEvents.Add(float64(max(loss.Events, 1)))

@@ -94,21 +94,21 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		slotMaxKeep:   gauge("outbox_slot_max_keep_bytes", "max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs."),
 		slotCreated: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_slot_created_total",
-			Help: "Slots made by this instance: new, or because the one before was missing or lost, or its publication was not whole. A rise of missing means that somebody drops it.",
+			Help: "Slots made by this instance: new, or because the one before was missing or lost, or its publication was not whole. A rise of missing means that another program drops it.",
 		}, []string{"reason"}),
 		scrapeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_scrape_errors_total", Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
 		}, []string{"collector"}),
 		settled:   counter("outbox_settled_total", "Rows deleted after their event was published by the stream."),
-		letGo:     counter("outbox_settle_missing_total", "Published events whose row was not found when settling; settled before, as a rule."),
+		letGo:     counter("outbox_settle_missing_total", "Published events whose row was not found when settling; usually settled before."),
 		adoptions: counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate."),
 		auditFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_audit_failures_total", Help: "Times the audit found the stream silent about rows: missed or stalled.",
 		}, []string{"reason"}),
 		dead:       gauge("outbox_dead_rows", "Events parked in outbox_dead."),
 		stalled:    gauge("outbox_relay_stalled", "1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause."),
-		lost:       gauge("outbox_lost_events", "Events that the sink lost after they were settled, and that nobody has published again yet."),
-		lostEvents: counter("outbox_lost_events_total", "Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste status names the command that brings them back."),
+		lost:       gauge("outbox_lost_events", "Events that the sink lost after they were settled, and that were not published again yet."),
+		lostEvents: counter("outbox_lost_events_total", "Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste status names the command that restores them."),
 		failovers:  counter("outbox_postgres_failovers_total", "Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have forgotten what was settled or committed."),
 		streams:    map[string]bool{},
 	}

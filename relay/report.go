@@ -62,10 +62,10 @@ func (r *reporter) outcome(err error) {
 	case errors.Is(err, context.Canceled):
 	case errors.As(err, &foreign):
 		r.health.fail(conditionForeign, err.Error())
-	case finished(err): // adopting anew mends it
+	case finished(err): // adopting anew fixes it
 	default:
 		if bad, _ := r.health.lists(); len(bad) == 0 {
-			r.log.Warn("publishing fails; it is repeated", "err", err)
+			r.log.Warn("publishing fails; retrying", "err", err)
 		}
 		r.health.fail(conditionPublish, err.Error())
 	}

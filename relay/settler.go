@@ -76,7 +76,7 @@ func (s *settler) settle(sp span, f *flight) error {
 			}
 			s.log.Debug("settling is repeated", "step", step, "err", err)
 			if time.Since(began) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
-				s.log.Warn("what is published cannot be settled; it is repeated", "step", step, "err", err)
+				s.log.Warn("published events cannot be settled; retrying", "step", step, "err", err)
 			}
 			bo.wait(sp.intake)
 		}

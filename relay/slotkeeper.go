@@ -171,7 +171,7 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 		if err := k.moved(ctx); err != nil {
 			return err
 		}
-		k.log.Warn("somebody else has moved the slot; it is not streamed before older transactions have ended",
+		k.log.Warn("another program has moved the slot; it is not streamed before older transactions have ended",
 			"from", k.position.String(), "to", st.Confirmed.String())
 	}
 	// A stream moves it, also one that is just ending.

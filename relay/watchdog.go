@@ -110,7 +110,7 @@ func (w *watchdog) stand(f finding) {
 	boolGauge(w.metrics.stalled, f.text != "")
 	if f.text == "" {
 		if w.health.clear(conditionStalled) {
-			w.log.Info("events move again")
+			w.log.Info("events make progress again")
 		}
 		return
 	}
@@ -121,6 +121,6 @@ func (w *watchdog) stand(f finding) {
 		w.health.degrade(conditionStalled, f.text)
 	}
 	if news {
-		w.log.Error("events stand still", "why", f.text)
+		w.log.Error("no event makes progress", "why", f.text)
 	}
 }

@@ -137,8 +137,8 @@ func wantNotReady(t testing.TB, err error, reason string) {
 	if !errors.As(err, &not) || not.Reason != reason {
 		t.Fatalf("got %v, want reason %s", err, reason)
 	}
-	if not.Mend == "" || !strings.Contains(err.Error(), not.Mend) {
-		t.Errorf("no mend in %q", err)
+	if not.Remedy == "" || !strings.Contains(err.Error(), not.Remedy) {
+		t.Errorf("no fix in %q", err)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestWarnings(t *testing.T) {
 		f.must(err)
 		var s []string
 		for _, x := range w {
-			if x.Text == "" || x.Mend == "" {
+			if x.Text == "" || x.Remedy == "" {
 				t.Errorf("incomplete: %+v", x)
 			}
 			s = append(s, x.Name)

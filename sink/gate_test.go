@@ -133,7 +133,7 @@ func TestALostGateIsAGap(t *testing.T) {
 				_, err := d.Publish(t.Context())
 				wantGap(t, err)
 			}
-			// Adopting again mends it.
+			// Adopting again fixes it.
 			o = f.adopted(2)
 			f.publish(f.lane(o), events[3])
 			if got := f.stored(); got[len(got)-1] != events[3].ID.String() {

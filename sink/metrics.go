@@ -52,7 +52,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		idle: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_group_idle_seconds",
 			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none wait. Rises " +
-				"when nobody reads for it: then it keeps trimming from the stream.",
+				"when no consumer reads for it: then it prevents trimming.",
 		}, group),
 		trimLost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_trim_lost_total", Help: "Entries that left the stream before the group had read them.",

@@ -14,9 +14,9 @@ import (
 type NotReadyError struct {
 	// Reason is "unreachable", "not_writable", "no_waitaof", "aof_off" or "replicas".
 	Reason string
-	// Mend says in one sentence what an operator can do.
-	Mend string
-	Err  error
+	// Remedy says in one sentence what an operator can do.
+	Remedy string
+	Err    error
 }
 
 func (e *NotReadyError) Error() string {
@@ -24,7 +24,7 @@ func (e *NotReadyError) Error() string {
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
-	return s + " (" + e.Mend + ")"
+	return s + " (" + e.Remedy + ")"
 }
 
 // Unwrap returns the cause.
@@ -49,16 +49,16 @@ func (s *Sink) Ready(ctx context.Context) error {
 		if class == "connection" || class == "timeout" || class == "canceled" || class == "noauth" {
 			reason = "unreachable"
 		}
-		return &NotReadyError{Reason: reason, Mend: Mend(class), Err: err}
+		return &NotReadyError{Reason: reason, Remedy: Remedy(class), Err: err}
 	}
 	if err := s.stays(ctx); err != nil && !errors.Is(err, errOther) {
-		return &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
+		return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
 	}
 	return s.durabilityExists(ctx)
 }
 
-// Mend says in a few words what helps against an error of a class.
-func Mend(class string) string {
+// Remedy says in a few words what helps against an error of a class.
+func Remedy(class string) string {
 	switch class {
 	case "oom":
 		return "raise maxmemory, or shorten the streams"
@@ -90,7 +90,7 @@ func (s *Sink) durabilityExists(ctx context.Context) error {
 		if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
 			return &NotReadyError{
 				Reason: "replicas", Err: fmt.Errorf("durability %s is asked for and %d are connected", s.durable, n),
-				Mend: "bring the replicas back, or ask for fewer",
+				Remedy: "bring the replicas back, or ask for fewer",
 			}
 		}
 	}
@@ -100,12 +100,12 @@ func (s *Sink) durabilityExists(ctx context.Context) error {
 func (s *Sink) aofExists(ctx context.Context) error {
 	commands, err := s.client.Do(ctx, "command", "info", "waitaof").Slice()
 	if err != nil {
-		return &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
+		return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
 	}
 	if len(commands) == 0 || commands[0] == nil {
 		return &NotReadyError{
 			Reason: "no_waitaof", Err: errors.New("durability aof needs WAITAOF, which this server does not have"),
-			Mend: "use Redis 7.2 or later, or Valkey, or set the durability to replicas=N or none",
+			Remedy: "use Redis 7.2 or later, or Valkey, or set the durability to replicas=N or none",
 		}
 	}
 	info, err := s.info(ctx, "persistence")
@@ -115,7 +115,7 @@ func (s *Sink) aofExists(ctx context.Context) error {
 	if info["aof_enabled"] != "1" {
 		return &NotReadyError{
 			Reason: "aof_off", Err: errors.New("durability aof is asked for and the server has no append-only file"),
-			Mend: "set appendonly yes",
+			Remedy: "set appendonly yes",
 		}
 	}
 	return nil
@@ -125,7 +125,7 @@ func (s *Sink) aofExists(ctx context.Context) error {
 func (s *Sink) info(ctx context.Context, sections ...string) (map[string]string, error) {
 	t, err := s.client.Info(ctx, sections...).Result()
 	if err != nil {
-		return nil, &NotReadyError{Reason: "unreachable", Mend: Mend(Class(err)), Err: err}
+		return nil, &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
 	}
 	m := make(map[string]string)
 	for line := range strings.SplitSeq(t, "\r\n") {
@@ -140,8 +140,8 @@ func (s *Sink) info(ctx context.Context, sections ...string) (map[string]string,
 type Warning struct {
 	// Name is "eviction_policy" or "aof_off".
 	Name string
-	// Text says what is wrong, and Mend in one sentence what an operator can do.
-	Text, Mend string
+	// Text says what is wrong, and Remedy in one sentence what an operator can do.
+	Text, Remedy string
 }
 
 // Warnings looks for unsafe settings of Redis.
@@ -153,15 +153,15 @@ func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
 	var w []Warning
 	if p := info["maxmemory_policy"]; unsafeEviction(p) {
 		w = append(w, Warning{
-			Name: "eviction_policy",
-			Text: fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
-			Mend: "set maxmemory-policy noeviction",
+			Name:   "eviction_policy",
+			Text:   fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
+			Remedy: "set maxmemory-policy noeviction",
 		})
 	}
 	if info["aof_enabled"] == "0" {
 		w = append(w, Warning{
 			Name: "aof_off", Text: "the append-only file is off: a restart of Redis loses every event since the last snapshot",
-			Mend: "set appendonly yes",
+			Remedy: "set appendonly yes",
 		})
 	}
 	return w, nil

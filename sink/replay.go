@@ -249,7 +249,7 @@ func (r *Replay) args(stream, from string) []any {
 	}
 }
 
-// ReplayError is a refusal that repeating does not mend.
+// ReplayError is a refusal that repeating does not fix.
 type ReplayError struct{ Reason string }
 
 func (e *ReplayError) Error() string { return e.Reason }
@@ -272,7 +272,7 @@ func (r *Replay) answer(stream string, v []any) error {
 	case "TYPE":
 		return &ReplayError{"the key holds a " + text(v, 1) + ", not a stream"}
 	case "LIVE":
-		return &ReplayError{"a relay publishes to it: leave --to away to replay into the events' own " +
+		return &ReplayError{"a relay publishes to it: omit --to to replay into the events' own " +
 			"streams, or name another stream"}
 	case "FOREIGN":
 		return &ReplayError{fmt.Sprintf(

@@ -166,7 +166,7 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
 		if err == nil && len(reply) != 5 {
-			err = fmt.Errorf("unexpected reply to a look")
+			err = fmt.Errorf("unexpected reply to the look script")
 		}
 		if err != nil {
 			return nil, s.failed("look at", stream, err)

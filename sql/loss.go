@@ -33,11 +33,11 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	}
 	rows, err := s.pool.Query(ctx, query("loss_untold"))
 	if err != nil {
-		return nil, fmt.Errorf("look what may be lost: %w", err)
+		return nil, fmt.Errorf("read what may be lost: %w", err)
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[suspicion])
 	if err != nil {
-		return nil, fmt.Errorf("look what may be lost: %w", err)
+		return nil, fmt.Errorf("read what may be lost: %w", err)
 	}
 	if len(list) > 0 {
 		if err := s.awaitSettling(ctx); err != nil {
@@ -63,7 +63,7 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 		}
 	}
 	if _, err := s.pool.Exec(ctx, query("loss_expire"), s.history); err != nil {
-		return out, fmt.Errorf("forget old losses: %w", err)
+		return out, fmt.Errorf("delete old losses: %w", err)
 	}
 	return out, nil
 }
@@ -141,7 +141,7 @@ func Losses(ctx context.Context, db DB) ([]outbox.Loss, error) {
 // all.
 func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) error {
 	if _, err := db.Exec(ctx, query("loss_replayed"), from, to, stream); err != nil {
-		return fmt.Errorf("note what was brought back: %w", err)
+		return fmt.Errorf("note what was restored: %w", err)
 	}
 	return nil
 }

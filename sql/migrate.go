@@ -28,7 +28,7 @@ const versionTable = "posthaste_migrations"
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
-// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot mend it: its
+// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot fix it: its
 // Permanent method says so.
 var ErrSchemaNewer error = schemaError{
 	text:      "the schema is newer than this binary: run the newer posthaste",
@@ -43,7 +43,7 @@ type schemaError struct {
 
 func (e schemaError) Error() string { return e.text }
 
-// Permanent reports that waiting cannot mend it.
+// Permanent reports that waiting cannot fix it.
 func (e schemaError) Permanent() bool { return e.permanent }
 
 // Condition is the name under which a relay's readiness shows it.
@@ -182,7 +182,7 @@ func writable(ctx context.Context, db DB, probe, what string) error {
 		return ErrReadOnly
 	}
 	if err != nil {
-		return fmt.Errorf("look whether %s can be written: %w", what, err)
+		return fmt.Errorf("check that %s can be written: %w", what, err)
 	}
 	return nil
 }

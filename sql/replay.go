@@ -110,7 +110,7 @@ func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err = db.QueryRow(ctx, query("replay_writers")).Scan(&writers); err != nil {
-		err = fmt.Errorf("look who writes history: %w", err)
+		err = fmt.Errorf("list the transactions that write history: %w", err)
 	}
 	return writers, err
 }

@@ -91,7 +91,7 @@ func Identify(ctx context.Context, db DB) error {
 		_, err = db.Exec(ctx, query("state_identity"))
 	}
 	if err != nil {
-		return fmt.Errorf("look where this database last led: %w", err)
+		return fmt.Errorf("read where this database last led: %w", err)
 	}
 	return nil
 }

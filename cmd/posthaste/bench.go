@@ -17,7 +17,7 @@ type benchCmd struct {
 type benchFlags struct {
 	JSON     bool   `name:"json" help:"Print JSON instead of tables."`
 	Runs     int    `help:"Repetitions; in each, limits and results take turns." default:"3"`
-	External bool   `help:"Measure the servers of --postgres-url and --redis-url, in databases and streams of its own that it removes afterwards, instead of starting servers."`
+	External bool   `help:"Measure the servers of --postgres-url and --redis-url, in separate databases and streams that it removes afterwards, instead of starting servers."`
 	Dir      string `help:"Folder for the data of the servers it starts, on the disk to be measured. Default: the system's folder for temporary files."`
 	PGBin    string `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`

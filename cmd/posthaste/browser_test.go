@@ -25,7 +25,7 @@ import (
 )
 
 // The browser tests themselves are api/admin/console/browser/console.test.mjs. This test gives them a pipeline of real
-// processes and a way to break and mend it, and runs them. `make test-browser` is how to start it.
+// processes and a way to break and fix it, and runs them. `make test-browser` is how to start it.
 func TestConsoleInABrowser(t *testing.T) {
 	w := newWorld(t)
 	b := &browserWorld{w: w, user: uuid.NewString()}
@@ -86,7 +86,7 @@ func (b *browserWorld) routes() http.Handler {
 			VALUES ($1, 'invoice', 'inv-7', 'invoice.sent', '{"total": 1}')`, id)
 		return id, err
 	})
-	does("/mend", func(r *http.Request) (any, error) { return nil, redis.Client.Del(r.Context(), "outbox.invoice").Err() })
+	does("/fix", func(r *http.Request) (any, error) { return nil, redis.Client.Del(r.Context(), "outbox.invoice").Err() })
 	does("/invoices", func(r *http.Request) (any, error) {
 		list, err := redis.Client.XRange(r.Context(), "outbox.invoice", "-", "+").Result()
 		ids := []any{}

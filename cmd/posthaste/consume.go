@@ -11,9 +11,9 @@ import (
 type consumeCmd struct {
 	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
 	Stream    []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
-	Consumer  string        `help:"Name of this consumer within the group. Default: one that is never used twice."`
+	Consumer  string        `help:"Name of this consumer within the group. Default: a unique name."`
 	Ordered   bool          `help:"Keep the order per subject over all consumers of the group: one of them at a time reads a stream."`
-	ClaimIdle time.Duration `help:"After how long without a sign of life another consumer's entries are taken over." default:"15s"`
+	ClaimIdle time.Duration `help:"Silence after which another consumer's entries are taken over." default:"15s"`
 }
 
 // Run prints events until a signal.

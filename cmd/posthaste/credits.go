@@ -19,7 +19,7 @@ import (
 type creditsCmd struct {
 	Reconcile creditsReconcileCmd `cmd:"" help:"Compare entries, ledger and Redis for every account, and explain each difference."`
 	Balance   creditsBalanceCmd   `cmd:"" help:"Show one account as ledger and Redis have it."`
-	Unfreeze  creditsUnfreezeCmd  `cmd:"" help:"Release an account that was stopped because its operations contradict the ledger."`
+	Unfreeze  creditsUnfreezeCmd  `cmd:"" help:"Release an account that was frozen because its operations contradict the ledger."`
 }
 
 type creditsReconcileCmd struct {
@@ -124,7 +124,7 @@ func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
 
 type creditsUnfreezeCmd struct {
 	User   string `arg:"" help:"User id."`
-	Settle string `enum:",ledger,redis" default:"" help:"Which balance stands if they differ: ledger (what is in quarantine is given up) or redis (the difference becomes an operation)."`
+	Settle string `enum:",ledger,redis" default:"" help:"Which balance is kept if they differ: ledger (quarantined operations are discarded) or redis (the difference becomes an operation)."`
 	Yes    bool   `help:"Do not ask."`
 	JSON   bool   `name:"json" help:"Print JSON: the account as it was, and whether it was released."`
 }
@@ -172,7 +172,7 @@ func printAccount(w io.Writer, a *credits.Account) {
 	if a.Redis != nil {
 		fmt.Fprintf(w, "redis:  %d credits after operation %d, %d waiting for the ledger\n", *a.Redis, *a.RedisSeq, a.Waiting)
 	} else {
-		fmt.Fprintln(w, "redis:  not there; it is loaded from the ledger when it is needed")
+		fmt.Fprintln(w, "redis:  not loaded; it is loaded from the ledger on demand")
 	}
 	if a.Difference != "" {
 		fmt.Fprintln(w, "difference:", a.Difference)

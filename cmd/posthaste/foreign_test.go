@@ -173,7 +173,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT FROM pg_publication_tables WHERE pubname = 'posthaste' AND tablename = 'outbox')") {
-			return fmt.Errorf("the publication is not mended")
+			return fmt.Errorf("the publication is not repaired")
 		}
 		return nil
 	})

@@ -90,7 +90,7 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	}
 	for _, g := range groups {
 		if ops.StateOf(g) == ops.Abandoned {
-			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will: %s\n",
+			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will, run: %s\n",
 				ops.Printable(g.Name), ops.Printable(g.Stream), ops.Rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}

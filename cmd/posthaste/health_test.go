@@ -22,8 +22,8 @@ func waitReady(t *testing.T, c *child, want int, within time.Duration) {
 	})
 }
 
-// mend changes a table that the relay is using, which may take more than one try: the two can deadlock.
-func (w *world) mend(ddl string) {
+// fix changes a table that the relay is using, which may take more than one try: the two can deadlock.
+func (w *world) fix(ddl string) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		_, err := w.db.Pool.Exec(w.t.Context(), ddl)
@@ -67,11 +67,11 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			r.setMode(mode)
 			w.waitMode(map[string]string{"auto": "cdc", "poll": "poll"}[mode], 20*time.Second)
 			w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING errcode = '42501'; END $$`)
-			w.mend(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
 			load.Wait()
 			waitReady(t, r, 503, 20*time.Second)
-			w.mend(`DROP TRIGGER refuse ON outbox_history`)
+			w.fix(`DROP TRIGGER refuse ON outbox_history`)
 			w.oracle.Check(t, load, 20*time.Second)
 			waitReady(t, r, 200, 20*time.Second)
 			if mode == "auto" {
@@ -95,7 +95,7 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	}
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
 	waitReady(t, r, 503, 20*time.Second)
-	w.mend(`DROP TRIGGER refuse ON outbox_dead`)
+	w.fix(`DROP TRIGGER refuse ON outbox_dead`)
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	waitReady(t, r, 200, 20*time.Second)
 }
@@ -164,9 +164,9 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 		}
 		return nil
 	})
-	w.mend(`ALTER TABLE outbox RENAME TO elsewhere`)
+	w.fix(`ALTER TABLE outbox RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox" does not exist`)
-	w.mend(`ALTER TABLE elsewhere RENAME TO outbox`)
+	w.fix(`ALTER TABLE elsewhere RENAME TO outbox`)
 	waitReady(t, r, 200, 20*time.Second)
 	w.delivers()
 }

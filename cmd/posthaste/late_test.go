@@ -93,7 +93,7 @@ func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	w.pgURL = w.role("REPLICATION")
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	w.mend("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	w.fix("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
 	r.waitReady(t, http.StatusServiceUnavailable, "row-level security")
 	r.setMode("poll")
 	r.waitReady(t, http.StatusServiceUnavailable, "row-level security")
@@ -101,7 +101,7 @@ func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 		t.Errorf("doctor: exit %d: %s", d.code, d.out)
 	}
 	w.pgURL = owner
-	w.mend("ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
+	w.fix("ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
 	w.desire("auto")
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 	w.delivers()

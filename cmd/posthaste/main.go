@@ -35,17 +35,17 @@ type commandLine struct {
 	Mode        modeCmd        `cmd:"" help:"Show or set the desired mode: auto, cdc or poll."`
 	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot and parked events."`
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
-	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; goes on where the same command stopped."`
+	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
-	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding has its mend."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
 	Adopt       adoptCmd       `cmd:"" help:"Take over streams last written by another database."`
-	Credits     creditsCmd     `cmd:"" help:"Look after the ledger of credits."`
+	Credits     creditsCmd     `cmd:"" help:"Inspect and repair the ledger of credits."`
 	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`
 	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`
-	Demo        demoCmd        `cmd:"" help:"Run everything on servers of its own and show events arriving."`
+	Demo        demoCmd        `cmd:"" help:"Run everything on its own servers and show events arriving."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
 }
 
@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exited // --help
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "posthaste: %v (posthaste --help says what there is)\n", err)
+		fmt.Fprintf(stderr, "posthaste: %v (see posthaste --help)\n", err)
 		return exitBadUsage
 	}
 	config, err := line.Parse()

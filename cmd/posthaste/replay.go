@@ -17,7 +17,7 @@ type replayCmd struct {
 	To      string  `placeholder:"STREAM" help:"Publish to this stream instead of the events' own."`
 	Rate    string  `default:"1000/s" help:"Events per second at most; 0 for as fast as it goes."`
 	DryRun  bool    `help:"Only say what would be published."`
-	Restart bool    `help:"Begin again instead of going on where the same command stopped."`
+	Restart bool    `help:"Start over instead of continuing where the same command stopped."`
 	JSON    bool    `name:"json" help:"Print the result as JSON."`
 }
 

@@ -299,7 +299,7 @@ func TestReplayKilled(t *testing.T) {
 	if !v.Finished || !v.Resumed || v.Count != events || v.Replayed == 0 || v.Replayed >= events {
 		t.Errorf("the last run: %+v", v)
 	}
-	if !strings.Contains(r.errOut, "going on with the replay begun at") || !strings.Contains(r.errOut, "--restart") {
+	if !strings.Contains(r.errOut, "continuing the replay begun at") || !strings.Contains(r.errOut, "--restart") {
 		t.Errorf("it does not say that it goes on: %s", r.errOut)
 	}
 	w.wantStream("outbox.order", ids)

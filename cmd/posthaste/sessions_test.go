@@ -315,10 +315,10 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for you' USING errcode = '42501'; END $$`)
-	w.mend(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	w.fix(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay)
 	r.waitReady(t, http.StatusServiceUnavailable, "not for you")
-	w.mend(`DROP TRIGGER refuse ON relay_state`)
+	w.fix(`DROP TRIGGER refuse ON relay_state`)
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 	w.delivers()
 }

@@ -264,7 +264,7 @@ func TestRoleWithoutReplication(t *testing.T) {
 	w.pgURL = w.role("NOREPLICATION")
 	r := w.spawn("relay")
 	r.waitReady(t, http.StatusOK, "no_replication_right")
-	r.waitReady(t, http.StatusOK, "REPLICATION") // the mend
+	r.waitReady(t, http.StatusOK, "REPLICATION") // the fix
 	w.delivers()
 	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  replication right") {
 		t.Errorf("doctor: exit %d: %s", d.code, d.out)
@@ -672,7 +672,7 @@ func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
 	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
 	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
 	r := w.once("uninstall", "--yes", "--tables")
-	for _, text := range []string{"slot " + slot + " is not this database's and stays", "publication posthaste is gone", "the tables are gone"} {
+	for _, text := range []string{"slot " + slot + " belongs to another database and was kept", "publication posthaste is gone", "the tables are gone"} {
 		if r.code != 0 || !strings.Contains(r.out, text) {
 			t.Errorf("exit %d, want 0 and %q: %s%s", r.code, text, r.out, r.errOut)
 		}

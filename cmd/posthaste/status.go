@@ -22,7 +22,7 @@ import (
 
 type statusCmd struct {
 	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers; with --watch one line each time."`
-	Watch bool `help:"Show it every second until interrupted, whatever becomes of Postgres meanwhile."`
+	Watch bool `help:"Refresh every second until interrupted, even while Postgres is unavailable."`
 }
 
 // Run shows the status.

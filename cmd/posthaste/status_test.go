@@ -61,7 +61,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	lines(" ok: events are streamed; mode=cdc", 2)
 	script.waitText(t, `"mode":"cdc"`)
 	p.Down()
-	lines(" broken: Postgres does not tell: ", 2)
+	lines(" broken: Postgres does not answer: ", 2)
 	script.waitText(t, `{"error":`)
 	ok := strings.Count(human.text(), " ok: ")
 	p.Up()

@@ -45,7 +45,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 		defer client.Close()
 		steps, err := ops.Trace(ctx, pool, client, id)
 		if err == nil && len(steps) == 0 {
-			return errors.New("nothing is known of this id: it never was, or its history has expired")
+			return errors.New("this id is unknown: it never existed, or its history has expired")
 		}
 		// Without Redis it is still told what Postgres knows.
 		show := func() error { return printSteps(e.Stdout, steps) }

@@ -44,7 +44,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 			return err // of the connection
 		}
 		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
-			fmt.Fprintln(e.Stderr, "posthaste: a relay runs, and makes the slot and the publication again: stop it, then repeat this")
+			fmt.Fprintln(e.Stderr, "posthaste: a relay is running and will create the slot and the publication again: stop it, then repeat this command")
 		}
 		done, err := e.uninstall(ctx, pool, c.Tables)
 		if err != nil {
@@ -56,7 +56,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		if done.Slot {
 			fmt.Fprintf(e.Stdout, "slot %s is gone\n", e.config.Slot)
 		} else {
-			fmt.Fprintf(e.Stdout, "slot %s is not this database's and stays\n", e.config.Slot)
+			fmt.Fprintf(e.Stdout, "slot %s belongs to another database and was kept\n", e.config.Slot)
 		}
 		fmt.Fprintf(e.Stdout, "publication %s is gone\n", app.Publication)
 		if c.Tables {

@@ -93,7 +93,7 @@ func (c Config) inTime(ctx context.Context, log *slog.Logger, work func(ctx cont
 	case err := <-done:
 		return err
 	case <-time.After(max(c.DrainTimeout, time.Second)):
-		log.Warn("not everything has stopped within the drain timeout; ending all the same")
+		log.Warn("not everything stopped within the drain timeout; exiting anyway")
 		return nil
 	}
 }

@@ -47,7 +47,7 @@ func benchmark(
 			b.progress.step(s.name, s.total)
 			if err := s.run(ctx); err != nil {
 				if ctx.Err() != nil && !errors.Is(err, errLeft) {
-					return errors.New("interrupted; what it had made is removed")
+					return errors.New("interrupted; everything it created was removed")
 				}
 				return cli.OneLine(fmt.Errorf("%s: %w", s.name, err))
 			}

@@ -97,7 +97,7 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
 			},
 			{
-				"slot", "those transactions through a logical replication slot, read and thrown away",
+				"slot", "those transactions through a logical replication slot, read and discarded",
 				func() error { return s.readSlot(ctx, d.c.Events) },
 			},
 			{

@@ -263,7 +263,7 @@ func (l *latency) verdict(w *row) {
 		w.Ratios[q+" of commit + xadd"] = w.median(q+"_ms") / floor
 	}
 	floor := commit.median("p50_ms") + xadd.median("p50_ms")
-	w.Bound = "the relay's own way"
+	w.Bound = "the relay's own share"
 	if share := floor / w.median("p50_ms"); share > 0.5 {
 		w.Bound = fmt.Sprintf("commit and stream themselves, %.0f %% of the median", 100*share)
 	}

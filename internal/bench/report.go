@@ -168,7 +168,7 @@ func (r *report) against(w *row, rate string, limits ...string) (lowest string) 
 }
 
 // ErrFound is what a benchmark fails with whose result is wrong: what was written was not found, once.
-var ErrFound = errors.New("what was measured is not right: events or orders are missing, repeated or refused; please " +
+var ErrFound = errors.New("the measurement is invalid: events or orders are missing, repeated or refused; please " +
 	"report this with the relay's log")
 
 // finish prints the report, and returns ErrFound if it shows that something went wrong.

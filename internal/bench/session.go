@@ -152,7 +152,7 @@ func (b *session) close() {
 
 func (b *session) facts(ctx context.Context) (machine, error) {
 	m := machine{
-		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "of its own, on this machine",
+		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "its own, on this machine",
 		Versions:   map[string]string{"posthaste": b.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go")},
 		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
 	}

@@ -31,7 +31,7 @@ func Remedy(err error) string {
 	case state == pgerrcode.ReadOnlySQLTransaction, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
 		return " (point --postgres-url at the primary)"
 	case state == pgerrcode.InsufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
-		return " (run it as a role with this right: docs/operations.md says who needs which)"
+		return " (run it as a role with this right: see docs/operations.md)"
 	}
 	return ""
 }
@@ -42,7 +42,7 @@ func WithRedisRemedy(err error) error {
 	case "", "other", "canceled", "fenced", "foreign", "gap", "restarted":
 		return OneLine(err)
 	default:
-		return fmt.Errorf("%w (%s)", OneLine(err), sink.Mend(class))
+		return fmt.Errorf("%w (%s)", OneLine(err), sink.Remedy(class))
 	}
 }
 

@@ -35,7 +35,7 @@ func (o IO) Confirm(ctx context.Context, yes bool, question string) error {
 		return nil
 	}
 	if !IsTerminal(o.Stdin) {
-		return errors.New("this needs an answer, and there is no terminal to ask on: repeat it with --yes")
+		return errors.New("this needs confirmation, and there is no terminal: repeat the command with --yes")
 	}
 	fmt.Fprintf(o.Stderr, "%s [y/N] ", ops.Printable(question))
 	answer := make(chan string, 1)

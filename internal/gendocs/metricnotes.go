@@ -21,17 +21,17 @@ var metricNotes = []struct {
 	{"Is anything lost or late?", []metricNote{
 		{
 			"outbox_backlog_oldest_seconds",
-			"nothing publishes, or slower than events come. Above a minute look at `outbox_publish_errors_total` and at `/readyz` of the leading relay.",
+			"events are published not at all, or slower than they arrive. Above a minute look at `outbox_publish_errors_total` and at `/readyz` of the leading relay.",
 			"max(outbox_backlog_oldest_seconds" + leading + ")",
 		},
 		{
 			"outbox_backlog_rows",
-			"events come faster than they leave: normal for a burst, and while Redis is away. Compare it with the rate of `outbox_published_total`.",
+			"events arrive faster than they are published: normal for a burst, and while Redis is unavailable. Compare it with the rate of `outbox_published_total`.",
 			"max(outbox_backlog_rows" + leading + ")",
 		},
 		{
 			"outbox_dead_rows",
-			"Redis refused events for their own sake. `posthaste dead list` says why; mend that, then `posthaste dead retry`.",
+			"Redis rejected these events themselves. `posthaste dead list` says why; fix that, then `posthaste dead retry`.",
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
@@ -41,12 +41,12 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_lost_events",
-			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` names the command that brings them back, after which this falls.",
+			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` names the command that restores them, after which this falls.",
 			"max(outbox_lost_events" + leading + ")",
 		},
 		{
 			"outbox_lost_events_total",
-			"as `outbox_lost_events`, but it does not fall when they are brought back. Where they cannot be counted, it rises by one.",
+			"as `outbox_lost_events`, but it does not fall when they are restored. Where they cannot be counted, it rises by one.",
 			"sum(increase(outbox_lost_events_total[1h]))",
 		},
 		{
@@ -62,7 +62,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_trim_lost_total",
-			"a consumer group has missed events for good, because the stream was trimmed (`POSTHASTE_TRIM=force`, or somebody's XTRIM) before it read them. They are in `outbox_history`: `posthaste replay`.",
+			"a consumer group has missed events permanently, because the stream was trimmed (`POSTHASTE_TRIM=force`, or an XTRIM) before it read them. They are in `outbox_history`: `posthaste replay`.",
 			"sum by (stream, group) (increase(outbox_trim_lost_total[1h]))",
 		},
 		{
@@ -93,7 +93,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_settle_missing_total",
-			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that somebody else deletes from `outbox`.",
+			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that another program deletes from `outbox`.",
 			"sum(rate(outbox_settle_missing_total[5m]))",
 		},
 		{
@@ -110,7 +110,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_relay_desired_mode",
-			"somebody has set the mode: `posthaste mode`, `PUT /relay/mode`.",
+			"the mode was set: `posthaste mode`, `PUT /relay/mode`.",
 			"max by (mode) (outbox_relay_desired_mode)",
 		},
 		{
@@ -121,7 +121,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_relay_epoch",
-			"ownership was taken anew: a start, a new leader, a fence. Many in a row mean relays that do not stay alive.",
+			"another owner took over: a start, a new leader, a fence. Many in a row mean that relays keep dying.",
 			"max(outbox_relay_epoch)",
 		},
 		{
@@ -131,39 +131,39 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_mode_switches_total",
-			"the stream does not hold; the reason says why. More than a few in a quarter of an hour is flapping.",
+			"the stream keeps ending; the reason says why. More than a few in a quarter of an hour is flapping.",
 			"sum by (from, to, reason) (increase(outbox_mode_switches_total[15m])) > 0",
 		},
 		{
 			"outbox_audit_failures_total",
-			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has published them. Look for another publication, or a filter on it.",
+			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has published them. Look for a filter on the publication, or another publication.",
 			"sum by (reason) (increase(outbox_audit_failures_total[1h]))",
 		},
 		{
 			"outbox_scrape_errors_total",
-			"what the named gauges show is old: Postgres (`backlog`, `dead`, `slot`) or Redis (`streams`) did not answer.",
+			"the named gauges show old values: Postgres (`backlog`, `dead`, `slot`) or Redis (`streams`) did not answer.",
 			"sum by (collector) (rate(outbox_scrape_errors_total[5m]))",
 		},
 		{
 			"posthaste_build_info",
-			"it does not rise; two values are two versions side by side.",
+			"it does not rise; two series are two versions side by side.",
 			"count by (version) (posthaste_build_info)",
 		},
 	}},
 	{"The slot and the stream of changes", []metricNote{
 		{
 			"outbox_slot_active",
-			"1 while somebody streams the slot. 0 in `auto` or `cdc` for more than a minute: `posthaste doctor`.",
+			"1 while the slot is streamed. 0 in `auto` or `cdc` for more than a minute: `posthaste doctor`.",
 			"max(outbox_slot_active" + leading + ")",
 		},
 		{
 			"outbox_slot_lost",
-			"Postgres has given the slot up. No event is lost: the relay sweeps and makes a new one. Find out why it lagged.",
+			"Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a new one. Find out why it lagged.",
 			"max(outbox_slot_lost" + leading + ")",
 		},
 		{
 			"outbox_slot_created_total",
-			"`missing`: somebody dropped the slot under the relay. `lost`: Postgres gave it up. `publication`: the publication had lost the table. No event is lost: the relay sweeps before it streams again.",
+			"`missing`: somebody dropped the slot while the relay was using it. `lost`: Postgres invalidated it. `publication`: the publication had lost the table. No event is lost: the relay sweeps before it streams again.",
 			"sum by (reason) (increase(outbox_slot_created_total[1h]))",
 		},
 		{
@@ -183,7 +183,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_wire_idle_seconds",
-			"Postgres is silent; keepalives come every few seconds. The relay starts the stream again by itself.",
+			"Postgres is silent; keepalives come every few seconds. The relay restarts the stream automatically.",
 			"max(outbox_wire_idle_seconds)",
 		},
 		{
@@ -286,7 +286,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_group_oldest_pending_seconds",
-			"an event hangs in its handler, or fails again and again.",
+			"an event hangs in its handler, or fails repeatedly.",
 			"max by (stream, group) (outbox_group_oldest_pending_seconds)",
 		},
 		{
@@ -301,12 +301,12 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_attempts_total",
-			"of `failed` or `panic`: the handler, or what it calls. Of `unavailable`: what it calls has said that it is away.",
+			"of `failed` or `panic`: the handler, or what it calls. Of `unavailable`: what it calls reported that it is unavailable.",
 			"sum by (group, outcome) (rate(outbox_consumer_attempts_total[5m]))",
 		},
 		{
 			"outbox_consumer_dead_total",
-			"events nobody has processed are in the dead stream. Look at them, mend the handler, and put them back.",
+			"unprocessed events are in the dead stream. Examine them, fix the handler, and retry them.",
 			"sum by (group) (increase(outbox_consumer_dead_total[1h]))",
 		},
 		{
@@ -316,7 +316,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_delay_seconds",
-			"events are processed late: compare with `outbox_commit_to_publish_seconds`; what is above that is the consumers'.",
+			"events are processed late: compare with `outbox_commit_to_publish_seconds`; the difference is the consumers' share.",
 			"histogram_quantile(0.99, sum by (le, group) (rate(outbox_consumer_delay_seconds_bucket[5m])))",
 		},
 		{
@@ -326,12 +326,12 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_removed_total",
-			"consumers that had died were cleared away; as many as processes were lost.",
+			"dead consumers were removed from the group, one for each lost process.",
 			"sum by (group) (increase(outbox_consumer_removed_total[1h]))",
 		},
 		{
 			"outbox_consumer_inflight_events",
-			"handlers are slow; it is bounded, and reading waits at the bound.",
+			"handlers are slow. The number is bounded; at the bound, reading waits.",
 			"sum by (group) (outbox_consumer_inflight_events)",
 		},
 		{
@@ -363,7 +363,7 @@ var metricNotes = []struct {
 		},
 		{
 			"idem_requests_total",
-			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: clients reuse keys. Of `unknown`: commits whose outcome nobody knows.",
+			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: clients reuse keys. Of `unknown`: commits with an unknown outcome.",
 			"sum by (outcome) (rate(idem_requests_total[5m]))",
 		},
 		{
@@ -378,12 +378,12 @@ var metricNotes = []struct {
 		},
 		{
 			"idem_lease_lost_total",
-			"requests take longer than their lease, and were taken over; the unique index sees to it that one of them counts.",
+			"requests take longer than their lease, and were taken over; the unique index lets only one of them count.",
 			"sum(increase(idem_lease_lost_total[15m]))",
 		},
 		{
 			"idem_publish_fail_total",
-			"replays come from Postgres instead of Redis, which is slower, and right.",
+			"replays come from Postgres instead of Redis, which is slower but correct.",
 			"sum(rate(idem_publish_fail_total[5m]))",
 		},
 		{
@@ -410,12 +410,12 @@ var metricNotes = []struct {
 	{"Credits", []metricNote{
 		{
 			"credits_ops_total",
-			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for a human. Of `unavailable`: Redis is away, or Postgres, for keys that are not UUIDv7.",
+			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for an operator. Of `unavailable`: Redis is away, or Postgres, for keys that are not UUIDv7.",
 			"sum by (code) (rate(credits_ops_total[5m]))",
 		},
 		{
 			"credits_order_payments_total",
-			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was refused and its credits could not be given back. A human must look.",
+			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was refused and its credits could not be given back. An operator must examine it.",
 			"sum by (outcome) (rate(credits_order_payments_total[5m]))",
 		},
 		{
@@ -435,12 +435,12 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_frozen_total",
-			"an account is closed until a human has looked: `posthaste credits reconcile`.",
+			"an account is frozen until an operator has examined it: `posthaste credits reconcile`.",
 			"sum by (reason) (increase(credits_frozen_total[1h]))",
 		},
 		{
 			"credits_lost_operations_total",
-			"acknowledged operations are gone with Redis' memory. Use a durability that survives what happened.",
+			"acknowledged operations were lost with the memory of Redis. Use a durability that survives such failures.",
 			"sum(increase(credits_lost_operations_total[1h]))",
 		},
 		{
@@ -450,7 +450,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_reconcile_drift",
-			"somebody changed the ledger by hand. `posthaste credits reconcile` names the accounts.",
+			"the ledger was changed by hand. `posthaste credits reconcile` names the accounts.",
 			"max(abs(credits_reconcile_drift))",
 		},
 		{
@@ -460,7 +460,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_ledger_reads_total",
-			"accounts come back into Redis: after a rebuild, or many that were not used for long.",
+			"accounts are loaded into Redis again: after a rebuild, or because many were unused for long.",
 			"sum(rate(credits_ledger_reads_total[5m]))",
 		},
 	}},

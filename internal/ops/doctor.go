@@ -31,7 +31,7 @@ type Finding struct {
 	Severity string `json:"severity"`
 	Detail   string `json:"detail"`
 	// Remedy says what to do about it; empty when all is well.
-	Remedy string `json:"mend,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
 }
 
 // DoctorOptions are what the doctor looks at, and the settings it measures against.
@@ -117,7 +117,7 @@ func (d *doctor) postgres(ctx context.Context) {
 	defer func() { _ = conn.Close(ctx) }()
 	f, err := readFacts(ctx, conn)
 	if err != nil {
-		d.add(SeverityFail, "postgres", "ask again; if it stays, Postgres' log says why", "%v", oneLine(err))
+		d.add(SeverityFail, "postgres", "retry; if it persists, see the log of Postgres", "%v", oneLine(err))
 		return
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
@@ -178,8 +178,8 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
 	if d.config.History == 0 && !d.config.WriterOnly {
-		d.add(SeverityWarn, "history", "set --history to how long it may take until a loss is dealt with",
-			"off: what Redis loses after it was settled can neither be counted nor brought back")
+		d.add(SeverityWarn, "history", "set --history to the time within which a loss is noticed and dealt with",
+			"off: events that Redis loses after they were settled can be neither counted nor restored")
 	}
 	d.rights(ctx, conn)
 	return true
@@ -206,32 +206,32 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	}
 	if hiding != "" {
 		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",
-			"row security hides rows of %s from this role, which refuses to work like that", hiding)
+			"row security hides rows of %s from this role; the relay refuses to run like that", hiding)
 	}
 	if !partitions {
 		d.add(SeverityWarn, "history partitions",
 			"GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
-			"this role may not make and drop them: history goes to the default partition")
+			"this role cannot create and drop them: history goes to the default partition")
 	}
 	switch {
 	case published && publication:
 		d.add(SeverityOK, "publication", "", "%s has the outbox table", d.config.Publication)
 	case published:
 		d.add(SeverityWarn, "publication", "GRANT CREATE ON DATABASE to the relay's role, and make it owner of outbox",
-			"%s has the outbox table; if it is dropped, this role may not make it again", d.config.Publication)
+			"%s has the outbox table; if it is dropped, this role cannot create it again", d.config.Publication)
 	case publication:
-		d.add(SeverityWarn, "publication", "nothing to do: the relay makes it again",
+		d.add(SeverityWarn, "publication", "nothing to do: the relay creates it again",
 			"%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
 	default:
 		d.add(SeverityWarn, "publication",
 			"CREATE PUBLICATION "+d.config.Publication+
 				" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
-			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role may not make it",
+			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role cannot create it",
 			d.config.Publication)
 	}
 	if !statistics {
 		d.add(SeverityWarn, "statistics right", "GRANT pg_read_all_stats to the relay's role",
-			"this role does not see which transaction of another role holds the WAL back")
+			"this role cannot see which transaction of another role holds back the WAL")
 	}
 }
 
@@ -264,7 +264,7 @@ func (d *doctor) stream(f facts) {
 			"%d of %d walsenders are in use", f.senders, f.maxSenders)
 	}
 	if f.syncSlots != "" {
-		d.add(SeverityWarn, "synchronized slots", "watch the standbys named there",
+		d.add(SeverityWarn, "synchronized slots", "monitor the standbys named there",
 			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the sweep takes over)",
 			f.syncSlots)
 	}
@@ -299,11 +299,11 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	err := conn.QueryRow(ctx, query("doctor_slot"), d.config.Slot).Scan(&plugin, &database, &status, &retained)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay makes it", d.config.Slot)
+		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay creates it", d.config.Slot)
 	case err != nil:
 		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", oneLine(err))
 	case status == "lost":
-		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and makes a new one",
+		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and creates a new one",
 			"%s is invalidated", d.config.Slot)
 	case plugin != "pgoutput" || database == nil || *database != conn.Config().Database && conn.Config().Database != "":
 		d.add(SeverityFail, "slot", "use another --relay-name, or drop that slot",
@@ -325,17 +325,17 @@ func (d *doctor) redis(ctx context.Context) {
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
-		remedy := sink.Mend(sink.Class(err))
+		remedy := sink.Remedy(sink.Class(err))
 		var unready *sink.NotReadyError
 		if errors.As(err, &unready) {
-			remedy = unready.Mend
+			remedy = unready.Remedy
 		}
 		d.add(SeverityFail, "redis", remedy, "%s", strings.TrimSuffix(oneLine(err), " ("+remedy+")"))
 		return
 	}
 	info, err := client.InfoMap(ctx, "server", "memory", "persistence").Result()
 	if err != nil {
-		d.add(SeverityFail, "redis", sink.Mend(sink.Class(err)), "%v", oneLine(err))
+		d.add(SeverityFail, "redis", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
 		return
 	}
 	d.add(SeverityOK, "redis", "",

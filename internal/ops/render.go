@@ -81,7 +81,7 @@ type Page struct {
 	Title string `json:"title"`
 	Why   string `json:"why"`
 	// Remedy says what to do; empty if there is nothing.
-	Remedy string `json:"mend"`
+	Remedy string `json:"remedy"`
 	// Action names the section of the page where to do it; empty if it is not done there.
 	Action string `json:"action"`
 	// Also are the other problems, the gravest first.
@@ -96,7 +96,7 @@ type PageProblem struct {
 	Part   string `json:"part"`
 	Title  string `json:"title"`
 	Why    string `json:"why"`
-	Remedy string `json:"mend"`
+	Remedy string `json:"remedy"`
 	Action string `json:"action"`
 }
 

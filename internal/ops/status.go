@@ -32,7 +32,7 @@ type Status struct {
 	HandoverLSN string    `json:"handover_lsn"`
 	Degraded    string    `json:"degraded,omitempty"`
 	Source      uuid.UUID `json:"source"`
-	// Losses are the events that Redis lost after they were settled, and that nobody has published again yet.
+	// Losses are the events that Redis lost after they were settled, and that were not published again yet.
 	Losses    []Loss    `json:"losses,omitempty"`
 	ChangedAt time.Time `json:"changed_at"`
 }

@@ -138,20 +138,20 @@ func (a *assessment) waiting() string {
 // servers looks whether both servers answer.
 func (a *assessment) servers() {
 	pg, rd := a.s.Asked.Postgres, a.s.Asked.Redis
-	line := "Postgres does not tell: " + pg.Error
+	line := "Postgres does not answer: " + pg.Error
 	switch {
 	case pg.Slow: // said below
 	case pg.Error != "" && pg.Refused:
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres refuses", line: line, Action: actionDoctor,
 			Why:    "What was committed is safe. " + sentence(pg.Error),
-			Remedy: "Mend what it complains of; the doctor names the command.",
+			Remedy: "Fix what it reports; posthaste doctor names the command.",
 		})
 	case pg.Error != "":
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", line: line, Action: actionDoctor,
 			Why:    "Nothing can be ordered and nothing moves; what was committed is safe. " + sentence(pg.Error),
-			Remedy: "Start Postgres, or mend the way to it. Everything goes on by itself.",
+			Remedy: "Start Postgres, or fix the network to it. Everything continues automatically.",
 		})
 	}
 	if rd.Error != "" {
@@ -162,17 +162,17 @@ func (a *assessment) servers() {
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
 			Why:    why + ". " + sentence(rd.Error),
-			Remedy: "Start Redis, or mend what it complains of. Everything goes on by itself.",
+			Remedy: "Start Redis, or fix what it reports. Everything continues automatically.",
 			line:   join(rd.Error, a.waiting()),
 		})
 	}
 	if pg.Slow {
 		// After Redis: without it the outbox grows until counting takes too long, and the cause comes first.
 		a.add(Problem{
-			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to be asked", line: line,
+			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
 			Action: actionDoctor,
-			Why:    "What was committed is safe; how much of it waits is not known. " + sentence(pg.Error),
-			Remedy: "Look whether a relay runs and at its log, for locks on outbox, and at the load of Postgres.",
+			Why:    "What was committed is safe; how much of it is waiting is not known. " + sentence(pg.Error),
+			Remedy: "Check that a relay is running, its log, locks on outbox, and the load of Postgres.",
 		})
 	}
 }
@@ -188,7 +188,7 @@ func (a *assessment) flow() {
 		}
 		problem := Problem{
 			Level: Broken, Part: partPath, Title: "No relay publishes", Why: why + ".",
-			Remedy: "Start posthaste relay. If it runs, its log says why it does not lead.",
+			Remedy: "Start posthaste relay. If it is running, its log says why it does not lead.",
 			line:   join("no relay runs", a.waiting()),
 		}
 		if p.Relays > 0 {
@@ -196,7 +196,7 @@ func (a *assessment) flow() {
 		}
 		if p.Relays > 0 && oldest < veryLateAfter {
 			problem.Level = Degraded
-			problem.Remedy = "Wait some seconds: a relay is connected and takes over. If it does not, its log says why."
+			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log says why."
 		}
 		a.add(problem)
 		return
@@ -214,7 +214,7 @@ func (a *assessment) flow() {
 	}
 	a.add(Problem{
 		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
-		Remedy: "If the backlog falls, wait. If it does not: look at the doctor's findings and at the relay's log.",
+		Remedy: "If the backlog shrinks, wait. Otherwise check the doctor's findings and the relay's log.",
 		Action: actionDoctor, Follows: !a.reachable, line: join(a.waiting(), p.Degraded),
 	})
 }
@@ -235,14 +235,14 @@ func (a *assessment) slot() {
 			Level: unusable, Part: partPath, Title: "Events are streamed again, for a moment only so far",
 			Why:    "Before: " + sentence(p.Degraded),
 			Remedy: "Wait some seconds: this is taken back when the stream lasts.",
-			line:   "events are streamed again, for a moment only so far; before: " + p.Degraded,
+			line:   "events are streamed again, but only since a moment ago; before: " + p.Degraded,
 		})
 	case wanted:
 		a.slotTold = unusable
 		a.add(Problem{
 			Level: unusable, Part: partPath, Title: "Events flow by sweeping, not by the WAL",
 			Why: sentence(p.Degraded), Action: actionMode,
-			Remedy: "Nothing is lost and the relay tries again by itself. To end it for now, choose poll.",
+			Remedy: "Nothing is lost, and the relay retries automatically. To stop that for now, choose poll.",
 			line:   "events are swept although the stream is wanted: " + p.Degraded,
 		})
 	}
@@ -250,16 +250,16 @@ func (a *assessment) slot() {
 		reason := because(p.Slot.Reason)
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The replication slot is lost", Action: actionDoctor,
-			Why:    "Postgres has given it up" + reason + "; the table is swept meanwhile.",
-			Remedy: "The relay makes a new one by itself. Look at the doctor's findings if it does not.",
+			Why:    "Postgres has invalidated it" + reason + "; the table is swept meanwhile.",
+			Remedy: "The relay creates a new one automatically. If it does not, check the doctor's findings.",
 			line:   "the slot is lost" + reason,
 		})
 	}
 	if muchWAL(p.Slot.RetainedBytes, a.s.WALBudget) {
 		a.add(Problem{
-			Level: Degraded, Part: partPath, Title: "The slot holds much WAL",
+			Level: Degraded, Part: partPath, Title: "The slot holds back much WAL",
 			Why:    size(p.Slot.RetainedBytes) + " of the budget of " + size(a.s.WALBudget) + ".",
-			Remedy: "The relay acts on it by itself. If no relay runs, start one.",
+			Remedy: "The relay acts on it automatically. If no relay is running, start one.",
 			line:   "the slot holds " + size(p.Slot.RetainedBytes) + " of WAL; the budget is " + size(a.s.WALBudget),
 		})
 	}
@@ -277,7 +277,7 @@ func (a *assessment) relay() {
 	}
 	add := func(level Level, title, condition string) {
 		a.add(Problem{
-			Level: level, Part: partPath, Title: title, Why: sentence(condition), Remedy: "The doctor names the mend.",
+			Level: level, Part: partPath, Title: title, Why: sentence(condition), Remedy: "The doctor names the remedy.",
 			Action: actionDoctor, line: "this relay: " + condition, condition: condition,
 			Follows: !a.reachable || told(level, condition),
 		})
@@ -303,8 +303,8 @@ func (a *assessment) old() {
 		a.add(Problem{
 			Level: Degraded, Part: l.part,
 			Title:  "What is shown of " + l.name + " is " + span(a.s.Now.Sub(*l.asOf)) + " old",
-			Why:    "It takes long to answer, or this process was stopped for a while.",
-			Remedy: "Wait some seconds. If it stays, look at the load of both; posthaste status asks anew.",
+			Why:    "It takes long to answer, or this process was suspended.",
+			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries them again.",
 		})
 	}
 }
@@ -330,8 +330,8 @@ func (a *assessment) unknown() {
 		}
 		a.add(Problem{
 			Level: Degraded, Part: l.part, Title: l.title, Action: actionDoctor,
-			Why:    "What is wrong with them would not show here. " + sentence(l.Error),
-			Remedy: "Look whether this process may read them and whether the server is slow.",
+			Why:    "Problems with them would not show here. " + sentence(l.Error),
+			Remedy: "Check that this process may read them, and that the server is not slow.",
 		})
 	}
 }
@@ -341,14 +341,14 @@ func (a *assessment) dead() {
 	if d.Relay > 0 {
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " parked, not published",
-			Why: "Redis refused: " + sentence(d.First), Remedy: "Mend the cause, then press Retry.", Action: actionDead,
+			Why: "Redis rejected it: " + sentence(d.First), Remedy: "Fix the cause, then press Retry.", Action: actionDead,
 			line: are(d.Relay) + " parked (posthaste dead list)",
 		})
 	}
 	if d.Groups > 0 {
 		a.add(Problem{
 			Level: Degraded, Part: partGroups, Title: are(d.Groups) + " given up by a consumer group",
-			Why: "Its consumers failed again and again.", Remedy: "Mend the consumer, then press Retry.",
+			Why: "Its consumers failed repeatedly.", Remedy: "Fix the consumer, then press Retry.",
 			Action: actionDead,
 		})
 	}
@@ -380,13 +380,13 @@ func (a *assessment) groups() {
 				Level: Degraded, Part: partGroups, Title: "Nobody reads for group " + on, Action: actionGroups,
 				Why: fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.",
 					owed(g), span(g.Idle)),
-				Remedy: "Start its consumers, or, if it is not needed any more: " + DropGroupCommand(g.Stream, g.Name),
+				Remedy: "Start its consumers, or, if it is no longer needed: " + DropGroupCommand(g.Stream, g.Name),
 			})
 		case Slow:
 			a.add(Problem{
 				Level: Degraded, Part: partGroups, Title: "Group " + on + " does not keep up", Action: actionGroups,
 				Why:    fmt.Sprintf("%s, waiting for %s.", owed(g), span(max(g.Idle, g.Waits))),
-				Remedy: "Look whether its consumers run, and at their logs.",
+				Remedy: "Check that its consumers are running, and their logs.",
 			})
 		case UpToDate, Behind:
 		}
@@ -408,8 +408,8 @@ func (a *assessment) losses() {
 		p := Problem{
 			Level: Broken, Part: partRedis, Title: l.Text(), Remedy: l.Remedy,
 			Why: noticed(l.Noticed) + ". They had been acknowledged, and are in the history; what waited in Postgres " +
-				"is published again by itself.",
-			line: l.Text() + "; to bring them back: " + l.Remedy,
+				"is published again automatically.",
+			line: l.Text() + "; to restore them: " + l.Remedy,
 		}
 		if l.Stream == "" {
 			p.Level, p.Part = Degraded, partOutbox
@@ -422,7 +422,7 @@ func (a *assessment) losses() {
 	if lost := a.s.Lost; lost != nil && len(a.s.Postgres.Losses) == 0 {
 		a.add(Problem{
 			Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
-			Why: noticed(*lost) + ": streams or gates that were there are gone. What waited in Postgres is published " +
+			Why: noticed(*lost) + ": streams or gates have disappeared. What waited in Postgres is published " +
 				"again; what was settled before, and a group had not read, is only in the history.",
 			Remedy: "Find out who flushed it, restarted it without its data, or failed it over; posthaste replay " +
 				"publishes again what consumers miss. This stays for 15 minutes.",
@@ -454,8 +454,8 @@ func (a *assessment) limits() {
 	if n := a.s.Streams; a.s.Looked > 0 && n > a.s.Looked {
 		a.add(Problem{
 			Level: Degraded, Part: partRedis,
-			Title:  fmt.Sprintf("%d of %s streams are looked at", a.s.Looked, humanize.Comma(int64(n))),
-			Why:    "What is wrong with the groups of the others does not show here.",
+			Title:  fmt.Sprintf("%d of %s streams are checked", a.s.Looked, humanize.Comma(int64(n))),
+			Why:    "Problems with the groups of the others do not show here.",
 			Remedy: "posthaste groups list shows all of them.",
 		})
 	}
@@ -503,7 +503,7 @@ func (a *assessment) well() (sentence, line string) {
 		line = "a relay is starting"
 	}
 	if p.Backlog.Rows == 0 {
-		return sentence + "; no event waits.", line
+		return sentence + "; no event is waiting.", line
 	}
 	return fmt.Sprintf("%s; %s on the way, the oldest for %s.", sentence, count(p.Backlog.Rows, "event"),
 		span(seconds(p.Backlog.OldestSeconds))), line

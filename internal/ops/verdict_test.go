@@ -70,15 +70,15 @@ func situations() map[string]situation {
 
 		"postgres gone": {
 			func(s *Snapshot) { fail(s, &s.Asked.Postgres) },
-			Broken, "Postgres does not answer", partOutbox, "Postgres does not tell: dial tcp: refused",
+			Broken, "Postgres does not answer", partOutbox, "Postgres does not answer: dial tcp: refused",
 		},
 		"no schema": {
 			func(s *Snapshot) { s.Asked.Postgres = Answer{Error: "the schema is missing", Refused: true} },
-			Broken, "Postgres refuses", partOutbox, "Postgres does not tell: the schema is missing",
+			Broken, "Postgres refuses", partOutbox, "Postgres does not answer: the schema is missing",
 		},
 		"postgres slow": {
 			func(s *Snapshot) { s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true },
-			Broken, "Postgres is too slow to be asked", partOutbox, "Postgres does not tell: too slow",
+			Broken, "Postgres is too slow to answer", partOutbox, "Postgres does not answer: too slow",
 		},
 		"redis gone": {
 			func(s *Snapshot) { fail(s, &s.Asked.Redis) },
@@ -143,7 +143,7 @@ func situations() map[string]situation {
 		"just back": {
 			func(s *Snapshot) { s.Postgres.Degraded = "slot_lost: wal_removed" },
 			Degraded, "Events are streamed again, for a moment only so far", partPath,
-			"events are streamed again, for a moment only so far; before: slot_lost: wal_removed",
+			"events are streamed again, but only since a moment ago; before: slot_lost: wal_removed",
 		},
 		"poll by choice": {
 			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModePoll },
@@ -164,7 +164,7 @@ func situations() map[string]situation {
 		"within the budget": {func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 800 }, OK, fine, "", streamed},
 		"much WAL": {
 			func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 900 },
-			Degraded, "The slot holds much WAL", partPath, "the slot holds 900 B of WAL; the budget is 1000 B",
+			Degraded, "The slot holds back much WAL", partPath, "the slot holds 900 B of WAL; the budget is 1000 B",
 		},
 		"budget not known": {func(s *Snapshot) {
 			s.Postgres.Slot.RetainedBytes, s.WALBudget = 1<<40, 0
@@ -229,7 +229,7 @@ func situations() map[string]situation {
 		"not too many streams": {func(s *Snapshot) { s.Streams = 256 }, OK, fine, "", streamed},
 		"too many streams": {
 			func(s *Snapshot) { s.Streams = 257 },
-			Degraded, "256 of 257 streams are looked at", partRedis, "256 of 257 streams",
+			Degraded, "256 of 257 streams are checked", partRedis, "256 of 257 streams",
 		},
 
 		"flushed": {func(s *Snapshot) {
@@ -243,7 +243,7 @@ func situations() map[string]situation {
 					{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"},
 				}
 			}, Broken, "Redis lost 1,266 settled events of outbox.order", partRedis,
-			"of outbox.order; to bring them back: posthaste replay",
+			"of outbox.order; to restore them: posthaste replay",
 		},
 		"failed over": {
 			func(s *Snapshot) {
@@ -483,7 +483,7 @@ func TestTheCauseComesBeforeItsEffect(t *testing.T) {
 	s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true
 	v := Assess(s).Page()
 	if v.Title != "Redis does not take events" || len(v.Also) != 1 ||
-		v.Also[0].Title != "Postgres is too slow to be asked" {
+		v.Also[0].Title != "Postgres is too slow to answer" {
 		t.Errorf("%+v", v)
 	}
 }
@@ -517,7 +517,7 @@ func TestManyProblemsAreBounded(t *testing.T) {
 	}
 	s = well()
 	s.Streams = 256 + 1
-	if v := Assess(s).Page(); v.Level != "warn" || v.Title != "256 of 257 streams are looked at" {
+	if v := Assess(s).Page(); v.Level != "warn" || v.Title != "256 of 257 streams are checked" {
 		t.Errorf("%+v", v)
 	}
 }

@@ -89,7 +89,7 @@ func (r *replaying) parse() error {
 	case !some && !c.All:
 		return errors.New("say what to replay: --since, --id or --subject, or --all for everything in history")
 	case some && c.All:
-		return errors.New("--all is everything: leave it away with --since, --id or --subject")
+		return errors.New("--all selects everything: omit it with --since, --id or --subject")
 	}
 	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream}
 	if c.ID != "" {
@@ -170,7 +170,7 @@ func (r *replaying) open(ctx context.Context) error {
 		return err
 	}
 	if slices.Contains(r.streams, r.options.To) {
-		return fmt.Errorf("--to %s: the relay publishes to it; leave --to away to replay events into their own streams, or "+
+		return fmt.Errorf("--to %s: the relay publishes to it; omit --to to replay events into their own streams, or "+
 			"name another stream", r.options.To)
 	}
 	if err := r.history(ctx); err != nil {

@@ -59,7 +59,7 @@ func (r *replaying) alreadyOut(note *sink.ReplayNote) string {
 	if note == nil {
 		return ""
 	}
-	return fmt.Sprintf(", %s of the same command are out already", humanize.Comma(note.Count))
+	return fmt.Sprintf(", %s of the same command are already published", humanize.Comma(note.Count))
 }
 
 // stamp writes a time for people.

@@ -29,7 +29,7 @@ func (r *replaying) run(ctx context.Context) error {
 	resumed := note != nil
 	if resumed && !note.Done.IsZero() {
 		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
-			"this replay was finished at %s (%s events, published until %s); with --restart it is done again, up to now",
+			"this replay finished at %s (%s events, published until %s); with --restart it runs again, up to now",
 			stamp(note.Done),
 			humanize.Comma(note.Count), stamp(note.Until)))
 	}
@@ -43,7 +43,7 @@ func (r *replaying) run(ctx context.Context) error {
 	}
 	r.progress = cli.NewTally(r.io.Stderr, note.Total, note.Count)
 	if resumed {
-		r.progress.Say("going on with the replay begun at %s: %s events are out already (--restart would begin again)",
+		r.progress.Say("continuing the replay begun at %s: %s events are already published (--restart starts over)",
 			stamp(note.Begun), humanize.Comma(note.Count))
 	}
 	before := note.Count
@@ -58,11 +58,11 @@ func (r *replaying) run(ctx context.Context) error {
 			err = errors.New("interrupted")
 		}
 		fmt.Fprintf(r.io.Stderr, "posthaste: %v\n", cli.OneLine(err))
-		how := "the same command goes on from there; with --restart it begins again"
+		how := "the same command continues from there; with --restart it starts over"
 		if errors.Is(err, sink.ErrReplayGone) {
-			how = "the same command goes on from what Redis still knows of it, and begins again if that is nothing"
+			how = "the same command continues from what Redis still knows of it, or starts over if that is nothing"
 		}
-		_ = r.result(res, fmt.Sprintf("stopped: %s are out; %s", r.progress.Done(), how))
+		_ = r.result(res, fmt.Sprintf("stopped: %s are published; %s", r.progress.Done(), how))
 		return cli.ErrSaid
 	}
 	if note.Total > note.Count {
@@ -321,7 +321,7 @@ func (r *replaying) pace(ctx context.Context, n int) error {
 // callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
 const callTimeout = 10 * time.Second
 
-func redisRemedy(err error) string { return sink.Mend(sink.Class(err)) }
+func redisRemedy(err error) string { return sink.Remedy(sink.Class(err)) }
 
 func postgresRemedy(error) string { return "check that Postgres runs" }
 

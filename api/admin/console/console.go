@@ -249,7 +249,7 @@ func leave(sem chan struct{}) { <-sem }
 
 func busy(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
-	problem(w, http.StatusTooManyRequests, "the same is being done already; try again in a second")
+	problem(w, http.StatusTooManyRequests, "the same action is already running; try again in a second")
 }
 
 // callTimeout bounds what one request asks of Postgres or Redis.
@@ -288,7 +288,7 @@ func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
-		problem(w, http.StatusBadRequest, "the body is not the JSON that this call wants")
+		problem(w, http.StatusBadRequest, "the body is not the JSON that this call expects")
 		return false
 	}
 	return true

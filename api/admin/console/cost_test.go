@@ -88,7 +88,7 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	v := w.view()
 	// On a busy machine a look may miss even the ping that tells the two apart; the next does not.
 	s := v.until(t, "a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
-	if s.Verdict.Title != "Postgres is too slow to be asked" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
+	if s.Verdict.Title != "Postgres is too slow to answer" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {

@@ -252,7 +252,7 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	defer leave(c.traces)
 	id, user := r.URL.Query().Get("id"), r.URL.Query().Get("user")
 	if id == "" || len(id) > 1024 {
-		problem(w, http.StatusUnprocessableEntity, "an id of at most 1024 bytes is wanted")
+		problem(w, http.StatusUnprocessableEntity, "the id must be at most 1024 bytes")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
@@ -277,7 +277,7 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		out["error"] = plain(err)
 	case len(steps) == 0:
-		problem(w, http.StatusNotFound, "nothing is known of this id: it never was, or its history has expired")
+		problem(w, http.StatusNotFound, "this id is unknown: it never existed, or its history has expired")
 		return
 	}
 	answer(w, http.StatusOK, out)

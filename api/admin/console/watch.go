@@ -66,7 +66,7 @@ type source[T any] struct {
 const staleAfter = 30 * time.Second
 
 // errSlow is the error of a server that answers, but not what was asked.
-var errSlow = errors.New("it answers, but not in time what is asked of it: the outbox is very large or locked, or the server is busy")
+var errSlow = errors.New("it answers, but not these queries in time: the outbox is very large or locked, or the server is busy")
 
 // errNotYet is the error of a look that could not begin: it says nothing about what was to be looked at.
 var errNotYet = errors.New("Postgres has not named the streams yet")

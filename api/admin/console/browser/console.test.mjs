@@ -199,7 +199,7 @@ test('a dead event is found, retried and arrives', async () => {
   await page.locator('#verdict-action', { hasText: 'dead events' }).click();
   await shot(page, 'console-dead');
   await accessible(page, 'a dead event');
-  await control('/mend');
+  await control('/fix');
   await page.getByRole('button', { name: /^Retry invoice\.sent/ }).click();
   await page.getByRole('button', { name: 'Retry', exact: true }).last().click();
   await until('the event', 20000, async () => (await control('/invoices')).includes(id));

@@ -143,7 +143,7 @@ function watchConnection() {
   drawVerdict({
     level: 'bad', title: `Connection to this process lost${heard ? ` since ${clock(lostSince)}` : ''}`, parts: {}, also: [], action: '',
     why: `What you see below is ${heard ? `from ${clock(lostSince)}` : 'empty'}. Events may well be flowing: another process' console, or posthaste status, tells.`,
-    mend: 'Look whether the process runs and whether you can still reach it. This page connects again by itself.',
+    remedy: 'Check that the process is running and reachable. This page reconnects automatically.',
   });
 }
 
@@ -157,8 +157,8 @@ function drawVerdict(v) {
   text($('verdict-mark'), MARKS[v.level]);
   text($('verdict-title'), v.title);
   text($('verdict-why'), v.why);
-  text($('verdict-mend'), v.mend);
-  $('verdict-mend').hidden = !v.mend;
+  text($('verdict-remedy'), v.remedy);
+  $('verdict-remedy').hidden = !v.remedy;
   const a = $('verdict-action');
   a.hidden = !v.action;
   if (v.action) {
@@ -169,7 +169,7 @@ function drawVerdict(v) {
   const key = JSON.stringify(v.also);
   if (also.dataset.key !== key) {
     also.dataset.key = key;
-    also.replaceChildren(...v.also.map((p) => h('li', { 'data-level': p.level }, h('b', null, p.title), ` ${p.why} ${p.mend}`)));
+    also.replaceChildren(...v.also.map((p) => h('li', { 'data-level': p.level }, h('b', null, p.title), ` ${p.why} ${p.remedy}`)));
     also.hidden = v.also.length === 0;
   }
   const badge = { bad: '✕ ', warn: '! ' }[v.level] ?? '';
@@ -183,7 +183,7 @@ const charts = [
     title: 'Commit to publish', log: true, format: span, series: [{ key: 'p50', label: 'p50' }, { key: 'p99', label: 'p99' }],
     none: 'Measured by the relay',
   }),
-  new Chart($('chart-backlog'), { title: 'Backlog', format: count, series: [{ key: 'backlog', label: 'events', area: true }], none: 'Known while somebody looks' }),
+  new Chart($('chart-backlog'), { title: 'Backlog', format: count, series: [{ key: 'backlog', label: 'events', area: true }], none: 'Recorded while a page is open' }),
   new Chart($('chart-rate'), { title: 'Events per second', format: count, series: [{ key: 'out', label: 'published', area: true }, { key: 'in', label: 'written' }], none: 'Nothing yet' }),
 ];
 
@@ -357,7 +357,7 @@ function drawDead() {
   const open = dead.dead.filter(retryable);
   $('dead-tools').hidden = open.length === 0;
   if (dead.dead.length === 0) {
-    body.replaceChildren(dead.error ? empty('Not known.', dead.error) : empty('None.', 'What Redis refuses for its own sake, and what a consumer group gives up, is parked here and can be retried.'));
+    body.replaceChildren(dead.error ? empty('Not known.', dead.error) : empty('None.', 'Events that Redis rejects, and those that a consumer group gives up, are parked here and can be retried.'));
     return;
   }
   const rows = dead.dead.map((d) => {
@@ -380,13 +380,13 @@ const ids = (list) => ({ ids: [...new Set(list.map((d) => d.id))] });
 function report(answer) {
   const failed = answer.results.filter((r) => r.error);
   if (failed.length) throw new CallError(0, failed.map((r) => `${r.what}: ${r.error}`).join('; '));
-  if (answer.results.length === 0) throw new CallError(0, 'Nothing was found under this id any more.');
+  if (answer.results.length === 0) throw new CallError(0, 'Nothing is stored under this id any more.');
 }
 
 function retryDead(list) {
   ask({
     title: list.length === 1 ? 'Retry this event?' : `Retry ${plural(list.length, 'event')}?`, yes: 'Retry',
-    body: [h('p', null, 'An event parked by the relay goes back into the outbox, behind everything in it; one given up by a group goes back to that group. If the cause is not mended, it will be parked again.')],
+    body: [h('p', null, 'An event parked by the relay goes back into the outbox, behind everything in it; one given up by a group goes back to that group. If the cause is not repaired, it will be parked again.')],
     act: async () => { report(await change('POST', 'dead/retry', ids(list))); await loadDead(true); },
   });
 }
@@ -436,7 +436,7 @@ $('ask-form').addEventListener('submit', async (e) => {
       $('ask-token').value = '';
       $('ask-token').focus();
     }
-    text($('ask-error'), err.status === 401 ? 'The admin token is not right. It is the value of POSTHASTE_ADMIN_TOKEN of this process.' : err.message);
+    text($('ask-error'), err.status === 401 ? 'The admin token is wrong. It is the value of POSTHASTE_ADMIN_TOKEN of this process.' : err.message);
     $('ask-error').hidden = false;
   } finally {
     $('ask-yes').disabled = false;
@@ -446,9 +446,9 @@ $('ask-form').addEventListener('submit', async (e) => {
 // ---- the switch
 
 const WHAT = {
-  auto: ['The sweep empties the table, then the relay goes over to the WAL stream.', 'While the slot cannot be used, it sweeps and says why.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
-  cdc: ['As auto; but while it has to sweep, /readyz of the relay answers 503.', 'Choose it if sweeping is too slow for you and you want to be told.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
-  poll: ['The stream settles what is in flight and stops; then every relay sweeps the table.', 'Latency rises from about 2 to about 10 ms. The slot stays and is moved along.', 'Nothing is lost, nothing comes twice, the order per aggregate stays.'],
+  auto: ['The sweep empties the table, then the relay switches to the WAL stream.', 'While the slot cannot be used, it sweeps and says why.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
+  cdc: ['As auto; but while it has to sweep, /readyz of the relay answers 503.', 'Choose it if sweeping is too slow for you and you want an alert.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
+  poll: ['The stream settles what is in flight and stops; then every relay sweeps the table.', 'Latency rises from about 2 to about 10 ms. The slot is kept and advanced.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
 };
 
 $('switch').addEventListener('click', (e) => {
@@ -512,7 +512,7 @@ async function loadDoctor(fresh) {
   try {
     const d = await call('GET', fresh ? 'doctor?fresh=1' : 'doctor');
     text($('doctor-age'), `as of ${clock(d.as_of)}`);
-    const row = (f) => h('li', { 'data-level': f.severity }, h('span', null, h('span', { class: 'tag' }, f.severity)), h('b', null, f.check), h('span', null, f.detail, f.mend ? h('span', { class: 'mend' }, f.mend) : ''));
+    const row = (f) => h('li', { 'data-level': f.severity }, h('span', null, h('span', { class: 'tag' }, f.severity)), h('b', null, f.check), h('span', null, f.detail, f.remedy ? h('span', { class: 'remedy' }, f.remedy) : ''));
     const rank = { fail: 0, warn: 1 };
     const wrong = d.findings.filter((f) => f.severity !== 'ok').sort((a, b) => rank[a.severity] - rank[b.severity]);
     const fine = d.findings.filter((f) => f.severity === 'ok');
