@@ -21,7 +21,7 @@ const (
 // blocks knows the parked events, for block-key. A nil *blocks blocks nothing.
 type blocks struct {
 	// reading keeps refreshes apart: each begins to collect anew what is parked while it reads.
-	reading sync.Mutex
+	reading callLock
 
 	mu   sync.Mutex
 	dead map[[2]string][]outbox.Dead

@@ -33,7 +33,7 @@ type slotKeeper struct {
 	epoch func() int64
 
 	// mu is held while the slot is being moved, so that a hand-over and the budget do not meet.
-	mu   sync.Mutex
+	mu   callLock
 	last time.Time // of the last advance or nudge
 	// next is where the slot may be moved as soon as everything older than its transaction has ended; zero for nowhere.
 	next slotTarget

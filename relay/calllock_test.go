@@ -1,0 +1,32 @@
+package relay
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Whoever has waited longest is next, and the clock goes on while somebody waits.
+func TestCallLock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l callLock
+		var wg sync.WaitGroup
+		var order []int
+		for n := range 4 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(n) * time.Millisecond)
+				l.Lock()
+				defer l.Unlock()
+				time.Sleep(time.Second)
+				order = append(order, n)
+			})
+		}
+		wg.Wait()
+		if !slices.Equal(order, []int{0, 1, 2, 3}) {
+			t.Errorf("the order is %v", order)
+		}
+	})
+}
