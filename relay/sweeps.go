@@ -68,5 +68,12 @@ func (s *sweeps) refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain makes one pass that reaches, in every part, what was visible when it began.
-func (s *sweeps) drain(ctx context.Context, g *gates) error { return s.sweeper.Drain(ctx, s.scope(g)) }
+// drain makes one pass that reaches, in every part, what was visible when it began. A pass that has nothing left to publish is as
+// good as one that has: what failed on the way is over.
+func (s *sweeps) drain(ctx context.Context, g *gates) error {
+	err := s.sweeper.Drain(ctx, s.scope(g))
+	if err == nil {
+		s.outcome(nil)
+	}
+	return err
+}

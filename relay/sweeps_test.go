@@ -1,0 +1,31 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"posthaste/outbox"
+)
+
+// stumbling is a Sweeper that fails once and then finds nothing to sweep.
+type stumbling struct{ outbox.Sweeper }
+
+func (stumbling) Drain(_ context.Context, s outbox.Scope) error {
+	s.Outcome(errors.New("postgres hiccups"))
+	return nil
+}
+
+// A pass that failed on the way and then reached its end with nothing to publish leaves no reason behind: nothing else
+// would take it back before the next event.
+func TestADrainThatReachesItsEndIsWell(t *testing.T) {
+	t.Parallel()
+	r := New(Options{Sweeper: stumbling{}})
+	r.health.clear(conditionPostgres)
+	if err := r.sweeps.drain(t.Context(), newGates(outbox.Owner{}, nil, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if h := r.Health(); !h.Ready {
+		t.Errorf("not ready: %v", h.Reasons)
+	}
+}
