@@ -438,9 +438,13 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 		own           bool
 		want          bool
 	}{
-		"moved":                  {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"made":                   {phase: phaseSweep, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"dropped":                {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}},
+		"moved":   {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"made":    {phase: phaseSweep, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"dropped": {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}},
+		"moved beside an adoption": {
+			phase: phaseAdopt, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
+		},
 		"moved by us":            {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},
 		"moved in a hand-over":   {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
 		"and moved by us":        {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},

@@ -166,7 +166,8 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 // watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the middle of
 // it. What that passed may not be visible. The caller holds mu.
 func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
-	resting := func(p phase) bool { return p == phasePoll || p == phaseSweep || p == phaseHandover }
+	// An adoption, too, lets it rest, for as long as the sink does not answer.
+	resting := func(p phase) bool { return p == phaseAdopt || p == phasePoll || p == phaseSweep || p == phaseHandover }
 	if moved := k.still && st.Confirmed > k.position; moved {
 		if err := k.moved(ctx); err != nil {
 			return err
@@ -296,8 +297,14 @@ func (k *slotKeeper) exhausted() {
 	}
 }
 
-// onExhausted names what ends the running stream; nil when none runs.
+// onExhausted names what ends the running stream; nil when none runs. A stream moves the slot: where it stood before it began
+// tells nothing any more. That nobody else moved it until then is looked at by the end of the hand-over.
 func (k *slotKeeper) onExhausted(end func()) {
+	if end != nil {
+		k.mu.Lock()
+		k.still = false
+		k.mu.Unlock()
+	}
 	k.hitMu.Lock()
 	k.hit = end
 	k.hitMu.Unlock()
