@@ -1,0 +1,200 @@
+package relay
+
+import (
+	"hash/fnv"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// scenario is a story that a world goes through while its writers write.
+type scenario struct {
+	o       Options
+	desired outbox.Mode // auto if empty
+	ends    outbox.Mode // cdc if empty
+	standby bool        // there are two instances
+	led     bool        // the leader stays: what happens while nobody leads is not part of the story
+	// story is what happens beside the writers.
+	story func(w *world)
+}
+
+// scenarios are what an installation goes through in its life.
+var scenarios = map[string]scenario{
+	"stream": {desired: outbox.ModeCDC},
+	"poll":   {desired: outbox.ModePoll, ends: outbox.ModePoll, standby: true},
+	"toggles": {standby: true, story: func(w *world) {
+		for _, m := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeAuto} {
+			time.Sleep(900 * time.Millisecond)
+			w.do(func() { w.pg.state.Desired = m })
+		}
+	}},
+	"open transaction": {story: func(w *world) {
+		tx := w.begin()
+		tx.insert("order", "z", "done")
+		time.Sleep(8 * time.Second)
+		tx.commitNow()
+	}},
+	"budget": {o: Options{WALBudget: 20_000}, story: func(w *world) {
+		tx := w.begin()
+		tx.insert("user", "y", "done")
+		time.Sleep(7 * time.Second)
+		w.do(func() { w.grow(18_000) })
+		time.Sleep(2 * time.Second)
+		tx.write()
+		w.do(func() { w.grow(18_000) })
+		time.Sleep(3 * time.Second)
+		tx.show()
+	}},
+	"redis": {story: func(w *world) {
+		time.Sleep(1500 * time.Millisecond)
+		w.do(w.rd.restart)
+		time.Sleep(time.Second)
+		w.do(w.rd.flush)
+		time.Sleep(time.Second)
+		w.do(func() { w.rd.down = true })
+		time.Sleep(time.Second)
+		w.do(func() { w.rd.down = false; w.rd.restart() })
+	}},
+	"slot": {story: func(w *world) {
+		time.Sleep(1500 * time.Millisecond)
+		w.do(w.dropSlot)
+		time.Sleep(time.Second)
+		w.do(func() {
+			if w.pg.slot != nil {
+				w.pg.slot.lost = true
+				if ws := w.pg.slot.active; ws != nil {
+					ws.end()
+				}
+			}
+		})
+		time.Sleep(time.Second)
+		w.do(func() { w.pg.unpublished = true })
+	}},
+	// Somebody moves the slot past a commit that nobody sees, while it rests.
+	"moved": {led: true, story: func(w *world) {
+		time.Sleep(time.Second)
+		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		w.eventually("it is swept", time.Minute, func() bool {
+			return w.pg.state.Active == outbox.ModePoll && (w.pg.slot == nil || w.pg.slot.active == nil)
+		})
+		time.Sleep(6 * time.Second) // so that the leader has seen where it rests
+		tx := w.begin()
+		tx.insert("order", "x", "done")
+		tx.write()
+		w.do(w.moveSlot)
+		time.Sleep(time.Second)
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		time.Sleep(7 * time.Second)
+		tx.show()
+	}},
+	"skip":      {standby: true, story: poisonous},
+	"block key": {o: Options{Poison: PoisonBlockKey}, story: poisonous},
+}
+
+// poisonous commits events that Redis refuses, swept and streamed, and has a stream's key be of another type for a
+// while.
+func poisonous(w *world) {
+	for range 3 {
+		tx := w.begin()
+		tx.insert("order", "p", "done")
+		tx.insert("order", "p", "poison")
+		tx.insert("order", "p", "done")
+		tx.insert("user", "q", "done")
+		tx.commitNow()
+		time.Sleep(800 * time.Millisecond)
+	}
+	w.do(func() { w.rd.wrongType["outbox.item"] = true })
+	w.event("item", "r")
+	time.Sleep(2 * time.Second)
+	w.do(func() { w.rd.wrongType["outbox.item"] = false })
+	w.event("item", "s")
+}
+
+// run lets the scenario happen with one fault, and returns how often each call was made.
+func (s scenario) run(t *testing.T, plan fault) (counts map[string]int, ok bool) {
+	s.o.Window = 12
+	inWorld(t, s.o, func(w *world) {
+		w.plan = plan
+		if s.desired != "" {
+			w.pg.state.Desired = s.desired
+		}
+		w.start("one")
+		if s.standby {
+			w.start("two")
+		}
+		told := make(chan struct{})
+		go func() {
+			defer close(told)
+			if s.story != nil {
+				s.story(w)
+			}
+		}()
+		w.load(7, 3, 8)
+		<-told
+		mode := outbox.ModeCDC
+		if s.ends != "" {
+			mode = s.ends
+		}
+		w.settles(mode)
+		w.judge()
+		counts, ok = w.counts, len(w.wrong) == 0
+	})
+	return counts, ok
+}
+
+// Whatever call of whatever port fails, in whatever way, in whatever situation: every committed event is in its stream
+// once, in order, and the table is empty. See oracle_test.go for all that is looked at.
+func TestCrashPoints(t *testing.T) {
+	t.Parallel()
+	for name, s := range scenarios {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			counts, ok := s.run(t, fault{})
+			if !ok {
+				return
+			}
+			for _, f := range faultsOf(name, counts) {
+				if s.led && f.kind >= killed {
+					continue
+				}
+				if _, ok := s.run(t, f); !ok {
+					return
+				}
+			}
+		})
+	}
+}
+
+// faultsOf are the faults that a scenario is repeated with: of all that there are, or, but with POSTHASTE_TEST_FULL, a
+// sample that is always the same.
+func faultsOf(scenario string, counts map[string]int) (faults []fault) {
+	full := os.Getenv("POSTHASTE_TEST_FULL") == "1"
+	for _, call := range slices.Sorted(maps.Keys(counts)) {
+		for _, n := range places(counts[call]) {
+			for k := refused; k <= unlocked; k++ {
+				f := fault{call, n, k}
+				h := fnv.New32a()
+				_, _ = h.Write([]byte(scenario + f.String()))
+				if full || h.Sum32()%sample == 0 {
+					faults = append(faults, f)
+				}
+			}
+		}
+	}
+	return faults
+}
+
+// sample is how many of the faults one stands for.
+const sample = 40
+
+// places are the calls of one kind that fail: the first few, and then fewer and fewer.
+func places(calls int) (at []int) {
+	for n := 0; n < calls; n += max(1, n/3) {
+		at = append(at, n)
+	}
+	return at
+}

@@ -1,0 +1,115 @@
+package relay
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// load has writers commit, roll back, hold back and leave open transactions, and returns when they are done. Each has
+// aggregates of its own, and ends one transaction before it begins the next: what it writes has an order to keep.
+func (w *world) load(seed uint64, writers, transactions int) {
+	var wg sync.WaitGroup
+	for n := range writers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(seed, uint64(n))) //nolint:gosec // a load, and the same one each time
+			spread := func(d time.Duration) { time.Sleep(time.Duration(r.Int64N(int64(d)))) }
+			for range transactions {
+				tx := w.begin()
+				for range 1 + r.IntN(4) {
+					a := r.IntN(3)
+					tx.insert([]string{"order", "user"}[a%2], string(rune('a'+3*n+a)), "done")
+				}
+				spread(200 * time.Millisecond)
+				switch r.IntN(8) {
+				case 0:
+					tx.rollback()
+				case 1, 2:
+					tx.write()
+					spread(600 * time.Millisecond)
+					tx.show()
+				default:
+					tx.commitNow()
+				}
+				spread(150 * time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// settles waits until everything that was committed has left the table, and a leader is ready, in the mode that is
+// wanted.
+func (w *world) settles(mode outbox.Mode) {
+	w.t.Helper()
+	w.eventually("the table is empty, and a leader is ready in mode "+string(mode), 5*time.Minute, func() bool {
+		if w.pg.rows(func(*tableRow) bool { return true }) > 0 || w.pg.state.Active != mode {
+			return false
+		}
+		for _, i := range w.instances {
+			if w.pg.leader != nil && w.pg.leader.i == i && !i.isDead() && i.thaw == nil {
+				return i.relay.Status().Leader && i.relay.Health().Ready
+			}
+		}
+		return false
+	})
+}
+
+// judge stops everybody in order and looks at what is left.
+func (w *world) judge() {
+	w.t.Helper()
+	time.Sleep(2 * time.Second)
+	w.stopAll()
+	w.do(func() {
+		for _, i := range w.instances {
+			if i.err != nil {
+				w.wrongly("%s ended with %v", i.name, i.err)
+			}
+		}
+		if s := w.pg.slot; s != nil && s.active != nil && !s.active.ghost && !s.active.of.isDead() {
+			w.wrongly("everybody has stopped, and the slot is streamed")
+		}
+		w.weigh()
+	})
+	w.failed()
+}
+
+// weigh compares what was committed with what is in the streams, and parked. The caller holds mu.
+func (w *world) weigh() {
+	in, dead := map[uuid.UUID]int{}, map[uuid.UUID]int{}
+	for _, s := range w.rd.streams {
+		for _, e := range s.entries {
+			in[e.ID]++
+		}
+	}
+	for _, d := range w.pg.dead {
+		dead[d.ID]++
+	}
+	committed := 0
+	for _, tx := range w.pg.log {
+		for _, r := range tx.rows {
+			committed++
+			missing := in[r.ID]+dead[r.ID] == 0
+			name := outbox.StreamName("outbox.", r.AggregateType)
+			switch {
+			case missing && !w.lost[r.ID]:
+				w.wrongly("event %d was committed, and is neither in %s nor parked", r.Seq, name)
+			case missing && !w.pg.suspected[name]:
+				w.wrongly("%s has lost event %d, and nobody has noticed", name, r.Seq)
+			case in[r.ID]+dead[r.ID] > 1:
+				w.wrongly("event %d is %d times in %s and %d times parked", r.Seq, in[r.ID], name, dead[r.ID])
+			}
+			delete(in, r.ID)
+		}
+	}
+	for id := range in {
+		w.wrongly("event %v was not committed, and is in a stream", id)
+	}
+	if committed == 0 {
+		w.wrongly("nothing was committed: this world proves nothing")
+	}
+}

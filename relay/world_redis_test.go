@@ -1,0 +1,399 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// redis is the Redis of a world: streams and their gates, as the scripts in sink/lua keep them. It is guarded by
+// world.mu.
+type redis struct {
+	w         *world
+	run       int // which process it is
+	ids       int64
+	streams   map[string]*stream
+	gates     map[string]*gate
+	wrongType map[string]bool // keys of another type
+	down      bool
+	// poisonous tells which events are refused for their own sake.
+	poisonous func(e *outbox.Event) bool
+}
+
+type stream struct {
+	entries []entry
+	last    int64
+}
+
+type entry struct {
+	id    int64
+	epoch int64
+	outbox.Event
+}
+
+type gate struct {
+	owner   outbox.Owner
+	lanes   map[int]gateLane
+	batches map[batchKey]gateBatch
+	doubt   map[uuid.UUID]doubtful
+	n, last int64
+}
+
+type gateLane struct {
+	claim         int64
+	nonce         outbox.Nonce
+	last, settled int64
+}
+
+type batchKey struct {
+	part   int
+	number int64
+}
+
+type gateBatch struct {
+	complete bool
+	items    []batchItem
+}
+
+type batchItem struct {
+	id        uuid.UUID
+	entry     int64
+	inherited bool // it is an earlier owner's
+}
+
+// doubtful is an event in doubt, and the batch of an earlier claim that it is of; the zero batch: an earlier owner's.
+type doubtful struct {
+	entry, claim int64
+	batch        batchKey
+}
+
+func newRedis(w *world) *redis {
+	return &redis{
+		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
+		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
+	}
+}
+
+var (
+	errDown      = errors.New("redis is down")
+	errPoison    = errors.New("too large")
+	errWrongType = errors.New("the key of the stream holds a string")
+)
+
+// judge tells whether the gate is o's.
+func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
+	g := r.gates[name]
+	switch {
+	case g == nil:
+		return nil, outbox.ErrGap
+	case g.owner.Source != o.Source:
+		return nil, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
+	case g.owner.Epoch > o.Epoch, g.owner.Epoch == o.Epoch && g.owner.Nonce != o.Nonce:
+		return nil, &outbox.FencedError{Stream: name, Epoch: g.owner.Epoch}
+	case g.owner.Epoch < o.Epoch:
+		return nil, outbox.ErrGap
+	}
+	return g, nil
+}
+
+// forgot tells whether the stream lacks what its gate has let through.
+func (r *redis) forgot(name string) bool {
+	g, s := r.gates[name], r.streams[name]
+	switch {
+	case g == nil:
+		return false
+	case s == nil:
+		return g.n > 0
+	}
+	return s.last < g.last
+}
+
+func (r *redis) has(name string, id uuid.UUID) bool {
+	s := r.streams[name]
+	return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return e.ID == id })
+}
+
+// adopt raises a gate: adopt.lua.
+func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
+	w := r.w
+	if w.owners[o.Epoch] != o {
+		w.wrongly("the gate of %s is raised to epoch %d before the table was", name, o.Epoch)
+	}
+	g := r.gates[name]
+	switch {
+	case g == nil:
+		g = &gate{}
+	case g.owner.Source != o.Source:
+		return 0, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
+	case g.owner == o:
+		return g.n, nil
+	case g.owner.Epoch >= o.Epoch:
+		return 0, &outbox.FencedError{Stream: name, Epoch: g.owner.Epoch}
+	}
+	next := &gate{
+		owner: o, lanes: map[int]gateLane{}, batches: map[batchKey]gateBatch{}, doubt: map[uuid.UUID]doubtful{},
+		n: g.n, last: g.last,
+	}
+	if r.forgot(name) {
+		next.n, next.last = 0, 0
+	} else {
+		for id, d := range g.doubt {
+			next.doubt[id] = doubtful{entry: d.entry}
+		}
+		for _, b := range g.batches {
+			for _, it := range b.items {
+				next.doubt[it.id] = doubtful{entry: it.entry}
+			}
+		}
+	}
+	r.gates[name] = next
+	if w.raised[o.Epoch] == nil {
+		w.raised[o.Epoch] = map[string]bool{}
+	}
+	w.raised[o.Epoch][name] = true
+	return next.n, nil
+}
+
+// verdict is what a publish answers: how far the batch is, and what stopped it.
+type verdict struct {
+	items  []batchItem
+	n      int64
+	failed error
+}
+
+// publication is one call of publish.lua.
+type publication struct {
+	stream  string
+	owner   outbox.Owner
+	lane    outbox.Lane
+	number  int64
+	settled int64
+	least   int64 // how many events the gate let through at least
+	events  []*outbox.Event
+}
+
+func (r *redis) publish(p publication) (v verdict, err error) {
+	g, err := r.judge(p.stream, p.owner)
+	if err != nil {
+		return v, err
+	}
+	if g.n < p.least {
+		return v, outbox.ErrGap
+	}
+	var last, gone int64
+	old, known := g.lanes[p.lane.Part]
+	switch {
+	case !known:
+	case old.claim > p.lane.Claim, old.claim == p.lane.Claim && old.nonce != p.lane.Nonce:
+		return v, &outbox.FencedError{Stream: p.stream, Epoch: p.owner.Epoch}
+	case old.claim == p.lane.Claim:
+		last, gone = old.last, old.settled
+		known = false
+	}
+	at := batchKey{p.lane.Part, p.number}
+	var b gateBatch
+	switch {
+	case p.number == last && last > 0:
+		var there bool
+		if b, there = g.batches[at]; !there {
+			return v, outbox.ErrGap
+		}
+		if b.complete {
+			return verdict{items: b.items, n: g.n}, nil
+		}
+	case p.number != last+1:
+		return v, outbox.ErrGap
+	}
+	from := len(b.items)
+	if from < len(p.events) {
+		switch {
+		case r.wrongType[p.stream]:
+			return verdict{items: b.items, n: g.n, failed: errWrongType}, nil
+		case r.streams[p.stream] == nil && g.n > 0:
+			return v, outbox.ErrGap
+		}
+	}
+	if known { // an earlier claim's: what it left is in doubt
+		r.inherit(g, old, at)
+	}
+	settled := max(gone, min(p.settled, p.number-1))
+	g.forget(p.lane.Part, gone, settled)
+	g.lanes[p.lane.Part] = gateLane{p.lane.Claim, p.lane.Nonce, p.number, settled}
+	for _, e := range p.events[min(from, len(p.events)):] {
+		d, doubt := g.doubt[e.ID]
+		switch {
+		case doubt:
+			delete(g.doubt, e.ID)
+			b.items = append(b.items, batchItem{e.ID, d.entry, true})
+			continue
+		case r.poisonous(e):
+			g.batches[at] = b
+			return verdict{items: b.items, n: g.n, failed: errPoison}, nil
+		}
+		b.items = append(b.items, batchItem{id: e.ID, entry: r.add(p, g, e)})
+	}
+	b.complete = true
+	g.batches[at] = b
+	return verdict{items: b.items, n: g.n}, nil
+}
+
+// inherit turns into doubt what an earlier claim of the part left.
+func (r *redis) inherit(g *gate, old gateLane, at batchKey) {
+	for n := old.settled + 1; n <= old.last; n++ {
+		k := batchKey{at.part, n}
+		for _, it := range g.batches[k].items {
+			g.doubt[it.id] = doubtful{entry: it.entry, claim: old.claim, batch: k}
+		}
+		delete(g.batches, k)
+	}
+}
+
+// forget drops the batches of a lane behind from, up to and including to.
+func (g *gate) forget(part int, from, to int64) {
+	for n := from + 1; n <= to; n++ {
+		delete(g.batches, batchKey{part, n})
+	}
+}
+
+// add appends an entry. Whatever must never be in a stream is seen here.
+func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
+	s := r.streams[p.stream]
+	if s == nil {
+		s = &stream{}
+		r.streams[p.stream] = s
+	}
+	for _, o := range s.entries {
+		switch {
+		case o.ID == e.ID:
+			r.w.wrongly("event %d is published a second time, by epoch %d after %d", e.Seq, p.owner.Epoch, o.epoch)
+		case o.AggregateID == e.AggregateID && o.Seq > e.Seq:
+			r.w.wrongly("event %d of %s is published behind %d", e.Seq, e.AggregateID, o.Seq)
+		case o.epoch > p.owner.Epoch:
+			r.w.wrongly("epoch %d publishes to %s after epoch %d", p.owner.Epoch, p.stream, o.epoch)
+		}
+	}
+	if r.w.pg.rolledBack[e.ID] {
+		r.w.wrongly("event %d is published although its transaction was rolled back", e.Seq)
+	}
+	r.ids++
+	s.entries, s.last = append(s.entries, entry{r.ids, p.owner.Epoch, *e}), r.ids
+	g.n, g.last = g.n+1, r.ids
+	return r.ids
+}
+
+// confirm is the barrier: confirm.lua.
+func (r *redis) confirm(o outbox.Owner, marks []outbox.Mark) error {
+	for _, m := range marks {
+		g, err := r.judge(m.Stream, o)
+		if err != nil {
+			return err
+		}
+		l, ok := g.lanes[m.Lane.Part]
+		switch {
+		case !ok, l.claim < m.Lane.Claim:
+			return outbox.ErrGap
+		case l.claim > m.Lane.Claim, l.nonce != m.Lane.Nonce:
+			return &outbox.FencedError{Stream: m.Stream, Epoch: o.Epoch}
+		case l.last < m.Number:
+			return outbox.ErrGap
+		}
+	}
+	for _, m := range marks {
+		for n := int64(1); n <= m.Number; n++ {
+			for _, it := range r.gates[m.Stream].batches[batchKey{m.Lane.Part, n}].items {
+				r.w.confirmed[it.id] = true
+			}
+		}
+	}
+	return nil
+}
+
+// settle forgets batches whose rows are gone: settle.lua.
+func (r *redis) settle(o outbox.Owner, marks []outbox.Mark) error {
+	for _, m := range marks {
+		g, err := r.judge(m.Stream, o)
+		if err != nil {
+			return err
+		}
+		l, ok := g.lanes[m.Lane.Part]
+		switch {
+		case !ok:
+		case l.claim > m.Lane.Claim:
+			maps.DeleteFunc(g.doubt, func(_ uuid.UUID, d doubtful) bool {
+				n := d.batch.number
+				return n > 0 && n <= m.Number && d.batch.part == m.Lane.Part && d.claim == m.Lane.Claim
+			})
+		case l.claim == m.Lane.Claim && l.nonce == m.Lane.Nonce && m.Number > l.settled:
+			number := min(m.Number, l.last)
+			g.forget(m.Lane.Part, l.settled, number)
+			l.settled = number
+			g.lanes[m.Lane.Part] = l
+		}
+	}
+	r.w.checkUnsettled()
+	return nil
+}
+
+// checkUnsettled looks whether every event that is in a stream, and whose row is still owed, is remembered by its gate.
+func (w *world) checkUnsettled() {
+	for name, s := range w.rd.streams {
+		g, remembered := w.rd.gates[name], map[uuid.UUID]bool{}
+		if g == nil {
+			continue
+		}
+		for id := range g.doubt {
+			remembered[id] = true
+		}
+		for _, b := range g.batches {
+			for _, it := range b.items {
+				remembered[it.id] = true
+			}
+		}
+		for _, e := range s.entries {
+			if !remembered[e.ID] && w.owed(e.ID) {
+				w.wrongly("the gate of %s has forgotten event %d, whose row is still in the table", name, e.Seq)
+			}
+		}
+	}
+}
+
+// owed tells whether the event's row is in the table, visible or not.
+func (w *world) owed(id uuid.UUID) bool {
+	return w.pg.rows(func(r *tableRow) bool { return r.ID == id }) > 0
+}
+
+// forgetDoubt is forget.lua.
+func (r *redis) forgetDoubt(o outbox.Owner, name string) error {
+	g, err := r.judge(name, o)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(g.doubt, func(_ uuid.UUID, d doubtful) bool { return d.batch.number == 0 })
+	r.w.checkUnsettled()
+	return nil
+}
+
+// restart makes it another process, with all its data.
+func (r *redis) restart() { r.run++ }
+
+// flush forgets everything. What was confirmed before is lost, and nobody's fault.
+func (r *redis) flush() {
+	for _, s := range r.streams {
+		for _, e := range s.entries {
+			if r.w.confirmed[e.ID] || !r.w.owed(e.ID) {
+				r.w.lost[e.ID] = true
+			}
+		}
+	}
+	r.streams, r.gates = map[string]*stream{}, map[string]*gate{}
+}
+
+func entryID(id int64) string { return strconv.FormatInt(id, 10) + "-0" }
+
+func (r *redis) server() string { return fmt.Sprintf("run %d", r.run) }

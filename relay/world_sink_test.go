@@ -1,0 +1,244 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// memSink is an instance's Sink. What crosses the network is a call; numbering and remembering are the instance's.
+type memSink struct{ i *instance }
+
+var _ outbox.Sink = memSink{}
+
+// sinkCall is a call of Redis, which is refused by another process than the one that the instance is bound to.
+func sinkCall[T any](ctx context.Context, i *instance, name string, effect func(r *redis) (T, error)) (T, error) {
+	return call(ctx, i, name, func() (v T, err error) {
+		r := i.w.rd
+		switch {
+		case r.down:
+			return v, errDown
+		case !i.anyone && i.bound != r.server():
+			return v, outbox.ErrMoved
+		}
+		return effect(r)
+	})
+}
+
+func (s memSink) Bind(ctx context.Context) (string, error) {
+	s.i.w.do(func() { s.i.anyone = true })
+	return sinkCall(ctx, s.i, "Sink.Bind", func(r *redis) (string, error) {
+		s.i.anyone, s.i.bound = false, r.server()
+		return s.i.bound, nil
+	})
+}
+
+func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
+
+func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
+		out := make([]outbox.StreamState, len(streams))
+		for n, name := range streams {
+			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
+			if g := r.gates[name]; g != nil {
+				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
+			}
+			if r.streams[name] != nil {
+				st.Last = entryID(r.streams[name].last)
+			}
+			out[n] = st
+		}
+		return out, nil
+	})
+}
+
+func (s memSink) Missed(int) {}
+
+func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (n int64, err error) {
+		if n, err = r.adopt(stream, o); err == nil {
+			s.i.let[stream] = n
+		}
+		return n, err
+	})
+	return err
+}
+
+func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (nothing, error) {
+		for _, name := range streams {
+			if _, err := r.judge(name, o); err != nil {
+				return nothing{}, err
+			}
+			if r.forgot(name) {
+				return nothing{}, outbox.ErrGap
+			}
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	marks = slices.Clone(marks)
+	_, err := sinkCall(ctx, s.i, "Sink.Confirm", func(r *redis) (nothing, error) {
+		return nothing{}, r.confirm(o, marks)
+	})
+	return err
+}
+
+func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	marks = slices.Clone(marks)
+	_, err := sinkCall(ctx, s.i, "Sink.Settled", func(r *redis) (nothing, error) {
+		return nothing{}, r.settle(o, marks)
+	})
+	return err
+}
+
+func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.ForgetDoubt", func(r *redis) (nothing, error) {
+		return nothing{}, r.forgetDoubt(o, stream)
+	})
+	return err
+}
+
+func (s memSink) Trim(ctx context.Context, _ string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(*redis) (nothing, error) { return nothing{}, nil })
+	return err
+}
+
+func (s memSink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
+	return &memLane{i: s.i, stream: stream, owner: o, lane: l}
+}
+
+// memLane numbers the batches of a lane.
+type memLane struct {
+	i             *instance
+	stream        string
+	owner         outbox.Owner
+	lane          outbox.Lane
+	last, settled int64
+}
+
+func (l *memLane) Settled(number int64) { l.settled = max(l.settled, number) }
+
+func (l *memLane) Deliver(events []*outbox.Event) outbox.Delivery {
+	return &memDelivery{lane: l, events: events, receipt: outbox.Receipt{EntryIDs: make([]string, len(events))}}
+}
+
+// batchEvents is small, so that deliveries are cut.
+const batchEvents = 3
+
+// memDelivery is a sequence of numbered batches, as in sink/delivery.go. The batch under way is events[pos:end].
+type memDelivery struct {
+	lane     *memLane
+	events   []*outbox.Event
+	pos, end int
+	// poison is the place of the event that was refused last, plus one; closing ends the batch before it.
+	poison  int
+	closing bool
+	skipped map[int]bool
+	receipt outbox.Receipt
+	final   error
+}
+
+func (d *memDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
+	if d.poison == 0 || d.closing {
+		return nil
+	}
+	d.closing = true
+	if d.skipped == nil {
+		d.skipped = map[int]bool{}
+	}
+	d.skipped[d.poison-1] = true
+	for n := d.poison; also != nil && n < len(d.events); n++ {
+		if !d.skipped[n] && also(d.events[n]) {
+			d.skipped[n] = true
+			places = append(places, n)
+		}
+	}
+	return places
+}
+
+func (d *memDelivery) Publish(ctx context.Context) (outbox.Receipt, error) {
+	for d.final == nil && d.more() {
+		if err := d.step(ctx); err != nil {
+			return outbox.Receipt{}, err
+		}
+	}
+	d.receipt.Number = d.lane.last
+	return d.receipt, d.final
+}
+
+func (d *memDelivery) more() bool {
+	for !d.closing && d.end == d.pos && d.skipped[d.pos] {
+		d.pos++
+		d.end = d.pos
+	}
+	return d.closing || d.pos < len(d.events)
+}
+
+func (d *memDelivery) step(ctx context.Context) error {
+	if !d.closing && d.end == d.pos {
+		for d.end < len(d.events) && d.end-d.pos < batchEvents && !d.skipped[d.end] {
+			d.end++
+		}
+	}
+	end := d.end
+	if d.closing {
+		end = d.pos
+	}
+	l := d.lane
+	p := publication{
+		stream: l.stream, owner: l.owner, lane: l.lane, number: l.last + 1, settled: l.settled,
+		events: slices.Clone(d.events[d.pos:end]),
+	}
+	l.i.w.do(func() { p.least = l.i.let[l.stream] })
+	v, err := sinkCall(ctx, l.i, "Sink.Publish", func(r *redis) (verdict, error) {
+		v, err := r.publish(p)
+		return v, err
+	})
+	if err != nil {
+		if finished(err) {
+			d.final = err
+		}
+		return err
+	}
+	l.i.w.do(func() { l.i.let[l.stream] = max(l.i.let[l.stream], v.n) })
+	return d.answer(v)
+}
+
+// answer takes the gate's answer to a batch.
+func (d *memDelivery) answer(v verdict) error {
+	for n, it := range v.items {
+		at := d.pos + n
+		if at >= len(d.events) || d.events[at].ID != it.id {
+			d.final = outbox.ErrGap
+			return d.final
+		}
+		d.receipt.EntryIDs[at] = entryID(it.entry)
+	}
+	if v.failed != nil {
+		at := d.pos + len(v.items)
+		d.poison = at + 1
+		class := "too_large"
+		if v.failed == errWrongType { //nolint:errorlint // it is ours, and not wrapped
+			class = "wrongtype"
+		}
+		return &outbox.PoisonError{Index: at, ID: d.events[at].ID, Class: class, Err: v.failed}
+	}
+	for _, it := range v.items {
+		if it.inherited {
+			d.receipt.Suppressed++
+		}
+	}
+	d.pos += len(v.items)
+	if d.closing || d.poison <= d.pos {
+		d.closing, d.poison = false, 0
+	}
+	d.end = d.pos
+	d.lane.last++
+	return nil
+}
