@@ -69,7 +69,8 @@ func (p page) blocks() []block {
 	return list
 }
 
-var commandPattern = regexp.MustCompile(`(?m)^\s*(?:\$ )?(?:\./bin/)?(?:posthaste|curl|psql|redis-cli|docker|make|go|sudo) `)
+var commandPattern = regexp.MustCompile(`(?m)^\s*(?:\$ ` +
+	`)?(?:\./bin/)?(?:posthaste|curl|psql|redis-cli|docker|make|go|sudo) `)
 
 // TestDocsBlocks: commands are in blocks that are marked as such, so that TestDocsRun finds them.
 func TestDocsBlocks(t *testing.T) {
@@ -79,7 +80,8 @@ func TestDocsBlocks(t *testing.T) {
 			if slices.Contains(runnable, b.lang) {
 				continue
 			}
-			if (b.lang == "" || b.lang == "bash" || b.lang == "shell" || b.lang == "console") && commandPattern.MatchString(b.text) {
+			if (b.lang == "" || b.lang == "bash" || b.lang == "shell" || b.lang == "console") &&
+				commandPattern.MatchString(b.text) {
 				t.Errorf("%s:%d: commands in a block of language %q: say sh, or sql", p.name, b.line, b.lang)
 			}
 			if b.reason != "" {
@@ -98,7 +100,10 @@ func TestDocsBlocks(t *testing.T) {
 func TestDocsRun(t *testing.T) {
 	t.Parallel()
 	for _, p := range pages(t) {
-		run := slices.DeleteFunc(p.blocks(), func(b block) bool { return b.reason != "" || !slices.Contains(runnable, b.lang) })
+		run := slices.DeleteFunc(p.blocks(), func(b block) bool {
+			return b.reason != "" ||
+				!slices.Contains(runnable, b.lang)
+		})
 		if len(run) == 0 {
 			continue
 		}
@@ -125,27 +130,38 @@ func newGuide(t *testing.T) *guide {
 	server := testenv.NewServer(t)
 	g := &guide{t: t, dir: t.TempDir(), redis: testenv.Redis(t), db: server.Database(t)}
 	g.env = map[string]string{
-		"POSTHASTE_POSTGRES_URL": g.db.URL, "POSTHASTE_REDIS_URL": g.redis.URL(), "POSTHASTE_DB_PASSWORD": "owner", "POSTHASTE_API_DB_PASSWORD": "api",
-		"PGOPTIONS": "-c client_min_messages=warning", "POSTHASTE_ADMIN_ADDR": "127.0.0.1:0", "POSTHASTE_HTTP_ADDR": "127.0.0.1:0",
+		"POSTHASTE_POSTGRES_URL": g.db.URL, "POSTHASTE_REDIS_URL": g.redis.URL(), "POSTHASTE_DB_PASSWORD": "owner",
+		"POSTHASTE_API_DB_PASSWORD": "api",
+		"PGOPTIONS":                 "-c client_min_messages=warning", "POSTHASTE_ADMIN_ADDR": "127.0.0.1:0",
+		"POSTHASTE_HTTP_ADDR": "127.0.0.1:0",
 	}
 	g.layOut()
 	serve, relay := g.start("serve"), g.start("relay")
 	g.env["API"], g.env["API_ADMIN"], g.env["RELAY"] = serve.http, serve.admin, relay.admin
 	// What pages take to be the reader's: a database, a table and a role.
-	for _, stmt := range []string{"CREATE DATABASE " + readersDatabase, "CREATE TABLE invoice (number text PRIMARY KEY, total int)", "CREATE ROLE app LOGIN"} {
+	for _, stmt := range []string{
+		"CREATE DATABASE " + readersDatabase,
+		"CREATE TABLE invoice (number text PRIMARY KEY, total int)", "CREATE ROLE app LOGIN",
+	} {
 		g.db.Exec(t, stmt)
 	}
-	for _, cmd := range [][]any{{"set", "outbox.broken", "not a stream"}, {"xgroup", "create", "outbox.order", "mailer", "0", "mkstream"}, {"xgroup", "create", "outbox.order", "abandoned", "0"}} {
+	for _, cmd := range [][]any{
+		{"set", "outbox.broken", "not a stream"},
+		{"xgroup", "create", "outbox.order", "mailer", "0", "mkstream"},
+		{"xgroup", "create", "outbox.order", "abandoned", "0"},
+	} {
 		if err := g.redis.Client.Do(t.Context(), cmd...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	g.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'broken', '1', 'broken.made', '{}')`)
+	g.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
+		`(gen_random_uuid(), 'broken', '1', 'broken.made', '{}')`)
 	g.order()
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var parked, waiting int
 		var mode string
-		err := g.db.Pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox), active_mode FROM relay_state").
+		err := g.db.Pool.QueryRow(t.Context(),
+			"SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox), active_mode FROM relay_state").
 			Scan(&parked, &waiting, &mode)
 		if err != nil || parked != 1 || waiting != 0 || mode != "cdc" {
 			return fmt.Errorf("%d events parked, %d waiting, mode %s, %w", parked, waiting, mode, err)
@@ -318,7 +334,8 @@ func (g *guide) run(p page, list []block) {
 		})
 		text = foreground.ReplaceAllString(text, "timeout --foreground --preserve-status -s INT 3 $0")
 		if b.lang == "sql" {
-			text = "psql -X -q -v ON_ERROR_STOP=1 \"$POSTHASTE_POSTGRES_URL\" <<'END_OF_BLOCK'\n" + text + "END_OF_BLOCK\n"
+			text = "psql -X -q -v ON_ERROR_STOP=1 \"$POSTHASTE_POSTGRES_URL\" <<'END_OF_BLOCK'\n" + text +
+				"END_OF_BLOCK\n"
 		}
 		script.WriteString(text)
 	}
@@ -334,7 +351,8 @@ func (g *guide) run(p page, list []block) {
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	// The parent-death signal is sent when the thread that forked ends, which a thread does that somebody else has locked.
+	// The parent-death signal is sent when the thread that forked ends, which a thread does that somebody else has
+	// locked.
 	runtime.LockOSThread()
 	err = cmd.Run()
 	runtime.UnlockOSThread()

@@ -205,7 +205,8 @@ func TestDocsMachine(t *testing.T) {
 	t.Parallel()
 	source := read(t, "relay/machine.go")
 	value := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|on)[A-Z]\w*) +(?:phase|transition) = "(\w+)"`).FindAllStringSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t((?:phase|on)[A-Z]\w*) +(?:phase|transition) = "(\w+)"`).
+		FindAllStringSubmatch(source, -1) {
 		value[m[1]] = m[2]
 	}
 	var want, have []string
@@ -220,6 +221,7 @@ func TestDocsMachine(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(have)
 	if len(want) == 0 || !slices.Equal(want, have) {
-		t.Errorf("docs/architecture.md shows\n%s\nand relay/machine.go has\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+		t.Errorf("docs/architecture.md shows\n%s\nand relay/machine.go has\n%s", strings.Join(have, "\n"),
+			strings.Join(want, "\n"))
 	}
 }

@@ -46,7 +46,8 @@ func TestRoles(t *testing.T) {
 	if _, err := os.Stat(psql); err != nil {
 		psql = "psql" // packages of servers alone come without it
 	}
-	cmd := exec.CommandContext(t.Context(), psql, "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d", pg.URL("postgres"), "-f", "scripts/roles.sql")
+	cmd := exec.CommandContext(t.Context(), psql, "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d", pg.URL("postgres"),
+		"-f", "scripts/roles.sql")
 	cmd.Env = append(os.Environ(), "POSTHASTE_DB_PASSWORD=o'wner", "POSTHASTE_API_DB_PASSWORD=api")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("roles.sql: %v\n%s", err, out)
@@ -84,7 +85,8 @@ func testOwner(t *testing.T, c *pgx.Conn) {
 		}
 	}
 	var super, seesAll bool
-	if err := c.QueryRow(t.Context(), "SELECT rolsuper, pg_has_role('pg_read_all_stats', 'USAGE') FROM pg_roles WHERE rolname = current_user").
+	if err := c.QueryRow(t.Context(),
+		"SELECT rolsuper, pg_has_role('pg_read_all_stats', 'USAGE') FROM pg_roles WHERE rolname = current_user").
 		Scan(&super, &seesAll); err != nil || super || !seesAll {
 		t.Errorf("superuser %v, reads all statistics %v, error %v; want false, true, none", super, seesAll, err)
 	}
@@ -95,17 +97,25 @@ func testAPI(t *testing.T, c *pgx.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `INSERT INTO orders (id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
-		VALUES ($1, $1, decode(repeat('00', 16), 'hex'), '\x00', 1, 'EUR', 'PENDING', now()) ON CONFLICT DO NOTHING`, uuid.New()); err != nil {
+	if _, err := tx.Exec(t.Context(),
+		`INSERT INTO orders (id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
+		VALUES ($1, $1, decode(repeat('00', 16), 'hex'), '\x00', 1, 'EUR', 'PENDING', now()) ON CONFLICT DO NOTHING`,
+		uuid.New()); err != nil {
 		t.Errorf("insert an order: %v", err)
 	}
-	if _, err := sql.InsertEvent(t.Context(), tx, sql.Event{AggregateType: "order", AggregateID: "1", Type: "order.created", Payload: []byte("{}")}); err != nil {
+	if _, err := sql.InsertEvent(t.Context(), tx, sql.Event{
+		AggregateType: "order", AggregateID: "1",
+		Type: "order.created", Payload: []byte("{}"),
+	}); err != nil {
 		t.Errorf("insert an event: %v", err)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Errorf("commit: %v", err)
 	}
-	for _, stmt := range []string{"SELECT id FROM orders", "SELECT id FROM outbox", "SELECT max(version_id) FROM posthaste_migrations"} {
+	for _, stmt := range []string{
+		"SELECT id FROM orders", "SELECT id FROM outbox",
+		"SELECT max(version_id) FROM posthaste_migrations",
+	} {
 		if _, err := c.Exec(t.Context(), stmt); err != nil {
 			t.Errorf("%s: %v", stmt, err)
 		}
@@ -117,7 +127,8 @@ func testAPI(t *testing.T, c *pgx.Conn) {
 	} {
 		_, err := c.Exec(t.Context(), stmt)
 		var pe *pgconn.PgError
-		if !errors.As(err, &pe) || pe.Code != pgerrcode.InsufficientPrivilege && !strings.Contains(pe.Message, "owner") {
+		if !errors.As(err, &pe) || pe.Code != pgerrcode.InsufficientPrivilege &&
+			!strings.Contains(pe.Message, "owner") {
 			t.Errorf("%s: got %v, want permission denied", stmt, err)
 		}
 	}

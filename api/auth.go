@@ -24,8 +24,8 @@ type principal struct {
 
 func (p principal) may(user uuid.UUID) bool { return p.any || p.user == user }
 
-// Keys are the API keys that may use the API. Only their SHA-256 is known here: keys are random and long, so a slow hash
-// would protect nothing.
+// Keys are the API keys that may use the API. Only their SHA-256 is known here: keys are random and long, so a slow
+// hash would protect nothing.
 type Keys struct{ list []apiKey }
 
 type apiKey struct {

@@ -34,7 +34,8 @@ func testKeys(tb testing.TB) *Keys {
 func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) { o.Keys = testKeys(t) })
-	alice, bob, robot := []string{"Authorization", "Bearer alice-key"}, []string{"Authorization", "bearer bob-key"}, []string{"Authorization", "Bearer robot-key"}
+	alice, bob, robot := []string{"Authorization", "Bearer alice-key"}, []string{"Authorization", "bearer bob-key"},
+		[]string{"Authorization", "Bearer robot-key"}
 	for _, h := range [][]string{
 		nil,
 		{"Authorization", "Bearer x"},
@@ -68,7 +69,8 @@ func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 	want(t, w.do("GET", path, "", bob...), 404, "not_found")
 	want(t, w.do("GET", "/orders/by-key", "", append(alice, idem.KeyHeader, key)...), 200, "")
 	want(t, w.do("GET", "/orders/by-key", "", append(bob, idem.KeyHeader, key)...), 404, "not_found")
-	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", append(bob, idem.KeyHeader, key)...), 403, "forbidden_user")
+	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", append(bob, idem.KeyHeader, key)...), 403,
+		"forbidden_user")
 	want(t, w.do("GET", "/orders", "", alice...), 200, "")
 	want(t, w.do("GET", "/orders?user_id="+testUser, "", bob...), 403, "forbidden_user")
 	want(t, w.do("GET", "/orders", "", robot...), 400, "invalid_parameter")
@@ -138,7 +140,8 @@ func TestResponsesCarrySecurityHeaders(t *testing.T) {
 				t.Errorf("%v: %s %q", r, name, got)
 			}
 		}
-		if r.header.Get("X-Request-Id") == "" || !strings.Contains(r.header.Get("Access-Control-Expose-Headers"), "Idempotent-Replayed") {
+		if r.header.Get("X-Request-Id") == "" || !strings.Contains(r.header.Get("Access-Control-Expose-Headers"),
+			"Idempotent-Replayed") {
 			t.Errorf("headers %v", r.header)
 		}
 	}

@@ -95,7 +95,10 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 			return json.Unmarshal(raw, &c.PayWith) == nil && c.PayWith == sql.PayCredits
 		})
 		if c.PayWith == sql.PayCredits && c.Amount > credits.MaxAmount {
-			faults = append(faults, fieldError{"/amount", "must be an integer from 1 to 999999999999 when paid by credits"})
+			faults = append(faults, fieldError{
+				"/amount",
+				"must be an integer from 1 to 999999999999 when paid by credits",
+			})
 		}
 	}
 	for name := range m {

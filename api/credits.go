@@ -27,14 +27,35 @@ const (
 
 // The problems that only credits have.
 var (
-	kindInsufficient = kind{http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false, true}
-	kindForbidden    = kind{http.StatusForbidden, "forbidden", "Only an API key for any user may add credits", false, true}
-	kindUnknownUser  = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
-	kindFrozen       = kind{http.StatusLocked, "account_frozen", "The account is frozen until an operator has examined it", false, true}
-	kindOverflow     = kind{http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large", false, true}
-	kindBackpressure = kind{http.StatusTooManyRequests, "backpressure", "Too many operations wait for the ledger", true, false}
-	kindNoCredits    = kind{http.StatusServiceUnavailable, "credits_store_unavailable", "The store of balances cannot be used", true, false}
-	kindRecovering   = kind{http.StatusServiceUnavailable, "epoch_recovering", "The balances are being rebuilt from the ledger", true, false}
+	kindInsufficient = kind{
+		http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false,
+		true,
+	}
+	kindForbidden = kind{
+		http.StatusForbidden, "forbidden", "Only an API key for any user may add credits", false,
+		true,
+	}
+	kindUnknownUser = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
+	kindFrozen      = kind{
+		http.StatusLocked, "account_frozen",
+		"The account is frozen until an operator has examined it", false, true,
+	}
+	kindOverflow = kind{
+		http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large",
+		false, true,
+	}
+	kindBackpressure = kind{
+		http.StatusTooManyRequests, "backpressure", "Too many operations wait for the ledger", true,
+		false,
+	}
+	kindNoCredits = kind{
+		http.StatusServiceUnavailable, "credits_store_unavailable",
+		"The store of balances cannot be used", true, false,
+	}
+	kindRecovering = kind{
+		http.StatusServiceUnavailable, "epoch_recovering",
+		"The balances are being rebuilt from the ledger", true, false,
+	}
 )
 
 var creditAmountRE = regexp.MustCompile(`^[1-9][0-9]{0,11}$`)
@@ -105,7 +126,8 @@ func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*cre
 	}
 	op.User, op.Kind = user, k
 	op.ID = credits.OpID(idem.NewKey("", user.String(), http.MethodPost, route, key))
-	op.Fingerprint = idem.NewFingerprint(fingerprintVersion, "credits", user.String(), string(k), strconv.FormatInt(op.Amount, 10), op.Reference)
+	op.Fingerprint = idem.NewFingerprint(fingerprintVersion, "credits", user.String(), string(k),
+		strconv.FormatInt(op.Amount, 10), op.Reference)
 	op.MintedAt, _ = mintedAt(key)
 	return op, nil
 }
@@ -141,7 +163,8 @@ func decodeCredits(body []byte) (*credits.Op, *problem) {
 }
 
 func isReference(raw json.RawMessage, to *string) bool {
-	return raw[0] == '"' && json.Unmarshal(raw, to) == nil && len(*to) <= credits.MaxReference && !strings.ContainsRune(*to, 0)
+	return raw[0] == '"' && json.Unmarshal(raw, to) == nil && len(*to) <= credits.MaxReference &&
+		!strings.ContainsRune(*to, 0)
 }
 
 // writeCredits sends an operation's answer: the same bytes every time, with the markers of this attempt.
@@ -177,7 +200,8 @@ func refusal(r *credits.Result) creditRefusal {
 	}
 	return creditRefusal{
 		problemBody: problemBody{
-			Type: problemURI(k.code), Title: k.title, Status: k.status, Instance: "urn:uuid:" + r.OpID.String(), Code: k.code,
+			Type: problemURI(k.code), Title: k.title, Status: k.status, Instance: "urn:uuid:" + r.OpID.String(),
+			Code:      k.code,
 			Retryable: k.retryable, SafeNewKey: k.safeNewKey,
 		},
 		Balance: r.Balance, Required: r.Amount,
@@ -252,5 +276,8 @@ func (s *Server) getBalance(c *gin.Context) {
 		return
 	}
 	c.Header("Cache-Control", "no-store")
-	write(c, http.StatusOK, jsonType, marshal(balanceBody{b.Balance, b.Seq, b.SyncedSeq, b.Source, b.AsOf.UTC().Format(timeLayout)}))
+	write(c, http.StatusOK, jsonType, marshal(balanceBody{
+		b.Balance, b.Seq, b.SyncedSeq, b.Source,
+		b.AsOf.UTC().Format(timeLayout),
+	}))
 }

@@ -104,7 +104,8 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	e.POST("/bare/:id", func(g *gin.Context) {
 		user, op := g.Param("id"), g.GetHeader(idem.KeyHeader)
 		tag := fmt.Sprintf("{cr:%03d}", credits.Bucket(uuid.MustParse(user)))
-		r, err := bareClient.FCall(g.Request.Context(), "cr_deduct_v1", []string{tag + ":a:" + user, tag + ":i:" + op, tag + ":s", tag + ":ep"},
+		r, err := bareClient.FCall(g.Request.Context(), "cr_deduct_v1",
+			[]string{tag + ":a:" + user, tag + ":i:" + op, tag + ":s", tag + ":ep"},
 			1, "AAAAAAAAAAAAAAAAAAAAAAA", user, op, 1, 0, 172_800_000, 10_000, "memory", "0", "").StringSlice()
 		if err != nil || r[0] != "OK" {
 			g.String(http.StatusInternalServerError, "%v %v", r, err)
@@ -136,7 +137,8 @@ func TestFullDeductOverHTTP(t *testing.T) {
 			mine, least, ratios = append(mine, o), append(least, b), append(ratios, o/b)
 		}
 		load, _ := os.ReadFile("/proc/loadavg")
-		fmt.Printf("POST /deduct, %d clients: %.0f/s, empty handler with one FCALL %.0f/s, median ratio %.2f of %.2f (load %.14s)\n",
+		fmt.Printf("POST /deduct, %d clients: %.0f/s, empty handler with one FCALL %.0f/s, median ratio %.2f of %.2f "+
+			"(load %.14s)\n",
 			clients, middle(mine), middle(least), middle(ratios), ratios, load)
 		best = max(best, middle(ratios))
 	}

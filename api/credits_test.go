@@ -65,7 +65,8 @@ func TestCredits(t *testing.T) {
 		Seq        int
 		Durability string
 	}
-	if err := json.Unmarshal([]byte(first.body), &op); err != nil || op.UserID != user || op.Kind != "add" || op.Amount != 100 ||
+	if err := json.Unmarshal([]byte(first.body), &op); err != nil || op.UserID != user || op.Kind != "add" ||
+		op.Amount != 100 ||
 		op.Balance != 100 || op.Seq != 1 || op.Durability != "memory" {
 		t.Fatalf("got %v, %v", first, err)
 	}
@@ -73,7 +74,8 @@ func TestCredits(t *testing.T) {
 		t.Errorf("headers: %v", first.header)
 	}
 	again := w.credit("/add/"+user, key, ` {"reference":"gift", "amount":100}`)
-	if again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" || again.header.Get("Original-Date") == "" {
+	if again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" ||
+		again.header.Get("Original-Date") == "" {
 		t.Errorf("replay %v %v of %v", again, again.header, first)
 	}
 	want(t, w.credit("/add/"+user, key, `{"amount":100}`), 422, "idempotency_key_reused")
@@ -86,7 +88,8 @@ func TestCredits(t *testing.T) {
 		t.Errorf("refusal: %v", refused)
 	}
 	want(t, w.credit("/add/"+user, newKey(), `{"amount":1000}`), 200, "")
-	if late := w.credit("/deduct/"+user, short, `{"amount":71}`); late.body != refused.body || late.header.Get("Idempotent-Replayed") != "true" {
+	if late := w.credit("/deduct/"+user, short, `{"amount":71}`); late.body != refused.body ||
+		late.header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("repeated refusal %v, want the bytes of %v", late, refused)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -96,7 +99,8 @@ func TestCredits(t *testing.T) {
 		}
 		return nil
 	})
-	if r := w.do(http.MethodGet, "/balance/"+user+"?consistency=durable", ""); !strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"db","as_of":"`) {
+	if r := w.do(http.MethodGet, "/balance/"+user+"?consistency=durable", ""); !strings.HasPrefix(r.body,
+		`{"balance":1070,"seq":4,"synced_seq":4,"source":"db","as_of":"`) {
 		t.Errorf("durable: %v", r)
 	}
 	want(t, w.do(http.MethodGet, "/balance/"+user+"?consistency=x", ""), 400, "invalid_parameter")
@@ -115,7 +119,8 @@ func TestCredits(t *testing.T) {
 	})
 	// The event is the response.
 	var data string
-	if err := w.db.Pool.QueryRow(t.Context(), `SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'
+	if err := w.db.Pool.QueryRow(t.Context(),
+		`SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'
 		AND aggregate_id = $2 AND event_type = 'credits.added'`, op.OpID, user).Scan(&data); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +128,12 @@ func TestCredits(t *testing.T) {
 		t.Errorf("event %s, want %s", data, first.body)
 	}
 	header := http.Header{idem.KeyHeader: {newKey()}, "Content-Type": {"application/json"}}
-	for _, c := range [][2]string{{"/add/", `{"amount":1}`}, {"/deduct/", `{"amount":1}`}, {"/deduct/", `{"amount":999999}`}, {"/deduct/", `{}`}} {
+	for _, c := range [][2]string{
+		{"/add/", `{"amount":1}`},
+		{"/deduct/", `{"amount":1}`},
+		{"/deduct/", `{"amount":999999}`},
+		{"/deduct/", `{}`},
+	} {
 		rec, _ := d.exchange(t, w.s.Public(), http.MethodPost, c[0]+user, c[1], header)
 		header.Set(idem.KeyHeader, newKey())
 		if rec.Code >= 500 {
@@ -149,11 +159,15 @@ func TestCreditRequestsAreStrict(t *testing.T) {
 	w := newCreditWorld(t, false)
 	user := uuid.NewString()
 	for body, code := range map[string]string{
-		`{"amount":-1}`: "validation_failed", `{"amount":0}`: "validation_failed", `{"amount":1.0}`: "validation_failed",
-		`{"amount":1e3}`: "validation_failed", `{"amount":"1"}`: "validation_failed", `{"amount":1000000000000}`: "validation_failed",
-		`{"amount":null}`: "validation_failed", `{}`: "validation_failed", `{"amount":1,"x":2}`: "validation_failed",
+		`{"amount":-1}`: "validation_failed", `{"amount":0}`: "validation_failed",
+		`{"amount":1.0}`: "validation_failed",
+		`{"amount":1e3}`: "validation_failed", `{"amount":"1"}`: "validation_failed",
+		`{"amount":1000000000000}`: "validation_failed",
+		`{"amount":null}`:          "validation_failed", `{}`: "validation_failed",
+		`{"amount":1,"x":2}`:         "validation_failed",
 		`{"amount":1,"reference":5}`: "validation_failed", `{"amount":1,"reference":"\u0000"}`: "validation_failed",
-		`{"amount":1,"reference":null}`: "validation_failed", `{"amount":1,"reference":"` + strings.Repeat("é", 128) + `"}`: "validation_failed",
+		`{"amount":1,"reference":null}`: "validation_failed", `{"amount":1,"reference":"` + strings.Repeat("é", 128) +
+			`"}`: "validation_failed",
 		`{"amount":1,"amount":2}`: "invalid_json", `[1]`: "invalid_json", `{"amount":01}`: "invalid_json",
 	} {
 		r := w.credit("/add/"+user, newKey(), body)
@@ -179,7 +193,10 @@ func TestCreditsFailClosed(t *testing.T) {
 	if err := w.redis.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range []reply{w.credit("/deduct/"+user, newKey(), `{"amount":1}`), w.credit("/add/"+user, newKey(), `{"amount":1}`), w.do(http.MethodGet, "/balance/"+user, "")} {
+	for _, r := range []reply{
+		w.credit("/deduct/"+user, newKey(), `{"amount":1}`),
+		w.credit("/add/"+user, newKey(), `{"amount":1}`), w.do(http.MethodGet, "/balance/"+user, ""),
+	} {
 		want(t, r, 503, "credits_store_unavailable")
 		if r.header.Get("Retry-After") == "" {
 			t.Error("no Retry-After")

@@ -104,7 +104,8 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("well again: %d %s", status, body)
 	}
 	w.db.Exec(t, "ALTER TABLE outbox RENAME TO elsewhere")
-	if status, body = readyz(w.s); status != 503 || !strings.Contains(body, `"reasons":["tables"]`) || !strings.Contains(body, "table outbox ") {
+	if status, body = readyz(w.s); status != 503 || !strings.Contains(body, `"reasons":["tables"]`) ||
+		!strings.Contains(body, "table outbox ") {
 		t.Errorf("no outbox: %d %s", status, body)
 	}
 	w.db.Exec(t, "ALTER TABLE elsewhere RENAME TO outbox")
@@ -118,7 +119,8 @@ func TestReadiness(t *testing.T) {
 	empty.start(empty.db.URL, empty.redis.URL())
 	status, body = readyz(empty.s)
 	var r Readiness
-	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" || len(r.Remedy) != 1 {
+	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" ||
+		len(r.Remedy) != 1 {
 		t.Errorf("no schema: %d %s", status, body)
 	}
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
@@ -151,14 +153,18 @@ func TestMetrics(t *testing.T) {
 					ok = ok && have[labels[i]] == labels[i+1]
 				}
 				if ok {
-					return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+					return m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+						float64(m.GetHistogram().GetSampleCount())
 				}
 			}
 		}
 		t.Fatalf("no series %s %v", name, labels)
 		return 0
 	}
-	for _, o := range []string{"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch", "degraded", "unknown", "rejected"} {
+	for _, o := range []string{
+		"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch",
+		"degraded", "unknown", "rejected",
+	} {
 		if v := get("idem_requests_total", "route", "/orders", "outcome", o); v != 0 {
 			t.Errorf("%s starts at %v", o, v)
 		}
@@ -170,7 +176,10 @@ func TestMetrics(t *testing.T) {
 	w.published()
 	w.post(key, orderJSON(1))
 	w.post(key, orderJSON(2))
-	for series, v := range map[[2]string]float64{{"outcome", "acquired"}: 1, {"outcome", "replay_redis"}: 1, {"outcome", "mismatch"}: 1} {
+	for series, v := range map[[2]string]float64{
+		{"outcome", "acquired"}: 1, {"outcome", "replay_redis"}: 1,
+		{"outcome", "mismatch"}: 1,
+	} {
 		if got := get("idem_requests_total", series[0], series[1]); got != v {
 			t.Errorf("%v: %v, want %v", series, got, v)
 		}

@@ -15,7 +15,8 @@
 //
 // # What a guarded request goes through
 //
-// Authentication, rate limit, syntax of the key, body, validation: failures so far store nothing. Then the guard: replay,
-// wait, refuse, or go on. Then one transaction, detached from the client's connection, in which the unique index on
-// (user_id, idem_key) has the last word. The reply leaves as soon as that has committed; the guard's record follows it.
+// Authentication, rate limit, syntax of the key, body, validation: failures so far store nothing. Then the guard:
+// replay, wait, refuse, or go on. Then one transaction, detached from the client's connection, in which the unique
+// index on (user_id, idem_key) has the last word. The reply leaves as soon as that has committed; the guard's record
+// follows it.
 package api

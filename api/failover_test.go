@@ -64,8 +64,8 @@ func (f *failover) client(w *world) func(*Options) {
 	return func(o *Options) { o.Redis = c }
 }
 
-// A replica that got nothing for a while is promoted. What it does not know is answered from Postgres. Without the unique
-// index (the mutation) it is ordered again.
+// A replica that got nothing for a while is promoted. What it does not know is answered from Postgres. Without the
+// unique index (the mutation) it is ordered again.
 func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	for _, weak := range []bool{false, true} {
@@ -120,7 +120,8 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 		close(goOn)
 		replies := map[string][]reply{flying: {<-late}}
 		for key := range first {
-			replies[key] = append(replies[key], two.post(key, orderJSON(1)), w.sibling(f.client(w)).post(key, orderJSON(1)))
+			replies[key] = append(replies[key], two.post(key, orderJSON(1)),
+				w.sibling(f.client(w)).post(key, orderJSON(1)))
 		}
 		differ := 0
 		for key, rs := range replies {

@@ -232,7 +232,10 @@ func TestAPanicReleasesTheKey(t *testing.T) {
 
 func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"before_acquire", "after_acquire", "after_insert", "after_commit", "before_publish"} {
+	for _, point := range []string{
+		"before_acquire", "after_acquire", "after_insert", "after_commit",
+		"before_publish",
+	} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
@@ -329,7 +332,8 @@ func TestAThiefOfAForgottenKeyDoesNotLockOutItsOwner(t *testing.T) {
 	go func() { thief <- thiefs.post(key, orderJSON(2)) }()
 	<-reached
 	start := time.Now()
-	if r := w.sibling().post(key, orderJSON(1), "Prefer", "wait=10"); r.status != 201 || r.body != first.body || time.Since(start) > 8*time.Second {
+	if r := w.sibling().post(key, orderJSON(1), "Prefer", "wait=10"); r.status != 201 || r.body != first.body ||
+		time.Since(start) > 8*time.Second {
 		t.Errorf("the owner got %v after %v", r, time.Since(start))
 	}
 	close(goOn)
@@ -348,8 +352,9 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 	cmd := Command{UserID: user, Amount: 1, Currency: "USD"}
 	fp := cmd.fingerprint()
 	tx, err := sql.BeginOrder(t.Context(), w.db.Pool, &sql.Order{
-		ID: uuid.Must(uuid.NewV7()), UserID: user, Key: OrderKey(user, key), Fingerprint: fp[:], Amount: 1, Currency: "USD",
-		Status: sql.OrderPending, CreatedAt: time.Now(),
+		ID: uuid.Must(uuid.NewV7()), UserID: user, Key: OrderKey(user, key), Fingerprint: fp[:], Amount: 1,
+		Currency: "USD",
+		Status:   sql.OrderPending, CreatedAt: time.Now(),
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,8 @@ func (c *cost) round(t *testing.T, workers int, d time.Duration) {
 			var each []time.Duration
 			for time.Since(start) < d {
 				begin := time.Now()
-				r, err := send(context.Background(), http.MethodPost, c.url+"/orders", orderJSON(1), idem.KeyHeader, newKey())
+				r, err := send(context.Background(), http.MethodPost, c.url+"/orders", orderJSON(1), idem.KeyHeader,
+					newKey())
 				if err != nil || r.status != 201 {
 					t.Errorf("%v %v", r, err)
 					return
@@ -61,8 +62,8 @@ func (c *cost) p50() time.Duration {
 	return c.each[len(c.each)/2]
 }
 
-// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for a
-// minute sometimes.
+// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for
+// a minute sometimes.
 const attempts = 10
 
 // The guard's cost, measured in one run with the handler without it, in alternating rounds.
@@ -84,7 +85,8 @@ func TestFullGuardCost(t *testing.T) {
 	for n := 0; n < attempts && best < 0.75; n++ {
 		with, without := compare(32, 6, 2*time.Second)
 		ratio := with.rate() / without.rate()
-		fmt.Printf("POST /orders, 32 clients: guarded %.0f/s, bare %.0f/s, ratio %.2f\n", with.rate(), without.rate(), ratio)
+		fmt.Printf("POST /orders, 32 clients: guarded %.0f/s, bare %.0f/s, ratio %.2f\n", with.rate(), without.rate(),
+			ratio)
 		best = max(best, ratio)
 	}
 	if best < 0.75 {
@@ -137,7 +139,8 @@ func TestFullWaiters(t *testing.T) {
 	least := time.Hour
 	for n := 0; n < attempts && least > 250*time.Millisecond; n++ {
 		slowest, polls := manyWaiters(t, 500, impatient(t), func(o *Options) { o.Logger = nil })
-		fmt.Printf("POST /orders: 500 waiters, the last answered %v after the publication, %.0f Redis polls a second\n", slowest, polls)
+		fmt.Printf("POST /orders: 500 waiters, the last answered %v after the publication, %.0f Redis polls a second\n",
+			slowest, polls)
 		least = min(least, slowest)
 	}
 	if least > 250*time.Millisecond {

@@ -111,8 +111,9 @@ func patience(c *redis.Client) *redis.Options {
 	return &o
 }
 
-// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things may
-// exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not hang.
+// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things
+// may exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not
+// hang.
 func patient(c *redis.Client) *redis.Client {
 	p := redis.NewClient(patience(c))
 	p.AddHook(unbounded{})
@@ -216,8 +217,8 @@ func (w *world) post(key, body string, headers ...string) reply {
 	return w.do(http.MethodPost, "/orders", body, append([]string{idem.KeyHeader, key}, headers...)...)
 }
 
-// insist repeats a request that is told to come again, as clients do. Its answer is the last one; unknown tells whether an
-// attempt was left in the dark, which may have been the one that placed the order.
+// insist repeats a request that is told to come again, as clients do. Its answer is the last one; unknown tells whether
+// an attempt was left in the dark, which may have been the one that placed the order.
 func (w *world) insist(key, body string) (r reply, unknown bool) {
 	w.tb.Helper()
 	for range 20 {
@@ -245,7 +246,8 @@ func (w *world) checkInvariants(orders int) {
 	type row struct{ orders, keys, events, matching int }
 	var r row
 	err := w.db.Pool.QueryRow(w.tb.Context(), `SELECT
-		(SELECT count(*) FROM orders WHERE status = 'PENDING'), (SELECT count(DISTINCT (user_id, idem_key)) FROM orders WHERE status = 'PENDING'),
+		(SELECT count(*) FROM orders WHERE status = 'PENDING'), (SELECT count(DISTINCT (user_id, idem_key)) FROM `+
+		`orders WHERE status = 'PENDING'),
 		(SELECT count(*) FROM outbox WHERE event_type = 'order.created'),
 		(SELECT count(*) FROM outbox e JOIN orders o ON e.aggregate_id = o.id::text AND e.payload->>'id' = o.id::text
 			AND (e.payload->>'amount')::bigint = o.amount AND e.payload->>'user_id' = o.user_id::text)`).

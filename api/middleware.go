@@ -47,7 +47,8 @@ func (s *Server) observe(c *gin.Context) {
 		x.end = time.Now()
 	}
 	// The header is the client's, or with tracing on that of this request's own span: the same trace.
-	exemplar.Observe(s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method), strconv.Itoa(c.Writer.Status())),
+	exemplar.Observe(s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method),
+		strconv.Itoa(c.Writer.Status())),
 		x.end.Sub(x.start).Seconds(), c.Request.Header.Get("Traceparent"))
 	s.log.Debug("request", "request_id", x.id, "route", route, "method", methodLabel(c.Request.Method),
 		"status", c.Writer.Status(), "duration", x.end.Sub(x.start))
@@ -56,7 +57,8 @@ func (s *Server) observe(c *gin.Context) {
 // methodLabel bounds the label: a client may invent methods.
 func methodLabel(m string) string {
 	switch m {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 		return m
 	}
 	return "other"

@@ -48,7 +48,9 @@ func loadDocument(tb testing.TB) *document {
 
 // exchange sends a request to the handler, and checks the answer against the document. valid is what the document says
 // of the request.
-func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body string, header http.Header) (rec *httptest.ResponseRecorder, valid error) {
+func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body string,
+	header http.Header,
+) (rec *httptest.ResponseRecorder, valid error) {
 	tb.Helper()
 	req := httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(body))
 	req.Header = header.Clone()
@@ -62,7 +64,10 @@ func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body st
 	}
 	in := &openapi3filter.RequestValidationInput{
 		Request: req, PathParams: params, Route: route,
-		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true},
+		Options: &openapi3filter.Options{
+			AuthenticationFunc:    openapi3filter.NoopAuthenticationFunc,
+			IncludeResponseStatus: true,
+		},
 	}
 	valid = openapi3filter.ValidateRequest(context.Background(), in)
 	out := &openapi3filter.ResponseValidationInput{
@@ -70,7 +75,8 @@ func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body st
 		Body: io.NopCloser(bytes.NewReader(rec.Body.Bytes())),
 	}
 	if err := openapi3filter.ValidateResponse(context.Background(), out); err != nil {
-		tb.Fatalf("%s %s %q: the answer %d %s is not in the document: %v", method, target, body, rec.Code, rec.Body, err)
+		tb.Fatalf("%s %s %q: the answer %d %s is not in the document: %v", method, target, body, rec.Code, rec.Body,
+			err)
 	}
 	return rec, valid
 }
@@ -102,7 +108,8 @@ func TestTheDocumentIsComplete(t *testing.T) {
 	}
 	text := string(openAPI)
 	for _, k := range kinds {
-		if !statusCode.MatchString(k.code) || (k.code != "method_not_allowed" && !strings.Contains(text, "`"+k.code+"`")) {
+		if !statusCode.MatchString(k.code) || (k.code != "method_not_allowed" &&
+			!strings.Contains(text, "`"+k.code+"`")) {
 			t.Errorf("code %s is not documented", k.code)
 		}
 	}
@@ -127,7 +134,8 @@ func TestAnyRequestGetsADocumentedAnswer(t *testing.T) {
 		case rec.Code >= 500:
 			t.Fatalf("%s %s %q: %d %s", method, target, body, rec.Code, rec.Body)
 		case invalid != nil && (rec.Code < 400 || rec.Header().Get("Content-Type") != problemType):
-			t.Fatalf("%s %s %q %v: %d %s although the request is invalid: %v", method, target, body, header, rec.Code, rec.Body, invalid)
+			t.Fatalf("%s %s %q %v: %d %s although the request is invalid: %v", method, target, body, header, rec.Code,
+				rec.Body, invalid)
 		}
 	})
 }
@@ -145,7 +153,8 @@ func (g generator) pick(label string, of ...string) string {
 func (g generator) request() (method, target, body string, header http.Header) {
 	header = http.Header{}
 	if g.mostly("with key", "yes", "no") == "yes" {
-		header.Set(idem.KeyHeader, g.mostly("key", uuid.NewString(), "a-key-that-was-used", `"a-key-that-was-used"`, "short", strings.Repeat("k", 255), strings.Repeat("k", 600)))
+		header.Set(idem.KeyHeader, g.mostly("key", uuid.NewString(), "a-key-that-was-used", `"a-key-that-was-used"`,
+			"short", strings.Repeat("k", 255), strings.Repeat("k", 600)))
 	}
 	switch g.pick("route", "post", "post", "post", "get", "list", "by-key", "well-known") {
 	case "post":
@@ -170,7 +179,8 @@ func (g generator) query() string {
 		q.Set("limit", g.pick("limit", "1", "200", "0", "201", "x", "-1", "1.5", "+1", "1_0"))
 	}
 	if g.pick("after", "yes", "no") == "yes" {
-		q.Set("after", g.pick("cursor", "AAAAAAAAAAAAAAAAAAAAAA", "_____________________w", "x", "AAAAAAAAAAAAAAAAAAAA=="))
+		q.Set("after", g.pick("cursor", "AAAAAAAAAAAAAAAAAAAAAA", "_____________________w", "x",
+			"AAAAAAAAAAAAAAAAAAAA=="))
 	}
 	return q.Encode()
 }
@@ -188,7 +198,8 @@ func (g generator) body() string {
 	currency := fmt.Sprintf("%q", rapid.StringMatching(`[A-Z]{3}`).Draw(g.t, "currency"))
 	fields := map[string]string{
 		"user_id": g.mostly("user", `"`+testUser+`"`, `"`+uuid.NewString()+`"`, `"x"`, `""`, "null", "1"),
-		"amount": g.mostly("amount", amount, "999999999999999", "1000000000000000", "0", "-1", "1.5", `"1"`, "null", "[]",
+		"amount": g.mostly("amount", amount, "999999999999999", "1000000000000000", "0", "-1", "1.5", `"1"`, "null",
+			"[]",
 			strconv.FormatInt(rapid.Int64().Draw(g.t, "any"), 10)),
 		"currency": g.mostly("currency", currency, `"usd"`, `"US"`, `"USDT"`, "null", "{}"),
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // AcceptFunc decides whether an order may be placed. A refusal is final for its key: it is stored, and every retry gets
-// it again. An error decides nothing: the client is told to try again. It may be called several times for one order, and
-// must have no effect of its own.
+// it again. An error decides nothing: the client is told to try again. It may be called several times for one order,
+// and must have no effect of its own.
 type AcceptFunc func(ctx context.Context, c Command) (*Refusal, error)
 
 // Refusal is why an order may not be placed, for business reasons.
@@ -244,7 +244,8 @@ func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql
 	}
 	o := &sql.Order{
 		ID: id, UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], Fence: t.Token(), Amount: p.cmd.Amount,
-		Currency: p.cmd.Currency, Status: sql.OrderPending, PayWith: p.cmd.PayWith, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+		Currency: p.cmd.Currency, Status: sql.OrderPending, PayWith: p.cmd.PayWith,
+		CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
 	}
 	if s.accept != nil {
 		refusal, err := s.accept(ctx, *p.cmd)
@@ -267,7 +268,8 @@ func announce(o *sql.Order, headers map[string]string) (*sql.Event, error) {
 		return nil, fmt.Errorf("make an event id: %w", err)
 	}
 	return &sql.Event{
-		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o), Headers: headers,
+		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o),
+		Headers: headers,
 	}, nil
 }
 

@@ -26,7 +26,8 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 	first := w.post(key, orderJSON(1250), "Traceparent", trace)
 	want(t, first, 201, "")
 	o := first.order(t)
-	if o.UserID.String() != testUser || o.Amount != 1250 || o.Currency != "USD" || o.Status != "PENDING" || o.ID.Version() != 7 {
+	if o.UserID.String() != testUser || o.Amount != 1250 || o.Currency != "USD" || o.Status != "PENDING" ||
+		o.ID.Version() != 7 {
 		t.Errorf("body %+v", o)
 	}
 	created, err := time.Parse(timeLayout, o.CreatedAt)
@@ -54,7 +55,8 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 			t.Errorf("replay %d: %v, want the bytes of %v", i, r, first)
 		}
 		for name, want := range map[string]string{
-			"Idempotent-Replayed": "true", "Original-Date": created.Format(http.TimeFormat), "Location": "/orders/" + o.ID.String(),
+			"Idempotent-Replayed": "true", "Original-Date": created.Format(http.TimeFormat), "Location": "/orders/" +
+				o.ID.String(),
 			"Etag": first.header.Get("Etag"), "Idempotency-Expires": first.header.Get("Idempotency-Expires"),
 		} {
 			if got := r.header.Get(name); got != want {
@@ -64,7 +66,8 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 	}
 	w.checkInvariants(1)
 	var typ, agg, subject, payload, headers string
-	if err := w.db.Pool.QueryRow(t.Context(), "SELECT event_type, aggregate_type, aggregate_id, payload::text, headers->>'traceparent' FROM outbox").
+	if err := w.db.Pool.QueryRow(t.Context(),
+		"SELECT event_type, aggregate_type, aggregate_id, payload::text, headers->>'traceparent' FROM outbox").
 		Scan(&typ, &agg, &subject, &payload, &headers); err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +158,15 @@ func TestReads(t *testing.T) {
 	if got.status != 200 || got.body != last {
 		t.Errorf("get: %v, want %s", got, last)
 	}
-	if r := w.do("HEAD", "/orders/"+o.ID.String(), ""); r.status != 200 || r.body != "" || r.header.Get("Etag") != got.header.Get("Etag") ||
+	if r := w.do("HEAD", "/orders/"+o.ID.String(), ""); r.status != 200 || r.body != "" ||
+		r.header.Get("Etag") != got.header.Get("Etag") ||
 		r.header.Get("Content-Length") != got.header.Get("Content-Length") {
 		t.Errorf("HEAD: %v %v", r, r.header)
 	}
-	for _, tag := range []string{got.header.Get("Etag"), "W/" + got.header.Get("Etag"), `"x", ` + got.header.Get("Etag"), "*"} {
-		if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", tag); r.status != 304 || r.body != "" || r.header.Get("Etag") == "" {
+	for _, tag := range []string{got.header.Get("Etag"), "W/" + got.header.Get("Etag"), `"x", ` +
+		got.header.Get("Etag"), "*"} {
+		if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", tag); r.status != 304 || r.body != "" ||
+			r.header.Get("Etag") == "" {
 			t.Errorf("If-None-Match %s: %v", tag, r)
 		}
 	}
@@ -170,7 +176,8 @@ func TestReads(t *testing.T) {
 	for _, id := range []string{uuid.NewString(), "x", "{" + o.ID.String() + "}"} {
 		want(t, w.do("GET", "/orders/"+id, ""), 404, "not_found")
 	}
-	if r := w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key); r.status != 200 || r.body != last {
+	if r := w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key); r.status != 200 ||
+		r.body != last {
 		t.Errorf("by key: %v", r)
 	}
 	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, newKey()), 404, "not_found")
@@ -226,7 +233,8 @@ func TestWellKnown(t *testing.T) {
 		WaitMax   int `json:"wait_max"`
 	}
 	r := w.do("GET", "/.well-known/idempotency", "")
-	if err := json.Unmarshal([]byte(r.body), &got); err != nil || got.TTL != 86400 || got.MaxLength != 255 || got.WaitMax != 10 {
+	if err := json.Unmarshal([]byte(r.body), &got); err != nil || got.TTL != 86400 || got.MaxLength != 255 ||
+		got.WaitMax != 10 {
 		t.Errorf("%v", r)
 	}
 }
@@ -239,7 +247,8 @@ func TestAnOldKeyIsReplayedOrRefusedButNotExecuted(t *testing.T) {
 	want(t, strict.post(old, orderJSON(1)), 422, "idempotency_key_expired")
 	first := w.post(old, orderJSON(1))
 	want(t, first, 201, "")
-	if r := strict.post(old, orderJSON(1)); r.status != 201 || r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" {
+	if r := strict.post(old, orderJSON(1)); r.status != 201 || r.body != first.body ||
+		r.header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("an old key with an order: %v", r)
 	}
 	want(t, strict.post(old, orderJSON(2)), 422, "idempotency_key_reused")

@@ -22,10 +22,11 @@ const (
 	// payWithin is how long after the request an order may still be placed for a deduction that was found without one;
 	// later it is taken back.
 	payWithin = 15 * time.Minute
-	// straysFor is how long a payment of which nothing was done is watched: a process that was stopped in the middle may
-	// wake up and deduct.
+	// straysFor is how long a payment of which nothing was done is watched: a process that was stopped in the middle
+	// may wake up and deduct.
 	straysFor = 48 * time.Hour
-	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis knows it by its id that long.
+	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis knows it by its id that
+	// long.
 	repeatWithin = credits.OutcomeTTL - time.Hour
 
 	purgeEvery = time.Hour
@@ -53,13 +54,15 @@ const (
 
 // refundedRefusal is stored when an order could not be placed in time for its deduction.
 var refundedRefusal = Refusal{
-	Status: http.StatusConflict, Code: "payment_refunded", Title: "The order could not be placed in time, and what it cost was given back",
+	Status: http.StatusConflict, Code: "payment_refunded",
+	Title: "The order could not be placed in time, and what it cost was given back",
 }
 
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
 	m := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "credits_order_payments_total",
-		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; unpaid and unrefunded need an operator.",
+		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; " +
+			"unpaid and unrefunded need an operator.",
 	}, []string{"outcome"})
 	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid, payUnrefunded} {
 		m.WithLabelValues(o)
@@ -76,19 +79,21 @@ type paymentError struct{ err error }
 func (e *paymentError) Error() string { return "pay the order: " + e.err.Error() }
 func (e *paymentError) Unwrap() error { return e.err }
 
-// newPayment makes what is noted for an order. Both operations' ids follow from the order's key: every attempt under one
-// key has the same ones, whatever else it forgets.
+// newPayment makes what is noted for an order. Both operations' ids follow from the order's key: every attempt under
+// one key has the same ones, whatever else it forgets.
 func newPayment(p *placing, o *sql.Order) *sql.Payment {
 	key, user := base64.RawURLEncoding.EncodeToString(p.key[:]), p.cmd.UserID.String()
 	return &sql.Payment{
-		OpID: credits.OpID(idem.NewKey("", user, "PAY", routeOrders, key)), RefundID: credits.OpID(idem.NewKey("", user, "REFUND", routeOrders, key)),
-		UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], OrderID: o.ID, Amount: p.cmd.Amount, Currency: p.cmd.Currency,
-		Headers: p.headers, CreatedAt: o.CreatedAt,
+		OpID:     credits.OpID(idem.NewKey("", user, "PAY", routeOrders, key)),
+		RefundID: credits.OpID(idem.NewKey("", user, "REFUND", routeOrders, key)),
+		UserID:   p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], OrderID: o.ID, Amount: p.cmd.Amount,
+		Currency: p.cmd.Currency,
+		Headers:  p.headers, CreatedAt: o.CreatedAt,
 	}
 }
 
-// deduction is what a payment costs. minted is when the client made its key, if it says so; without it the ledger is asked
-// first, because the key, and with it the operation, may be older than what Redis remembers.
+// deduction is what a payment costs. minted is when the client made its key, if it says so; without it the ledger is
+// asked first, because the key, and with it the operation, may be older than what Redis remembers.
 func deduction(p *sql.Payment, minted time.Time) credits.Op {
 	op := operation(p, credits.Deduct, p.OpID, "order "+p.OrderID.String())
 	op.MintedAt = minted
@@ -124,9 +129,9 @@ type payStep struct {
 	payment  *sql.Payment
 }
 
-// pay deducts what an order costs. Nothing is written but the note; the caller writes the order. A nil order: there is one
-// under the key. Errors: paymentError, of which only credits.ErrUnknown leaves open whether something was done; any other
-// means that nothing was.
+// pay deducts what an order costs. Nothing is written but the note; the caller writes the order. A nil order: there is
+// one under the key. Errors: paymentError, of which only credits.ErrUnknown leaves open whether something was done; any
+// other means that nothing was.
 func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, error) {
 	noted, err := sql.NotePayment(ctx, s.pool, newPayment(p, o), s.lease)
 	switch {
@@ -174,7 +179,8 @@ func (p *payStep) reject(status int, body []byte) {
 	p.order.Status, p.order.RespStatus, p.order.RespBody, p.event = sql.OrderRejected, status, body, nil
 }
 
-// paidBy reports whether an order under the key of a payment is the one that was paid by it: there is one payment per key.
+// paidBy reports whether an order under the key of a payment is the one that was paid by it: there is one payment per
+// key.
 func paidBy(status, payWith string) bool {
 	return status == sql.OrderPending && payWith == sql.PayCredits
 }
@@ -193,8 +199,8 @@ type PaymentsOptions struct {
 
 // Payments finishes the payments of orders that their process did not finish, so that in the end order, event and one
 // deduction are there, or neither order nor event and as much credit as before. What it needs to know is in Postgres: a
-// deduction that was done arrives in the ledger by itself. It also forgets refused orders after 30 days, which takes a right
-// to delete that serve need not have. Any number of them may run.
+// deduction that was done arrives in the ledger by itself. It also forgets refused orders after 30 days, which takes a
+// right to delete that serve need not have. Any number of them may run.
 type Payments struct {
 	pool    *sql.Pool
 	bank    *credits.Bank
@@ -306,7 +312,8 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 	}
 }
 
-// place writes the order of a deduction, or, if that comes too late, a refusal, after which the deduction is taken back.
+// place writes the order of a deduction, or, if that comes too late, a refusal, after which the deduction is taken
+// back.
 func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	o, e, err := paidOrder(&d.Payment)
 	if err != nil {
@@ -327,15 +334,16 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	case !inserted: // somebody else was quicker; the next look tells with what
 	case e != nil:
 		r.metrics.WithLabelValues(payCompleted).Inc()
-		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds", d.Age.Seconds())
+		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds",
+			d.Age.Seconds())
 	default:
 		return r.refund(ctx, &d.Payment)
 	}
 	return nil
 }
 
-// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order. A refusal is
-// final, as every outcome under one id is, so a human is called instead of repeating it.
+// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order. A refusal
+// is final, as every outcome under one id is, so a human is called instead of repeating it.
 func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 	res, err := r.bank.Apply(ctx, refund(p))
 	if err != nil {
@@ -345,7 +353,8 @@ func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 		return nil
 	}
 	r.metrics.WithLabelValues(payUnrefunded).Inc()
-	r.log.Error("deduction cannot be taken back: the account refuses the addition", "order_id", p.OrderID, "user_id", p.UserID, "outcome", res.Outcome)
+	r.log.Error("deduction cannot be taken back: the account refuses the addition", "order_id", p.OrderID, "user_id",
+		p.UserID, "outcome", res.Outcome)
 	return sql.DeferPayment(ctx, r.pool, p.OpID, nil)
 }
 
@@ -374,12 +383,13 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 		return nil
 	}
 	r.metrics.WithLabelValues(payUnpaid).Inc()
-	r.log.Error("order is not paid: redis had lost its deduction, and it cannot be repeated", "order_id", d.OrderID, "user_id", d.UserID)
+	r.log.Error("order is not paid: redis had lost its deduction, and it cannot be repeated", "order_id", d.OrderID,
+		"user_id", d.UserID)
 	return sql.DeferPayment(ctx, r.pool, d.OpID, nil)
 }
 
-// takeBack refunds at once what a request deducted for an order that cannot be: another command has the key. If it fails,
-// the note brings it to Payments. They count it either way, when ledger and note agree.
+// takeBack refunds at once what a request deducted for an order that cannot be: another command has the key. If it
+// fails, the note brings it to Payments. They count it either way, when ledger and note agree.
 func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
 	res, err := s.credits.Apply(ctx, refund(p))
 	if err == nil && res.Outcome != credits.OK {

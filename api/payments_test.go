@@ -53,8 +53,8 @@ func (w *world) hasten() {
 	w.db.Exec(w.tb, "UPDATE order_payments SET due = clock_timestamp() WHERE due IS NOT NULL")
 }
 
-// checkPaid is the oracle: every paid order has its event and its one deduction, and nothing else was taken from the user,
-// who had funded credits; in the ledger and in Redis.
+// checkPaid is the oracle: every paid order has its event and its one deduction, and nothing else was taken from the
+// user, who had funded credits; in the ledger and in Redis.
 func (w *world) checkPaid(api *world, user string, funded, orders int) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
@@ -62,13 +62,17 @@ func (w *world) checkPaid(api *world, user string, funded, orders int) {
 		var r sums
 		err := w.db.Pool.QueryRow(w.tb.Context(), `SELECT
 			(SELECT count(*) FROM orders WHERE status = 'PENDING' AND pay_with = 'credits' AND user_id = $1),
-			(SELECT count(*) FROM outbox e JOIN orders o ON e.event_type = 'order.created' AND e.aggregate_id = o.id::text
+			(SELECT count(*) FROM outbox e JOIN orders o ON e.event_type = 'order.created' AND e.aggregate_id = `+
+			`o.id::text
 				AND o.pay_with = 'credits' AND o.user_id = $1),
-			(SELECT count(*) FILTER (WHERE kind = 'deduct') - count(*) FILTER (WHERE kind = 'add' AND reference LIKE 'refund%')
+			(SELECT count(*) FILTER (WHERE kind = 'deduct') - count(*) FILTER (WHERE kind = 'add' AND reference LIKE `+
+			`'refund%')
 				FROM credit_entries WHERE user_id = $1 AND outcome = 'OK'),
-			(SELECT coalesce(sum(amount), 0)::bigint FROM orders WHERE status = 'PENDING' AND pay_with = 'credits' AND user_id = $1),
+			(SELECT coalesce(sum(amount), 0)::bigint FROM orders WHERE status = 'PENDING' AND pay_with = 'credits' `+
+			`AND user_id = $1),
 			(SELECT balance FROM credit_accounts WHERE user_id = $1),
-			(SELECT sum(CASE kind WHEN 'add' THEN amount ELSE -amount END)::bigint FROM credit_entries WHERE user_id = $1 AND outcome = 'OK')`, user).
+			(SELECT sum(CASE kind WHEN 'add' THEN amount ELSE -amount END)::bigint FROM credit_entries WHERE user_id `+
+			`= $1 AND outcome = 'OK')`, user).
 			Scan(&r.orders, &r.events, &r.deductions, &r.spent, &r.ledger, &r.entries)
 		if err != nil {
 			return err
@@ -76,7 +80,8 @@ func (w *world) checkPaid(api *world, user string, funded, orders int) {
 		if want := (sums{orders, orders, orders, r.spent, funded - r.spent, funded - r.spent}); r != want {
 			return fmt.Errorf("got %+v, want %+v", r, want)
 		}
-		if b := api.do(http.MethodGet, "/balance/"+user, ""); !strings.HasPrefix(b.body, fmt.Sprintf(`{"balance":%d,`, funded-r.spent)) {
+		if b := api.do(http.MethodGet, "/balance/"+user, ""); !strings.HasPrefix(b.body,
+			fmt.Sprintf(`{"balance":%d,`, funded-r.spent)) {
 			return errors.New(b.String())
 		}
 		return nil
@@ -112,7 +117,8 @@ func TestOrdersPaidByCredits(t *testing.T) {
 	key := newKey()
 	first := w.post(key, paidJSON(user, 30))
 	want(t, first, 201, "")
-	if o := first.order(t); o.Amount != 30 || o.Currency != "EUR" || o.Status != "PENDING" || strings.Contains(first.body, "pay") {
+	if o := first.order(t); o.Amount != 30 || o.Currency != "EUR" || o.Status != "PENDING" ||
+		strings.Contains(first.body, "pay") {
 		t.Errorf("body %s", first.body)
 	}
 	w.published()
@@ -239,13 +245,14 @@ func accountOf(user string) string {
 	return fmt.Sprintf("{cr:%03d}:a:%s", credits.Bucket(uuid.MustParse(user)), user)
 }
 
-// The process is killed at each step. With a retry there is one order, one event and one deduction; without one there are
-// these three, or none of them.
+// The process is killed at each step. With a retry there is one order, one event and one deduction; without one there
+// are these three, or none of them.
 func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 	t.Parallel()
 	const lease = 1500 * time.Millisecond
 	for _, point := range []string{
-		"before_acquire", "after_acquire", "after_note", "after_deduct", "after_insert", "after_commit", "before_publish", "after_publish",
+		"before_acquire", "after_acquire", "after_note", "after_deduct", "after_insert", "after_commit",
+		"before_publish", "after_publish",
 	} {
 		for _, retry := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/retry=%v", point, retry), func(t *testing.T) {
@@ -278,7 +285,8 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 					w.settled()
 				}
 				w.checkPaid(other.world, user, 100, orders)
-				if again := other.until(20*time.Second, key, paidJSON(user, 30)); r.body != "" && r.body != again.body { // whenever it comes
+				// whenever it comes
+				if again := other.until(20*time.Second, key, paidJSON(user, 30)); r.body != "" && r.body != again.body {
 					t.Errorf("%v, then %v", r, again)
 				}
 				w.checkPaid(other.world, user, 100, 1)
@@ -307,7 +315,8 @@ func TestManyAttemptsToPay(t *testing.T) {
 				w.redis.Client.Del(context.Background(), w.redis.Client.Keys(context.Background(), "i:*").Val()...)
 			}
 			r := procs[i%2].post(keys[i%len(keys)], paidJSON(user, 10), "Prefer", "wait=10")
-			if r.status != 201 && r.status != 402 && r.code() != "operation_in_progress" && r.code() != "credits_store_unavailable" {
+			if r.status != 201 && r.status != 402 && r.code() != "operation_in_progress" &&
+				r.code() != "credits_store_unavailable" {
 				t.Errorf("%v", r)
 			}
 		})
@@ -346,7 +355,8 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 			user, key := uuid.NewString(), newKey()
 			w.fund(user, 100)
 			plain := strings.Replace(orderJSON(30), testUser, user, 1)
-			other := w.sibling(func(o *Options) { o.Redis = nil }) // Postgres alone guards: nothing stops the second command
+			// Postgres alone guards: nothing stops the second command
+			other := w.sibling(func(o *Options) { o.Redis = nil })
 			w.s.failpoint = once("after_deduct", func(context.Context) {
 				want(t, other.post(key, plain), 201, "")
 				if dies {
@@ -361,17 +371,19 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 			}
 			w.settled()
 			w.checkPaid(w, user, 100, 0)
-			want(t, w.sibling(func(o *Options) { o.Redis = nil }).post(key, paidJSON(user, 30)), 422, "idempotency_key_reused")
+			want(t, w.sibling(func(o *Options) { o.Redis = nil }).post(key, paidJSON(user, 30)), 422,
+				"idempotency_key_reused")
 			w.checkInvariants(1)
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user); n != 3 {
+			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1",
+				user); n != 3 {
 				t.Errorf("%d entries, want the funds, the deduction and the refund", n)
 			}
 		})
 	}
 }
 
-// A deduction that is found long after its request is taken back, and the key answers so for ever, also when the refusal
-// was purged.
+// A deduction that is found long after its request is taken back, and the key answers so for ever, also when the
+// refusal was purged.
 func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -390,7 +402,8 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.published()
 	w.db.Exec(t, "DELETE FROM orders")
 	w.redis.Client.Del(t.Context(), w.redis.Client.Keys(t.Context(), "i:*").Val()...)
-	if again := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.credits }).post(key, paidJSON(user, 30)); again.body != first.body {
+	if again := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.credits }).post(key,
+		paidJSON(user, 30)); again.body != first.body {
 		t.Errorf("%v, want %v", again, first)
 	}
 	w.settled()
@@ -426,8 +439,10 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
 	for _, days := range []int{29, 31} {
-		w.db.Exec(t, `INSERT INTO orders (id, user_id, idem_key, idem_fp, fence, amount, currency, status, resp_status, resp_body, created_at)
-			VALUES ($1, $2, $4, '\x01', 0, 1, 'USD', 'REJECTED', 402, '{}', now() - make_interval(days => $3))`, uuid.New(), uuid.New(), days, []byte(fmt.Sprintf("%016d", days)))
+		w.db.Exec(t, `INSERT INTO orders (id, user_id, idem_key, idem_fp, fence, amount, currency, status, `+
+			`resp_status, resp_body, created_at)
+			VALUES ($1, $2, $4, '\x01', 0, 1, 'USD', 'REJECTED', 402, '{}', now() - make_interval(days => $3))`,
+			uuid.New(), uuid.New(), days, []byte(fmt.Sprintf("%016d", days)))
 	}
 	w.relay()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -438,8 +453,8 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	})
 }
 
-// Redis loses a deduction after the order was placed: it is deducted again, once, under the same id; or, if the user has
-// spent the credits, it is reported.
+// Redis loses a deduction after the order was placed: it is deducted again, once, under the same id; or, if the user
+// has spent the credits, it is reported.
 func TestALostDeductionIsRepeated(t *testing.T) {
 	t.Parallel()
 	for _, spent := range []bool{false, true} {

@@ -67,8 +67,8 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	}, nil
 }
 
-// OrderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's. Orders are stored
-// under it.
+// OrderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's. Orders are
+// stored under it.
 func OrderKey(user uuid.UUID, key string) idem.Key {
 	return idem.NewKey("", user.String(), http.MethodPost, routeOrders, key)
 }
@@ -162,8 +162,8 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	write(c, http.StatusCreated, jsonType, body)
 }
 
-// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it for ever; a
-// date in the past would tell a client that its key may be executed again.
+// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it for ever;
+// a date in the past would tell a client that its key may be executed again.
 func remembered(done time.Time, ttl time.Duration) time.Time {
 	t := done.Add(ttl)
 	if now := time.Now(); t.Before(now) {

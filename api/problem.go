@@ -22,32 +22,72 @@ type kind struct {
 
 // The kinds of problems, in the order a request meets them.
 var (
-	kindNotFound      = kind{http.StatusNotFound, "not_found", "There is no such resource", false, true}
-	kindMethod        = kind{http.StatusMethodNotAllowed, "method_not_allowed", "The resource does not have this method", false, true}
+	kindNotFound = kind{http.StatusNotFound, "not_found", "There is no such resource", false, true}
+	kindMethod   = kind{
+		http.StatusMethodNotAllowed, "method_not_allowed",
+		"The resource does not have this method", false, true,
+	}
 	kindUnauthorized  = kind{http.StatusUnauthorized, "unauthorized", "A valid API key is required", false, false}
-	kindForbiddenUser = kind{http.StatusForbidden, "forbidden_user", "The API key may not act for this user", false, true}
-	kindRateLimited   = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}
-	kindKeyMissing    = kind{http.StatusBadRequest, "idempotency_key_missing", "The Idempotency-Key header is required", false, true}
-	kindKeyInvalid    = kind{http.StatusBadRequest, "idempotency_key_invalid", "The Idempotency-Key header is malformed", false, true}
-	kindMediaType     = kind{http.StatusUnsupportedMediaType, "unsupported_media_type", "The body must be application/json", false, true}
-	kindTooLarge      = kind{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", false, true}
-	kindSlowBody      = kind{http.StatusRequestTimeout, "request_timeout", "The body did not arrive in time", true, false}
-	kindInvalidJSON   = kind{http.StatusBadRequest, "invalid_json", "The body is not a JSON object", false, true}
-	kindParameter     = kind{http.StatusBadRequest, "invalid_parameter", "A query parameter is malformed", false, true}
-	kindValidation    = kind{http.StatusUnprocessableEntity, "validation_failed", "The request is not valid", false, true}
-	kindKeyExpired    = kind{http.StatusUnprocessableEntity, "idempotency_key_expired", "The key is too old, and nothing was done under it", false, true}
-	kindKeyReused     = kind{http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request", false, true}
-	kindInProgress    = kind{http.StatusConflict, "operation_in_progress", "Another attempt with this key is in progress", true, false}
-	kindUnavailable   = kind{http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again", true, false}
-	kindUnknown       = kind{http.StatusServiceUnavailable, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true, false}
-	kindInternal      = kind{http.StatusInternalServerError, "internal_error", "An internal error occurred", true, false}
+	kindForbiddenUser = kind{
+		http.StatusForbidden, "forbidden_user", "The API key may not act for this user", false,
+		true,
+	}
+	kindRateLimited = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}
+	kindKeyMissing  = kind{
+		http.StatusBadRequest, "idempotency_key_missing", "The Idempotency-Key header is required",
+		false, true,
+	}
+	kindKeyInvalid = kind{
+		http.StatusBadRequest, "idempotency_key_invalid",
+		"The Idempotency-Key header is malformed", false, true,
+	}
+	kindMediaType = kind{
+		http.StatusUnsupportedMediaType, "unsupported_media_type",
+		"The body must be application/json", false, true,
+	}
+	kindTooLarge = kind{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", false, true}
+	kindSlowBody = kind{
+		http.StatusRequestTimeout, "request_timeout", "The body did not arrive in time", true,
+		false,
+	}
+	kindInvalidJSON = kind{http.StatusBadRequest, "invalid_json", "The body is not a JSON object", false, true}
+	kindParameter   = kind{http.StatusBadRequest, "invalid_parameter", "A query parameter is malformed", false, true}
+	kindValidation  = kind{
+		http.StatusUnprocessableEntity, "validation_failed", "The request is not valid", false,
+		true,
+	}
+	kindKeyExpired = kind{
+		http.StatusUnprocessableEntity, "idempotency_key_expired",
+		"The key is too old, and nothing was done under it", false, true,
+	}
+	kindKeyReused = kind{
+		http.StatusUnprocessableEntity, "idempotency_key_reused",
+		"The key was used for another request", false, true,
+	}
+	kindInProgress = kind{
+		http.StatusConflict, "operation_in_progress",
+		"Another attempt with this key is in progress", true, false,
+	}
+	kindUnavailable = kind{
+		http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again",
+		true, false,
+	}
+	kindUnknown = kind{
+		http.StatusServiceUnavailable, "outcome_unknown",
+		"The outcome is not known yet; ask again with the same key", true, false,
+	}
+	kindInternal = kind{
+		http.StatusInternalServerError, "internal_error", "An internal error occurred", true,
+		false,
+	}
 )
 
 var kinds = []kind{
 	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindRateLimited, kindKeyMissing, kindKeyInvalid,
 	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
 	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
-	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits, kindRecovering,
+	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
+	kindRecovering,
 }
 
 const problemType = "application/problem+json"

@@ -136,7 +136,10 @@ func (w *world) until(within time.Duration, key, body string) reply {
 func TestKilledAtAnyPointTheRetryGetsTheOneOrder(t *testing.T) {
 	t.Parallel()
 	const lease = 1500 * time.Millisecond
-	for _, point := range []string{"before_acquire", "after_acquire", "after_insert", "after_commit", "before_publish", "after_publish"} {
+	for _, point := range []string{
+		"before_acquire", "after_acquire", "after_insert", "after_commit", "before_publish",
+		"after_publish",
+	} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			w := servers(t)
@@ -213,7 +216,8 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 				return
 			}
 			if r.status == 503 && strings.Contains(r.body, `"temporarily_unavailable"`) {
-				r = zombie.post(key, orderJSON(1)) // it slept for longer than a transaction may take, and did nothing: that is what it said
+				// it slept for longer than a transaction may take, and did nothing: that is what it said
+				r = zombie.post(key, orderJSON(1))
 			}
 			if r.status != 201 || r.body != winner.body {
 				t.Errorf("the zombie got %v, the winner %v", r, winner)

@@ -11,8 +11,8 @@ func newLimit(perSecond float64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perSecond), max(int(perSecond), 1))
 }
 
-// spend takes a request from the limit and returns zero, or returns how long until there is one. A refusal takes nothing:
-// a reservation that is given back would lose what others reserved meanwhile.
+// spend takes a request from the limit and returns zero, or returns how long until there is one. A refusal takes
+// nothing: a reservation that is given back would lose what others reserved meanwhile.
 func spend(l *rate.Limiter) time.Duration {
 	if l.Allow() {
 		return 0

@@ -19,7 +19,8 @@ type purse struct{ empty atomic.Bool }
 
 func (p *purse) accept(context.Context, Command) (*Refusal, error) {
 	if p.empty.Load() {
-		return &Refusal{Status: 402, Code: "insufficient_credits", Title: "Not enough credits", Detail: "balance 3"}, nil
+		return &Refusal{Status: 402, Code: "insufficient_credits", Title: "Not enough credits", Detail: "balance 3"},
+			nil
 	}
 	return nil, nil //nolint:nilnil // no refusal, no error: accepted
 }
@@ -44,7 +45,8 @@ func TestARefusalIsStoredAndReplayed(t *testing.T) {
 	w.redis.Client.FlushAll(t.Context())
 	replays = append(replays, w.sibling(accepting).post(key, orderJSON(1)))
 	for i, r := range replays {
-		if r.status != 402 || r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" || r.header.Get("Location") != "" {
+		if r.status != 402 || r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" ||
+			r.header.Get("Location") != "" {
 			t.Errorf("replay %d: %v %v", i, r, r.header)
 		}
 	}
@@ -55,7 +57,8 @@ func TestARefusalIsStoredAndReplayed(t *testing.T) {
 		t.Errorf("a refused order is listed: %v", r)
 	}
 	r := w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key)
-	if r.status != 200 || !strings.Contains(r.body, `"status":"REJECTED"`) || !strings.Contains(r.body, `"problem":`+first.body) {
+	if r.status != 200 || !strings.Contains(r.body, `"status":"REJECTED"`) ||
+		!strings.Contains(r.body, `"problem":`+first.body) {
 		t.Errorf("by key: %v", r)
 	}
 	id := testenv.Value[string](t, w.db, "SELECT id::text FROM orders WHERE status = 'REJECTED'")
@@ -89,7 +92,10 @@ func TestRefusalAndSuccessRaceForOneKey(t *testing.T) {
 				<-goOn
 				return r, err
 			}
-			slow.s.guard = idem.New(idem.Options{Redis: slow.s.redis, Lease: 200 * time.Millisecond, Routes: []string{routeOrders}})
+			slow.s.guard = idem.New(idem.Options{
+				Redis: slow.s.redis, Lease: 200 * time.Millisecond,
+				Routes: []string{routeOrders},
+			})
 			key := newKey()
 			var wg sync.WaitGroup
 			var zombie reply

@@ -34,14 +34,16 @@ func TestBodies(t *testing.T) {
 		{"duplicate name, nested", body(`"amount":1,"currency":"USD","x":{"a":1,"a":2}`), 400, "invalid_json"},
 		{"not UTF-8", body("\"amount\":1,\"currency\":\"US\xff\""), 400, "invalid_json"},
 		{"byte order mark", "\ufeff" + good, 400, "invalid_json"},
-		{"nested deeply", body(`"amount":1,"currency":"USD","x":` + strings.Repeat("[", 30000) + strings.Repeat("]", 30000)), 400, "invalid_json"},
+		{"nested deeply", body(`"amount":1,"currency":"USD","x":` + strings.Repeat("[", 30000) +
+			strings.Repeat("]", 30000)), 400, "invalid_json"},
 		{"unknown field", body(`"amount":1,"currency":"USD","note":"x"`), 422, "validation_failed"},
 		{"field in capitals", body(`"Amount":1,"currency":"USD"`), 422, "validation_failed"},
 		{"no amount", body(`"currency":"USD"`), 422, "validation_failed"},
 		{"no currency", body(`"amount":1`), 422, "validation_failed"},
 		{"no user", `{"amount":1,"currency":"USD"}`, 422, "validation_failed"},
 		{"user in braces", `{"user_id":"{` + testUser + `}","amount":1,"currency":"USD"}`, 422, "validation_failed"},
-		{"user without dashes", `{"user_id":"` + strings.ReplaceAll(testUser, "-", "") + `","amount":1,"currency":"USD"}`, 422, "validation_failed"},
+		{"user without dashes", `{"user_id":"` + strings.ReplaceAll(testUser, "-", "") +
+			`","amount":1,"currency":"USD"}`, 422, "validation_failed"},
 		{"amount null", body(`"amount":null,"currency":"USD"`), 422, "validation_failed"},
 		{"amount 0", body(`"amount":0,"currency":"USD"`), 422, "validation_failed"},
 		{"amount -0", body(`"amount":-0,"currency":"USD"`), 422, "validation_failed"},
@@ -107,9 +109,11 @@ func TestMediaTypes(t *testing.T) {
 	w := newWorld(t)
 	for value, status := range map[string]int{
 		"application/json": 201, "application/json; charset=utf-8": 201, "Application/JSON;charset=UTF-8": 201,
-		"": 415, "text/plain": 415, "application/json; charset=latin1": 415, "application/problem+json": 415, "application/json;": 201,
+		"": 415, "text/plain": 415, "application/json; charset=latin1": 415, "application/problem+json": 415,
+		"application/json;": 201,
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/orders", strings.NewReader(orderJSON(1)))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/orders",
+			strings.NewReader(orderJSON(1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +138,8 @@ func TestTraceHeaders(t *testing.T) {
 	const good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	for value, want := range map[string]string{
 		good: good, "": "", "x": "", "ff" + good[2:]: "", strings.ToUpper(good): "", good + "-x": "",
-		"00-00000000000000000000000000000000-00f067aa0ba902b7-01": "", "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01": "",
+		"00-00000000000000000000000000000000-00f067aa0ba902b7-01": "",
+		"00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01": "",
 	} {
 		h := http.Header{}
 		h.Set("Traceparent", value)

@@ -39,9 +39,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Registerer gets the metrics, the guard's included. nil: none.
 	Registerer prometheus.Registerer
-	// Trace, if not nil, begins the span of a request. The request it returns is served instead: its context carries the
-	// span, its headers the trace context that events take over. end is called when the request is over; method and route
-	// come from closed sets.
+	// Trace, if not nil, begins the span of a request. The request it returns is served instead: its context carries
+	// the span, its headers the trace context that events take over. end is called when the request is over; method and
+	// route come from closed sets.
 	Trace func(r *http.Request) (traced *http.Request, end func(method, route string, status int))
 }
 
@@ -80,7 +80,8 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("api: Options.Pool is missing")
 	}
 	s := &Server{
-		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept, keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept,
+		keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
 	if s.log == nil {
@@ -116,8 +117,8 @@ func newLimits(k *Keys, perSecond float64) []*rate.Limiter {
 	return limits
 }
 
-// Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the server sends
-// the header only (RFC 9110, 9.3.2).
+// Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the
+// server sends the header only (RFC 9110, 9.3.2).
 func (s *Server) Public() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead {

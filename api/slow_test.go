@@ -26,7 +26,8 @@ func (w *world) raw(text string) net.Conn {
 }
 
 func postHead(length string) string {
-	return "POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nIdempotency-Key: " + newKey() + "\r\n" + length + "\r\n\r\n"
+	return "POST /orders HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nIdempotency-Key: " + newKey() +
+		"\r\n" + length + "\r\n\r\n"
 }
 
 func TestSlowClientsAreCutOff(t *testing.T) {

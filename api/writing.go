@@ -53,7 +53,8 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 	}
 }
 
-// once is one transaction. Several attempts to pay one order give it the same id, so the id does not tell who created it.
+// once is one transaction. Several attempts to pay one order give it the same id, so the id does not tell who created
+// it.
 func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sql.OrderTxTimeout)
 	defer cancel()

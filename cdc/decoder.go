@@ -118,7 +118,8 @@ func (d *decoder) finish(c *cursor) (decoded, error) {
 		return nothing, nil
 	}
 	if !d.open || commit != d.commit || end <= commit {
-		return nothing, fmt.Errorf("commit at %s (end %s) does not belong to the transaction at %s", commit, end, d.commit)
+		return nothing, fmt.Errorf("commit at %s (end %s) does not belong to the transaction at %s", commit, end,
+			d.commit)
 	}
 	d.open, d.end = false, end
 	return committed, nil

@@ -215,7 +215,8 @@ func FuzzDecode(f *testing.F) {
 	rel := relationMsg(1, "public", "outbox", allColumns...)
 	f.Add(join(begin(100), rel, goodRow(1).Bytes(), end(100)))
 	f.Add(join(rel, begin(1), goodRow(1).Bytes(), goodRow(2).Bytes()))
-	f.Add(join(relationMsg(2, "public", "other", "x"), begin(1), msg('I').u32(2).u8('N').u16(1).text("x").Bytes(), end(1)))
+	f.Add(join(relationMsg(2, "public", "other", "x"), begin(1), msg('I').u32(2).u8('N').u16(1).text("x").Bytes(),
+		end(1)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		d := newDecoder("public", "outbox")
 		for len(b) >= 2 {

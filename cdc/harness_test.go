@@ -224,7 +224,8 @@ func (e *env) insertMany(t testing.TB, prefix string, n int) {
 	t.Helper()
 	e.db.Exec(t, fmt.Sprintf(`DO $$ BEGIN FOR i IN 1..%d LOOP
 		INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (gen_random_uuid(), 'order', '%s' || i, 'order.created', '{"n": 1}'); COMMIT; END LOOP; END $$`, n, prefix))
+		VALUES (gen_random_uuid(), 'order', '%s' || i, 'order.created', '{"n": 1}'); COMMIT; END LOOP; END $$`, n,
+		prefix))
 }
 
 // status reads the slot.
@@ -240,7 +241,8 @@ func (e *env) status(t testing.TB) outbox.SlotStatus {
 // walEnd is the current end of the WAL on disk: no further can a slot be moved.
 func (e *env) walEnd(t testing.TB) outbox.LSN {
 	t.Helper()
-	return outbox.LSN(testenv.Value[int64](t, e.db, "SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint"))
+	return outbox.LSN(testenv.Value[int64](t, e.db,
+		"SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint"))
 }
 
 // confirmed waits until the slot's confirmed position is at least want.

@@ -23,7 +23,8 @@ func newMetrics(reg prometheus.Registerer, r *Reader) (*metrics, error) {
 		reconnects: counter("outbox_cdc_reconnects_total",
 			"Times the replication stream was started again. A steady rise means that the stream breaks."),
 		decodeErrors: counter("outbox_cdc_decode_errors_total",
-			"Messages of the stream that could not be decoded. Any rise means that the table does not have the expected columns."),
+			"Messages of the stream that could not be decoded. Any rise means that the table does not have the "+
+				"expected columns."),
 		bytes: counter("outbox_cdc_received_bytes_total", "Bytes received over the replication connection."),
 	}
 	if reg == nil {

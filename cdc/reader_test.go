@@ -24,7 +24,8 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 		('01890a5d-ac96-774b-bcce-b302099a8058', 'credits', '', 'x', 'null', NULL)`)
 	rows := c.wait(t, 2)
 	a, b := rows[0], rows[1]
-	if a.ID.String() != "01890a5d-ac96-774b-bcce-b302099a8057" || a.AggregateType != "order" || a.AggregateID != "o-1" ||
+	if a.ID.String() != "01890a5d-ac96-774b-bcce-b302099a8057" || a.AggregateType != "order" ||
+		a.AggregateID != "o-1" ||
 		a.Type != "order.created" || a.Seq != 1 {
 		t.Errorf("first row: %+v", a)
 	}

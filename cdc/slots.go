@@ -134,7 +134,8 @@ func (s *Slots) Drop(ctx context.Context) error {
 			return err
 		}
 		err := s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+			_, err := tx.Exec(ctx,
+				"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
 				s.opt.Slot)
 			return err
 		})
@@ -151,7 +152,8 @@ func (s *Slots) Drop(ctx context.Context) error {
 		}
 		return s.named(fmt.Errorf("drop slot %q: %w", s.opt.Slot, err))
 	}
-	return slotError(outbox.ReasonSlotActive, fmt.Errorf("drop slot %q: other connections keep acquiring it", s.opt.Slot))
+	return slotError(outbox.ReasonSlotActive, fmt.Errorf("drop slot %q: other connections keep acquiring it",
+		s.opt.Slot))
 }
 
 // Evict implements outbox.Slots.
@@ -174,7 +176,8 @@ func (s *Slots) Evict(ctx context.Context) error {
 		case pid == 0:
 			return nil
 		case time.Now().After(deadline):
-			return slotError(outbox.ReasonSlotActive, fmt.Errorf("process %d still holds slot %q after %v", pid, s.opt.Slot,
+			return slotError(outbox.ReasonSlotActive, fmt.Errorf("process %d still holds slot %q after %v", pid,
+				s.opt.Slot,
 				evictTimeout))
 		case pid != evicted:
 			s.log.WarnContext(ctx, "walsender terminated", "pid", pid)

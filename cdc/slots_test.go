@@ -14,7 +14,8 @@ import (
 func (e *env) fillWAL(t testing.TB) {
 	t.Helper()
 	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat(md5(i::text), 20)) FROM generate_series(1, 30000) i`)
+		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat(md5(i::text), 20)) FROM generate_series(1, `+
+		`30000) i`)
 }
 
 func TestAdvanceFreesTheWAL(t *testing.T) {
@@ -191,7 +192,8 @@ func TestSlotSurvivesAFailoverWhereTheServerCan(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
 	got := testenv.Value[string](t, e.db,
-		"SELECT coalesce(to_jsonb(s) ->> 'failover', 'unknown') FROM pg_replication_slots s WHERE slot_name = $1", e.slot)
+		"SELECT coalesce(to_jsonb(s) ->> 'failover', 'unknown') FROM pg_replication_slots s WHERE slot_name = $1",
+		e.slot)
 	want := "true"
 	if testenv.Value[int](t, e.db, "SELECT current_setting('server_version_num')::int") < 170000 {
 		want = "unknown"

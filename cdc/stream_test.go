@@ -17,7 +17,8 @@ func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
 	e.db.Exec(t, "CREATE TABLE other (id int); ALTER PUBLICATION posthaste ADD TABLE other")
-	e.db.Exec(t, "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.outbox (LIKE outbox INCLUDING ALL); ALTER PUBLICATION "+
+	e.db.Exec(t, "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.outbox (LIKE outbox INCLUDING ALL); ALTER "+
+		"PUBLICATION "+
 		"posthaste ADD TABLE elsewhere.outbox")
 	c := e.run(t, true)
 	const ins = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) "
@@ -69,7 +70,8 @@ func copyRows(t *testing.T, e *env, names ...string) {
 	n, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"},
 		[]string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
 		pgx.CopyFromSlice(len(names), func(i int) ([]any, error) {
-			return []any{fmt.Sprintf("01890a5d-ac96-774b-bcce-b30209900%03d", i), "order", names[i], "t", []byte("{}")}, nil
+			return []any{fmt.Sprintf("01890a5d-ac96-774b-bcce-b30209900%03d", i), "order", names[i], "t", []byte("{}")},
+				nil
 		}))
 	if err != nil || int(n) != len(names) {
 		t.Fatalf("copied %d: %v", n, err)
@@ -139,7 +141,8 @@ func TestTableMayChangeWhileItIsStreamed(t *testing.T) {
 	e.db.Exec(t, `ALTER TABLE outbox DROP COLUMN headers CASCADE; ALTER TABLE outbox DROP COLUMN created_at;
 		ALTER TABLE outbox ADD COLUMN headers jsonb`)
 	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, tenant)
-		VALUES (gen_random_uuid(), 'order', '3', 'order.created', '{"n": 3}', '{"traceparent": "x"}', 'not the headers')`)
+		VALUES (gen_random_uuid(), 'order', '3', 'order.created', '{"n": 3}', '{"traceparent": "x"}', 'not the `+
+		`headers')`)
 	e.db.Exec(t, "ALTER TABLE outbox DROP COLUMN tenant")
 	e.insert(t, "4")
 	rows := c.wait(t, 4)

@@ -192,8 +192,8 @@ func TestLostSlotIsNamedAndReplaced(t *testing.T) {
 	e.insert(t, "unsettled")
 	c.wait(t, 1)
 	e.loseSlot(t)
-	// The checkpoint ends the stream first and gives the slot up when its process is gone: whoever looks in between sees a
-	// connection that was ended, and a slot without a fault.
+	// The checkpoint ends the stream first and gives the slot up when its process is gone: whoever looks in between
+	// sees a connection that was ended, and a slot without a fault.
 	var first *outbox.SlotError
 	err := c.ended(t, 20*time.Second)
 	if !errors.As(err, &first) || first.Reason != outbox.ReasonSlotLost && first.Reason != outbox.ReasonConnection {

@@ -33,7 +33,10 @@ func TestCluster(t *testing.T) {
 		group := fmt.Sprintf("g-%v", ordered)
 		var f failing
 		f.ids.Store(want[0], consumer.Permanent(errBoom))
-		c := start(t, consumer.Options{Client: client, Group: group, Prefix: "outbox.", Ordered: ordered, Handler: f.run})
+		c := start(t, consumer.Options{
+			Client: client, Group: group, Prefix: "outbox.", Ordered: ordered,
+			Handler: f.run,
+		})
 		settled(t, client, 20*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
 		if err := c.stop(); err != nil {
 			t.Errorf("Run: %v", err)

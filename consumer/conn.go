@@ -35,8 +35,8 @@ func (r *readConn) with(ctx context.Context, stream string, do func() error) err
 	if err != nil {
 		return err
 	}
-	// Watch without a key is the client's way to lend a connection that shares no options with its others; those of Conn
-	// are written without a lock when another connection is made meanwhile.
+	// Watch without a key is the client's way to lend a connection that shares no options with its others; those of
+	// Conn are written without a lock when another connection is made meanwhile.
 	return node.Watch(ctx, func(tx *redis.Tx) error {
 		info, err := tx.Do(ctx, "client", "info").Text()
 		if err != nil && !isServerError(err) {
@@ -63,7 +63,8 @@ func (r *readConn) settled(ctx context.Context) error {
 			return err
 		case !r.helpless:
 			r.helpless = true
-			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would come "+
+			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would "+
+				"come "+
 				"late, behind newer ones of their subjects",
 				"remedy", "let this user call CLIENT INFO and CLIENT KILL", "err", err)
 		}

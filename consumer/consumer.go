@@ -102,7 +102,8 @@ func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct
 	c.log.Info("consumer stopping", "held", c.queues.counts().held)
 	var err error
 	if !waitUntil(&c.workers, deadline) {
-		// Their contexts end now; a handler that heeds its context may still return, and one that does not is left behind.
+		// Their contexts end now; a handler that heeds its context may still return, and one that does not is left
+		// behind.
 		cancelHandlers()
 		if !waitUntil(&c.workers, time.Now().Add(time.Second)) {
 			c.log.Error("handlers still running after the drain timeout")

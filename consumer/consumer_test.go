@@ -50,7 +50,8 @@ func TestEventCarriesWhatTheEntrySays(t *testing.T) {
 		}
 	}
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Middleware: []consumer.Middleware{mw("outer"), mw("inner")},
+		Client: r.Client, Streams: []string{"outbox.order"},
+		Middleware: []consumer.Middleware{mw("outer"), mw("inner")},
 		Handler: consumer.JSON(func(ctx context.Context, ev consumer.Event, body struct{ N int }) error {
 			if body.N != 7 {
 				t.Errorf("decoded %d, want 7", body.N)

@@ -92,7 +92,8 @@ func TestEffectExactlyOnce(t *testing.T) {
 	n := scale(100_000, 4000)
 	ids := fill(t, r.Client, "outbox.order", n, 200)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Effect: d.URL, FailEvery: 100,
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Effect: d.URL,
+		FailEvery: 100,
 	}
 	procs := []*process{spawn(t, cfg), spawn(t, cfg), spawn(t, cfg)}
 	reached := func(share float64) {
@@ -176,7 +177,8 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true, Journal: "journal",
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true,
+		Journal: "journal",
 	}
 	n := scale(20_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
@@ -214,7 +216,8 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true, Journal: "journal",
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true,
+		Journal: "journal",
 	}
 	n := scale(20_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)

@@ -144,7 +144,8 @@ var ErrGroupGone = errors.New("the consumer group does not exist any more")
 // Errors: ErrDeadGone, ErrGroupGone, or those of Redis; a lost reply shows as ErrDeadGone in the next call.
 func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error {
 	if d.Stream == "" || d.EntryID == "" || d.Group == "" {
-		return fmt.Errorf("retry dead entry %s of stream %q: it does not say where it came from", d.DeadID, d.DeadStream)
+		return fmt.Errorf("retry dead entry %s of stream %q: it does not say where it came from", d.DeadID,
+			d.DeadStream)
 	}
 	result, err := retryScript.Run(ctx, client, []string{d.Stream, d.DeadStream}, d.DeadID, d.Group, d.EntryID).Text()
 	switch {

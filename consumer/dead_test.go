@@ -68,7 +68,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 		byID[d.EventID] = d
 	}
 	if d := byID["bad"]; d.EntryID != entry || d.Stream != "outbox.order" || d.Group != "g" || d.Attempts != 4 ||
-		d.Error != "boom" || d.Subject != "s1" || d.Type != "order.created" || !strings.Contains(string(d.Data), `"n": 1`) ||
+		d.Error != "boom" || d.Subject != "s1" || d.Type != "order.created" ||
+		!strings.Contains(string(d.Data), `"n": 1`) ||
 		time.Since(d.At) > time.Minute {
 		t.Errorf("bad: %+v", d)
 	}

@@ -105,7 +105,10 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	var none record
-	opt := consumer.Options{Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second, Ordered: true}
+	opt := consumer.Options{
+		Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second,
+		Ordered: true,
+	}
 	cut, logs := opt, &syncBuffer{}
 	cut.Client, cut.Handler, cut.Logger = client, none.handle, logTo(logs)
 	start(t, cut)

@@ -61,7 +61,8 @@ func add(tb testing.TB, client redis.Cmdable, stream string, ev event) string {
 func fields(ev event) []any {
 	return []any{
 		"id", ev.id, "type", "order.created", "source", "/posthaste/default", "subject", ev.subject,
-		"time", time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), "data", fmt.Sprintf(`{"n": %d, "note": "<a>"}`, ev.n),
+		"time", time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), "data",
+		fmt.Sprintf(`{"n": %d, "note": "<a>"}`, ev.n),
 		"traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 	}
 }
@@ -200,7 +201,8 @@ func allOnce(tb testing.TB, ids []string, got map[string]int) {
 		}
 	}
 	if missing+repeated > 0 || len(got) != len(ids) {
-		tb.Fatalf("%d events missing, %d repeated, %d different ids for %d events", missing, repeated, len(got), len(ids))
+		tb.Fatalf("%d events missing, %d repeated, %d different ids for %d events", missing, repeated, len(got),
+			len(ids))
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 
 // Options configure a Consumer. Client, Group, Handler and one of Streams and Prefix are required.
 type Options struct {
-	// Client is the connection to Redis; the caller closes it after Run has returned. Reading takes one of its connections
-	// for good, with a Cluster client one for every stream.
+	// Client is the connection to Redis; the caller closes it after Run has returned. Reading takes one of its
+	// connections for good, with a Cluster client one for every stream.
 	Client redis.UniversalClient
 	// Group is the consumer group. A new one starts at the first entry of each stream.
 	Group string
@@ -69,7 +69,8 @@ func (o *Options) validate() error {
 		check(false, "no Redis client")
 	case *redis.Client:
 		check(c.Options().PoolSize > 1 && c.Options().MaxActiveConns != 1,
-			"the Redis client's pool has one connection, which reading takes: PoolSize and MaxActiveConns must be at least 2")
+			"the Redis client's pool has one connection, which reading takes: PoolSize and MaxActiveConns must be at "+
+				"least 2")
 	case *redis.ClusterClient, *redis.Ring:
 	default:
 		check(false, fmt.Sprintf("a client of type %T lends no connection", c))

@@ -23,7 +23,8 @@ const (
 	maxBatch = 500
 	// batchBytes is what one read should return, at most, judged by what the entries before it weighed.
 	batchBytes = 4 << 20
-	// badStreamRetry is the wait before a stream that cannot be prepared (another type of key, no right) is tried again.
+	// badStreamRetry is the wait before a stream that cannot be prepared (another type of key, no right) is tried
+	// again.
 	badStreamRetry = 5 * time.Second
 )
 
@@ -61,7 +62,8 @@ func (c *Consumer) readers(ctx context.Context) {
 type reader struct {
 	c    *Consumer
 	list func() []string
-	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the queues.
+	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the
+	// queues.
 	prepared map[string]bool
 	// later are the streams that could not be prepared, and when to try again.
 	later map[string]time.Time
@@ -259,7 +261,10 @@ func (r *reader) took(stream string, es []*entry) {
 }
 
 func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entry {
-	e := &entry{stream: stream, id: m.ID, at: parseEntryID(m.ID), values: m.Values, attempt: attempt, seen: now, size: 256}
+	e := &entry{
+		stream: stream, id: m.ID, at: parseEntryID(m.ID), values: m.Values, attempt: attempt, seen: now,
+		size: 256,
+	}
 	for k, v := range m.Values {
 		s, _ := v.(string)
 		e.size += len(k) + len(s)

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// stallAfter is how long nothing may move, while there is something to do and somebody to do it, until that is said.
+	// stallAfter is how long nothing may move, while there is something to do and somebody to do it, until that is
+	// said.
 	stallAfter = time.Minute
 	// hangAfter is the same where everything waits for handlers that run: how long those take is not ours to judge.
 	hangAfter = 15 * time.Minute
@@ -119,7 +120,8 @@ func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
 			u.since = now
 		}
 		if still := now.Sub(u.since); still > w.stall {
-			why = fmt.Sprintf("%d entries of stream %s wait, and none was read for %s", u.lag, stream, still.Round(time.Second))
+			why = fmt.Sprintf("%d entries of stream %s wait, and none was read for %s", u.lag, stream,
+				still.Round(time.Second))
 		}
 	}
 	return why

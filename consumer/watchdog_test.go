@@ -20,18 +20,24 @@ func TestWatchdog(t *testing.T) {
 		deaf   bool
 		want   time.Duration // from when on it is said; 0: never
 	}{
-		"nothing to do":               {},
-		"unread, and nobody reads":    {lag: 5, want: stallAfter},
-		"lag unknown":                 {lag: -1},
-		"done and not acknowledged":   {counts: queueCounts{held: 200, unacked: 200}, want: stallAfter},
-		"held, and nothing runs":      {counts: queueCounts{held: 1}, want: stallAfter},
-		"waiting for a retry":         {counts: queueCounts{held: 9, resting: 9, delayed: 1}},
-		"unread behind a retry":       {counts: queueCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
-		"one handler takes long":      {counts: queueCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
-		"all handlers take long":      {counts: queueCounts{held: 90, running: workers, behind: 8}, lag: 9, want: hangAfter},
-		"unread beside a handler":     {counts: queueCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
-		"redis does not answer":       {deaf: true, want: stallAfter},
-		"redis and a handler at work": {deaf: true, counts: queueCounts{held: 1, running: 1, behind: 1}, want: stallAfter},
+		"nothing to do":             {},
+		"unread, and nobody reads":  {lag: 5, want: stallAfter},
+		"lag unknown":               {lag: -1},
+		"done and not acknowledged": {counts: queueCounts{held: 200, unacked: 200}, want: stallAfter},
+		"held, and nothing runs":    {counts: queueCounts{held: 1}, want: stallAfter},
+		"waiting for a retry":       {counts: queueCounts{held: 9, resting: 9, delayed: 1}},
+		"unread behind a retry":     {counts: queueCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
+		"one handler takes long":    {counts: queueCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
+		"all handlers take long": {
+			counts: queueCounts{held: 90, running: workers, behind: 8}, lag: 9,
+			want: hangAfter,
+		},
+		"unread beside a handler": {counts: queueCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
+		"redis does not answer":   {deaf: true, want: stallAfter},
+		"redis and a handler at work": {
+			deaf: true, counts: queueCounts{held: 1, running: 1, behind: 1},
+			want: stallAfter,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

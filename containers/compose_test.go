@@ -26,7 +26,8 @@ const streams = 2
 
 func load(tb testing.TB, profiles ...string) *types.Project {
 	tb.Helper()
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithoutEnvironmentResolution, cli.WithProfiles(profiles))
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithoutEnvironmentResolution,
+		cli.WithProfiles(profiles))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -182,7 +183,8 @@ func TestComposeVariables(t *testing.T) {
 	}
 }
 
-// TestComposeSettings: every setting given to a container is one that the binary knows; any other would be ignored in silence.
+// TestComposeSettings: every setting given to a container is one that the binary knows; any other would be ignored in
+// silence.
 func TestComposeSettings(t *testing.T) {
 	t.Parallel()
 	settings := read(t, "internal/app/settings.go")
@@ -223,9 +225,13 @@ func TestComposeRedisRoom(t *testing.T) {
 	}
 	need, have := streams*maxlen*bytesPerEntry, size(t, following(t, redis, "--maxmemory"))
 	if need > have*3/4 {
-		t.Errorf("%d streams of %d entries take %d bytes: more than three quarters of maxmemory, %d", streams, maxlen, need, have)
+		t.Errorf("%d streams of %d entries take %d bytes: more than three quarters of maxmemory, %d", streams, maxlen,
+			need, have)
 	}
-	for flag, want := range map[string]string{"--appendonly": "yes", "--appendfsync": "everysec", "--maxmemory-policy": "noeviction"} {
+	for flag, want := range map[string]string{
+		"--appendonly": "yes", "--appendfsync": "everysec",
+		"--maxmemory-policy": "noeviction",
+	} {
 		if got := following(t, redis, flag); got != want {
 			t.Errorf("%s: got %q, want %q", flag, got, want)
 		}
@@ -295,13 +301,15 @@ func TestComposeDashboardPaths(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if linked := `"url": "/public/posthaste/runbook.md`; !strings.Contains(string(b), linked) || !slices.ContainsFunc(g.Volumes, func(v types.ServiceVolumeConfig) bool {
-		return v.Target == "/usr/share/grafana/public/posthaste" && filepath.Base(v.Source) == "docs"
-	}) {
+	if linked := `"url": "/public/posthaste/runbook.md`; !strings.Contains(string(b), linked) ||
+		!slices.ContainsFunc(g.Volumes, func(v types.ServiceVolumeConfig) bool {
+			return v.Target == "/usr/share/grafana/public/posthaste" && filepath.Base(v.Source) == "docs"
+		}) {
 		t.Errorf("the panels' links (%s…) do not lead into docs as it is mounted", linked)
 	}
 	for _, v := range g.Volumes {
-		if len(provider.Providers) == 1 && v.Target == provider.Providers[0].Options.Path && v.Target == filepath.Dir(home) {
+		if len(provider.Providers) == 1 && v.Target == provider.Providers[0].Options.Path &&
+			v.Target == filepath.Dir(home) {
 			if _, err := os.Stat(filepath.Join(v.Source, filepath.Base(home))); err != nil {
 				t.Errorf("home dashboard: %v", err)
 			}

@@ -50,7 +50,8 @@ func TestDockerfile(t *testing.T) {
 			t.Errorf("unknown or unwanted instruction: %v", words)
 		}
 	}
-	if want := []string{"golang:1.26-bookworm", "gcr.io/distroless/static-debian12:nonroot"}; !slices.Equal(from, want) {
+	if want := []string{"golang:1.26-bookworm", "gcr.io/distroless/static-debian12:nonroot"}; !slices.Equal(from,
+		want) {
 		t.Errorf("stages: got %v, want %v", from, want)
 	}
 	if !slices.Equal(user, []string{"65532:65532"}) {

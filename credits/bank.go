@@ -34,8 +34,8 @@ var (
 	ErrRecovering = errors.New("the balances are being rebuilt from the ledger")
 	// ErrUnavailable means that Redis or, where it is needed, Postgres cannot be used.
 	ErrUnavailable = errors.New("the store of balances cannot be used")
-	// ErrUnknown means that it cannot be known whether the operation was done, or that it is not durable yet. Asking again
-	// with the same id tells.
+	// ErrUnknown means that it cannot be known whether the operation was done, or that it is not durable yet. Asking
+	// again with the same id tells.
 	ErrUnknown = errors.New("the outcome of the operation is unknown")
 	// ErrExpired means that the key is too old to be new, and the ledger does not have it.
 	ErrExpired = errors.New("the key is too old and nothing was done under it")
@@ -51,7 +51,8 @@ const (
 	patience = 2 * time.Second
 	// checkEvery is how long the server is trusted to be fit for balances after a look at its settings.
 	checkEvery = 5 * time.Second
-	// clockSlack is how far a key's time may be ahead of ours, and how much younger than OutcomeTTL it must be to be new.
+	// clockSlack is how far a key's time may be ahead of ours, and how much younger than OutcomeTTL it must be to be
+	// new.
 	clockSlack = 5 * time.Minute
 	youngLimit = OutcomeTTL - time.Hour
 )
@@ -446,8 +447,8 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 		again, err = a.b.reopen(ctx, a.bucket, v)
 		return res, again, err
 	case "MISMATCH":
-		// There is a record; perhaps an older encoding made its fingerprint. It outlives this call by an hour at least, or
-		// the ledger would have been asked, so asking again cannot carry anything out.
+		// There is a record; perhaps an older encoding made its fingerprint. It outlives this call by an hour at least,
+		// or the ledger would have been asked, so asking again cannot carry anything out.
 		if len(a.op.Older) == 0 {
 			return res, nil, ErrReused
 		}
@@ -485,7 +486,8 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	key := t + ":a:" + user
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
-		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(), ask,
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(),
+		ask,
 		op.Reference,
 	}
 	r, waited, err := a.b.calls.call(ctx, key, fcall)
@@ -596,8 +598,8 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err erro
 	}
 	now := b.known(bkt)
 	if now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
-		// Nothing was ever written here, as far as anybody knows. If Redis has lost everything before the ledger got any of
-		// it, the ledger's account of the bucket is empty all the same.
+		// Nothing was ever written here, as far as anybody knows. If Redis has lost everything before the ledger got
+		// any of it, the ledger's account of the bucket is empty all the same.
 		if _, err := call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}

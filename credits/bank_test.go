@@ -100,7 +100,8 @@ func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
 	for range 3 {
 		wg.Go(func() {
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
-			cmd.Env = append(os.Environ(), childRedis+"="+w.redis.URL(), childPostgres+"="+w.db.URL, childUser+"="+user.String(),
+			cmd.Env = append(os.Environ(), childRedis+"="+w.redis.URL(), childPostgres+"="+w.db.URL, childUser+"="+
+				user.String(),
 				childCount+"="+strconv.Itoa(deducts/3))
 			out, err := cmd.Output()
 			if err != nil {
@@ -134,7 +135,8 @@ func TestAmountsAreStrict(t *testing.T) {
 		"1\n", "+1", "1000000000000", "9007199254740993",
 	} {
 		for _, fn := range []string{fnAdd, fnDeduct} {
-			r, err := call(t.Context(), w.redis.Client, fn, keys, amount, "fp", user.String(), uuid.NewString(), 1, 0, 1000, 10,
+			r, err := call(t.Context(), w.redis.Client, fn, keys, amount, "fp", user.String(), uuid.NewString(), 1, 0,
+				1000, 10,
 				durMemory, "0", "")
 			if err != nil || r[0] != "BAD_AMOUNT" {
 				t.Errorf("%s %q: got %v, %v", fn, amount, r, err)
@@ -282,7 +284,8 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 	for i := range 1000 {
 		wg.Go(func() {
 			op, err := newOp(user, Deduct, 1), errLoading
-			for try := 0; try < 50 && errors.Is(err, errLoading); try++ { // each waits a moment only: a busy machine wants more
+			// each waits a moment only: a busy machine wants more
+			for try := 0; try < 50 && errors.Is(err, errLoading); try++ {
 				_, err = banks[i%2].Apply(context.Background(), op)
 			}
 			if err != nil {
@@ -403,7 +406,8 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	}
 	bkt := Bucket(user)
 	args := []any{
-		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10, op.fp(),
+		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10,
+		op.fp(),
 		user.String(), op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
 	}
 	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != "REPLAY" || r[3] != "90" {

@@ -132,7 +132,8 @@ func movedAway(err error) bool {
 	if err == nil {
 		return false
 	}
-	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN")
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") ||
+		redis.HasErrorPrefix(err, "TRYAGAIN")
 }
 
 // lane returns that of the node that has key.
@@ -199,7 +200,8 @@ func (l *lane) enqueue(c *waitingCall) error {
 func (l *lane) send() {
 	for batch := l.take(nil); len(batch) > 0; batch = l.take(batch) {
 		l.exec(batch)
-		// Whoever was answered just now, and wants more, comes along: without this the next pipeline would be nearly empty.
+		// Whoever was answered just now, and wants more, comes along: without this the next pipeline would be nearly
+		// empty.
 		runtime.Gosched()
 	}
 }

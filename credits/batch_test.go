@@ -49,7 +49,8 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	b := w.inUse(user)
 	reads := func() int64 {
 		var n int64
-		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(), "total_reads_processed")} {
+		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(),
+			"total_reads_processed")} {
 			for _, d := range c {
 				n = 10*n + int64(d-'0')
 			}
@@ -174,7 +175,8 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		w.must(op, OK)
 	}
 	w.inStep(user, 98)
-	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1", never.ID),
+	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1",
+		never.ID),
 		0)
 }
 

@@ -41,7 +41,8 @@ func (w *world) write(users []uuid.UUID, n int) {
 				op := newOp(u, Deduct, 1)
 				bkt := Bucket(u)
 				p.FCall(context.Background(), fnDeduct,
-					[]string{accountKey(u), outcomeKey(u, op.ID), streamKey(bkt), epochKey(bkt)}, 1, op.fp(), u.String(),
+					[]string{accountKey(u), outcomeKey(u, op.ID), streamKey(bkt), epochKey(bkt)}, 1, op.fp(),
+					u.String(),
 					op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "")
 			}
 			return nil
@@ -80,7 +81,8 @@ func BenchmarkFunction(b *testing.B) {
 		for done := 0; done < b.N; done += 500 {
 			_, err := w.redis.Client.Pipelined(b.Context(), func(p redis.Pipeliner) error {
 				for range 500 {
-					p.FCall(b.Context(), "bare", []string{accountKey(op.User)}, 1, op.fp(), op.User.String(), op.ID.String(), 1, 0, 1,
+					p.FCall(b.Context(), "bare", []string{accountKey(op.User)}, 1, op.fp(), op.User.String(),
+						op.ID.String(), 1, 0, 1,
 						1, durMemory, "0", "")
 				}
 				return nil

@@ -40,7 +40,8 @@ func TestDurabilityReplicas(t *testing.T) {
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("without the replica: %v, want ErrUnknown", err)
 	}
-	// A repeat waits too, from another process as well: it must not find an answer just because it has nothing to write.
+	// A repeat waits too, from another process as well: it must not find an answer just because it has nothing to
+	// write.
 	other := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	if _, err := other.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("repeated without the replica: %v, want ErrUnknown", err)

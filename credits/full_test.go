@@ -35,7 +35,8 @@ func (w *world) bareRate(c *redis.Client, ops []Op, conns, depth int) float64 {
 	for i := range ops {
 		op, bkt := &ops[i], Bucket(ops[i].User)
 		prepared[i] = []any{
-			"FCALL", fnDeduct, 4, accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(bkt), epochKey(bkt), 1, op.fp(),
+			"FCALL", fnDeduct, 4, accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(bkt), epochKey(bkt), 1,
+			op.fp(),
 			op.User.String(), op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "",
 		}
 	}
@@ -189,7 +190,8 @@ func TestFullSyncKeepsUp(t *testing.T) {
 			}
 		}
 		behind = time.Since(start) - wrote
-		fmt.Printf("sync beside %.0f deductions/s for %.1fs, each with its event: done %v after the last one, longest lag "+
+		fmt.Printf("sync beside %.0f deductions/s for %.1fs, each with its event: done %v after the last one, "+
+			"longest lag "+
 			"about %.0fs (load %s)\n",
 			perSecond*seconds/wrote.Seconds(), wrote.Seconds(), behind.Round(time.Millisecond), worst, load())
 	}
@@ -211,7 +213,8 @@ func TestFullMemory(t *testing.T) {
 	account := c.MemoryUsage(ctx, accountKey(users[0])).Val()
 	outcomes := c.Keys(ctx, tag(Bucket(users[0]))+":i:*").Val()
 	outcome := c.MemoryUsage(ctx, outcomes[0]).Val()
-	fmt.Printf("memory: account %d B, outcome %d B (MEMORY USAGE); account and outcome together %d B, stream entry %d B "+
+	fmt.Printf("memory: account %d B, outcome %d B (MEMORY USAGE); account and outcome together %d B, stream entry "+
+		"%d B "+
 		"(used_memory over %d)\n",
 		account, outcome, (synced-before)/accounts, (all-synced)/accounts, accounts)
 	if outcome > 260 {

@@ -155,7 +155,8 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 	}
 	for b, m := range marks {
 		if m != l.rows[b].Mark || l.moved[b] != 0 {
-			l.batch.Marks = append(l.batch.Marks, LedgerBucket{Bucket: b, Mark: m, Issued: l.rows[b].Issued + l.moved[b]})
+			l.batch.Marks = append(l.batch.Marks, LedgerBucket{Bucket: b, Mark: m, Issued: l.rows[b].Issued +
+				l.moved[b]})
 		}
 	}
 	return false
@@ -262,7 +263,8 @@ func rawEntry(fields map[string]any) []byte {
 	}
 	sum := sha256.Sum256(raw)
 	return encodeRaw(map[string]any{
-		"begins": strings.ToValidUTF8(string(raw[:maxRaw/2]), ""), "bytes": len(raw), "sha256": hex.EncodeToString(sum[:]),
+		"begins": strings.ToValidUTF8(string(raw[:maxRaw/2]), ""), "bytes": len(raw),
+		"sha256": hex.EncodeToString(sum[:]),
 	})
 }
 

@@ -81,7 +81,10 @@ func TestLinearizable(t *testing.T) {
 					return
 				}
 				mu.Lock()
-				history = append(history, porcupine.Operation{ClientId: id + 1, Input: in, Output: out, Call: start, Return: end})
+				history = append(history, porcupine.Operation{
+					ClientId: id + 1, Input: in, Output: out, Call: start,
+					Return: end,
+				})
 				mu.Unlock()
 			}
 		})

@@ -61,7 +61,7 @@ func newLost(reg prometheus.Registerer) prometheus.Counter {
 	}
 	var have prometheus.AlreadyRegisteredError
 	if err := reg.Register(c); errors.As(err, &have) {
-		return have.ExistingCollector.(prometheus.Counter) //nolint:forcetypeassert // nobody else has a metric of this name
+		return have.ExistingCollector.(prometheus.Counter) //nolint:forcetypeassert // the name is ours
 	} else if err != nil {
 		panic(err) // as MustRegister does
 	}
@@ -108,7 +108,8 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",
 		}),
 		entries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "credits_sync_entries_total", Help: "Stream entries by what became of them. Quarantined ones need an operator.",
+			Name: "credits_sync_entries_total",
+			Help: "Stream entries by what became of them. Quarantined ones need an operator.",
 		}, []string{"outcome"}),
 		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total",
@@ -118,12 +119,13 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Name: "outbox_events_written_total", Help: "Events committed to the outbox by this process.",
 		}, []string{"type"}),
 		bumps: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "credits_epoch_bumps_total", Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
+			Name: "credits_epoch_bumps_total",
+			Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
 		}),
 		drift: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_reconcile_drift",
-			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 minutes. " +
-				"Anything but 0 means the ledger was changed by hand.",
+			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 " +
+				"minutes. Anything but 0 means the ledger was changed by hand.",
 		}),
 		lost: newLost(reg),
 	}

@@ -54,8 +54,8 @@ type Op struct {
 	Amount int64
 	// Reference is the client's own text, at most MaxReference bytes, kept in the ledger.
 	Reference string
-	// MintedAt is when the idempotency key was made, if it says so (UUIDv7); else zero. A key that is young needs no look
-	// into the ledger, because Redis still knows every operation of its age.
+	// MintedAt is when the idempotency key was made, if it says so (UUIDv7); else zero. A key that is young needs no
+	// look into the ledger, because Redis still knows every operation of its age.
 	MintedAt time.Time
 }
 

@@ -178,7 +178,8 @@ func accountAt(ctx context.Context, db sql.DB, bucket int16, user uuid.UUID) (*L
 	var balance, seq *int64
 	var frozen *string
 	var updated *time.Time
-	err := db.QueryRow(ctx, query("account_get"), bucket, user).Scan(&e.Epoch, &e.Mark, &balance, &seq, &frozen, &updated)
+	err := db.QueryRow(ctx, query("account_get"), bucket, user).Scan(&e.Epoch, &e.Mark, &balance, &seq, &frozen,
+		&updated)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errBucketUnused
 	}
@@ -349,14 +350,16 @@ func accountColumns(l []LedgerAccount) []any {
 func eventColumns(l []sql.Event) []any {
 	return []any{
 		column(l, func(e *sql.Event) uuid.UUID { return e.ID }),
-		column(l, func(e *sql.Event) string { return e.AggregateID }), column(l, func(e *sql.Event) string { return e.Type }),
+		column(l, func(e *sql.Event) string { return e.AggregateID }),
+		column(l, func(e *sql.Event) string { return e.Type }),
 		column(l, func(e *sql.Event) string { return string(e.Payload) }),
 	}
 }
 
 func markColumns(l []LedgerBucket) []any {
 	return []any{
-		column(l, func(e *LedgerBucket) int16 { return e.Bucket }), column(l, func(e *LedgerBucket) int64 { return e.Mark }),
+		column(l, func(e *LedgerBucket) int16 { return e.Bucket }),
+		column(l, func(e *LedgerBucket) int64 { return e.Mark }),
 		column(l, func(e *LedgerBucket) int64 { return e.Issued }),
 	}
 }

@@ -52,7 +52,8 @@ func (s *Sync) tell(bkt int16, err error) {
 	}
 	if why := err.Error(); s.stuck[bkt] != why {
 		s.stuck[bkt] = why
-		s.log.Error("the bucket's accounts cannot be used: an operator must examine its keys in Redis", "bucket", bkt, "err", err)
+		s.log.Error("the bucket's accounts cannot be used: an operator must examine its keys in Redis", "bucket", bkt,
+			"err", err)
 	}
 }
 
@@ -174,7 +175,8 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 		return raiseEpoch(ctx, tx, bkt, to)
 	})
 	if err == nil && to > 0 {
-		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket", bkt,
+		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket",
+			bkt,
 			"epoch", to, "ledger_epoch", from)
 	}
 	return err

@@ -32,7 +32,8 @@ type Difference struct {
 	Cause  string    `json:"cause"`
 	// Explanation is for people.
 	Explanation string `json:"explanation"`
-	// Entries is the sum of the entries, Ledger and Redis the two balances, Pending what the stream's entries add up to.
+	// Entries is the sum of the entries, Ledger and Redis the two balances, Pending what the stream's entries add up
+	// to.
 	Entries int64  `json:"entries"`
 	Ledger  int64  `json:"ledger"`
 	Redis   *int64 `json:"redis"`
@@ -51,8 +52,8 @@ type Unbalanced struct {
 
 // Report is the result of a reconciliation.
 type Report struct {
-	// Accounts were looked at; Cached of them are in Redis; Pending of those have operations that the ledger does not have
-	// yet and that account for all of the difference.
+	// Accounts were looked at; Cached of them are in Redis; Pending of those have operations that the ledger does not
+	// have yet and that account for all of the difference.
 	Accounts    int          `json:"accounts"`
 	Cached      int          `json:"cached"`
 	Pending     int          `json:"pending"`
@@ -255,10 +256,12 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 	case !c.there, c.seq == b.LastSeq && c.balance == b.Balance:
 		return nil, false, nil
 	case c.seq < b.LastSeq:
-		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq, b.LastSeq),
+		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq,
+				b.LastSeq),
 			false, nil
 	case c.seq == b.LastSeq:
-		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false, nil
+		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false,
+			nil
 	}
 	list, err := r.waiting(ctx, b.UserID)
 	if err != nil {

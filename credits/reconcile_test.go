@@ -60,7 +60,10 @@ func TestReconcile(t *testing.T) {
 		}
 	}
 	users[causeUnknown] = unknown
-	for _, cause := range []string{causeSum, causeGap, causeFrozen, causeBehind, causeBalance, causeStream, causeUnknown} {
+	for _, cause := range []string{
+		causeSum, causeGap, causeFrozen, causeBehind, causeBalance, causeStream,
+		causeUnknown,
+	} {
 		wantEqual(t, "cause", got[users[cause]], cause)
 	}
 	wantEqual(t, "differences", len(r.Differences), 7)

@@ -153,9 +153,15 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 			func(e entries) entries { return entries{e[0], with(e[1], "c", "INSUFFICIENT"), e[2]} },
 			reasonBalance, 2,
 		},
-		"amount":    {func(e entries) entries { return entries{e[0], with(e[1], "a", "1e1"), e[2]} }, reasonMalformed, 2},
-		"zero byte": {func(e entries) entries { return entries{e[0], with(e[1], "r", "a\x00b"), e[2]} }, reasonMalformed, 2},
-		"repeated":  {func(e entries) entries { return entries{e[0], e[0], e[1], e[2], e[1]} }, "", 4},
+		"amount": {
+			func(e entries) entries { return entries{e[0], with(e[1], "a", "1e1"), e[2]} }, reasonMalformed,
+			2,
+		},
+		"zero byte": {
+			func(e entries) entries { return entries{e[0], with(e[1], "r", "a\x00b"), e[2]} },
+			reasonMalformed, 2,
+		},
+		"repeated": {func(e entries) entries { return entries{e[0], e[0], e[1], e[2], e[1]} }, "", 4},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -213,7 +219,8 @@ func TestAnEntryOfNobody(t *testing.T) {
 	w.must(newOp(user, Deduct, 2), OK)
 	w.inStep(user, 3)
 	wantEqual(t, "put aside",
-		testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1", user),
+		testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1",
+			user),
 		4)
 }
 
@@ -418,7 +425,8 @@ func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 		other.refresh(t.Context())
 		w.bank.refresh(t.Context())
 	}
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+counter(other.metrics.lost),
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+
+		counter(other.metrics.lost),
 		4)
 	w.inStep(user, 95)
 }

@@ -106,7 +106,8 @@ var (
 	ErrNotFrozen = errors.New("the account is not frozen")
 	// ErrUnsettled means that the balances do not agree, or that operations in quarantine would be given up, and nobody
 	// said which balance stands.
-	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: choose which balance to keep")
+	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: choose which balance to " +
+		"keep")
 	// ErrNotInRedis means that the balance in Redis was to stand, and there is none.
 	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can be kept")
 	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can fix that.

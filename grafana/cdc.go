@@ -3,45 +3,55 @@ package grafana
 var yesNo = map[string]text{"0": {"no", red}, "1": {"yes", green}}
 
 var cdc = board{
-	file: "cdc", title: "CDC and slot", question: "Does the stream of changes flow, and does the slot endanger Postgres' disk?",
+	file: "cdc", title: "CDC and slot",
+	question: "Does the stream of changes flow, and does the slot endanger Postgres' disk?",
 	rows: []row{
 		{"Does it flow, and is the disk safe?", 5, []panel{
 			{
-				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxSlotInactive", width: 4, texts: yesNo,
-				means: "Whether a walsender streams the slot. No is correct only in poll mode; otherwise the relay sweeps: posthaste doctor " +
+				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxSlotInactive", width: 4,
+				texts: yesNo,
+				means: "Whether a walsender streams the slot. No is correct only in poll mode; otherwise the relay " +
+					"sweeps: posthaste doctor " +
 					"shows what is missing.",
 				queries: []query{{leading("outbox_slot_active"), ""}}, steps: []step{{0, red}, {1, green}},
 			},
 			{
 				form: number, title: "Slot is lost", unit: "short", alert: "OutboxSlotLost", width: 4,
 				texts: map[string]text{"0": {"no", green}, "1": {"yes", red}},
-				means: "Whether Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a new slot. Find out why " +
-					"it lagged: no relay for a long time, or an open transaction.",
+				means: "Whether Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a " +
+					"new slot. Find out why it lagged: no relay for a long time, or an open transaction.",
 				queries: []query{{leading("outbox_slot_lost"), ""}}, steps: none(),
 			},
 			{
 				form: number, title: "Retained WAL", unit: "bytes", alert: "OutboxSlotRetainedWALHigh", width: 4,
-				means: "WAL that Postgres keeps on disk for the slot. Above POSTHASTE_WAL_BUDGET (1 GiB by default), the relay advances the " +
+				means: "WAL that Postgres keeps on disk for the slot. Above POSTHASTE_WAL_BUDGET (1 GiB by default), " +
+					"the relay advances the " +
 					"slot and sweeps the table.",
 				queries: []query{{leading("outbox_slot_retained_bytes"), ""}}, steps: below(512<<20, 1<<30),
 			},
 			{
-				form: number, title: "Share of the limit", unit: "percentunit", alert: "OutboxSlotRetainedWALCritical", width: 4, empty: "no limit",
-				means: "Retained WAL as a share of max_slot_wal_keep_size. At 1, Postgres invalidates the slot. Without a limit, an " +
+				form: number, title: "Share of the limit", unit: "percentunit", alert: "OutboxSlotRetainedWALCritical",
+				width: 4, empty: "no limit",
+				means: "Retained WAL as a share of max_slot_wal_keep_size. At 1, Postgres invalidates the slot. " +
+					"Without a limit, an " +
 					"abandoned slot fills the disk: set one.",
-				queries: []query{{"max(outbox_slot_retained_bytes{FILTER} / (outbox_slot_max_keep_bytes{FILTER} > 0) and on (job, instance) outbox_relay_leader{FILTER} == 1)", ""}},
-				steps:   below(0.5, 0.8),
+				queries: []query{{"max(outbox_slot_retained_bytes{FILTER} / (outbox_slot_max_keep_bytes{FILTER} > 0) " +
+					"and on (job, instance) outbox_relay_leader{FILTER} == 1)", ""}},
+				steps: below(0.5, 0.8),
 			},
 			{
 				form: number, title: "Silence on the connection", unit: "s", alert: "SlotScrapeFailing", width: 4,
-				means: "Seconds since the last message from Postgres on the replication connection; keepalives arrive every few seconds. " +
-					"Above 30, the connection hangs, and the relay reconnects.",
+				means: "Seconds since the last message from Postgres on the replication connection; keepalives " +
+					"arrive every few seconds. Above 30, the connection hangs, and the relay reconnects.",
 				queries: []query{{"max(outbox_wire_idle_seconds{FILTER})", ""}}, steps: below(15, 30),
 			},
 			{
-				form: number, title: "Streamed, p99", unit: "s", alert: "OutboxPublishSLOFastBurn", width: 4, empty: "no events",
-				means:   "99 of 100 streamed events are in Redis this long after their commit. Above half a second, Redis, the network or the decoder is slow.",
-				queries: []query{{quantile(0.99, `outbox_commit_to_publish_seconds{mode="cdc"}`), ""}}, steps: below(0.1, 0.5),
+				form: number, title: "Streamed, p99", unit: "s", alert: "OutboxPublishSLOFastBurn", width: 4,
+				empty: "no events",
+				means: "99 of 100 streamed events are in Redis this long after their commit. Above half a second, " +
+					"Redis, the network or the decoder is slow.",
+				queries: []query{{quantile(0.99, `outbox_commit_to_publish_seconds{mode="cdc"}`), ""}},
+				steps:   below(0.1, 0.5),
 			},
 		}},
 		{"Mode", 6, []panel{modePanel, firing}},
@@ -49,27 +59,36 @@ var cdc = board{
 			slotWAL, slotAndWire,
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Events streamed, and rows deleted after them. If settling falls behind, Postgres deletes slowly: the window fills, " +
+				means: "Events streamed, and rows deleted after them. If settling falls behind, Postgres deletes " +
+					"slowly: the window fills, " +
 					"and then streaming waits.",
-				queries: []query{{rate(`outbox_published_total{mode="cdc"}`), "streamed"}, {rate("outbox_settled_total"), "settled"}, {rate("outbox_settle_missing_total"), "settled before"}},
+				queries: []query{
+					{rate(`outbox_published_total{mode="cdc"}`), "streamed"},
+					{rate("outbox_settled_total"), "settled"},
+					{rate("outbox_settle_missing_total"), "settled before"},
+				},
 			},
 		}},
 		{"Stream of changes", 7, []panel{
 			{
 				title: "Transactions and rows", unit: "ops", alert: "OutboxRelayNotPublishing",
-				means: "What the slot delivers. Rows in excess of published events are repeats after a restart. If it is 0 while events are " +
-					"written, the publication may be missing: run posthaste doctor.",
-				queries: []query{{rate("outbox_cdc_transactions_total"), "transactions"}, {rate("outbox_cdc_rows_total"), "rows"}},
+				means: "What the slot delivers. Rows in excess of published events are repeats after a restart. If " +
+					"it is 0 while events are written, the publication may be missing: run posthaste doctor.",
+				queries: []query{
+					{rate("outbox_cdc_transactions_total"), "transactions"},
+					{rate("outbox_cdc_rows_total"), "rows"},
+				},
 			},
 			{
 				title: "Received", unit: "Bps", alert: "OutboxSlotRetainedWALHigh",
-				means:   "Bytes over the replication connection: mostly large payloads, plus keepalives. A plateau is the network's limit.",
+				means: "Bytes over the replication connection: mostly large payloads, plus keepalives. A plateau " +
+					"is the network's limit.",
 				queries: []query{{rate("outbox_cdc_received_bytes_total"), "received"}},
 			},
 			{
 				title: "Reconnects and decode errors", unit: "short", alert: "OutboxModeFlapping",
-				means: "Reconnects: the stream breaks; check Postgres' log, wal_sender_timeout, and devices that cut idle connections. " +
-					"Decode errors: the table's columns were changed; undo the change.",
+				means: "Reconnects: the stream breaks; check Postgres' log, wal_sender_timeout, and devices that cut " +
+					"idle connections. Decode errors: the table's columns were changed; undo the change.",
 				queries: []query{
 					{"sum(increase(outbox_cdc_reconnects_total{FILTER}[$__rate_interval]))", "reconnects"},
 					{"sum(increase(outbox_cdc_decode_errors_total{FILTER}[$__rate_interval]))", "decode errors"},
@@ -79,8 +98,9 @@ var cdc = board{
 			inflight,
 			{
 				title: "Audit and stalls", unit: "short", alert: "OutboxRelayStalled",
-				means: "How often the stream did not deliver rows of the table (missed) or made no progress (stalled). The sweep has " +
-					"published them; look for a filter on the publication, or another program that changed the slot. Stalled now: rows wait without progress; see /readyz.",
+				means: "How often the stream did not deliver rows of the table (missed) or made no progress " +
+					"(stalled). The sweep has published them; look for a filter on the publication, or another " +
+					"program that changed the slot. Stalled now: rows wait without progress; see /readyz.",
 				queries: []query{
 					{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"},
 					{leading("outbox_relay_stalled"), "stalled now"},
@@ -89,41 +109,55 @@ var cdc = board{
 			},
 			{
 				title: "Mode switches and new slots", unit: "short", alert: "OutboxSlotDropped",
-				means: "Why the mode changed, and why a slot was created. missing: someone dropped the slot. lost: Postgres invalidated it. " +
-					"silent, connection, stalled: the stream is unstable; check the network and Postgres' log.",
-				queries: append([]query{{"sum by (reason) (increase(outbox_slot_created_total{FILTER}[$__rate_interval]))", "slot created: {{reason}}"}}, switches.queries...),
-				steps:   []step{{0, green}, {4, orange}},
+				means: "Why the mode changed, and why a slot was created. missing: someone dropped the slot. lost: " +
+					"Postgres invalidated it. silent, connection, stalled: the stream is unstable; check the network " +
+					"and Postgres' log.",
+				queries: append([]query{{
+					"sum by (reason) (increase(outbox_slot_created_total{FILTER}[$__rate_interval]))",
+					"slot created: {{reason}}",
+				}}, switches.queries...),
+				steps: []step{{0, green}, {4, orange}},
 			},
 		}},
 		{"Sweep", 7, []panel{
 			{
 				title: "Rows swept", unit: "ops", alert: "OutboxRelayFallbackActive",
-				means: "Events published by the sweep: in poll mode, at every start, and while the stream is unusable. If it lasts in cdc " +
+				means: "Events published by the sweep: in poll mode, at every start, and while the stream is " +
+					"unusable. If it lasts in cdc " +
 					"mode, it is the fallback.",
 				queries: []query{{rate("outbox_sweep_rows_total"), "rows"}},
 			},
 			{
 				title: "Batches and claims", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means:   "Transactions of the sweep, and parts claimed. Many batches of few rows: the relay reduced them after failures; they grow again.",
-				queries: []query{{rate("outbox_sweep_batches_total"), "batches"}, {rate("outbox_sweep_claims_total"), "claims"}},
+				means: "Transactions of the sweep, and parts claimed. Many batches of few rows: the relay reduced " +
+					"them after failures; they grow again.",
+				queries: []query{
+					{rate("outbox_sweep_batches_total"), "batches"},
+					{rate("outbox_sweep_claims_total"), "claims"},
+				},
 			},
 			{
 				title: "Sweep errors", unit: "ops", alert: "OutboxPublishFailing",
-				means:   "Batches that were rolled back; each is retried. For the class, see the publish errors in the overview.",
+				means: "Batches that were rolled back; each is retried. For the class, see the publish errors in " +
+					"the overview.",
 				queries: []query{{rate("outbox_sweep_errors_total"), "errors"}},
 			},
 		}},
 		{"Monitoring", 7, []panel{
 			{
 				title: "Failed reads behind the gauges", unit: "ops", alert: "SlotScrapeFailing", width: 12,
-				means: "While one of these rises, the gauges it names are out of date: backlog, dead and slot come from Postgres, streams " +
-					"from Redis. Check those servers first.",
+				means: "While one of these rises, the gauges it names are out of date: backlog, dead and slot come " +
+					"from Postgres, streams from Redis. Check those servers first.",
 				queries: []query{{rate("outbox_scrape_errors_total", "collector"), "{{collector}}"}},
 			},
 			{
 				title: "Connections to Postgres", unit: "short", alert: "TargetDown", width: 12,
-				means:   "Used connections of each process, and the limit of its pool. If all stay in use, statements wait for locks; see pg_stat_activity.",
-				queries: []query{{`sum by (job) (pg_pool_connections{state="used", FILTER})`, "used, {{job}}"}, {"sum by (job) (pg_pool_max_connections{FILTER})", "limit, {{job}}"}},
+				means: "Used connections of each process, and the limit of its pool. If all stay in use, " +
+					"statements wait for locks; see pg_stat_activity.",
+				queries: []query{
+					{`sum by (job) (pg_pool_connections{state="used", FILTER})`, "used, {{job}}"},
+					{"sum by (job) (pg_pool_max_connections{FILTER})", "limit, {{job}}"},
+				},
 			},
 		}},
 	},

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own static
-	// files, which Grafana serves below /public. With another Grafana, put the folder there too, or change this address. A
-	// dashboard variable does not work here: Grafana does not prefix such a link with the path it is served under.
+	// docs is where Grafana serves this repository's docs folder: docker-compose.yml mounts it among Grafana's own
+	// static files, which Grafana serves below /public. With another Grafana, put the folder there too, or change this
+	// address. A dashboard variable does not work here: Grafana does not prefix such a link with the path it is served
+	// under.
 	docs      = "/public/posthaste/"
 	runbook   = docs + "runbook.md#"
 	reference = docs + "metrics.md#"
@@ -58,10 +59,11 @@ func Dashboards() (map[string][]byte, error) {
 	return all, nil
 }
 
-func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
-	d := dashboard.NewDashboardBuilder("posthaste: " + b.title) //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
+func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // classic JSON on purpose
+	d := dashboard.NewDashboardBuilder("posthaste: " + b.title) //nolint:staticcheck // classic JSON on purpose
 	d.Uid("posthaste-"+b.file).Description(b.question).Tags([]string{tag}).
-		Readonly().Tooltip(dashboard.DashboardCursorSyncCrosshair).Refresh("5s").Time("now-15m", "now").Timezone("browser").Version(1)
+		Readonly().Tooltip(dashboard.DashboardCursorSyncCrosshair).Refresh("5s").Time("now-15m",
+		"now").Timezone("browser").Version(1)
 	b.head(d)
 	id, y := uint32(0), uint32(0)
 	next := func() uint32 { id++; return id }
@@ -115,10 +117,11 @@ func (r row) widths() []uint32 {
 }
 
 // head sets variables, links and annotations, the same on every dashboard.
-func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // classic JSON is what Grafana 10 to 13 take from files
+func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // classic JSON on purpose
 	text := func(s string) dashboard.StringOrArrayOfString { return dashboard.StringOrArrayOfString{String: &s} }
 	all := dashboard.VariableOption{
-		Text: dashboard.StringOrArrayOfString{ArrayOfString: []string{"All"}}, Value: dashboard.StringOrArrayOfString{ArrayOfString: []string{"$__all"}},
+		Text:  dashboard.StringOrArrayOfString{ArrayOfString: []string{"All"}},
+		Value: dashboard.StringOrArrayOfString{ArrayOfString: []string{"$__all"}},
 	}
 	values := func(name, query, every string) *dashboard.QueryVariableBuilder {
 		return dashboard.NewQueryVariableBuilder(name).Label(name).Datasource(source).Definition(query).
@@ -130,14 +133,17 @@ func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // cla
 		Current(dashboard.VariableOption{Text: text("Prometheus"), Value: text("prometheus")})).
 		WithVariable(values("job", `label_values(up{job=~"`+ourJobs+`"}, job)`, ourJobs)).
 		WithVariable(values("instance", `label_values(up{job=~"$job"}, instance)`, ".+"))
-	d.Link(dashboard.NewDashboardLinkBuilder("Dashboards").Type(dashboard.DashboardLinkTypeDashboards).Tags([]string{tag}).
+	d.Link(dashboard.NewDashboardLinkBuilder("Dashboards").
+		Type(dashboard.DashboardLinkTypeDashboards).Tags([]string{tag}).
 		KeepTime(true).IncludeVars(true)).
 		Link(link("Runbook", docs+"runbook.md")).
 		Link(link("Metrics", docs+"metrics.md"))
-	d.Annotation(dashboard.NewAnnotationQueryBuilder().Name("Mode switches").Datasource(source).Enable(true).IconColor(orange).
+	d.Annotation(dashboard.NewAnnotationQueryBuilder().
+		Name("Mode switches").Datasource(source).Enable(true).IconColor(orange).
 		Expr(`sum by (from, to, reason) (increase(outbox_mode_switches_total{` + filter + `}[1m])) > 0`).
 		TitleFormat("{{from}} to {{to}}").TextFormat("{{reason}}").Step("15s"))
-	d.Annotation(dashboard.NewAnnotationQueryBuilder().Name("New owner").Datasource(source).Enable(true).IconColor(blue).
+	d.Annotation(dashboard.NewAnnotationQueryBuilder().
+		Name("New owner").Datasource(source).Enable(true).IconColor(blue).
 		Expr(`sum by (instance) (increase(outbox_adoptions_total{` + filter + `}[1m])) > 0`).
 		TitleFormat("{{instance}} leads").TextFormat("the epoch rises").Step("15s"))
 }

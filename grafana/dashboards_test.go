@@ -140,12 +140,16 @@ func TestDashboardHead(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, d jsonDashboard) {
 		if d.UID == "" || d.Title == "" || d.Description == "" || d.SchemaVersion == 0 {
-			t.Errorf("uid %q, title %q, description %q, schema %d: none may be empty", d.UID, d.Title, d.Description, d.SchemaVersion)
+			t.Errorf("uid %q, title %q, description %q, schema %d: none may be empty", d.UID, d.Title, d.Description,
+				d.SchemaVersion)
 		}
 		if d.Editable == nil || *d.Editable {
 			t.Error("editable: the files are the source, so a change in the browser would be lost")
 		}
-		if !slices.ContainsFunc(d.Links, func(l jsonLink) bool { return l.Type == "dashboards" && slices.Equal(l.Tags, d.Tags) }) {
+		if !slices.ContainsFunc(d.Links, func(l jsonLink) bool {
+			return l.Type == "dashboards" &&
+				slices.Equal(l.Tags, d.Tags)
+		}) {
 			t.Errorf("links %v do not lead to the other dashboards, by the tags %v", d.Links, d.Tags)
 		}
 		for _, l := range d.Links {
@@ -175,14 +179,17 @@ func TestDashboardVariables(t *testing.T) {
 			switch v.Type {
 			case "datasource":
 				if string(v.Query) != `"prometheus"` || v.Current.Value != uid {
-					t.Errorf("%s: of type %s, at first %v; want Prometheus, and %s", v.Name, v.Query, v.Current.Value, uid)
+					t.Errorf("%s: of type %s, at first %v; want Prometheus, and %s", v.Name, v.Query, v.Current.Value,
+						uid)
 				}
 			case "query":
 				if v.Datasource != templated || v.Refresh != 2 {
-					t.Errorf("%s: data source %+v, refresh %d; want the chosen one, and 2 (when the time range changes)", v.Name, v.Datasource, v.Refresh)
+					t.Errorf("%s: data source %+v, refresh %d; want the chosen one, and 2 (when the time range "+
+						"changes)", v.Name, v.Datasource, v.Refresh)
 				}
 				if v.Name == "job" && v.AllValue != ourJobs {
-					t.Errorf("%s: all are %q, which is everybody's http_request_duration_seconds, too; want %q", v.Name, v.AllValue, ourJobs)
+					t.Errorf("%s: all are %q, which is everybody's http_request_duration_seconds, too; want %q", v.Name,
+						v.AllValue, ourJobs)
 				}
 			default:
 				t.Errorf("%s: variable of type %s", v.Name, v.Type)
@@ -233,7 +240,8 @@ func TestDashboardPanels(t *testing.T) {
 				continue
 			}
 			if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.Targets) == 0 {
-				t.Errorf("%s: description %q, unit %q, %d queries: none may be empty", p.Title, p.Description, p.FieldConfig.Defaults.Unit, len(p.Targets))
+				t.Errorf("%s: description %q, unit %q, %d queries: none may be empty", p.Title, p.Description,
+					p.FieldConfig.Defaults.Unit, len(p.Targets))
 			}
 			if p.Datasource != templated {
 				t.Errorf("%s: data source %+v is not the chosen one", p.Title, p.Datasource)
@@ -258,7 +266,8 @@ func checkAdvice(t *testing.T, p jsonPanel) {
 			t.Errorf("%s: threshold %d begins at %v; only the lowest has no beginning", p.Title, i, s.Value)
 		}
 	}
-	if len(p.Links) != 2 || !strings.HasPrefix(p.Links[0].URL, docs+"runbook.md") || !strings.HasPrefix(p.Links[1].URL, docs+"metrics.md") {
+	if len(p.Links) != 2 || !strings.HasPrefix(p.Links[0].URL, docs+"runbook.md") ||
+		!strings.HasPrefix(p.Links[1].URL, docs+"metrics.md") {
 		t.Errorf("%s: links %v, want one into the runbook and one to the metric", p.Title, p.Links)
 	}
 	for _, l := range p.Links {
@@ -327,7 +336,8 @@ func TestFirstRowAnswers(t *testing.T) {
 			if p.Type == "row" {
 				rows++
 			}
-			if rows == 1 && p.Type != "row" && p.Type != "stat" || p.Type == "row" && rows == 1 && !strings.HasSuffix(p.Title, "?") {
+			if rows == 1 && p.Type != "row" && p.Type != "stat" || p.Type == "row" && rows == 1 &&
+				!strings.HasSuffix(p.Title, "?") {
 				t.Errorf("%s, a %s, stands at the top", p.Title, p.Type)
 			}
 		}

@@ -1,61 +1,80 @@
 package grafana
 
 var drill = board{
-	file: "drill", title: "failover drill", question: "Did the failover lose or repeat anything, and how long did it take?",
+	file: "drill", title: "failover drill",
+	question: "Did the failover lose or repeat anything, and how long did it take?",
 	rows: []row{
 		{"Did it lose or repeat anything, and how long did it take?", 5, []panel{
 			{
-				form: number, title: "Written, not published", unit: "short", alert: "OutboxRelayNotPublishing", width: 4,
-				means: "Events written minus events published, within the chosen time. After the drill it must be 0, except for Prometheus' " +
-					"extrapolation at the edges; missing events show in the backlog. Other services' events make it negative.",
-				// The histogram counts what is published from zero on; outbox_published_total begins with its stream's first event.
-				queries: []query{{increase("outbox_events_written_total") + " - " + increase("outbox_commit_to_publish_seconds_count"), ""}},
-				steps:   []step{{0, green}, {100, orange}},
+				form: number, title: "Written, not published", unit: "short", alert: "OutboxRelayNotPublishing",
+				width: 4,
+				means: "Events written minus events published, within the chosen time. After the drill it must be 0, " +
+					"except for Prometheus' extrapolation at the edges; missing events show in the backlog. Other " +
+					"services' events make it negative.",
+				// The histogram counts what is published from zero on; outbox_published_total begins with its stream's
+				// first event.
+				queries: []query{{increase("outbox_events_written_total") + " - " +
+					increase("outbox_commit_to_publish_seconds_count"), ""}},
+				steps: []step{{0, green}, {100, orange}},
 			},
 			backlog,
 			{
 				form: number, title: "Longest wait", unit: "s", alert: "OutboxOldestPendingTooOld", width: 4,
-				means:   "The greatest age of an unpublished event within the chosen time: how long the failover delayed events.",
-				queries: []query{{"max(max_over_time(outbox_backlog_oldest_seconds{FILTER}[$__range]))", ""}}, steps: below(10, 60),
+				means: "The greatest age of an unpublished event within the chosen time: how long the failover " +
+					"delayed events.",
+				queries: []query{{"max(max_over_time(outbox_backlog_oldest_seconds{FILTER}[$__range]))", ""}},
+				steps:   below(10, 60),
 			},
 			{
 				form: number, title: "Duplicates prevented", unit: "short", alert: "OutboxModeFlapping", width: 4,
-				means:   "Events that the new owner found already published and did not publish again. Some are normal after a kill; consumers saw no duplicates.",
+				means: "Events that the new owner found already published and did not publish again. Some are " +
+					"normal after a kill; consumers saw no duplicates.",
 				queries: []query{{increase("outbox_suppressed_total"), ""}},
 				steps:   []step{{0, blue}},
 			},
 			{
 				form: number, title: "New owners", unit: "short", alert: "OutboxNoLeader", width: 4,
-				means:   "How often a relay took over within the chosen time: once per kill. If there are more, relays do not stay alive.",
+				means: "How often a relay took over within the chosen time: once per kill. If there are more, " +
+					"relays do not stay alive.",
 				queries: []query{{increase("outbox_adoptions_total"), ""}}, steps: []step{{0, blue}, {10, orange}},
 			},
 			{
-				form: number, title: "Time in poll mode", unit: "percentunit", alert: "OutboxRelayFallbackActive", width: 4, atMost: 1,
-				means:   "Share of the chosen time in which the table was swept. After the drill, the relay returns to cdc when the backlog is drained.",
-				queries: []query{{`max(avg_over_time(outbox_relay_mode{mode="poll", FILTER}[$__range]))`, ""}}, steps: []step{{0, blue}},
+				form: number, title: "Time in poll mode", unit: "percentunit", alert: "OutboxRelayFallbackActive",
+				width: 4, atMost: 1,
+				means: "Share of the chosen time in which the table was swept. After the drill, the relay returns " +
+					"to cdc when the backlog is drained.",
+				queries: []query{{`max(avg_over_time(outbox_relay_mode{mode="poll", FILTER}[$__range]))`, ""}},
+				steps:   []step{{0, blue}},
 			},
 		}},
 		{"Who does what", 6, []panel{
 			{
-				form: states, title: "Mode by relay", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive", width: 12,
-				means:   "Kill the leader: its lane ends, a standby goes through poll to cdc within seconds. Drop the slot: cdc, poll, cdc on the same lane.",
+				form: states, title: "Mode by relay", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
+				width: 12,
+				means: "Kill the leader: its lane ends, a standby goes through poll to cdc within seconds. Drop " +
+					"the slot: cdc, poll, cdc on the same lane.",
 				queries: []query{{modeOf, "{{instance}}"}},
 			},
 			{
-				form: states, title: "Processes", unit: "short", alert: "TargetDown", width: 12, texts: map[string]text{"0": {"down", red}, "1": {"up", green}},
-				means:   "Which processes Prometheus can scrape. If a process is down that was not killed, check its log, then start it.",
+				form: states, title: "Processes", unit: "short", alert: "TargetDown", width: 12,
+				texts: map[string]text{"0": {"down", red}, "1": {"up", green}},
+				means: "Which processes Prometheus can scrape. If a process is down that was not killed, check its " +
+					"log, then start it.",
 				queries: []query{{"max by (job, instance) (up{FILTER})", "{{job}} {{instance}}"}},
 			},
 			{
-				form: states, title: "Leader", unit: "short", alert: "OutboxNoLeader", width: 12, texts: map[string]text{"0": {"–", grey}, "1": {"leads", green}},
-				means: "Exactly one lane leads at any time. A gap is the time without a leader: the lock of a killed process is released " +
-					"when Postgres sees its connection close.",
+				form: states, title: "Leader", unit: "short", alert: "OutboxNoLeader", width: 12,
+				texts: map[string]text{"0": {"–", grey}, "1": {"leads", green}},
+				means: "Exactly one lane leads at any time. A gap is the time without a leader: the lock of a killed " +
+					"process is released when Postgres sees its connection close.",
 				queries: []query{{"max by (instance) (outbox_relay_leader{FILTER})", "{{instance}}"}},
 			},
 			firing,
 			{
-				form: states, title: "Desired mode", unit: "short", alert: "OutboxModeFlapping", width: 24, texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
-				means:   "The mode that posthaste mode or the console set; relays follow within a second. If the change is unexpected, find out who made it.",
+				form: states, title: "Desired mode", unit: "short", alert: "OutboxModeFlapping", width: 24,
+				texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
+				means: "The mode that posthaste mode or the console set; relays follow within a second. If the " +
+					"change is unexpected, find out who made it.",
 				queries: []query{{"max by (mode) (outbox_relay_desired_mode{FILTER})", "{{mode}}"}},
 			},
 		}},
@@ -63,12 +82,14 @@ var drill = board{
 			writtenAndPublished, commitToPublish,
 			{
 				title: "Backlog", unit: "short", alert: "OutboxOldestPendingTooOld",
-				means:   "Rows that wait. It rises while nothing publishes, and must then fall to its previous level: the slope is the speed of the drain.",
+				means: "Rows that wait. It rises while nothing publishes, and must then fall to its previous " +
+					"level: the slope is the speed of the drain.",
 				queries: []query{{leading("outbox_backlog_rows"), "rows"}},
 			},
 			{
 				title: "Oldest unpublished event", unit: "s", alert: "OutboxOldestPendingTooOld",
-				means:   "It rises and falls like a triangle: the height is how long the failover took. If it does not fall, check the publish errors.",
+				means: "It rises and falls like a triangle: the height is how long the failover took. If it does " +
+					"not fall, check the publish errors.",
 				queries: []query{{leading("outbox_backlog_oldest_seconds"), "age"}}, steps: below(10, 60),
 			},
 			suppressedAndParked, publishErrors,
@@ -77,28 +98,31 @@ var drill = board{
 			slotWAL,
 			{
 				title: "Epoch", unit: "short", alert: "OutboxModeFlapping",
-				means: "The fencing epoch of each relay: every new owner raises it, and Redis refuses calls with an older one. Expect one " +
-					"step per kill; a ramp means that relays compete for the lead.",
+				means: "The fencing epoch of each relay: every new owner raises it, and Redis refuses calls with an " +
+					"older one. Expect one step per kill; a ramp means that relays compete for the lead.",
 				queries: []query{{"max by (instance) (outbox_relay_epoch{FILTER})", "{{instance}}"}},
 			},
 			{
 				title: "Failed requests", unit: "reqps", alert: "ApiErrors",
-				means: "Answers of 500 and above, and requests decided without Redis. Killing Redis or a relay must not make an order fail; " +
-					"stopping Postgres makes all fail until it is back.",
+				means: "Answers of 500 and above, and requests decided without Redis. Killing Redis or a relay must " +
+					"not make an order fail; stopping Postgres makes all fail until it is back.",
 				queries: []query{
-					{`sum by (status) (rate(http_request_duration_seconds_count{status=~"5..", FILTER}[$__rate_interval]))`, "{{status}}"},
+					{`sum by (status) (rate(http_request_duration_seconds_count{status=~"5..", ` +
+						`FILTER}[$__rate_interval]))`, "{{status}}"},
 					{rate(`idem_requests_total{outcome="degraded"}`), "without Redis"},
 				},
 			},
 			groupLag,
 			{
 				title: "Failed reads behind the gauges", unit: "ops", alert: "SlotScrapeFailing",
-				means:   "Which server did not answer: backlog, dead and slot are Postgres, streams is Redis. While it rises, the gauges are out of date.",
+				means: "Which server did not answer: backlog, dead and slot are Postgres, streams is Redis. While " +
+					"it rises, the gauges are out of date.",
 				queries: []query{{rate("outbox_scrape_errors_total", "collector"), "{{collector}}"}},
 			},
 			{
 				title: "Credits not yet in the ledger", unit: "s", alert: "CreditsSyncLagging",
-				means:   "While Postgres is unreachable, operations continue and wait in Redis. Afterwards it must fall to 0.",
+				means: "While Postgres is unreachable, operations continue and wait in Redis. Afterwards it must " +
+					"fall to 0.",
 				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
 			},
 		}},

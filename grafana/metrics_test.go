@@ -31,14 +31,15 @@ type metric struct {
 }
 
 var (
-	metricPage = regexp.MustCompile("(?s)### `([^`]+)`\n\n(gauge|counter|histogram) of ([^\n]+)\n(.*?)```promql\n(.*?)\n```")
+	metricPage = regexp.MustCompile("(?s)### `([^`]+)`\n\n(gauge|counter|histogram) of " +
+		"([^\n]+)\n(.*?)```promql\n(.*?)\n```")
 	labelText  = regexp.MustCompile("[;,] by `([a-z]+)`: ")
 	inCode     = regexp.MustCompile("`([^`]+)`")
 	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
 )
 
-// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and those that Prometheus
-// and its client libraries export.
+// metrics are those of docs/metrics.md, which is generated from the registries of the processes, and those that
+// Prometheus and its client libraries export.
 var metrics = sync.OnceValue(func() map[string]metric {
 	all := map[string]metric{
 		"up":      {kind: gauge},
@@ -51,7 +52,8 @@ var metrics = sync.OnceValue(func() map[string]metric {
 	}
 	for _, m := range metricPage.FindAllStringSubmatch(string(b), -1) {
 		one := metric{
-			kind: map[string]kind{"gauge": gauge, "counter": counter, "histogram": histogram}[m[2]], values: map[string][]string{},
+			kind:   map[string]kind{"gauge": gauge, "counter": counter, "histogram": histogram}[m[2]],
+			values: map[string][]string{},
 		}
 		at := labelText.FindAllStringSubmatchIndex(m[3], -1)
 		for i, l := range at {
@@ -92,13 +94,15 @@ func TestPageOfMetrics(t *testing.T) {
 	got, want := metrics()["outbox_commit_to_publish_seconds"], metric{histogram, []string{"mode"}, map[string][]string{
 		"mode": {"cdc", "poll"},
 		"le": {
-			"0.0005", "0.0015", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.5", "2.5", "5.5", "15.5", "60.5", "300.5", "+Inf",
+			"0.0005", "0.0015", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.5", "2.5", "5.5",
+			"15.5", "60.5", "300.5", "+Inf",
 		},
 	}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("read %v, want %v", got, want)
 	}
-	if got := metrics()["outbox_published_total"]; !slices.Equal(got.labels, []string{"mode", "stream"}) || got.values["stream"] != nil {
+	if got := metrics()["outbox_published_total"]; !slices.Equal(got.labels, []string{"mode", "stream"}) ||
+		got.values["stream"] != nil {
 		t.Errorf("read %v, want the labels mode and stream, which is open", got)
 	}
 }
@@ -135,7 +139,8 @@ var (
 
 // check returns what is wrong with a query.
 func check(query string) []string {
-	expr, err := parser.NewParser(parser.Options{}).ParseExpr(variables.ReplaceAllString(intervals.Replace(query), ".*"))
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(variables.ReplaceAllString(intervals.Replace(query),
+		".*"))
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -230,25 +235,29 @@ func contains(expr parser.Node, s *parser.VectorSelector) (found bool) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for query, ok := range map[string]bool{
-		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:          true,
-		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:             true,
-		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`:      true,
-		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`:      false, // no such label
-		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                            false, // no such label
-		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:       true,
-		`sum by (mode) (rate(outbox_published_total[5m])`:                                      false, // does not parse
-		`rate(outbox_publised_total[5m])`:                                                      false, // no such metric
-		`rate(outbox_published_total{mode="pol"}[5m])`:                                         false, // no such value
-		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                      false, // no such bucket
-		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:                  true,
-		`rate(outbox_published_total{type="x"}[5m])`:                                           false, // no such label
-		`sum by (topic) (rate(outbox_published_total[5m]))`:                                    false, // no such label
-		`outbox_published_total`:                                                               false, // a counter as it is
+		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:     true,
+		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:        true,
+		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`: true,
+		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`: false, // no such label
+		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                       false, // no such label
+		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:  true,
+		`sum by (mode) (rate(outbox_published_total[5m])`:                                 false, // does not parse
+		`rate(outbox_publised_total[5m])`:                                                 false, // no such metric
+		`rate(outbox_published_total{mode="pol"}[5m])`:                                    false, // no such value
+		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                 false, // no such bucket
+		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:             true,
+		`rate(outbox_published_total{type="x"}[5m])`:                                      false, // no such label
+		`sum by (topic) (rate(outbox_published_total[5m]))`:                               false, // no such label
+		// a counter as it is
+		`outbox_published_total`: false,
 		`outbox_published_total and on (job, instance) outbox_relay_leader == 1`:               false, // the same
 		`outbox_parked_total and on (job, instance) time() - process_start_time_seconds < 600`: true,
-		`rate(outbox_backlog_rows[5m])`:                                                        false, // the rate of a gauge
-		`rate(outbox_publish_seconds[5m])`:                                                     false, // a histogram has no series of its own name
-		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`:                                 false, // le is the buckets'
+		// the rate of a gauge
+		`rate(outbox_backlog_rows[5m])`: false,
+		// a histogram has no series of its own name
+		`rate(outbox_publish_seconds[5m])`: false,
+		// le is the buckets'
+		`sum by (le) (rate(outbox_publish_seconds_count[5m]))`: false,
 	} {
 		if faults := check(query); (len(faults) == 0) != ok {
 			t.Errorf("%s: got %v, want it to pass: %v", query, faults, ok)

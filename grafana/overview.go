@@ -4,12 +4,14 @@ package grafana
 var modes = map[string]text{"0": {"standby", grey}, "1": {"poll", orange}, "2": {"cdc", green}}
 
 // modeOf is the mode of every relay as a number.
-const modeOf = `2 * max by (instance) (outbox_relay_mode{mode="cdc", FILTER}) + max by (instance) (outbox_relay_mode{mode="poll", FILTER})`
+const modeOf = `2 * max by (instance) (outbox_relay_mode{mode="cdc", FILTER}) + max by (instance) ` +
+	`(outbox_relay_mode{mode="poll", FILTER})`
 
 var modePanel = panel{
 	form: states, title: "Mode", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
-	means: "cdc: the slot is streamed. poll: the table is swept, also at every start. standby: another relay leads. Lasting poll " +
-		"although auto or cdc is desired is the fallback: the annotations show the reason, posthaste doctor the remedy.",
+	means: "cdc: the slot is streamed. poll: the table is swept, also at every start. standby: another relay leads. " +
+		"Lasting poll although auto or cdc is desired is the fallback: the annotations show the reason, posthaste " +
+		"doctor the remedy.",
 	queries: []query{{modeOf, "{{instance}}"}}, width: 12,
 }
 
@@ -20,16 +22,18 @@ const ourAlerts = "Api.+|Credits.+|Outbox.+|Redis(Evic|Mem).+|SlotScrape.+|Targe
 var firing = panel{
 	form: states, title: "Firing alerts", unit: "short", width: 12,
 	texts: map[string]text{"0": {"nothing fires", green}, "1": {"firing", red}},
-	means: "One lane per alert of grafana/prometheus/rules while it fires. The runbook has a section for each: the symptom, what to " +
-		"check, how to fix it, how to verify that it is over.",
+	means: "One lane per alert of grafana/prometheus/rules while it fires. The runbook has a section for each: the " +
+		"symptom, what to check, how to fix it, how to verify that it is over.",
 	queries: []query{{`max by (alertname) (ALERTS{alertstate="firing", alertname=~"` + ourAlerts +
 		`"}) or on () label_replace(vector(0), "alertname", "alerts", "", "")`, "{{alertname}}"}},
 }
 
 var withinHalfASecond = panel{
-	form: number, title: "Published within 0.5 s", unit: "percentunit", alert: "OutboxPublishSLOFastBurn", width: 4, empty: "no events",
-	means: "Share of events that reached their stream within half a second of their commit; the objective is 99.9 %. It falls while a " +
-		"backlog is drained. If it stays low, check the duration of the publish call, then the backlog.",
+	form: number, title: "Published within 0.5 s", unit: "percentunit", alert: "OutboxPublishSLOFastBurn", width: 4,
+	empty: "no events",
+	means: "Share of events that reached their stream within half a second of their commit; the objective is 99.9 %. " +
+		"It falls while a backlog is drained. If it stays low, check the duration of the publish call, then the " +
+		"backlog.",
 	queries: []query{{`sum(rate(outbox_commit_to_publish_seconds_bucket{le="0.5", FILTER}[$__rate_interval])) / ` +
 		rate("outbox_commit_to_publish_seconds_count"), ""}},
 	steps: []step{{0, red}, {0.95, orange}, {0.999, green}}, atMost: 1,
@@ -37,47 +41,56 @@ var withinHalfASecond = panel{
 
 var oldest = panel{
 	form: number, title: "Oldest unpublished event", unit: "s", alert: "OutboxOldestPendingTooOld", width: 4,
-	means: "Age of the oldest row that waits in the outbox. If it grows steadily, nothing is published: check the publish errors and " +
+	means: "Age of the oldest row that waits in the outbox. If it grows steadily, nothing is published: check the " +
+		"publish errors and " +
 		"/readyz of the leading relay.",
 	queries: []query{{leading("outbox_backlog_oldest_seconds"), ""}}, steps: below(10, 60),
 }
 
 var backlog = panel{
 	form: number, title: "Backlog", unit: "short", alert: "OutboxOldestPendingTooOld", width: 4,
-	means: "Rows in the outbox: events not yet known to be delivered. A burst may raise it. If it does not fall again, compare the " +
+	means: "Rows in the outbox: events not yet known to be delivered. A burst may raise it. If it does not fall " +
+		"again, compare the " +
 		"rates of written and published events.",
 	queries: []query{{leading("outbox_backlog_rows"), ""}}, steps: below(10_000, 100_000),
 }
 
 var parked = panel{
 	form: number, title: "Parked events", unit: "short", alert: "OutboxDLQNotEmpty", width: 4,
-	means:   "Events that Redis rejected because of the events themselves. posthaste dead list shows why; fix the cause, then run posthaste dead retry.",
+	means: "Events that Redis rejected because of the events themselves. posthaste dead list shows why; fix the " +
+		"cause, then run posthaste dead retry.",
 	queries: []query{{leading("outbox_dead_rows"), ""}}, steps: none(),
 }
 
 var trimLoss = panel{
 	form: number, title: "Missed by groups", unit: "short", alert: "OutboxStreamTrimLoss", width: 4, empty: "0",
-	means: "Entries that left a stream before a consumer group had read them, within the chosen time. They are in outbox_history: run " +
-		"posthaste replay, and find out what trims.",
+	means: "Entries that left a stream before a consumer group had read them, within the chosen time. They are in " +
+		"outbox_history: run posthaste replay, and find out what trims.",
 	queries: []query{{increase("outbox_trim_lost_total"), ""}}, steps: none(),
 }
 
 var leaders = panel{
 	form: number, title: "Leaders", unit: "short", alert: "OutboxNoLeader", width: 4,
-	means:   "Relays that hold the leader lock. One is correct. None for more than a few seconds: no relay runs, or none can reach Postgres; /readyz shows which.",
-	queries: []query{{"sum(outbox_relay_leader{FILTER}) or vector(0)", ""}}, steps: []step{{0, red}, {1, green}, {2, red}},
+	means: "Relays that hold the leader lock. One is correct. None for more than a few seconds: no relay runs, or " +
+		"none can reach Postgres; /readyz shows which.",
+	queries: []query{{"sum(outbox_relay_leader{FILTER}) or vector(0)", ""}},
+	steps:   []step{{0, red}, {1, green}, {2, red}},
 }
 
 var writtenAndPublished = panel{
 	title: "Written and published", unit: "ops", alert: "OutboxRelayNotPublishing",
-	means: "Events committed by the API and the sync of credits, and events published, by mode. A lasting gap is a growing backlog. " +
-		"The first line does not include what other services insert.",
-	queries: []query{{rate("outbox_events_written_total"), "written"}, {rate("outbox_published_total", "mode"), "published, {{mode}}"}},
+	means: "Events committed by the API and the sync of credits, and events published, by mode. A lasting gap is a " +
+		"growing backlog. The first line does not include what other services insert.",
+	queries: []query{
+		{rate("outbox_events_written_total"), "written"},
+		{rate("outbox_published_total", "mode"), "published, {{mode}}"},
+	},
 }
 
 var commitToPublish = panel{
 	title: "Commit to publish", unit: "s", alert: "OutboxPublishSLOFastBurn",
-	means: "Time from an event's commit to its stream entry: p50, p95 and p99. It rises with a backlog, with a slow Redis, and in poll mode. The dots are traces.",
+	means: "Time from an event's commit to its stream entry: p50, p95 and p99. It rises with a backlog, with a slow " +
+		"Redis, and in poll mode. The dots are traces.",
 	queries: []query{
 		{quantile(0.5, "outbox_commit_to_publish_seconds"), "p50"},
 		{quantile(0.95, "outbox_commit_to_publish_seconds"), "p95"},
@@ -88,30 +101,38 @@ var commitToPublish = panel{
 
 var publishCall = panel{
 	title: "Publish call", unit: "s", alert: "OutboxPublishFailing",
-	means: "Duration of one call to Redis, which publishes a whole batch: p50 and p99. A rise points to Redis or the network. If a " +
-		"durability is set, it includes the wait for replicas or the disk.",
-	queries: []query{{quantile(0.5, "outbox_publish_seconds"), "p50"}, {quantile(0.99, "outbox_publish_seconds"), "p99"}},
-	steps:   []step{{0, green}, {0.5, red}},
+	means: "Duration of one call to Redis, which publishes a whole batch: p50 and p99. A rise points to Redis or the " +
+		"network. If a durability is set, it includes the wait for replicas or the disk.",
+	queries: []query{
+		{quantile(0.5, "outbox_publish_seconds"), "p50"},
+		{quantile(0.99, "outbox_publish_seconds"), "p99"},
+	},
+	steps: []step{{0, green}, {0.5, red}},
 }
 
 var publishErrors = panel{
 	title: "Publish errors by class", unit: "ops", alert: "OutboxPublishFailing",
-	means: "Failed attempts; all are retried except those that park an event. oom: give Redis memory. readonly, connection, timeout: " +
-		"Redis is failing over or unreachable. noperm, noauth: its ACL. fenced and gap resolve with a new owner.",
+	means: "Failed attempts; all are retried except those that park an event. oom: give Redis memory. readonly, " +
+		"connection, timeout: Redis is failing over or unreachable. noperm, noauth: its ACL. fenced and gap resolve " +
+		"with a new owner.",
 	queries: []query{{rate("outbox_publish_errors_total", "class"), "{{class}}"}},
 }
 
 var suppressedAndParked = panel{
 	title: "Suppressed and parked", unit: "ops", alert: "OutboxDLQNotEmpty",
-	means: "Suppressed: events that an earlier owner had already published, so they were not published twice; a rise after a crash or " +
-		"a switch is normal. Parked: rejected because of the event itself; see posthaste dead list.",
-	queries: []query{{rate("outbox_suppressed_total", "reason"), "suppressed, {{reason}}"}, {rate("outbox_parked_total"), "parked"}},
+	means: "Suppressed: events that an earlier owner had already published, so they were not published twice; a rise " +
+		"after a crash or a switch is normal. Parked: rejected because of the event itself; see posthaste dead list.",
+	queries: []query{
+		{rate("outbox_suppressed_total", "reason"), "suppressed, {{reason}}"},
+		{rate("outbox_parked_total"), "parked"},
+	},
 }
 
 var slotWAL = panel{
 	title: "WAL held by the slot", unit: "bytes", alert: "OutboxSlotRetainedWALHigh",
-	means: "Retained: what Postgres must keep on disk. Confirmed lag: what is not yet settled. Limit: max_slot_wal_keep_size, where " +
-		"Postgres invalidates the slot; below 0 there is none, and an abandoned slot fills the disk. On a rise, look for an open transaction.",
+	means: "Retained: what Postgres must keep on disk. Confirmed lag: what is not yet settled. Limit: " +
+		"max_slot_wal_keep_size, where Postgres invalidates the slot; below 0 there is none, and an abandoned slot " +
+		"fills the disk. On a rise, look for an open transaction.",
 	queries: []query{
 		{leading("outbox_slot_retained_bytes"), "retained"},
 		{leading("outbox_slot_confirmed_lag_bytes"), "confirmed lag"},
@@ -121,8 +142,9 @@ var slotWAL = panel{
 
 var slotAndWire = panel{
 	title: "Slot and wire", unit: "short", alert: "OutboxSlotInactive",
-	means: "Active: a walsender streams the slot. Lost: Postgres has invalidated it; the relay sweeps and creates a new one. Idle: " +
-		"seconds without a byte from Postgres; above 30, the connection hangs, and the relay reconnects.",
+	means: "Active: a walsender streams the slot. Lost: Postgres has invalidated it; the relay sweeps and creates a " +
+		"new one. Idle: seconds without a byte from Postgres; above 30, the connection hangs, and the relay " +
+		"reconnects.",
 	queries: []query{
 		{leading("outbox_slot_active"), "active"},
 		{leading("outbox_slot_lost"), "lost"},
@@ -132,55 +154,68 @@ var slotAndWire = panel{
 
 var switches = panel{
 	title: "Mode switches", unit: "short", alert: "OutboxModeFlapping",
-	means: "Changes of the mode, by reason. toggle is a requested change; silent, connection, stalled and missed mean that the stream " +
-		"is unstable: check the network and Postgres' log.",
-	queries: []query{{`sum by (from, to, reason) (increase(outbox_mode_switches_total{FILTER}[$__rate_interval])) > 0`, "{{from}} to {{to}}: {{reason}}"}},
-	steps:   []step{{0, green}, {4, orange}}, empty: "no switch",
+	means: "Changes of the mode, by reason. toggle is a requested change; silent, connection, stalled and missed " +
+		"mean that the stream is unstable: check the network and Postgres' log.",
+	queries: []query{{
+		`sum by (from, to, reason) (increase(outbox_mode_switches_total{FILTER}[$__rate_interval])) > 0`,
+		"{{from}} to {{to}}: {{reason}}",
+	}},
+	steps: []step{{0, green}, {4, orange}}, empty: "no switch",
 }
 
 var inflight = panel{
 	title: "In flight", unit: "short", alert: "OutboxOldestPendingTooOld",
-	means: "Events published and not yet settled. At POSTHASTE_WINDOW (10,000 by default), publishing waits for Postgres, which " +
-		"deletes slowly: check its I/O, locks and vacuum.",
+	means: "Events published and not yet settled. At POSTHASTE_WINDOW (10,000 by default), publishing waits for " +
+		"Postgres, which deletes slowly: check its I/O, locks and vacuum.",
 	queries: []query{{"max(outbox_inflight_events{FILTER})", "in flight"}}, steps: []step{{0, green}, {10_000, red}},
 }
 
 var streamLength = panel{
 	title: "Stream length", unit: "short", alert: "OutboxGroupAbandoned",
-	means:   "Entries in each stream. Trimming keeps it near POSTHASTE_STREAM_MAXLEN, unless a consumer group does not acknowledge: find it among the idle groups.",
+	means: "Entries in each stream. Trimming keeps it near POSTHASTE_STREAM_MAXLEN, unless a consumer group does " +
+		"not acknowledge: find it among the idle groups.",
 	queries: []query{{"max by (stream) (outbox_stream_length{FILTER})", "{{stream}}"}},
 }
 
 var groupLag = panel{
 	title: "Group lag and pending", unit: "short", alert: "OutboxConsumerStuck",
-	means: "Lag: entries not yet delivered to the group; too few or too slow consumers. Pending: delivered and not acknowledged; " +
+	means: "Lag: entries not yet delivered to the group; too few or too slow consumers. Pending: delivered and not " +
+		"acknowledged; " +
 		"handlers that hang or fail.",
-	queries: []query{{byGroup("outbox_group_lag"), "lag {{stream}} {{group}}"}, {byGroup("outbox_group_pending"), "pending {{stream}} {{group}}"}},
+	queries: []query{
+		{byGroup("outbox_group_lag"), "lag {{stream}} {{group}}"},
+		{byGroup("outbox_group_pending"), "pending {{stream}} {{group}}"},
+	},
 }
 
 var redisMemory = panel{
 	title: "Redis memory", unit: "percentunit", alert: "RedisMemoryHigh", atMost: 1,
-	means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes: events wait in the outbox, nothing is " +
-		"lost. Add memory, or find the group that holds back trimming.",
+	means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes: events wait in the " +
+		"outbox, nothing is lost. Add memory, or find the group that holds back trimming.",
 	queries: []query{{"max(redis_memory_ratio{FILTER})", "used"}}, steps: below(0.85, 0.95),
 }
 
 var requests = panel{
 	title: "Requests", unit: "reqps", alert: "ApiErrors",
-	means:   "Requests by route and status. 503: Postgres is unreachable, or Redis for credits. 409, 422: clients and their keys. 429: the rate limit.",
-	queries: []query{{rate("http_request_duration_seconds_count", "route", "status") + " > 0", "{{route}} {{status}}"}}, empty: "no requests",
+	means: "Requests by route and status. 503: Postgres is unreachable, or Redis for credits. 409, 422: clients " +
+		"and their keys. 429: the rate limit.",
+	queries: []query{{rate("http_request_duration_seconds_count", "route", "status") + " > 0", "{{route}} {{status}}"}},
+	empty:   "no requests",
 }
 
 var requestDuration = panel{
 	title: "Request duration", unit: "s", alert: "ApiErrors",
-	means:   "99 of 100 requests are faster than this, by route. On a rise, Postgres is usually slow: check the wait for a connection. The dots are traces.",
-	queries: []query{{quantile(0.99, "http_request_duration_seconds", "route"), "{{route}}"}}, steps: []step{{0, green}, {0.5, red}},
+	means: "99 of 100 requests are faster than this, by route. On a rise, Postgres is usually slow: check the wait " +
+		"for a connection. The dots are traces.",
+	queries: []query{{quantile(0.99, "http_request_duration_seconds", "route"), "{{route}}"}},
+	steps:   []step{{0, green}, {0.5, red}},
 }
 
 var guardOutcomes = panel{
 	title: "Idempotency guard", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
-	means: "What the guard decided. degraded: Redis is unusable and Postgres decides alone, which is slower but correct. replay_…: " +
-		"clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the commit succeeded.",
+	means: "What the guard decided. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
+		"correct. replay_…: clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the " +
+		"commit succeeded.",
 	queries: []query{{rate("idem_requests_total", "outcome"), "{{outcome}}"}},
 }
 
@@ -193,8 +228,8 @@ var overview = board{
 			writtenAndPublished, commitToPublish,
 			{
 				form: heat, title: "Commit to publish, distribution", unit: "s", alert: "OutboxPublishSLOSlowBurn",
-				means: "Every event's time from commit to stream entry. Two bands are two populations: streamed and swept, or first attempts " +
-					"and retries. A rising band is a backlog.",
+				means: "Every event's time from commit to stream entry. Two bands are two populations: streamed and " +
+					"swept, or first attempts and retries. A rising band is a backlog.",
 				queries: []query{{rate("outbox_commit_to_publish_seconds_bucket", "le"), "{{le}}"}},
 			},
 			publishCall, publishErrors, suppressedAndParked,

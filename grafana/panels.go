@@ -161,7 +161,10 @@ func (p panel) mappings() []dashboard.ValueMapping {
 	if p.empty != "" { // 0/0 is not a number, which would have the colour of the lowest threshold
 		m := dashboard.NewSpecialValueMap()
 		m.Options = dashboard.DashboardSpecialValueMapOptions{
-			Match: dashboard.SpecialValueMatchNullAndNan, Result: dashboard.ValueMappingResult{Text: cog.ToPtr(p.empty), Color: cog.ToPtr(grey)},
+			Match: dashboard.SpecialValueMatchNullAndNan, Result: dashboard.ValueMappingResult{
+				Text:  cog.ToPtr(p.empty),
+				Color: cog.ToPtr(grey),
+			},
 		}
 		all = append(all, dashboard.ValueMapping{SpecialValueMap: m})
 	}
@@ -170,7 +173,8 @@ func (p panel) mappings() []dashboard.ValueMapping {
 
 // links lead to the runbook and to the description of the first metric.
 func (p panel) links() []cog.Builder[dashboard.DashboardLink] {
-	fix, meaning := link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)), link("Metric: "+p.metric(), reference+p.metric())
+	fix, meaning := link("Runbook: "+p.alert, runbook+strings.ToLower(p.alert)),
+		link("Metric: "+p.metric(), reference+p.metric())
 	if p.alert == "" {
 		fix = link("Runbook", docs+"runbook.md")
 	}
@@ -243,13 +247,16 @@ func (p panel) build(id uint32, at dashboard.GridPos) cog.Builder[dashboard.Pane
 			GraphMode(common.BigValueGraphModeNone).Orientation(common.VizOrientationAuto).
 			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}))
 	case states:
-		return commonParts(statetimeline.NewPanelBuilder(), p, id, at).ShowValue(common.VisibilityModeAuto).MergeValues(true).
+		return commonParts(statetimeline.NewPanelBuilder(), p, id,
+			at).ShowValue(common.VisibilityModeAuto).MergeValues(true).
 			RowHeight(0.9).FillOpacity(80).LineWidth(0).Legend(legend).
-			Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeSingle).Sort(common.SortOrderNone))
+			Tooltip(common.NewVizTooltipOptionsBuilder().
+				Mode(common.TooltipDisplayModeSingle).Sort(common.SortOrderNone))
 	case heat:
 		return commonParts(heatmap.NewPanelBuilder(), p, id, at).CellGap(1).ShowLegend().
 			YAxis(heatmap.NewYAxisConfigBuilder().Unit(p.unit).AxisPlacement(common.AxisPlacementLeft)).
-			Color(heatmap.NewHeatmapColorOptionsBuilder().Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Steps(64).Exponent(0.5).
+			Color(heatmap.NewHeatmapColorOptionsBuilder().
+				Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Steps(64).Exponent(0.5).
 				Fill("dark-orange")).
 			Tooltip(heatmap.NewHeatmapTooltipBuilder().Mode(common.TooltipDisplayModeSingle))
 	default:
@@ -260,6 +267,7 @@ func (p panel) build(id uint32, at dashboard.GridPos) cog.Builder[dashboard.Pane
 		return commonParts(timeseries.NewPanelBuilder(), p, id, at).LineWidth(1).FillOpacity(10).
 			ShowPoints(common.VisibilityModeNever).Legend(legend).
 			ThresholdsStyle(common.NewGraphThresholdsStyleConfigBuilder().Mode(drawn)).
-			Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeMulti).Sort(common.SortOrderDescending))
+			Tooltip(common.NewVizTooltipOptionsBuilder().
+				Mode(common.TooltipDisplayModeMulti).Sort(common.SortOrderDescending))
 	}
 }

@@ -1,34 +1,42 @@
 package grafana
 
 var redis = board{
-	file: "redis", title: "Redis and consumers", question: "Does Redis have room, does every group read, and are credits in the ledger?",
+	file: "redis", title: "Redis and consumers",
+	question: "Does Redis have room, does every group read, and are credits in the ledger?",
 	rows: []row{
 		{"Is there room, and does every group read?", 5, []panel{
 			{
 				form: number, title: "Redis memory", unit: "percentunit", alert: "RedisMemoryHigh", width: 4, atMost: 1,
-				means:   "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes and events wait. Add memory, or find the idle group.",
+				means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes and " +
+					"events wait. Add memory, or find the idle group.",
 				queries: []query{{"max(redis_memory_ratio{FILTER})", ""}}, steps: below(0.85, 0.95),
 			},
 			{
 				form: number, title: "Eviction", unit: "short", alert: "RedisEvictionPolicyUnsafe", width: 4,
-				texts:   map[string]text{"0": {"off", green}, "1": {"unsafe", red}},
-				means:   "Whether Redis may delete streams, gates, keys and balances when it is full. If it is unsafe, run CONFIG SET maxmemory-policy noeviction.",
+				texts: map[string]text{"0": {"off", green}, "1": {"unsafe", red}},
+				means: "Whether Redis may delete streams, gates, keys and balances when it is full. If it is " +
+					"unsafe, run CONFIG SET maxmemory-policy noeviction.",
 				queries: []query{{"max(redis_eviction_unsafe{FILTER})", ""}}, steps: none(),
 			},
 			{
-				form: number, title: "Worst lag", unit: "short", alert: "OutboxConsumerStuck", width: 4, empty: "no group",
-				means:   "Entries not yet delivered to the slowest group. It must fall between bursts; if not, add consumers.",
+				form: number, title: "Worst lag", unit: "short", alert: "OutboxConsumerStuck", width: 4,
+				empty: "no group",
+				means: "Entries not yet delivered to the slowest group. It must fall between bursts; if not, add " +
+					"consumers.",
 				queries: []query{{"max(outbox_group_lag{FILTER})", ""}}, steps: below(10_000, 100_000),
 			},
 			{
-				form: number, title: "Oldest unacknowledged", unit: "s", alert: "OutboxConsumerStuck", width: 4, empty: "no group",
-				means:   "Age of the oldest entry delivered but not acknowledged: a handler hangs or fails repeatedly. See the consumer's log.",
+				form: number, title: "Oldest unacknowledged", unit: "s", alert: "OutboxConsumerStuck", width: 4,
+				empty: "no group",
+				means: "Age of the oldest entry delivered but not acknowledged: a handler hangs or fails " +
+					"repeatedly. See the consumer's log.",
 				queries: []query{{"max(outbox_group_oldest_pending_seconds{FILTER})", ""}}, steps: below(60, 300),
 			},
 			{
-				form: number, title: "Abandoned group", unit: "s", alert: "OutboxGroupAbandoned", width: 4, empty: "no group",
-				means: "How long entries have waited for the group that is idle longest. No consumer reads for it, and it holds back " +
-					"trimming: start its consumers, or run posthaste groups drop.",
+				form: number, title: "Abandoned group", unit: "s", alert: "OutboxGroupAbandoned", width: 4,
+				empty: "no group",
+				means: "How long entries have waited for the group that is idle longest. No consumer reads for it, " +
+					"and it holds back trimming: start its consumers, or run posthaste groups drop.",
 				queries: []query{{"max(outbox_group_idle_seconds{FILTER})", ""}}, steps: below(600, 3600),
 			},
 			trimLoss,
@@ -37,14 +45,16 @@ var redis = board{
 			streamLength, redisMemory,
 			{
 				title: "Published by stream", unit: "ops", alert: "OutboxRelayNotPublishing",
-				means:   "Events by stream. If one stops while others continue, its events are parked, or no events are written for it.",
+				means: "Events by stream. If one stops while others continue, its events are parked, or no events " +
+					"are written for it.",
 				queries: []query{{rate("outbox_published_total", "stream"), "{{stream}}"}},
 			},
 			publishCall, publishErrors,
 			{
 				title: "Lost after settling", unit: "short", alert: "OutboxRedisLostData",
-				means: "Events that Redis had acknowledged but has lost: not yet restored, and found within the chosen time; and failovers " +
-					"of Postgres, after which events may be published twice. posthaste status names the command that restores them.",
+				means: "Events that Redis had acknowledged but has lost: not yet restored, and found within the " +
+					"chosen time; and failovers of Postgres, after which events may be published twice. posthaste " +
+					"status names the command that restores them.",
 				queries: []query{
 					{leading("outbox_lost_events"), "not brought back"},
 					{increase("outbox_lost_events_total"), "found"},
@@ -54,7 +64,8 @@ var redis = board{
 			},
 			{
 				title: "Pub/Sub refused", unit: "ops", alert: "OutboxPublishFailing",
-				means:   "Events that are in their stream but whose PUBLISH Redis rejected it: the ACL does not permit the channel.",
+				means: "Events that are in their stream but whose PUBLISH Redis rejected it: the ACL does not " +
+					"permit the channel.",
 				queries: []query{{rate("outbox_pubsub_failed_total"), "refused"}},
 			},
 		}},
@@ -66,51 +77,67 @@ var redis = board{
 			},
 			{
 				title: "Pending", unit: "short", alert: "OutboxConsumerStuck",
-				means:   "Entries delivered but not acknowledged: handlers that run, hang or fail. It is bounded by how many entries consumers take at once.",
+				means: "Entries delivered but not acknowledged: handlers that run, hang or fail. It is bounded by " +
+					"how many entries consumers take at once.",
 				queries: []query{{byGroup("outbox_group_pending"), "{{stream}} {{group}}"}},
 			},
 			{
 				title: "Oldest pending", unit: "s", alert: "OutboxConsumerStuck",
-				means:   "Age of the oldest entry not acknowledged. A line that rises steadily is one event that hangs.",
-				queries: []query{{byGroup("outbox_group_oldest_pending_seconds"), "{{stream}} {{group}}"}}, steps: []step{{0, green}, {300, red}},
+				means: "Age of the oldest entry not acknowledged. A line that rises steadily is one event that " +
+					"hangs.",
+				queries: []query{{byGroup("outbox_group_oldest_pending_seconds"), "{{stream}} {{group}}"}},
+				steps:   []step{{0, green}, {300, red}},
 			},
 			{
 				title: "Idle", unit: "s", alert: "OutboxGroupAbandoned",
-				means: "How long entries have waited while none of the group's consumers was active. An abandoned group holds back trimming: " +
+				means: "How long entries have waited while none of the group's consumers was active. An abandoned " +
+					"group holds back trimming: " +
 					"drop it, or start its consumers.",
-				queries: []query{{byGroup("outbox_group_idle_seconds"), "{{stream}} {{group}}"}}, steps: []step{{0, green}, {3600, red}},
+				queries: []query{{byGroup("outbox_group_idle_seconds"), "{{stream}} {{group}}"}},
+				steps:   []step{{0, green}, {3600, red}},
 			},
 			{
 				title: "Missed", unit: "short", alert: "OutboxStreamTrimLoss",
-				means:   "Entries trimmed before the group had read them: lost to it. They are in outbox_history: run posthaste replay.",
-				queries: []query{{"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))", "{{stream}} {{group}}"}}, steps: none(),
+				means: "Entries trimmed before the group had read them: lost to it. They are in outbox_history: " +
+					"run posthaste replay.",
+				queries: []query{{
+					"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))",
+					"{{stream}} {{group}}",
+				}}, steps: none(),
 			},
 			{
 				title: "Dead-lettered", unit: "short", alert: "OutboxConsumerDead",
-				means:   "Events moved to a dead stream after their last attempt: they are not processed. Fix the handler, then retry them.",
-				queries: []query{{"sum by (group) (increase(outbox_consumer_dead_total{FILTER}[$__rate_interval]))", "{{group}}"}}, steps: none(),
+				means: "Events moved to a dead stream after their last attempt: they are not processed. Fix the " +
+					"handler, then retry them.",
+				queries: []query{{
+					"sum by (group) (increase(outbox_consumer_dead_total{FILTER}[$__rate_interval]))",
+					"{{group}}",
+				}}, steps: none(),
 			},
 		}},
 		{"Consumers", 7, []panel{
 			{
 				title: "Attempts", unit: "ops", alert: "OutboxConsumerDead",
-				means:   "Attempts by outcome. failed and panic: the handler. unavailable: a dependency of the handler is down, which does not count as an attempt.",
+				means: "Attempts by outcome. failed and panic: the handler. unavailable: a dependency of the " +
+					"handler is down, which does not count as an attempt.",
 				queries: []query{{rate("outbox_consumer_attempts_total", "group", "outcome"), "{{group}} {{outcome}}"}},
 			},
 			{
 				title: "Handler, p99", unit: "s", alert: "OutboxConsumerStuck",
-				means:   "99 of 100 attempts are shorter than this. A rise points to the handler, or what it calls. The dots are traces.",
+				means: "99 of 100 attempts are shorter than this. A rise points to the handler, or what it calls. " +
+					"The dots are traces.",
 				queries: []query{{quantile(0.99, "outbox_consumer_handle_seconds", "group"), "{{group}}"}},
 			},
 			{
 				title: "Commit to processed, p99", unit: "s", alert: "OutboxConsumerStuck",
-				means:   "From an event's commit to the end of its handler. The excess over commit to publish (overview) is the consumers' share.",
+				means: "From an event's commit to the end of its handler. The excess over commit to publish " +
+					"(overview) is the consumers' share.",
 				queries: []query{{quantile(0.99, "outbox_consumer_delay_seconds", "group"), "{{group}}"}},
 			},
 			{
 				title: "Read and taken over", unit: "ops", alert: "OutboxConsumerStuck",
-				means: "Entries read for the first time, and entries taken over from silent consumers. Takeovers outside deployments mean " +
-					"that consumers die or hang for longer than --claim-idle.",
+				means: "Entries read for the first time, and entries taken over from silent consumers. Takeovers " +
+					"outside deployments mean that consumers die or hang for longer than --claim-idle.",
 				queries: []query{
 					{rate("outbox_consumer_read_total", "group"), "read, {{group}}"},
 					{rate("outbox_consumer_claimed_total", "group"), "taken over, {{group}}"},
@@ -119,8 +146,8 @@ var redis = board{
 			},
 			{
 				title: "Held in processes", unit: "short", alert: "OutboxConsumerStuck",
-				means: "Entries in work, entries parked behind a slow event of their subject, subjects that wait for a retry, and stalled " +
-					"processes. If many are parked, one subject fails; the log names the event.",
+				means: "Entries in work, entries parked behind a slow event of their subject, subjects that wait for " +
+					"a retry, and stalled processes. If many are parked, one subject fails; the log names the event.",
 				queries: []query{
 					{"sum by (group) (outbox_consumer_inflight_events{FILTER})", "in work, {{group}}"},
 					{"sum by (group) (outbox_consumer_parked_events{FILTER})", "parked, {{group}}"},
@@ -130,78 +157,96 @@ var redis = board{
 			},
 			{
 				title: "Failed calls to Redis", unit: "ops", alert: "OutboxConsumerStuck",
-				means:   "By operation; each is retried. If all operations fail, Redis is unreachable; if one fails, check the ACL.",
+				means: "By operation; each is retried. If all operations fail, Redis is unreachable; if one fails, " +
+					"check the ACL.",
 				queries: []query{{rate("outbox_consumer_redis_errors_total", "op"), "{{op}}"}},
 			},
 		}},
 		{"Credits", 7, []panel{
 			{
 				title: "Operations", unit: "ops", alert: "CreditsStoreUnavailable",
-				means: "By outcome. unavailable: Redis is unreachable, or Postgres, for keys that are not UUIDv7. backpressure: the sync is " +
-					"behind. epoch: Redis lost data, a bucket is being rebuilt. frozen: an account needs a person.",
+				means: "By outcome. unavailable: Redis is unreachable, or Postgres, for keys that are not UUIDv7. " +
+					"backpressure: the sync is behind. epoch: Redis lost data, a bucket is being rebuilt. frozen: an " +
+					"account needs a person.",
 				queries: []query{{rate("credits_ops_total", "code"), "{{code}}"}},
 			},
 			{
 				title: "Credit requests, p99", unit: "s", alert: "CreditsStoreUnavailable",
-				means: "99 of 100 additions, deductions and balances are answered within this time. A rise points to Redis, or to the " +
+				means: "99 of 100 additions, deductions and balances are answered within this time. A rise points to " +
+					"Redis, or to the " +
 					"durability that it waits for.",
-				queries: []query{{quantile(0.99, `http_request_duration_seconds{route=~"/(add|deduct|balance)/.*"}`, "route"), "{{route}}"}},
+				queries: []query{{quantile(0.99, `http_request_duration_seconds{route=~"/(add|deduct|balance)/.*"}`,
+					"route"), "{{route}}"}},
 			},
 			{
 				title: "Orders paid", unit: "ops", alert: "CreditsOrderPaymentStuck",
-				means: "Payments of orders by outcome. completed and refunded: a process died midway, and the relay finished its work. " +
-					"unpaid: an order stands without its deduction. unrefunded: credits of a refused order could not be refunded.",
+				means: "Payments of orders by outcome. completed and refunded: a process died midway, and the relay " +
+					"finished its work. unpaid: an order stands without its deduction. unrefunded: credits of a " +
+					"refused order could not be refunded.",
 				queries: []query{{rate("credits_order_payments_total", "outcome"), "{{outcome}}"}},
 			},
 			{
 				title: "Not yet in the ledger", unit: "s", alert: "CreditsSyncLagging",
-				means: "Age of the oldest operation that only Redis has. On a rise, the relay or Postgres is slow or unreachable. If Redis " +
-					"loses its data now, these operations are lost.",
+				means: "Age of the oldest operation that only Redis has. On a rise, the relay or Postgres is slow or " +
+					"unreachable. If Redis loses its data now, these operations are lost.",
 				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
 			},
 			{
 				title: "Operations waiting", unit: "short", alert: "CreditsSyncLagging",
-				means:   "Operations in the buckets' streams. It must fall between bursts; at the limit, new ones are refused (backpressure).",
+				means: "Operations in the buckets' streams. It must fall between bursts; at the limit, new ones " +
+					"are refused (backpressure).",
 				queries: []query{{"max(credits_stream_entries{FILTER})", "waiting"}},
 			},
 			{
 				title: "Answers 503 and 423", unit: "reqps", alert: "CreditsStoreUnavailable",
-				means: "503: Redis is unreachable, or cannot provide the durability asked for; nothing was done, and clients repeat with the " +
+				means: "503: Redis is unreachable, or cannot provide the durability asked for; nothing was done, and " +
+					"clients repeat with the " +
 					"same key. 423: a frozen account.",
-				queries: []query{{`sum by (route, status) (rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
+				queries: []query{{`sum by (route, status) ` +
+					`(rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", ` +
+					`FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
 			},
 			{
 				title: "Sync", unit: "ops", alert: "CreditsAccountFrozen",
-				means: "Operations written to the ledger. quarantined: they contradict it; posthaste credits reconcile explains. duplicate: " +
-					"the sync was interrupted; harmless.",
+				means: "Operations written to the ledger. quarantined: they contradict it; posthaste credits " +
+					"reconcile explains. duplicate: the sync was interrupted; harmless.",
 				queries: []query{{rate("credits_sync_entries_total", "outcome"), "{{outcome}}"}},
 			},
 			{
 				title: "Frozen accounts", unit: "short", alert: "CreditsAccountFrozen",
-				means:   "Accounts closed because their operations contradict the ledger. Each needs a person: run posthaste credits reconcile.",
-				queries: []query{{"sum by (reason) (increase(credits_frozen_total{FILTER}[$__rate_interval]))", "{{reason}}"}}, steps: none(),
+				means: "Accounts closed because their operations contradict the ledger. Each needs a person: run " +
+					"posthaste credits reconcile.",
+				queries: []query{{
+					"sum by (reason) (increase(credits_frozen_total{FILTER}[$__rate_interval]))",
+					"{{reason}}",
+				}}, steps: none(),
 			},
 			{
-				title: "Wait for durability, p99", unit: "s", alert: "CreditsStoreUnavailable", empty: "nothing to wait for",
-				means: "How long operations wait for replicas or the disk. After half a second, the client gets an unknown outcome: fix the " +
-					"replica or the disk. Empty when no durability is set.",
-				queries: []query{{quantile(0.99, "credits_durability_wait_seconds"), "p99"}}, steps: []step{{0, green}, {0.1, orange}, {0.5, red}},
+				title: "Wait for durability, p99", unit: "s", alert: "CreditsStoreUnavailable",
+				empty: "nothing to wait for",
+				means: "How long operations wait for replicas or the disk. After half a second, the client gets an " +
+					"unknown outcome: fix the replica or the disk. Empty when no durability is set.",
+				queries: []query{{quantile(0.99, "credits_durability_wait_seconds"), "p99"}},
+				steps:   []step{{0, green}, {0.1, orange}, {0.5, red}},
 			},
 			{
 				title: "Ledger drift", unit: "short", alert: "CreditsLedgerDrift",
-				means: "Credits by which the accounts differ from their counter-accounts, checked every 15 minutes. Any other value than 0 " +
-					"means that the ledger was changed by hand; posthaste credits reconcile names the accounts.",
+				means: "Credits by which the accounts differ from their counter-accounts, checked every 15 minutes. " +
+					"Any other value than 0 means that the ledger was changed by hand; posthaste credits reconcile " +
+					"names the accounts.",
 				queries: []query{{"max(abs(credits_reconcile_drift{FILTER}))", "drift"}}, steps: none(),
 			},
 			{
 				title: "Operations lost", unit: "short", alert: "CreditsOperationsLost",
-				means:   "Operations that were acknowledged but lost with Redis' data. Set a durability that survives this kind of failure.",
-				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__rate_interval]))", "lost"}}, steps: none(),
+				means: "Operations that were acknowledged but lost with Redis' data. Set a durability that " +
+					"survives this kind of failure.",
+				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__rate_interval]))", "lost"}},
+				steps:   none(),
 			},
 			{
 				title: "Rebuilt from the ledger", unit: "short", alert: "CreditsEpochBumped",
-				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not have them. Both rise " +
-					"after Redis came back empty; at other times, find out what deletes keys.",
+				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not " +
+					"have them. Both rise after Redis came back empty; at other times, find out what deletes keys.",
 				queries: []query{
 					{"sum(increase(credits_epoch_bumps_total{FILTER}[$__rate_interval]))", "buckets"},
 					{"sum(increase(credits_ledger_reads_total{FILTER}[$__rate_interval]))", "accounts"},

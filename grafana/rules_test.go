@@ -107,8 +107,8 @@ var (
 	parts    = []string{"**Symptom.**", "**Check.**", "**Fix.**", "**Verify.**"}
 )
 
-// TestRunbook checks that every alert links to its section of the runbook, that the section has its four parts, and that
-// the runbook has no other alert.
+// TestRunbook checks that every alert links to its section of the runbook, that the section has its four parts, and
+// that the runbook has no other alert.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../docs/runbook.md")

@@ -38,7 +38,8 @@ func configure(o *redis.Options) {
 	o.ReadTimeout = 250 * time.Millisecond
 	o.WriteTimeout = 250 * time.Millisecond
 	o.PoolTimeout = 250 * time.Millisecond
-	// A waiting command occupies a connection; the default of ten per core is too few for hundreds of short calls at once.
+	// A waiting command occupies a connection; the default of ten per core is too few for hundreds of short calls at
+	// once.
 	o.PoolSize = max(o.PoolSize, 64)
 	o.Protocol = 2
 	o.DisableIdentity = true

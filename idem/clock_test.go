@@ -83,7 +83,8 @@ func walk(t *testing.T, r *testenv.RedisServer, g *Guard, seed uint64) (wrong []
 				t.Fatal("degraded")
 			}
 			if token := d.Ticket.Token(); token <= last && (!forgotten || !steppedBack) {
-				wrong = append(wrong, fmt.Sprintf("token %d after %d, forgotten %v, stepped back %v", token, last, forgotten,
+				wrong = append(wrong, fmt.Sprintf("token %d after %d, forgotten %v, stepped back %v", token, last,
+					forgotten,
 					steppedBack))
 			}
 			// A takeover's token stays ahead of a clock that was set back before.
@@ -96,7 +97,8 @@ func walk(t *testing.T, r *testenv.RedisServer, g *Guard, seed uint64) (wrong []
 			}
 			owner := tickets[rnd.IntN(len(tickets))]
 			err := owner.Heartbeat(t.Context())
-			if current := rawRecord(t, r.Client, req.Key); current != "" && errors.Is(err, ErrLost) == isOwner(current, owner) {
+			if current := rawRecord(t, r.Client, req.Key); current != "" &&
+				errors.Is(err, ErrLost) == isOwner(current, owner) {
 				wrong = append(wrong, fmt.Sprintf("heartbeat with %d on %q: %v", owner.Token(), current, err))
 			}
 		case 3:
@@ -164,7 +166,8 @@ func TestALeaseFollowsTheServersClock(t *testing.T) {
 	d := begin(t, g, request("k", "a"))
 	wantOutcome(t, d, Proceed)
 	setClock(t, r, now-10*minute)
-	if d.Ticket.Token() <= first.Token() || first.Heartbeat(t.Context()) == nil || d.Ticket.Heartbeat(t.Context()) != nil {
+	if d.Ticket.Token() <= first.Token() || first.Heartbeat(t.Context()) == nil ||
+		d.Ticket.Heartbeat(t.Context()) != nil {
 		t.Errorf("token %d after %d, or the wrong owner", d.Ticket.Token(), first.Token())
 	}
 }

@@ -94,8 +94,8 @@ func TestFullExpiryStorm(t *testing.T) {
 	}
 	start := time.Now()
 	quiet := acquireFor("quiet", func() bool { return time.Since(start) > 3*time.Second })
-	// As pub.lua leaves them, their time spread over one second. The server looks for what has expired once all are there:
-	// filling takes two seconds or twenty.
+	// As pub.lua leaves them, their time spread over one second. The server looks for what has expired once all are
+	// there: filling takes two seconds or twenty.
 	const fill = `local t=redis.call('TIME') local at=t[1]*1000
 		for i=ARGV[1]+0,ARGV[2]-1 do
 			redis.call('SET','i:expires'..i,

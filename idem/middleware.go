@@ -26,8 +26,9 @@ type HTTPOptions struct {
 	Scope func(r *http.Request) string
 	// Lookup asks the database for the finished operation; see Request.Lookup. nil: none.
 	Lookup func(r *http.Request, k Key, f Fingerprint) (Found, error)
-	// Render answers with a result whose body is not in its record: one from Lookup, one longer than MaxInline, one that
-	// the handler noted with SetRef. nil: such a replay runs the handler again, which finds the row and answers from it.
+	// Render answers with a result whose body is not in its record: one from Lookup, one longer than MaxInline, one
+	// that the handler noted with SetRef. nil: such a replay runs the handler again, which finds the row and answers
+	// from it.
 	Render func(w http.ResponseWriter, r *http.Request, rec Record)
 	// Work bounds the handler; it must be shorter than the lease. Zero: DefaultWork.
 	Work time.Duration

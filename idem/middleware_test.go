@@ -53,7 +53,10 @@ func eachStack(t *testing.T,
 				if o.Scope == nil {
 					o.Scope = func(r *http.Request) string { return r.Header.Get("User") }
 				}
-				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}})), o,
+				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{
+					Redis:  c,
+					Routes: []string{"/pay"},
+				})), o,
 					h))
 				s.Config.ErrorLog = nil
 				s.Start()
@@ -137,7 +140,8 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 		if status, _, text := pay(t, s, "other", key, "6 EUR"); status != 201 || !strings.Contains(text, "receipt 2") {
 			t.Error(status, text)
 		}
-		if status, _, text := pay(t, s, "u", "", "x"); status != 400 || !strings.Contains(text, "idempotency_key_missing") {
+		if status, _, text := pay(t, s, "u", "", "x"); status != 400 ||
+			!strings.Contains(text, "idempotency_key_missing") {
 			t.Error(status, text)
 		}
 		if status, _, text := pay(t, s, "u", key+"2", strings.Repeat("x", 65<<10)); status != 413 {

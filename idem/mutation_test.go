@@ -19,8 +19,14 @@ func TestWeakenedScripts(t *testing.T) {
 		// broken runs the scenario and reports whether the promise was broken.
 		broken func(t *testing.T, g, other *Guard, r *testenv.RedisServer) bool
 	}{
-		{"an unconditional DEL frees another owner's key", scriptRelease, "st=='P' and tk==ARGV[1]", "true", zombieAborts},
-		{"a heartbeat without the fence steals the lease", scriptHeartbeat, "st~='P' or tk~=ARGV[1]", "false", zombieBeats},
+		{
+			"an unconditional DEL frees another owner's key", scriptRelease, "st=='P' and tk==ARGV[1]", "true",
+			zombieAborts,
+		},
+		{
+			"a heartbeat without the fence steals the lease", scriptHeartbeat, "st~='P' or tk~=ARGV[1]", "false",
+			zombieBeats,
+		},
 		{"without attempt ids a resend meets itself", scriptAcquire, "if a==ARGV[2]", "if false", resends},
 		{
 			"without the fingerprint another command gets the receipt", scriptAcquire, "if not same", "if false",
@@ -40,7 +46,8 @@ func TestWeakenedScripts(t *testing.T) {
 			expiresAtWork,
 		},
 		{
-			"without earlier fingerprints a new version refuses what the old one did", scriptAcquire, "for i=5,#ARGV do",
+			"without earlier fingerprints a new version refuses what the old one did", scriptAcquire,
+			"for i=5,#ARGV do",
 			"for i=5,0 do", deploys,
 		},
 		{

@@ -114,7 +114,10 @@ func TestScriptsInACluster(t *testing.T) {
 	if err := r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error { return r.Client.Set(context.Background(), "ready", 1, 0).Err() })
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return r.Client.Set(context.Background(), "ready", 1,
+			0).Err()
+	})
 	g := guardOn(t, r.URL())
 	for i := range 20 { // twenty slots
 		d := begin(t, g, request(fmt.Sprint(i), "a"))

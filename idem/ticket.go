@@ -54,7 +54,8 @@ func (t *Ticket) Commit(ctx context.Context, rec Record) {
 func (t *Ticket) Abort(ctx context.Context) {
 	g := t.guard
 	if !t.Degraded() {
-		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key, strconv.FormatInt(t.token, 10)); err != nil &&
+		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key,
+			strconv.FormatInt(t.token, 10)); err != nil &&
 			!errors.Is(err, errUnusable) {
 			g.log.Warn("key was not released", "err", err)
 		}
@@ -68,7 +69,8 @@ func (t *Ticket) Heartbeat(ctx context.Context) error {
 	if t.Degraded() {
 		return nil
 	}
-	reply, err := t.guard.eval(ctx, scriptHeartbeat, t.key, strconv.FormatInt(t.token, 10), t.guard.lease.Milliseconds())
+	reply, err := t.guard.eval(ctx, scriptHeartbeat, t.key, strconv.FormatInt(t.token, 10),
+		t.guard.lease.Milliseconds())
 	if err != nil {
 		return err
 	}

@@ -116,8 +116,8 @@ func evicted(t *testing.T, weak bool) bool {
 	if err := r.Client.ConfigSet(t.Context(), "maxmemory", "3mb").Err(); err != nil {
 		t.Fatal(err)
 	}
-	// What other services keep there; a full server that does not evict refuses it. All of it is of one age for a clock of
-	// seconds, so a server that evicts draws lots: there is room for some forty, and a thousand draws.
+	// What other services keep there; a full server that does not evict refuses it. All of it is of one age for a clock
+	// of seconds, so a server that evicts draws lots: there is room for some forty, and a thousand draws.
 	for i := range 1000 {
 		_ = r.Client.Set(t.Context(), fmt.Sprint("other ", i), strings.Repeat("x", 50_000), 0).Err()
 	}
@@ -135,7 +135,11 @@ func rawKey(t *testing.T, weak bool) bool {
 		}
 		return nil
 	}))
-	post(g, HTTPOptions{}, "u", name, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+	post(g, HTTPOptions{}, "u", name, func(w http.ResponseWriter,
+		_ *http.Request,
+	) {
+		w.WriteHeader(http.StatusCreated)
+	})
 	return r.Client.Get(t.Context(), name).Val() != "secret"
 }
 

@@ -77,9 +77,9 @@ type StreamState struct {
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
-	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot be
-	// known. From then on every call that would be carried out by another one, or by the same after a restart, is refused
-	// with ErrMoved: such a server may lack what the last one had acknowledged.
+	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot
+	// be known. From then on every call that would be carried out by another one, or by the same after a restart, is
+	// refused with ErrMoved: such a server may lack what the last one had acknowledged.
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
@@ -122,8 +122,8 @@ type Delivery interface {
 	// final. *PoisonError: the sink refuses one event for its own sake; retry, or call Skip and publish again. ErrGap,
 	// *FencedError, *ForeignError: the lane is finished. Anything else is transient: call Publish again.
 	Publish(ctx context.Context) (Receipt, error)
-	// Skip gives up the event that the last *PoisonError named and, of those behind it, every one for which also (unless
-	// it is nil) returns true. It returns the places of the latter.
+	// Skip gives up the event that the last *PoisonError named and, of those behind it, every one for which also
+	// (unless it is nil) returns true. It returns the places of the latter.
 	Skip(also func(e *Event) bool) []int
 }
 

@@ -44,9 +44,9 @@ type Slots interface {
 	// Status reads the slot's state. A missing slot is not an error.
 	Status(ctx context.Context) (SlotStatus, error)
 	// Ensure makes sure that the publication exists with the outbox table in it, and then that a usable slot exists,
-	// creating or repairing what it may; an invalidated slot is dropped and made anew. Just before a slot is made it calls
-	// making, if that is not nil, whose error ends it. created reports a new slot: its position says nothing about older
-	// rows. Errors are *SlotError where they name a condition.
+	// creating or repairing what it may; an invalidated slot is dropped and made anew. Just before a slot is made it
+	// calls making, if that is not nil, whose error ends it. created reports a new slot: its position says nothing
+	// about older rows. Errors are *SlotError where they name a condition.
 	Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error)
 	// Advance moves the (inactive) slot's confirmed position to target, which frees WAL as far as older transactions
 	// allow, and provokes the running-transactions record that lets restart_lsn follow.

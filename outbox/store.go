@@ -47,8 +47,8 @@ type State struct {
 	Changed  time.Time
 	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.
 	Sink string
-	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything older
-	// has ended. 0: everything is visible. See Store.RaiseBarrier.
+	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything
+	// older has ended. 0: everything is visible. See Store.RaiseBarrier.
 	Barrier uint64
 }
 
@@ -174,10 +174,10 @@ type Store interface {
 	// visible once VisibleBelow(xid) is true.
 	Mark(ctx context.Context) (LSN, uint64, error)
 	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
-	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before it
-	// is streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown
-	// barrier stands for, and replaces it. ErrSuperseded if the epoch is not the state's any more: then the slot is not to
-	// be moved.
+	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before
+	// it is streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown
+	// barrier stands for, and replaces it. ErrSuperseded if the epoch is not the state's any more: then the slot is not
+	// to be moved.
 	RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error
 	// LowerBarrier forgets the barrier, if it is not younger than xid.
 	LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
@@ -185,11 +185,12 @@ type Store interface {
 	Lookup(ctx context.Context, rows []*Row) (Found, error)
 	// Settle deletes the rows, writing history, and tells which it found.
 	Settle(ctx context.Context, items []Settlement) (Found, error)
-	// DeleteAnywhere deletes, by seq in all parts, rows that Settle should have found and did not. It is the last resort
-	// before they are let go.
+	// DeleteAnywhere deletes, by seq in all parts, rows that Settle should have found and did not. It is the last
+	// resort before they are let go.
 	DeleteAnywhere(ctx context.Context, items []Settlement) (Found, error)
-	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when o
-	// is not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
+	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when
+	// o is not the state's owner any more: a later one may have published the row. An adoption waits for a park under
+	// way.
 	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (Found, error)
 	// Audit takes a mark.
 	Audit(ctx context.Context) (AuditMark, error)

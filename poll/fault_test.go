@@ -39,7 +39,8 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 	r.oracle().WaitEmpty(t, 20*time.Second) // and Redis should know its script
 	r.proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Writers: 2})
-	r.eventually(20*time.Second, "a publish without an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
+	r.eventually(20*time.Second, "a publish without an answer",
+		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
 	r.proxy.Remove("lost")
 	load.Wait()
 	r.oracle().Check(t, load, 30*time.Second)
@@ -63,7 +64,8 @@ func TestTheCommitFails(t *testing.T) {
 	r.db.Exec(t, `CREATE TABLE broken ();
 		CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS
 			$$ BEGIN IF EXISTS (SELECT FROM broken) THEN RAISE 'the commit fails'; END IF; RETURN NULL; END $$;
-		CREATE CONSTRAINT TRIGGER break AFTER DELETE ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION break();
+		CREATE CONSTRAINT TRIGGER break AFTER DELETE ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE `+
+		`FUNCTION break();
 		INSERT INTO broken DEFAULT VALUES`)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
 	load.Wait() // before the sweep: a part's first batch is its largest while commits fail
@@ -145,7 +147,8 @@ func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	r := newRig(t)
 	r.adoptDirectly("order")
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT gen_random_uuid(), 'order', 'o-1', 'order.changed', to_jsonb(repeat('x', 8000)) FROM generate_series(1, 200)`)
+		SELECT gen_random_uuid(), 'order', 'o-1', 'order.changed', to_jsonb(repeat('x', 8000)) FROM `+
+		`generate_series(1, 200)`)
 	// 1.6 MB take three times as long as a publish may.
 	r.proxy.Toxic(`{"name":"slow","type":"bandwidth","stream":"upstream","attributes":{"rate":300}}`)
 	r.run(r.options(1, 500))
@@ -166,7 +169,8 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	const free = outbox.Partitions - 1
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT DISTINCT ON (part) gen_random_uuid(), 'order', name, 'order.changed', '{}'
-		FROM (SELECT name, hashtextextended(name, 0) & 15 AS part FROM (SELECT 'o-' || i FROM generate_series(1, 500) i) AS names (name)) AS parts
+		FROM (SELECT name, hashtextextended(name, 0) & 15 AS part FROM (SELECT 'o-' || i FROM generate_series(1, `+
+		`500) i) AS names (name)) AS parts
 		WHERE part <> hashtextextended('held', 0) & 15`)
 	var locked, others atomic.Int64
 	r.published = func([]*outbox.Event) {
@@ -179,7 +183,8 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == free })
 	// A part that fails for the machine's sake waits for its next turn, and the held one may have another before it.
 	if n, m := locked.Load(), others.Load(); n > 1+m {
-		t.Errorf("the held row was met %d times before the others were published, beside %d other failures; want once", n, m)
+		t.Errorf("the held row was met %d times before the others were published, beside %d other failures; want once",
+			n, m)
 	}
 	r.must(tx.Rollback(t.Context()))
 	r.oracle().WaitEmpty(t, 20*time.Second)

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	code := testenv.Main(m)
 	// The proxy leaves goroutines behind when a connection with a toxic on it is cut.
 	const proxy = "github.com/Shopify/toxiproxy/v2/"
-	err := goleak.Find(goleak.IgnoreAnyFunction(proxy+"stream.(*ChanWriter).Write"), goleak.IgnoreAnyFunction(proxy+"toxics.(*ToxicStub).Run"))
+	err := goleak.Find(goleak.IgnoreAnyFunction(proxy+"stream.(*ChanWriter).Write"),
+		goleak.IgnoreAnyFunction(proxy+"toxics.(*ToxicStub).Run"))
 	if err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -210,7 +211,10 @@ func (r *rig) insert(typ, aggregate, payload string) uuid.UUID {
 }
 
 func insertIn(ctx context.Context, tx pgx.Tx, typ, aggregate, payload string) (uuid.UUID, error) {
-	return sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: []byte(payload)})
+	return sql.InsertEvent(ctx, tx, sql.Event{
+		AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed",
+		Payload: []byte(payload),
+	})
 }
 
 // entries are the ids in the stream of typ.

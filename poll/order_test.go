@@ -23,7 +23,10 @@ func TestOrderWithManyWorkersAndSweepers(t *testing.T) {
 			for range c.sweepers {
 				r.run(r.options(c.workers, c.rows))
 			}
-			load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 1500, Writers: 6, Types: []string{"order", "credits"}})
+			load := testenv.StartLoad(t, r.db, testenv.LoadOptions{
+				Total: 1500, Writers: 6,
+				Types: []string{"order", "credits"},
+			})
 			load.Wait()
 			r.oracle().Check(t, load, 20*time.Second)
 		})
@@ -57,8 +60,8 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	}
 }
 
-// Somebody writes to a row while the sweep waits for it: its headers are redacted, say. The row has moved, and is still the
-// first of its aggregate. A row that was deleted is not missed.
+// Somebody writes to a row while the sweep waits for it: its headers are redacted, say. The row has moved, and is still
+// the first of its aggregate. A row that was deleted is not missed.
 func TestARowThatIsWrittenMeanwhileIsNotOvertaken(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -80,7 +83,10 @@ func TestARowThatIsWrittenMeanwhileIsNotOvertaken(t *testing.T) {
 			r.must(err)
 			r.run(r.options(1, 500))
 			r.eventually(20*time.Second, "the sweep waits", func() bool {
-				return testenv.Value[bool](t, r.db, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid IN (SELECT transactionid FROM pg_locks WHERE granted AND pid = $1))", tx.Conn().PgConn().PID())
+				return testenv.Value[bool](t, r.db,
+					"SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND "+
+						"transactionid IN (SELECT transactionid FROM pg_locks WHERE granted AND pid = $1))",
+					tx.Conn().PgConn().PID())
 			})
 			r.must(tx.Commit(t.Context()))
 			r.oracle().WaitEmpty(t, 20*time.Second)
@@ -91,7 +97,8 @@ func TestARowThatIsWrittenMeanwhileIsNotOvertaken(t *testing.T) {
 			if got := r.entries("order"); !slices.Equal(got, want) {
 				t.Errorf("published %v, want %v", got, want)
 			}
-			if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE headers ? 'redacted'"); !c.gone && n != 1 {
+			if n := testenv.Value[int](t, r.db,
+				"SELECT count(*) FROM outbox_history WHERE headers ? 'redacted'"); !c.gone && n != 1 {
 				t.Errorf("%d events in history are as they were written last, want 1", n)
 			}
 		})
@@ -101,7 +108,8 @@ func TestARowThatIsWrittenMeanwhileIsNotOvertaken(t *testing.T) {
 // inPart returns n aggregates of one part.
 func inPart(tb testing.TB, r *rig, n int) []string {
 	tb.Helper()
-	rows, err := r.db.Pool.Query(tb.Context(), "SELECT 'a-' || g FROM generate_series(1, 1000) g WHERE hashtextextended('a-' || g, 0) & 15 = 3 LIMIT $1", n)
+	rows, err := r.db.Pool.Query(tb.Context(),
+		"SELECT 'a-' || g FROM generate_series(1, 1000) g WHERE hashtextextended('a-' || g, 0) & 15 = 3 LIMIT $1", n)
 	r.must(err)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	r.must(err)
@@ -121,17 +129,21 @@ func TestHistoryIsTheReceipt(t *testing.T) {
 	r.insert("credits", "u-1", `{}`)
 	r.run(r.options(2, 10))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	same := testenv.Value[int](t, r.db, `SELECT count(*) FROM outbox_history h JOIN before b USING (seq, id, aggregate_type, aggregate_id, event_type, created_at)
+	same := testenv.Value[int](t, r.db,
+		`SELECT count(*) FROM outbox_history h JOIN before b USING (seq, id, aggregate_type, aggregate_id, `+
+			`event_type, created_at)
 		WHERE h.payload = b.payload AND h.headers = b.headers AND mode = 'poll' AND stream = 'outbox.order'
 		  AND published_at BETWEEN created_at AND clock_timestamp()`)
 	if same != 1 {
 		t.Error("the history's row is not the outbox's")
 	}
-	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE headers IS NULL AND stream = 'outbox.credits'"); n != 1 {
+	if n := testenv.Value[int](t, r.db,
+		"SELECT count(*) FROM outbox_history WHERE headers IS NULL AND stream = 'outbox.credits'"); n != 1 {
 		t.Errorf("%d rows of the other event", n)
 	}
 	entry := testenv.Value[string](t, r.db, "SELECT entry_id FROM outbox_history WHERE id = $1", id)
-	if msgs, err := r.redis.Client.XRange(t.Context(), "outbox.order", entry, entry).Result(); err != nil || len(msgs) != 1 || msgs[0].Values["id"] != id.String() {
+	if msgs, err := r.redis.Client.XRange(t.Context(), "outbox.order", entry, entry).Result(); err != nil ||
+		len(msgs) != 1 || msgs[0].Values["id"] != id.String() {
 		t.Errorf("entry %q is %v, %v", entry, msgs, err)
 	}
 }

@@ -47,7 +47,8 @@ func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
 	}
 	dead, err := sql.ListDead(t.Context(), r.db.Pool, 1)
 	r.must(err)
-	if d := dead[0]; d.Class != "wrongtype" || d.Attempts < 3 || !strings.Contains(d.Error, "WRONGTYPE") || d.AggregateID != aggregates[0] || d.Type != "broken.changed" {
+	if d := dead[0]; d.Class != "wrongtype" || d.Attempts < 3 || !strings.Contains(d.Error, "WRONGTYPE") ||
+		d.AggregateID != aggregates[0] || d.Type != "broken.changed" {
 		t.Errorf("parked as %+v", d)
 	}
 	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.parked) }
@@ -117,7 +118,8 @@ func (r *rig) unreadable(id uuid.UUID) {
 	r.tb.Helper()
 	r.db.Exec(r.tb, fmt.Sprintf(`CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
-			IF OLD.id = '%s' AND current_query() NOT LIKE '%%outbox_dead%%' THEN RAISE 'spoilt' USING ERRCODE = '22P05'; END IF;
+			IF OLD.id = '%s' AND current_query() NOT LIKE '%%outbox_dead%%' THEN RAISE 'spoilt' USING ERRCODE = `+
+		`'22P05'; END IF;
 			RETURN OLD;
 		END $$;
 		CREATE TRIGGER spoil BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION spoil()`, id))
@@ -145,18 +147,23 @@ func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
 	}
 	dead, err := sql.ListDead(t.Context(), r.db.Pool, 10)
 	r.must(err)
-	if len(dead) != 1 || dead[0].ID != spoilt || dead[0].Class != "unreadable" || !strings.Contains(dead[0].Error, "spoilt") || dead[0].Attempts != 1 {
+	if len(dead) != 1 || dead[0].ID != spoilt || dead[0].Class != "unreadable" ||
+		!strings.Contains(dead[0].Error, "spoilt") || dead[0].Attempts != 1 {
 		t.Fatalf("parked: %+v", dead)
 	}
 	r.mu.Lock()
-	if len(r.parked) != 1 || r.parked[0].ID != spoilt || r.parked[0].AggregateID != dead[0].AggregateID || r.parked[0].AggregateType != "order" {
+	if len(r.parked) != 1 || r.parked[0].ID != spoilt || r.parked[0].AggregateID != dead[0].AggregateID ||
+		r.parked[0].AggregateType != "order" {
 		t.Errorf("told of %+v", r.parked)
 	}
 	r.mu.Unlock()
 	// The server could copy the payload, so nothing is lost.
 	r.db.Exec(t, "DROP TRIGGER spoil ON outbox")
 	r.must(sql.RetryDead(t.Context(), r.db.Pool, spoilt))
-	r.eventually(20*time.Second, "the retried event", func() bool { return slices.Equal(r.entries("order"), append(slices.Clone(fine), spoilt)) })
+	r.eventually(20*time.Second, "the retried event", func() bool {
+		return slices.Equal(r.entries("order"),
+			append(slices.Clone(fine), spoilt))
+	})
 }
 
 func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
@@ -166,7 +173,8 @@ func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
 	spoilt, next := r.insert("order", aggregates[0], `{}`), r.insert("order", aggregates[0], `{}`)
 	r.unreadable(spoilt)
 	r.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; END $$;
+		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; `+
+		`END $$;
 		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	r.run(r.options(1, 10))
 	r.oracle().WaitEmpty(t, 20*time.Second)
@@ -190,7 +198,8 @@ func TestInfiniteTimes(t *testing.T) {
 	}
 	r.run(r.options(1, 10))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE isfinite(created_at)"); n != 4 || len(r.entries("order")) != 4 {
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history WHERE isfinite(created_at)"); n != 4 ||
+		len(r.entries("order")) != 4 {
 		t.Errorf("%d rows of history, %d entries; want 4", n, len(r.entries("order")))
 	}
 }
@@ -208,7 +217,8 @@ func TestBatchesAreBoundedByBytes(t *testing.T) {
 	}
 	r.run(r.options(1, 500))
 	r.oracle().WaitEmpty(t, 30*time.Second)
-	r.eventually(20*time.Second, "all told", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.batches) >= 6 })
+	r.eventually(20*time.Second, "all told",
+		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.batches) >= 6 })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, b := range r.batches {

@@ -22,12 +22,25 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 		want   func(err error) bool
 	}{
 		{"gap", func(*rig) {}, func(err error) bool { return errors.Is(err, outbox.ErrGap) }},
-		{"fenced by a later epoch", func(r *rig) { r.adoptAs(outbox.Owner{Source: r.owner.Source, Epoch: 2, Nonce: nonce()}) }, fencedBy(2)},
-		{"fenced by another holder of the epoch", func(r *rig) { r.adoptAs(outbox.Owner{Source: r.owner.Source, Epoch: 1, Nonce: nonce()}) }, fencedBy(1)},
-		{"foreign", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) }, func(err error) bool {
-			var foreign *outbox.ForeignError
-			return errors.As(err, &foreign)
-		}},
+		{"fenced by a later epoch", func(r *rig) {
+			r.adoptAs(outbox.Owner{
+				Source: r.owner.Source, Epoch: 2,
+				Nonce: nonce(),
+			})
+		}, fencedBy(2)},
+		{"fenced by another holder of the epoch", func(r *rig) {
+			r.adoptAs(outbox.Owner{
+				Source: r.owner.Source,
+				Epoch:  1, Nonce: nonce(),
+			})
+		}, fencedBy(1)},
+		{
+			"foreign", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) },
+			func(err error) bool {
+				var foreign *outbox.ForeignError
+				return errors.As(err, &foreign)
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

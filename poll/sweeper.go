@@ -22,8 +22,8 @@ const (
 	commitTimeout, rollbackTimeout = 10 * time.Second, 2 * time.Second
 	// batchBytes bounds the payload of one batch.
 	batchBytes = 4 << 20
-	// turn is how many batches a worker takes from one part, turnTime about how long, before it lets others have their turn: no
-	// part waits while another one's backlog is worked off.
+	// turn is how many batches a worker takes from one part, turnTime about how long, before it lets others have their
+	// turn: no part waits while another one's backlog is worked off.
 	turn, turnTime = 50, 5 * time.Second
 	// idleFirst and idleMost bound the wait when nothing was found.
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
@@ -115,8 +115,8 @@ func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx co
 	return g.Wait()
 }
 
-// shrink makes the part's next batches smaller after one of rows rows failed: what is too much for Redis, for the network
-// or for one row's sake comes through in pieces, and at the size of one it is known which row it is.
+// shrink makes the part's next batches smaller after one of rows rows failed: what is too much for Redis, for the
+// network or for one row's sake comes through in pieces, and at the size of one it is known which row it is.
 func (s *Sweeper) shrink(part, rows int) {
 	s.rows[part].Store(int64(max(rows/8, 1)))
 }
@@ -191,7 +191,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		batches: c("outbox_sweep_batches_total", "Batches swept and committed."),
 		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
 		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
-		errors:  c("outbox_sweep_errors_total", "Sweep batches rolled back or unclear; the part is claimed again. A steady rise means Redis or Postgres refuses."),
+		errors: c("outbox_sweep_errors_total",
+			"Sweep batches rolled back or unclear; the part is claimed again. A steady rise means Redis or Postgres "+
+				"refuses."),
 	}
 	if reg != nil {
 		reg.MustRegister(m.batches, m.rows, m.claims, m.errors)

@@ -86,9 +86,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows, claims it and sweeps it; without any it waits. It begins behind the part tried last: one
-// that fails (its rows are locked, its stream refuses) then delays the others once before each has had its turn, where
-// parts taken by chance could be delayed again and again.
+// round finds a part with rows, claims it and sweeps it; without any it waits. It begins behind the part tried last:
+// one that fails (its rows are locked, its stream refuses) then delays the others once before each has had its turn,
+// where parts taken by chance could be delayed again and again.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -174,7 +174,8 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 	}
 	w.s.metrics.claims.Inc()
 	c := &claim{
-		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number}, lanes: map[string]outbox.LanePublisher{}, marks: map[string]int64{},
+		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number}, lanes: map[string]outbox.LanePublisher{},
+		marks: map[string]int64{},
 	}
 	_, _ = rand.Read(c.lane.Nonce[:]) // never fails
 	if err := w.scope.Claimed(ctx); err != nil {
@@ -189,9 +190,9 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 	return true, done, w.conn.Release(ctx, part)
 }
 
-// run sweeps batch after batch, each from the part's first row. Beginning behind the last batch would be cheaper (it would
-// spare the dead rows before it) and wrong: a row with a lower number may have become visible meanwhile, and the next row
-// of its aggregate must not overtake it.
+// run sweeps batch after batch, each from the part's first row. Beginning behind the last batch would be cheaper (it
+// would spare the dead rows before it) and wrong: a row with a lower number may have become visible meanwhile, and the
+// next row of its aggregate must not overtake it.
 func (c *claim) run(ctx context.Context, target int64) (done bool, err error) {
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
 		first, err := c.batch(ctx)
@@ -353,7 +354,10 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 		out.parked = append(out.parked, parked{e, refused.Err, refused.Class, tries})
 		skipped[refused.Index] = true
 		for _, i := range d.Skip(poison.Behind(e, w.scope.BlockKey)) {
-			out.parked = append(out.parked, parked{events[i], errors.New(poison.WaitsFor(e.ID.String())), poison.ClassBlocked, 0})
+			out.parked = append(out.parked, parked{
+				events[i], errors.New(poison.WaitsFor(e.ID.String())),
+				poison.ClassBlocked, 0,
+			})
 			skipped[i] = true
 		}
 	}
@@ -383,8 +387,8 @@ func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
 	return d.Publish(ctx)
 }
 
-// commit waits for the durability asked for and ends the transaction. A commit whose outcome is unknown is an error like
-// any other: the next claim of the part finds the rows or does not.
+// commit waits for the durability asked for and ends the transaction. A commit whose outcome is unknown is an error
+// like any other: the next claim of the part finds the rows or does not.
 func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 	w := c.w
 	if len(out.marks) > 0 {
@@ -422,7 +426,8 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 	return nil
 }
 
-// tell reports what is settled to the gates, so that the next claim finds nothing in doubt. Losing it costs a little memory.
+// tell reports what is settled to the gates, so that the next claim finds nothing in doubt. Losing it costs a little
+// memory.
 func (c *claim) tell(ctx context.Context) {
 	if len(c.marks) == 0 {
 		return

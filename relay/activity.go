@@ -91,5 +91,8 @@ func (a *activity) current() phase {
 func (a *activity) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Status{Mode: a.phase.mode(), Phase: string(a.phase), Leader: a.leading.Load(), Epoch: a.owner.Epoch, Since: a.since}
+	return Status{
+		Mode: a.phase.mode(), Phase: string(a.phase), Leader: a.leading.Load(), Epoch: a.owner.Epoch,
+		Since: a.since,
+	}
 }

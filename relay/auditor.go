@@ -11,12 +11,13 @@ import (
 
 const (
 	auditInterval = 5 * time.Second
-	// stallLimit is how long the stream may lag behind a noted position, with the WAL growing, before it counts as stalled.
+	// stallLimit is how long the stream may lag behind a noted position, with the WAL growing, before it counts as
+	// stalled.
 	stallLimit = 15 * time.Second
 )
 
-// auditState finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream without
-// being delivered, or the stream has stopped moving.
+// auditState finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream
+// without being delivered, or the stream has stopped moving.
 type auditState struct {
 	last  outbox.AuditMark
 	since time.Time // when last was taken
@@ -25,7 +26,9 @@ type auditState struct {
 
 // check compares with the mark taken before. passed is how far the publisher is; inFlight tells whether a row is
 // published or being published; again takes a new mark.
-func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error), now time.Time) error {
+func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error),
+	now time.Time,
+) error {
 	if !a.taken {
 		return a.renew(again, now)
 	}
@@ -41,7 +44,8 @@ func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, aga
 			return nil // nobody can have read what is not on disk: the WAL does not grow
 		}
 		return &outbox.SlotError{
-			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s", a.last.LSN, stallLimit, passed),
+			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
+				a.last.LSN, stallLimit, passed),
 			Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
 		}
 	}
@@ -59,8 +63,10 @@ func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, aga
 	for _, part := range suspects {
 		if seq, ok := a.last.First[part]; ok && seq == before.First[part] {
 			return &outbox.SlotError{
-				Reason: outbox.ReasonMissed, Err: fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
-				Remedy: "check that the publication has the outbox table and that no other program moves the slot; events are swept meanwhile",
+				Reason: outbox.ReasonMissed,
+				Err:    fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
+				Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
+					"events are swept meanwhile",
 			}
 		}
 	}
@@ -116,8 +122,8 @@ func (a *auditor) once(ctx context.Context) error {
 	}, time.Now())
 }
 
-// answered notes whether the table answered. One audit without an answer is no finding; a table that goes on not answering is
-// not known to be empty.
+// answered notes whether the table answered. One audit without an answer is no finding; a table that goes on not
+// answering is not known to be empty.
 func (a *auditor) answered(ctx context.Context, err error) {
 	switch {
 	case err == nil:

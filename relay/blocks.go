@@ -89,8 +89,8 @@ func (b *blocks) add(e *outbox.Event) {
 	b.recent = append(b.recent, d)
 }
 
-// blocker returns the id of the parked event that e has to wait for, or "". An event that is being retried holds up only
-// what is before its new row: what is behind it comes after it anyway, unless it is parked again.
+// blocker returns the id of the parked event that e has to wait for, or "". An event that is being retried holds up
+// only what is before its new row: what is behind it comes after it anyway, unless it is parked again.
 func (b *blocks) blocker(e *outbox.Event) string {
 	if b == nil {
 		return ""

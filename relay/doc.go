@@ -1,25 +1,29 @@
-// Package relay is the machine that moves events from the outbox table to the streams: it waits for leadership, adopts the
-// streams, sweeps the table, hands over to the replication slot and streams, and falls back when the slot cannot be used. It
-// knows the ports of package outbox and no driver.
+// Package relay is the machine that moves events from the outbox table to the streams: it waits for leadership, adopts
+// the streams, sweeps the table, hands over to the replication slot and streams, and falls back when the slot cannot be
+// used. It knows the ports of package outbox and no driver.
 //
 // # Contract
 //
-// [New] takes the ports, and [Relay.Run] works until its context ends. Run never gives up: whatever is missing or breaks is named
-// in [Relay.Health], waited for, and gone on from. It returns an error only at the start and only for what waiting cannot repair.
-// Any number of instances may run on one table; one of them leads, and in poll mode the others sweep along.
+// [New] takes the ports, and [Relay.Run] works until its context ends. Run never gives up: whatever is missing or
+// breaks is named in [Relay.Health], waited for, and gone on from. It returns an error only at the start and only for
+// what waiting cannot repair. Any number of instances may run on one table; one of them leads, and in poll mode the
+// others sweep along.
 //
-// What it promises, whatever breaks: no committed event is lost, none is published twice to one stream, and events of one
-// aggregate keep their order. What that rests on:
+// What it promises, whatever breaks: no committed event is lost, none is published twice to one stream, and events of
+// one aggregate keep their order. What that rests on:
 //
-//   - Nothing is read from the table or the slot before the owner was written to the table and every known gate was raised to it
+//   - Nothing is read from the table or the slot before the owner was written to the table and every known gate was
+//     raised to it
 //     (adopt): what earlier owners published and did not settle is in doubt then, and is not published again.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
-//   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the audit notices
+//   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the
+//     audit notices
 //     that it did not (auditor.go).
-//   - A row is deleted after its event is confirmed, and a position is confirmed to the slot after its rows are deleted.
+//   - A row is deleted after its event is confirmed, and a position is confirmed to the slot after its rows are
+//     deleted.
 //
 // # An orderly stop
 //
-// Two contexts go through the stream, a span: the intake ends first, and nothing new is taken; the work under way may last a
-// little longer, to publish and settle what was taken. Leadership that is lost ends both at once.
+// Two contexts go through the stream, a span: the intake ends first, and nothing new is taken; the work under way may
+// last a little longer, to publish and settle what was taken. Leadership that is lost ends both at once.
 package relay

@@ -27,7 +27,8 @@ func finished(err error) bool {
 // hopeless reports whether nothing of ours can be published or settled any more.
 func hopeless(cause error) bool {
 	var fenced *outbox.FencedError
-	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) || errors.As(cause, &fenced)
+	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) ||
+		errors.As(cause, &fenced)
 }
 
 // slotReason names the condition behind an error that ended or prevented the stream.

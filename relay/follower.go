@@ -17,8 +17,8 @@ type follower struct {
 	sweeps   *sweeps
 }
 
-// assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits a
-// little. Either way the caller then tries to lead.
+// assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits
+// a little. Either way the caller then tries to lead.
 func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 	st, err := f.activity.state(ctx)
 	if err != nil {
@@ -44,8 +44,8 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 
 // sweep sweeps under the leader's owner until that changes or the leader is gone.
 func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
-	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is the
-	// leader's to find out.
+	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is
+	// the leader's to find out.
 	server, err := f.sink.Bind(ctx)
 	defer f.sink.Release()
 	if err != nil || server != st.Sink {

@@ -7,8 +7,8 @@ import (
 	"posthaste/outbox"
 )
 
-// lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the settler
-// says what is.
+// lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the
+// settler says what is.
 type lanes struct {
 	sink  outbox.Sink
 	owner outbox.Owner
@@ -26,7 +26,10 @@ type lane struct {
 }
 
 func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
-	return &lanes{sink: sink, owner: owner, id: outbox.Lane{Part: outbox.StreamLane, Nonce: owner.Nonce}, byStream: map[string]*lane{}}
+	return &lanes{
+		sink: sink, owner: owner, id: outbox.Lane{Part: outbox.StreamLane, Nonce: owner.Nonce},
+		byStream: map[string]*lane{},
+	}
 }
 
 // of returns the lane of a stream. Publisher only, like tell and untold.

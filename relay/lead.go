@@ -24,7 +24,10 @@ func (l *leadership) run(ctx context.Context) error {
 		l.sink.Release()
 		l.activity.leading.Store(false)
 		l.metrics.leader.Set(0)
-		for _, c := range []string{conditionSlot, conditionPublish, conditionAdopt, conditionForeign, conditionState, conditionLead, conditionWAL, conditionStalled} {
+		for _, c := range []string{
+			conditionSlot, conditionPublish, conditionAdopt, conditionForeign, conditionState,
+			conditionLead, conditionWAL, conditionStalled,
+		} {
 			l.health.clear(c)
 		}
 		l.metrics.idle()

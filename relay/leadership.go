@@ -27,7 +27,8 @@ type leadership struct {
 	// unobserve is Options.Unobserve.
 	unobserve func()
 	// newStream joins a run of the slot reader.
-	newStream func(g *gates, begin func(context.Context) (outbox.LSN, error), guard func(context.Context, bool) error) *streaming
+	newStream func(g *gates, begin func(context.Context) (outbox.LSN, error),
+		guard func(context.Context, bool) error) *streaming
 
 	exclusive, shared bool // holds of the pipe lock
 	gates             *gates
@@ -37,7 +38,8 @@ type leadership struct {
 	reason            string // why the next phase is entered
 	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
 	noted outbox.LSN
-	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone back.
+	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
+	// back.
 	fence int64
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int

@@ -8,8 +8,8 @@ import (
 	"posthaste/outbox"
 )
 
-// lossCounter counts what adoptions note as perhaps lost. History may be long: nothing else waits for it. One goroutine owns it;
-// suspect may be called from any.
+// lossCounter counts what adoptions note as perhaps lost. History may be long: nothing else waits for it. One goroutine
+// owns it; suspect may be called from any.
 type lossCounter struct {
 	*reporter
 	store outbox.Store
@@ -42,11 +42,13 @@ func (c *lossCounter) count(ctx context.Context) {
 	for _, loss := range losses {
 		if loss.Stream == "" {
 			c.metrics.failovers.Inc()
-			c.log.Error("postgres has gone back in time, by a failover or a restore: events settled shortly before may be published twice, and commits may be missing whose events are in their streams")
+			c.log.Error("postgres has gone back in time, by a failover or a restore: events settled shortly before " +
+				"may be published twice, and commits may be missing whose events are in their streams")
 			continue
 		}
 		c.metrics.lostEvents.Add(float64(max(loss.Events, 1)))
-		c.log.Error("the sink has lost events that were settled", "stream", loss.Stream, "events", loss.Events, "first", loss.First, "last", loss.Last,
+		c.log.Error("the sink has lost events that were settled", "stream", loss.Stream, "events", loss.Events, "first",
+			loss.First, "last", loss.Last,
 			"remedy", loss.Remedy())
 	}
 }

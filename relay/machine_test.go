@@ -20,8 +20,8 @@ func outcomes(p phase) []transition {
 }
 
 // Whatever happens, in whatever order: nothing is published before an adoption by this leadership, nothing is streamed
-// without a hand-over, and after a phase that published the next one that publishes is behind another adoption, unless it
-// continues the same sweep.
+// without a hand-over, and after a phase that published the next one that publishes is behind another adoption, unless
+// it continues the same sweep.
 func TestMachineNeverPublishesWithoutAdoption(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -87,7 +87,8 @@ func TestMachineTableIsComplete(t *testing.T) {
 		}
 	}
 	for p, want := range map[phase]outbox.Mode{
-		phaseStandby: outbox.ModeStandby, phaseAdopt: outbox.ModeStandby, phasePoll: outbox.ModePoll, phaseSweep: outbox.ModePoll, phaseHandover: outbox.ModePoll, phaseStream: outbox.ModeCDC,
+		phaseStandby: outbox.ModeStandby, phaseAdopt: outbox.ModeStandby, phasePoll: outbox.ModePoll,
+		phaseSweep: outbox.ModePoll, phaseHandover: outbox.ModePoll, phaseStream: outbox.ModeCDC,
 	} {
 		if got := p.mode(); got != want {
 			t.Errorf("phase %s is mode %s, want %s", p, got, want)

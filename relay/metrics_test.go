@@ -24,11 +24,15 @@ func TestSlowestEventIsTheExemplar(t *testing.T) {
 	}
 	reg := prometheus.NewRegistry()
 	m := newMetrics(reg, func() float64 { return 0 })
-	m.observe(outbox.ModeCDC, []*outbox.Event{event(0, fast), event(400*time.Millisecond, slow), event(time.Second, ""), event(-time.Hour, "")}, now)
+	m.observe(outbox.ModeCDC, []*outbox.Event{
+		event(0, fast), event(400*time.Millisecond, slow), event(time.Second, ""),
+		event(-time.Hour, ""),
+	}, now)
 	m.observe(outbox.ModeCDC, nil, now)
 	got := histogramOf(t, reg, "outbox_commit_to_publish_seconds", "cdc")
 	if got.GetSampleCount() != 4 || got.GetSampleSum() < 1.399 || got.GetSampleSum() > 1.401 {
-		t.Errorf("%d observations, %v s together; want 4 and 1.4, a clock that is ahead counting as 0", got.GetSampleCount(), got.GetSampleSum())
+		t.Errorf("%d observations, %v s together; want 4 and 1.4, a clock that is ahead counting as 0",
+			got.GetSampleCount(), got.GetSampleSum())
 	}
 	var traces []string
 	for _, b := range got.GetBucket() {

@@ -76,7 +76,10 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}); got != parked.ID.String() {
+	if got := b.blocker(&outbox.Event{
+		ID: uuid.New(), Seq: 2, AggregateType: "order",
+		AggregateID: "a",
+	}); got != parked.ID.String() {
 		t.Errorf("blocked by %q, want %s", got, parked.ID)
 	}
 	failure := errors.New("postgres is gone")
@@ -172,8 +175,10 @@ func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
 func TestReasonsOfErrors(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{
-		outbox.ReasonStop: nil, outbox.ReasonGap: fmt.Errorf("publish: %w", outbox.ErrGap), outbox.ReasonFenced: fmt.Errorf("x: %w", &outbox.FencedError{}),
-		outbox.ReasonBudget: fmt.Errorf("x: %w", &outbox.SlotError{Reason: outbox.ReasonBudget}), outbox.ReasonConnection: errors.New("anything"),
+		outbox.ReasonStop: nil, outbox.ReasonGap: fmt.Errorf("publish: %w", outbox.ErrGap),
+		outbox.ReasonFenced:     fmt.Errorf("x: %w", &outbox.FencedError{}),
+		outbox.ReasonBudget:     fmt.Errorf("x: %w", &outbox.SlotError{Reason: outbox.ReasonBudget}),
+		outbox.ReasonConnection: errors.New("anything"),
 	} {
 		if got := slotReason(err); got != want {
 			t.Errorf("%v: got %s, want %s", err, got, want)
@@ -295,7 +300,8 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if len(store.noted) != 2 || slices.Contains(g.streams(), "outbox.other") {
-		t.Errorf("noted %v, streams %v: a stream is noted before, and known only after, its gate is raised", store.noted, g.streams())
+		t.Errorf("noted %v, streams %v: a stream is noted before, and known only after, its gate is raised",
+			store.noted, g.streams())
 	}
 }
 
@@ -354,8 +360,8 @@ func (m *transactions) LowerBarrier(_ context.Context, epoch int64, xid uint64) 
 
 func (m *transactions) Status(context.Context) (outbox.SlotStatus, error) { return m.status, nil }
 
-// A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the slot
-// stays before it. Only the budget does not wait, and that is noted where the next leader finds it.
+// A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the
+// slot stays before it. Only the budget does not wait, and that is noted where the next leader finds it.
 func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	t.Parallel()
 	m := &transactions{open: true}
@@ -373,7 +379,8 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(m.moved, []outbox.LSN{100}) || m.barrier != 0 {
-		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none", m.moved, m.barrier)
+		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none",
+			m.moved, m.barrier)
 	}
 	m.open = true
 	if err := k.advance(t.Context()); err != nil {
@@ -401,8 +408,8 @@ func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
 	}
 }
 
-// Somebody else moves the slot while it rests, or makes one: what that passed may not be visible. What a stream moves, or the
-// relay itself, is no surprise.
+// Somebody else moves the slot while it rests, or makes one: what that passed may not be visible. What a stream moves,
+// or the relay itself, is no surprise.
 func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -411,18 +418,36 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 		own           bool
 		want          bool
 	}{
-		"moved":   {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
+		"moved": {
+			phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
+		},
 		"made":    {phase: phaseSweep, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
 		"dropped": {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}},
 		"moved beside an adoption": {
 			phase: phaseAdopt, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
 			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
 		},
-		"moved by us":            {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},
-		"moved in a hand-over":   {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"and moved by us":        {phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true},
-		"streamed":               {phase: phaseStream, before: outbox.SlotStatus{Exists: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
-		"by a stream that ended": {phase: phasePoll, before: outbox.SlotStatus{Exists: true, Active: true, Confirmed: 5}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
+		"moved by us": {
+			phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true,
+		},
+		"moved in a hand-over": {
+			phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
+		},
+		"and moved by us": {
+			phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true,
+		},
+		"streamed": {
+			phase: phaseStream, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
+			after: outbox.SlotStatus{Exists: true, Confirmed: 6},
+		},
+		"by a stream that ended": {phase: phasePoll, before: outbox.SlotStatus{
+			Exists: true, Active: true,
+			Confirmed: 5,
+		}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

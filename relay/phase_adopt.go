@@ -42,8 +42,8 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	return onWantPoll, nil
 }
 
-// takePipe gets the pipe lock: shared for polling; exclusive for streaming, or shared for the time being when pollers on
-// other instances still hold it.
+// takePipe gets the pipe lock: shared for polling; exclusive for streaming, or shared for the time being when pollers
+// on other instances still hold it.
 func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err error) {
 	if !poll && !l.exclusive {
 		if l.exclusive, err = l.locks.TryPipe(ctx, true); err != nil {
@@ -85,7 +85,8 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	}
 	for {
 		a := outbox.Adoption{
-			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()}, Holder: l.holder, WentBack: wentBack,
+			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
+			Holder: l.holder, WentBack: wentBack,
 		}
 		var err error
 		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {
@@ -111,7 +112,8 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		if fenced != nil {
-			l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch", fenced.Epoch, "epoch", epoch)
+			l.log.Warn("a gate is ahead of the table; overtaking it", "stream", fenced.Stream, "gate_epoch",
+				fenced.Epoch, "epoch", epoch)
 			epoch, wentBack = max(fenced.Epoch, epoch), true
 		}
 		epoch++
@@ -120,7 +122,9 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 
 // bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
 // published there. It repeats what fails for the moment.
-func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
+func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState,
+	err error,
+) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
 		server, suspects, err = l.tryBind(ctx, st)
@@ -137,7 +141,9 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, 
 	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState, err error) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState,
+	err error,
+) {
 	streams, err := l.store.Streams(ctx)
 	if err != nil {
 		return "", nil, err
@@ -155,10 +161,12 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server strin
 	return server, suspects, err
 }
 
-// suspect names the streams that may lack what was settled: all, if the server is another process than at the last adoption;
-// those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is counted later; before
-// anything was delivered it is nothing.
-func (l *leadership) suspect(ctx context.Context, st outbox.State, server string, states []outbox.StreamState) ([]outbox.StreamState, error) {
+// suspect names the streams that may lack what was settled: all, if the server is another process than at the last
+// adoption; those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is
+// counted later; before anything was delivered it is nothing.
+func (l *leadership) suspect(ctx context.Context, st outbox.State, server string,
+	states []outbox.StreamState,
+) ([]outbox.StreamState, error) {
 	other := server != "" && server != st.Sink
 	var suspects []outbox.StreamState
 	var gone []string
@@ -178,11 +186,13 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, server string
 		return nil, err
 	}
 	if st.Sink != "" && other {
-		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled", "server", server)
+		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled",
+			"server", server)
 	}
 	if len(gone) > 0 {
 		l.sink.Missed(len(gone))
-		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another one", "streams", gone)
+		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another "+
+			"one", "streams", gone)
 	}
 	return suspects, nil
 }

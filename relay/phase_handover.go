@@ -99,7 +99,8 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	}
 	if hidden {
 		return false, &outbox.SlotError{
-			Reason: outbox.ReasonTransactionHeld, Err: fmt.Errorf("a transaction older than the slot's position is still open"),
+			Reason: outbox.ReasonTransactionHeld,
+			Err:    fmt.Errorf("a transaction older than the slot's position is still open"),
 			Remedy: "look for the oldest xact_start in pg_stat_activity and pg_prepared_xacts, and end it",
 		}
 	}
@@ -117,7 +118,11 @@ func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
 		if err := l.keeper.moved(ctx); err != nil {
 			return 0, err
 		}
-		return 0, &outbox.SlotError{Reason: outbox.ReasonSlotActive, Err: errors.New("another program moved the slot during the hand-over"), Remedy: "the relay retries automatically"}
+		return 0, &outbox.SlotError{
+			Reason: outbox.ReasonSlotActive,
+			Err:    errors.New("another program moved the slot during the hand-over"),
+			Remedy: "the relay retries automatically",
+		}
 	}
 	if err := l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) }); err != nil {
 		return 0, err

@@ -44,7 +44,8 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 	return onOver, nil
 }
 
-// guard returns what looks, each time it is called, whether this leadership may stream on; the error says why it may not.
+// guard returns what looks, each time it is called, whether this leadership may stream on; the error says why it may
+// not.
 func (l *leadership) guard() func(ctx context.Context, well bool) error {
 	noted := false // that all is well
 	var gate time.Time

@@ -16,8 +16,8 @@ const (
 	gulpBytes = 4 << 20
 )
 
-// publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns it; begin
-// is called before its first chunk.
+// publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns
+// it; begin is called before its first chunk.
 type publisher struct {
 	*reporter
 	store  outbox.Store
@@ -32,8 +32,8 @@ type publisher struct {
 	chunks  <-chan outbox.Chunk
 	flights chan<- *flight
 
-	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have an H of
-	// their own.
+	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have an H
+	// of their own.
 	handover    outbox.LSN
 	handoverOf  map[string]outbox.LSN
 	maxHandover outbox.LSN
@@ -133,7 +133,8 @@ func (p *publisher) forgetDoubt(ctx context.Context) bool {
 	return true
 }
 
-// processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is published.
+// processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is
+// published.
 func (p *publisher) processAll(sp span, rows []*outbox.Row) error {
 	maxRows, maxBytes := max(p.window.maxEvents/2, 1), max(p.window.maxBytes/2, 1)
 	for len(rows) > 0 {
@@ -322,7 +323,10 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 		if len(parked) > 0 {
 			sent = append(sent, events[i])
 		}
-		f.items = append(f.items, outbox.Settlement{ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time})
+		f.items = append(f.items, outbox.Settlement{
+			ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID,
+			Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time,
+		})
 	}
 	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
 	p.published(outbox.ModeCDC, name, sent)
@@ -344,7 +348,9 @@ func (p *publisher) tellSettled(ctx context.Context) {
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
 // attempts; everything else is repeated for as long as the intake lasts.
-func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool, error) {
+func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool,
+	error,
+) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	parked := map[int]bool{}
 	for {
@@ -381,7 +387,9 @@ func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*out
 }
 
 // giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
-func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, refused *outbox.PoisonError, attempts int, parked map[int]bool) error {
+func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, refused *outbox.PoisonError,
+	attempts int, parked map[int]bool,
+) error {
 	r := rows[refused.Index]
 	if err := p.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
 		return err

@@ -38,12 +38,14 @@ type Options struct {
 	Sweeper outbox.Sweeper
 	// SinkReady, if not nil, reports whether the sink can be written to and has the durability asked for.
 	SinkReady func(ctx context.Context) error
-	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the sink.
+	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the
+	// sink.
 	Observe func(ctx context.Context, streams []string) error
 	// Unobserve, if not nil, is called when this instance leads no more: those gauges are another's to show.
 	Unobserve func()
-	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode, after
-	// their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for anything.
+	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode,
+	// after their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for
+	// anything.
 	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
 
 	// Registerer takes the metrics; nil for none.
@@ -104,34 +106,47 @@ func New(o Options) *Relay {
 	return &Relay{
 		reporter: rep, o: o, window: w, activity: act, sweeps: sw,
 		follower: &follower{reporter: rep, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
-		keeper:   &slotKeeper{reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current, epoch: act.epoch},
+		keeper: &slotKeeper{
+			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
+			epoch: act.epoch,
+		},
 	}
 }
 
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, locks: locks, store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
-		sweeps: r.sweeps, keeper: r.keeper, losses: &lossCounter{reporter: r.reporter, store: r.o.Store},
-		housekeeper: &housekeeper{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, observe: r.o.Observe},
-		watchdog:    &watchdog{reporter: r.reporter, store: r.o.Store}, unobserve: r.o.Unobserve, newStream: r.newStream,
+		reporter: r.reporter, holder: r.o.Holder, locks: locks, store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots,
+		activity: r.activity,
+		sweeps:   r.sweeps, keeper: r.keeper, losses: &lossCounter{reporter: r.reporter, store: r.o.Store},
+		housekeeper: &housekeeper{
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
+			observe: r.o.Observe,
+		},
+		watchdog: &watchdog{reporter: r.reporter, store: r.o.Store}, unobserve: r.o.Unobserve,
+		newStream: r.newStream,
 	}
 }
 
 // newStream joins the parts that live as long as one run of the slot reader, under the owner of g.
-func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.LSN, error), guard func(context.Context, bool) error) *streaming {
+func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.LSN, error),
+	guard func(context.Context, bool) error,
+) *streaming {
 	chunks, flights := make(chan outbox.Chunk, 4), make(chan *flight, 4096)
 	rows, lanes := newTaken(), newLanes(r.o.Sink, g.owner)
 	s := &streaming{
-		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard, chunks: chunks, flights: flights,
+		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
+		chunks: chunks, flights: flights,
 		ready: make(chan struct{}), begun: make(chan error, 1),
 		publisher: &publisher{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g, blocks: r.sweeps.blocks, window: r.window,
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g,
+			blocks: r.sweeps.blocks, window: r.window,
 			taken: rows, lanes: lanes, chunks: chunks, flights: flights, handoverOf: map[string]outbox.LSN{},
 		},
 		settler: &settler{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner, window: r.window,
-			taken: rows, lanes: lanes, flights: flights,
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner,
+			window: r.window,
+			taken:  rows, lanes: lanes, flights: flights,
 		},
 	}
 	s.auditor = &auditor{reporter: r.reporter, store: r.o.Store, taken: rows, progress: s.progress}
@@ -164,8 +179,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// session lives as long as one lock session. What ends it is said until there is another one: a relay that Postgres does
-// not answer is no standby.
+// session lives as long as one lock session. What ends it is said until there is another one: a relay that Postgres
+// does not answer is no standby.
 func (r *Relay) session(ctx context.Context) error {
 	if err := r.o.Store.Register(ctx); err != nil {
 		return r.unavailable(err)

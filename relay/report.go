@@ -11,7 +11,8 @@ import (
 	"posthaste/outbox"
 )
 
-// reporter says what happens: in the log, in metrics and in health. Every part has the same one; it is safe for concurrent use.
+// reporter says what happens: in the log, in metrics and in health. Every part has the same one; it is safe for
+// concurrent use.
 type reporter struct {
 	log     *slog.Logger
 	metrics *metrics

@@ -99,7 +99,9 @@ func (s *settler) settle(sp span, f *flight) error {
 
 // remove deletes the rows. Rows that are not found are asked for again until their transaction is visible, then looked
 // for in every part once, and then let go: they were settled before.
-func (s *settler) remove(work context.Context, retry func(string, func(context.Context) error) error, items []outbox.Settlement) error {
+func (s *settler) remove(work context.Context, retry func(string, func(context.Context) error) error,
+	items []outbox.Settlement,
+) error {
 	bo := backoff{first: 5 * time.Millisecond, most: 200 * time.Millisecond}
 	total := len(items)
 	for {

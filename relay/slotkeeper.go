@@ -48,22 +48,22 @@ type slotKeeper struct {
 	hit   func()
 }
 
-// slotTarget is a position in the WAL. What was committed at or before lsn is visible when every transaction older than xid has
-// ended.
+// slotTarget is a position in the WAL. What was committed at or before lsn is visible when every transaction older than
+// xid has ended.
 type slotTarget struct {
 	lsn outbox.LSN
 	xid uint64
 }
 
-// soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget. The
-// distance to the budget itself is for what is written while it acts.
+// soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget.
+// The distance to the budget itself is for what is written while it acts.
 func (k *slotKeeper) soft() int64 { return min(softBytes, k.budget/4) }
 func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
 
 // run looks at the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
-	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing any
-	// more: another instance has led, or another server.
+	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing
+	// any more: another instance has led, or another server.
 	k.mu.Lock()
 	k.last, k.next, k.still = time.Now(), slotTarget{}, false
 	k.mu.Unlock()
@@ -163,8 +163,8 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	return st, nil
 }
 
-// watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the middle of
-// it. What that passed may not be visible. The caller holds mu.
+// watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the
+// middle of it. What that passed may not be visible. The caller holds mu.
 func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
 	// An adoption, too, lets it rest, for as long as the sink does not answer.
 	resting := func(p phase) bool { return p == phaseAdopt || p == phasePoll || p == phaseSweep || p == phaseHandover }
@@ -207,9 +207,9 @@ func (k *slotKeeper) made(st outbox.SlotStatus) string {
 	return madeNew
 }
 
-// follow moves the idle slot along, and only to where everything is visible: that is swept before the slot is streamed, so
-// no hand-over, nor another leader's, has to wait for anything because of it. It costs no WAL: what is behind the beginning of
-// an open transaction is held back by that.
+// follow moves the idle slot along, and only to where everything is visible: that is swept before the slot is streamed,
+// so no hand-over, nor another leader's, has to wait for anything because of it. It costs no WAL: what is behind the
+// beginning of an open transaction is held back by that.
 func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -250,7 +250,8 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Noted before the slot moves, where the next leader finds it: a failure in between only makes a hand-over wait for nothing.
+	// Noted before the slot moves, where the next leader finds it: a failure in between only makes a hand-over wait for
+	// nothing.
 	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
 		return err
 	}
@@ -282,7 +283,8 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes", st.RetainedBytes,
+	k.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes",
+		st.RetainedBytes,
 		"budget_bytes", k.budget, "advance_err", err)
 	k.known = false
 	return k.slots.Drop(ctx)
@@ -297,8 +299,8 @@ func (k *slotKeeper) exhausted() {
 	}
 }
 
-// onExhausted names what ends the running stream; nil when none runs. A stream moves the slot: where it stood before it began
-// tells nothing any more. That nobody else moved it until then is looked at by the end of the hand-over.
+// onExhausted names what ends the running stream; nil when none runs. A stream moves the slot: where it stood before it
+// began tells nothing any more. That nobody else moved it until then is looked at by the end of the hand-over.
 func (k *slotKeeper) onExhausted(end func()) {
 	if end != nil {
 		k.mu.Lock()
@@ -318,8 +320,8 @@ func (k *slotKeeper) making(ctx context.Context) error {
 	return k.moved(ctx)
 }
 
-// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may also
-// be a slot that was made by a leader that came no further.
+// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may
+// also be a slot that was made by a leader that came no further.
 func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

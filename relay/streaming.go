@@ -17,8 +17,8 @@ const (
 	guardInterval = 400 * time.Millisecond
 )
 
-// streaming is one run of the slot reader: reader, publisher, settler and auditor, each a goroutine, are joined here and nowhere
-// else. The goroutine that calls run owns it, and calls begin and guard.
+// streaming is one run of the slot reader: reader, publisher, settler and auditor, each a goroutine, are joined here
+// and nowhere else. The goroutine that calls run owns it, and calls begin and guard.
 type streaming struct {
 	source    outbox.Source
 	publisher *publisher
@@ -29,8 +29,8 @@ type streaming struct {
 	drain     time.Duration
 	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns H.
 	begin func(ctx context.Context) (outbox.LSN, error)
-	// guard is called every guardInterval, and returns why the leader may not stream any more, if that is so. well: the stream has
-	// run for long enough to forget why it did not before.
+	// guard is called every guardInterval, and returns why the leader may not stream any more, if that is so. well: the
+	// stream has run for long enough to forget why it did not before.
 	guard func(ctx context.Context, well bool) error
 
 	chunks  chan outbox.Chunk
@@ -96,7 +96,8 @@ func (s *streaming) run(ctx context.Context) error {
 		stopWork(cause)
 	} else {
 		// The rest of the timeout is for what follows: confirming, standing down, closing.
-		deadline := time.AfterFunc(max(s.drain-2*time.Second, s.drain/2), func() { stopWork(errors.New("drain timeout")) })
+		deadline := time.AfterFunc(max(s.drain-2*time.Second, s.drain/2),
+			func() { stopWork(errors.New("drain timeout")) })
 		defer deadline.Stop()
 	}
 	working.Wait()
@@ -108,7 +109,8 @@ func (s *streaming) run(ctx context.Context) error {
 	return cause
 }
 
-// started is called by the source when nobody else can move the slot any more. It waits for the owner to end the hand-over.
+// started is called by the source when nobody else can move the slot any more. It waits for the owner to end the
+// hand-over.
 func (s *streaming) started(ctx context.Context) error {
 	select {
 	case s.ready <- struct{}{}:
@@ -123,7 +125,8 @@ func (s *streaming) started(ctx context.Context) error {
 	}
 }
 
-// lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to end it.
+// lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to
+// end it.
 func (s *streaming) lead(intake context.Context) error {
 	look := time.NewTicker(guardInterval)
 	defer look.Stop()

@@ -7,8 +7,8 @@ import (
 	"posthaste/outbox"
 )
 
-// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time; what it gives the
-// sweeper is safe for concurrent use.
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time; what it gives
+// the sweeper is safe for concurrent use.
 type sweeps struct {
 	*reporter
 	store   outbox.Store
@@ -68,8 +68,8 @@ func (s *sweeps) refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain makes one pass that reaches, in every part, what was visible when it began. A pass that has nothing left to publish is as
-// good as one that has: what failed on the way is over.
+// drain makes one pass that reaches, in every part, what was visible when it began. A pass that has nothing left to
+// publish is as good as one that has: what failed on the way is over.
 func (s *sweeps) drain(ctx context.Context, g *gates) error {
 	err := s.sweeper.Drain(ctx, s.scope(g))
 	if err == nil {

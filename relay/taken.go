@@ -2,8 +2,8 @@ package relay
 
 import "sync"
 
-// taken are the rows that the publisher has taken and the settler has not finished, by number: what the audit need not miss in
-// the table's place.
+// taken are the rows that the publisher has taken and the settler has not finished, by number: what the audit need not
+// miss in the table's place.
 type taken struct {
 	mu   sync.Mutex
 	seqs map[int64]struct{}

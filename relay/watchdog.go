@@ -18,8 +18,8 @@ const (
 	watchInterval = 5 * time.Second
 )
 
-// watchdog compares what waits in the table with whether anything moves. It knows no causes: a pipeline that stands still,
-// for a reason that nobody has thought of, must not look well. One goroutine owns it.
+// watchdog compares what waits in the table with whether anything moves. It knows no causes: a pipeline that stands
+// still, for a reason that nobody has thought of, must not look well. One goroutine owns it.
 type watchdog struct {
 	*reporter
 	store outbox.Store
@@ -81,11 +81,13 @@ func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) find
 		}
 	}
 	where := func() string {
-		return fmt.Sprintf("part %d stands at row %d for %s", worst, w.first[worst].seq, now.Sub(oldest).Round(time.Second))
+		return fmt.Sprintf("part %d stands at row %d for %s", worst, w.first[worst].seq,
+			now.Sub(oldest).Round(time.Second))
 	}
 	switch {
 	case now.Sub(oldest) > stallAfter && now.Sub(w.since) > stallAfter:
-		return finding{fmt.Sprintf("rows wait in %d parts, and nothing has moved for %s; %s", len(first), now.Sub(w.since).Round(time.Second), where()), true}
+		return finding{fmt.Sprintf("rows wait in %d parts, and nothing has moved for %s; %s", len(first),
+			now.Sub(w.since).Round(time.Second), where()), true}
 	case now.Sub(oldest) > partStallAfter:
 		return finding{where() + ", while others move", false}
 	}

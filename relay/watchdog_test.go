@@ -26,13 +26,29 @@ func TestWatchdog(t *testing.T) {
 		all  time.Duration       // from when on everything is said to stand still; 0: never
 		part time.Duration       // the same for a part
 	}{
-		"nothing waits":           {at: func(int64) state { return state{} }},
-		"nothing moves":           {at: func(int64) state { return state{first: map[int16]int64{1: 7, 2: 8}} }, all: stallAfter},
-		"the table says nothing":  {at: func(int64) state { return state{deaf: true} }, all: stallAfter},
-		"a part stands":           {at: func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}, moves: s} }, part: partStallAfter},
-		"a part waits its turn":   {at: func(s int64) state { return state{first: map[int16]int64{1: s / 100, 2: s}, moves: s} }},
-		"another instance sweeps": {at: func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}} }, part: partStallAfter},
-		"new rows behind":         {at: func(s int64) state { return state{first: map[int16]int64{1: s}} }},
+		"nothing waits": {at: func(int64) state { return state{} }},
+		"nothing moves": {
+			at:  func(int64) state { return state{first: map[int16]int64{1: 7, 2: 8}} },
+			all: stallAfter,
+		},
+		"the table says nothing": {at: func(int64) state { return state{deaf: true} }, all: stallAfter},
+		"a part stands": {at: func(s int64) state {
+			return state{
+				first: map[int16]int64{1: 7, 2: s},
+				moves: s,
+			}
+		}, part: partStallAfter},
+		"a part waits its turn": {at: func(s int64) state {
+			return state{
+				first: map[int16]int64{1: s / 100, 2: s},
+				moves: s,
+			}
+		}},
+		"another instance sweeps": {
+			at:   func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}} },
+			part: partStallAfter,
+		},
+		"new rows behind": {at: func(s int64) state { return state{first: map[int16]int64{1: s}} }},
 		// A part that fills while another one stands is no movement.
 		"rows come, none leaves": {at: func(s int64) state {
 			first := map[int16]int64{}

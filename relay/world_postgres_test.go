@@ -20,7 +20,7 @@ type postgres struct {
 	running map[uint64]*transaction
 	// log are the commits in their order, parts the rows that are not deleted, whoever sees them.
 	log   []*transaction
-	parts [outbox.Parts][]*tableRow
+	parts [outbox.Partitions][]*tableRow
 
 	state   outbox.State
 	streams []string // every stream ever noted
@@ -36,8 +36,8 @@ type postgres struct {
 	alone   *lockSession // who has the pipe for itself, and how often
 	alones  int
 	sharing map[*lockSession]int // who shares it, and how often
-	claims  [outbox.Parts]int64
-	claimer [outbox.Parts]*sweepConn
+	claims  [outbox.Partitions]int64
+	claimer [outbox.Partitions]*sweepConn
 
 	slot *slot
 	// unpublished: the table is not in the publication, so that nothing of it is streamed.
@@ -80,7 +80,7 @@ func newPostgres(w *world) *postgres {
 func partOf(aggregate string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(aggregate))
-	return int(h.Sum32() % outbox.Parts)
+	return int(h.Sum32() % outbox.Partitions)
 }
 
 // begin opens a writer's transaction.

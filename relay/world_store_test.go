@@ -143,10 +143,10 @@ func (s memStore) Settle(ctx context.Context, items []outbox.Settlement) (outbox
 	})
 }
 
-func (s memStore) Hunt(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
+func (s memStore) DeleteAnywhere(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
 	items = slices.Clone(items)
 	return call(ctx, s.i, "Store.Hunt", func() (outbox.Found, error) {
-		all := make([]int, outbox.Parts)
+		all := make([]int, outbox.Partitions)
 		for p := range all {
 			all[p] = p
 		}

@@ -54,7 +54,7 @@ func (s *memSweeper) each(
 	var first error
 	for range sweepWorkers {
 		wg.Go(func() {
-			w := &sweepWorker{s: s, scope: scope, last: rand.N(outbox.Parts)}
+			w := &sweepWorker{s: s, scope: scope, last: rand.N(outbox.Partitions)}
 			defer w.close()
 			if err := work(ctx, w); err != nil {
 				once.Do(func() { first = err })
@@ -71,7 +71,7 @@ type drainQueue struct {
 	known   bool
 	waiting []int
 	busy    int
-	targets [outbox.Parts]int64
+	targets [outbox.Partitions]int64
 }
 
 // sweepConn is a worker's connection. Guarded by world.mu.

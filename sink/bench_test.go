@@ -77,7 +77,8 @@ func (f *fixture) bare(events []*outbox.Event) func() {
 	return func() {
 		args := make([]any, 0, 6*len(events))
 		for _, e := range events {
-			args = append(args, e.ID.String(), e.Type, "/posthaste/test", e.AggregateID, e.Time.Format(time.RFC3339Nano),
+			args = append(args, e.ID.String(), e.Type, "/posthaste/test", e.AggregateID,
+				e.Time.Format(time.RFC3339Nano),
 				e.Payload)
 		}
 		if err := script.Run(f.Context(), f.client, []string{stream}, args...).Err(); err != nil &&

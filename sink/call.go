@@ -54,7 +54,8 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 		c.traces = append(c.traces, t)
 	}
 	args := c.args[:argEvents]
-	args[argNumber], args[argSettled], args[argLet], args[argHeads], args[argTraced] = number, settled, let, c.heads, "0"
+	args[argNumber], args[argSettled], args[argLet], args[argHeads], args[argTraced] = number, settled, let, c.heads,
+		"0"
 	if traced {
 		args[argTraced] = "1"
 	}

@@ -31,7 +31,8 @@ func clientOptions(rawURL string) (*redis.Options, error) {
 	}
 	o, err := redis.ParseURL(rawURL)
 	if err != nil {
-		return nil, errors.New("redis URL: expected redis://[user[:password]@]host[:port][/database] with known options")
+		return nil, errors.New("redis URL: expected redis://[user[:password]@]host[:port][/database] with known " +
+			"options")
 	}
 	// The gate makes repeats safe and the caller decides about them. The client's own would only hide errors.
 	o.MaxRetries = -1

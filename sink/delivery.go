@@ -174,7 +174,8 @@ func (d *delivery) answer(reply []any, end int) error {
 		return d.refused(d.pos+done, replyError(text(reply, 4)))
 	}
 	if d.pos+done < end {
-		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done, end-d.pos))
+		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
+			end-d.pos))
 	}
 	// A repeat that was halved may be answered with the whole batch, which then counts.
 	d.pos += done

@@ -49,7 +49,10 @@ var replies = []struct {
 
 // classes are all values of the label class: those of replies, and of what is not a reply.
 var classes = func() []string {
-	list := []string{"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign", "other"}
+	list := []string{
+		"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign",
+		"other",
+	}
 	for _, r := range replies {
 		if !slices.Contains(list, r.class) {
 			list = append(list, r.class)

@@ -171,7 +171,10 @@ func (f *fixture) waitFor(prefix string) {
 
 // background runs a command on a connection of its own until the test ends.
 func (f *fixture) background(args ...any) {
-	c := redis.NewClient(&redis.Options{Addr: f.server.Addr(), Protocol: 2, ReadTimeout: 20 * time.Second, MaxRetries: -1})
+	c := redis.NewClient(&redis.Options{
+		Addr: f.server.Addr(), Protocol: 2, ReadTimeout: 20 * time.Second,
+		MaxRetries: -1,
+	})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -212,7 +215,8 @@ func TestClassesOfConnecting(t *testing.T) {
 			_, err = s.Look(t.Context(), []string{stream})
 			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class ||
 				after != before+1 {
-				return fmt.Errorf("look: class %q of %w, want %q; counted %v times", sink.Class(err), err, class, after-before)
+				return fmt.Errorf("look: class %q of %w, want %q; counted %v times", sink.Class(err), err, class,
+					after-before)
 			}
 			return nil
 		})
@@ -313,7 +317,8 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
 		"redis://user:geheim@localhost:port/0", "http://:geheim@localhost", "redis://:geheim@localhost/geheim",
-		"redis://:gehe%zzim@localhost", "redis://:geheim@localhost/0?geheim=1", "redis://:geheim/extra@localhost", "geheim",
+		"redis://:gehe%zzim@localhost", "redis://:geheim@localhost/0?geheim=1", "redis://:geheim/extra@localhost",
+		"geheim",
 	} {
 		_, err := sink.NewClient(url)
 		if err == nil {
@@ -331,7 +336,8 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 		}
 		o := c.Options()
 		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 {
-			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol)
+			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled,
+				o.Protocol)
 		}
 		_ = c.Close()
 	}

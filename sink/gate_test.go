@@ -350,7 +350,8 @@ func TestTheGateStaysSmall(t *testing.T) {
 	}
 	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
 	if n := len(f.fields("")); n != 5 {
-		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q", n,
+		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q",
+			n,
 			f.fields(""))
 	}
 	f.adopted(2)
@@ -376,7 +377,10 @@ func TestConfirmKnowsItsBatches(t *testing.T) {
 	wantGap(t, f.sink.Confirm(ctx, o, mark(partLane(3, 6), 1)))
 	wantFenced(t, f.sink.Confirm(ctx, o, mark(partLane(3, 5), 1)), 1)
 	wantFenced(t, f.sink.Confirm(ctx, o, mark(partLane(3, 4), 1)), 1)
-	wantGap(t, f.sink.Confirm(ctx, o, append(mark(five, 1), outbox.Mark{Stream: "outbox.other", Lane: five, Number: 1})))
+	wantGap(t, f.sink.Confirm(ctx, o, append(mark(five, 1), outbox.Mark{
+		Stream: "outbox.other", Lane: five,
+		Number: 1,
+	})))
 	f.must(f.sink.Check(ctx, o, nil))
 	wantGap(t, f.sink.Check(ctx, o, []string{stream, "outbox.other"}))
 	canceled, cancel := context.WithCancel(ctx)

@@ -36,19 +36,19 @@ type Group struct {
 	Lag int64
 	// OldestPending is how long ago the oldest pending entry was added; 0 without one.
 	OldestPending time.Duration
-	// Seen is how long ago any consumer of the group last showed itself; -1 if there is none, or far too many to look at.
-	// Redis before 7.2 does not notice a consumer that waits for something to read.
+	// Seen is how long ago any consumer of the group last showed itself; -1 if there is none, or far too many to look
+	// at. Redis before 7.2 does not notice a consumer that waits for something to read.
 	Seen time.Duration
-	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the oldest
-	// entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
+	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the
+	// oldest entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
 	Idle time.Duration
 	// Waits is how long the oldest entry that is unread or pending has been waiting, whether or not anybody reads; 0
 	// without.
 	Waits time.Duration
 	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
 	Lost int64
-	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group; 0
-	// before MarkHolders. Several groups may hold back the same entries.
+	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group;
+	// 0 before MarkHolders. Several groups may hold back the same entries.
 	HoldsBack int64
 	// Floor is the entry from which on the group needs the stream: trimming stops there.
 	Floor string
@@ -123,7 +123,8 @@ func parseGroups(stream string, reply []any) []Group {
 		v, _ := item.([]any)
 		oldest, unread, last := text(v, 5), text(v, 9), text(v, 4)
 		g := Group{
-			Stream: stream, Name: text(v, 0), Length: length, Pending: number(v, 1), Lag: number(v, 2), Consumers: number(v, 6),
+			Stream: stream, Name: text(v, 0), Length: length, Pending: number(v, 1), Lag: number(v, 2),
+			Consumers:     number(v, 6),
 			OldestPending: age(now, oldest), Seen: time.Duration(number(v, 7)) * time.Millisecond,
 			Lost:  missed(length, added, number(v, 3), last, first),
 			Floor: last,
@@ -213,7 +214,8 @@ func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 			time.Duration(number(v, 2))*time.Millisecond)}
 	case text(v, 0) == "UNSURE":
 		err = &ActiveError{fmt.Sprintf(
-			"it has read everything, and this server cannot tell whether its %d consumers still wait for more", number(v, 1))}
+			"it has read everything, and this server cannot tell whether its %d consumers still wait for more",
+			number(v, 1))}
 	default:
 		err = errors.New("unexpected reply")
 	}
@@ -230,8 +232,8 @@ func MarkHolders(groups []Group, maxLen int64) {
 	}
 	for i := range groups {
 		g := &groups[i]
-		// Redis does not say how many entries follow an id. Without pending entries it is the lag; behind the lowest floor
-		// there is little to come, because trimming has been there; for the others it is at least this.
+		// Redis does not say how many entries follow an id. Without pending entries it is the lag; behind the lowest
+		// floor there is little to come, because trimming has been there; for the others it is at least this.
 		needs := g.Pending + max(g.Lag, 0)
 		if g.Lag < 0 || g.Pending > 0 && g.Floor == lowest[g.Stream] {
 			needs = g.Length

@@ -81,7 +81,8 @@ func TestGroups(t *testing.T) {
 			t.Errorf("a group nobody reads: %+v", never)
 		}
 		about(t, "its idle time", never.Idle, 2*time.Hour)
-		if r := g["reading"]; r.Lag != 2 || r.Pending != 8 || r.Consumers != 1 || r.Abandoned() || r.Idle > time.Minute ||
+		if r := g["reading"]; r.Lag != 2 || r.Pending != 8 || r.Consumers != 1 || r.Abandoned() ||
+			r.Idle > time.Minute ||
 			r.Seen < 0 || r.Lost != 0 {
 			t.Errorf("a group that is behind, and read: %+v", r)
 		}

@@ -18,8 +18,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	group := []string{"stream", "group"}
 	m := &metrics{
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "outbox_publish_seconds",
-			Help:    "Duration of one publishing call to Redis, failed ones included. Rises when Redis or the network is slow.",
+			Name: "outbox_publish_seconds",
+			Help: "Duration of one publishing call to Redis, failed ones included. Rises when Redis or the " +
+				"network is slow.",
 			Buckets: []float64{0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15, 0.5, 1.5, 5.5},
 		}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -33,7 +34,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		pubsub: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "outbox_pubsub_failed_total",
-			Help: "Events whose PUBLISH Redis refused; they are in the stream. Rises when the channel is not permitted.",
+			Help: "Events whose PUBLISH Redis refused; they are in the stream. Rises when the channel is not " +
+				"permitted.",
 		}),
 		length: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_stream_length",
@@ -51,8 +53,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, group),
 		idle: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_group_idle_seconds",
-			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none wait. Rises " +
-				"when no consumer reads for it: then it prevents trimming.",
+			Help: "How long entries have waited for the group while none of its consumers did anything; 0 if none " +
+				"wait. Rises when no consumer reads for it: then it prevents trimming.",
 		}, group),
 		trimLost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_trim_lost_total", Help: "Entries that left the stream before the group had read them.",

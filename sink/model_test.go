@@ -342,7 +342,10 @@ func TestModel(t *testing.T) {
 		h := &faults{}
 		c.AddHook(h)
 		s, _ := newSink(t, c, sink.Options{})
-		w := &world{f: &fixture{TB: t, server: server, client: c, sink: s}, h: h, owner: outbox.Owner{Source: [16]byte{7}}}
+		w := &world{
+			f: &fixture{TB: t, server: server, client: c, sink: s}, h: h,
+			owner: outbox.Owner{Source: [16]byte{7}},
+		}
 		w.f.do("FLUSHALL")
 		w.adopt(rt)
 		rt.Repeat(map[string]func(*rapid.T){

@@ -105,7 +105,8 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 		}
 		missed := g.Lost
 		if missed < 0 && g.Floor == neverRead && added >= 0 {
-			// Redis counts for a group from its first read on; what leaves the stream before that is missed all the same.
+			// Redis counts for a group from its first read on; what leaves the stream before that is missed all the
+			// same.
 			missed = added - length - now.goneBefore
 		}
 		if known && !same {

@@ -151,7 +151,8 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			if r.EntryIDs[2] != "" {
 				t.Errorf("the skipped event has entry %q", r.EntryIDs[2])
 			}
-			f.wantEntries(outbox.Receipt{EntryIDs: append(append([]string{}, r.EntryIDs[:2]...), r.EntryIDs[3:]...)}, rest...)
+			f.wantEntries(outbox.Receipt{EntryIDs: append(append([]string{}, r.EntryIDs[:2]...), r.EntryIDs[3:]...)},
+				rest...)
 			last := makeEvent()
 			f.publish(l, last)
 			f.wantStored(append(rest, last)...)

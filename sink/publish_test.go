@@ -210,7 +210,8 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 		t.Errorf("looked at: %+v", st)
 	}
 	s.Release()
-	testenv.Eventually(t, 60*time.Second, func() error { // a disk may be slow to sync, and whoever waits for it asks again
+	// a disk may be slow to sync, and whoever waits for it asks again
+	testenv.Eventually(t, 60*time.Second, func() error {
 		err := s.Confirm(ctx, owner, marks)
 		if err != nil && sink.Class(err) != "durability" {
 			t.Fatalf("confirm: %v", err)

@@ -36,8 +36,8 @@ const probeKey = "{posthaste}:probe"
 // Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It
 // writes nothing.
 func (s *Sink) Ready(ctx context.Context) error {
-	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server that
-	// is only read-only.)
+	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server
+	// that is only read-only.)
 	err := s.client.XAdd(ctx,
 		&redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
 	if errors.Is(err, errOther) {
@@ -160,7 +160,8 @@ func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
 	}
 	if info["aof_enabled"] == "0" {
 		w = append(w, Warning{
-			Name: "aof_off", Text: "the append-only file is off: a restart of Redis loses every event since the last snapshot",
+			Name:   "aof_off",
+			Text:   "the append-only file is off: a restart of Redis loses every event since the last snapshot",
 			Remedy: "set appendonly yes",
 		})
 	}

@@ -54,7 +54,8 @@ type Replay struct {
 	o     ReplayOptions
 	run   string
 	owner string
-	// cursors are the places up to which the streams are known to be published; nothing for a stream not yet taken over.
+	// cursors are the places up to which the streams are known to be published; nothing for a stream not yet taken
+	// over.
 	cursors map[string]string
 }
 
@@ -124,7 +125,10 @@ func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams 
 
 func parseNote(v map[string]string) (*ReplayNote, error) {
 	n := &ReplayNote{Run: v["run"], At: v["at"]}
-	for name, to := range map[string]*time.Time{"since": &n.Since, "until": &n.Until, "begun": &n.Begun, "done": &n.Done} {
+	for name, to := range map[string]*time.Time{
+		"since": &n.Since, "until": &n.Until, "begun": &n.Begun,
+		"done": &n.Done,
+	} {
 		if v[name] == "" && name == "done" {
 			continue
 		}
@@ -276,7 +280,8 @@ func (r *Replay) answer(stream string, v []any) error {
 			"streams, or name another stream"}
 	case "FOREIGN":
 		return &ReplayError{fmt.Sprintf(
-			"another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt", text(v, 1))}
+			"another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt",
+			text(v, 1))}
 	}
 	return errors.New("unexpected reply to the replay script")
 }

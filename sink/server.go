@@ -28,9 +28,9 @@ type Server struct {
 // instance is a running Redis and the history of its data. The zero one cannot be known.
 type instance struct {
 	run, history string
-	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It may
-	// begin anew, with the first replica or some time after the last one has gone, without anything having happened to the
-	// data.
+	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It
+	// may begin anew, with the first replica or some time after the last one has gone, without anything having happened
+	// to the data.
 	fresh bool
 }
 

@@ -123,7 +123,8 @@ func TestAGateThatWentBackIsAGap(t *testing.T) {
 	f.publish(part(2), makeEvents(2)...)
 	f.do("DEL", gate)
 	f.must(f.server.Client.Restore(t.Context(), gate, 0, old).Err())
-	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Missing != 2 || !states[0].Gate {
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Missing != 2 ||
+		!states[0].Gate {
 		t.Errorf("looked at: %+v, %v; want 2 missing", states, err)
 	}
 	if _, err := part(3).Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
@@ -142,7 +143,8 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
 	f.publish(l, makeEvents(2)...)
 	f.do("DEL", stream)
-	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" || !states[0].Gate ||
+	if states, err := f.sink.Look(t.Context(), []string{stream}); err != nil || states[0].Last != "" ||
+		!states[0].Gate ||
 		!states[0].Forgot {
 		t.Errorf("looked at: %+v, %v", states, err)
 	}
@@ -205,7 +207,8 @@ func TestAFirstReplicaIsNoRestart(t *testing.T) {
 	l := f.lane(f.adopted(1))
 	f.publish(l, makeEvents(1)...)
 	history := func() string {
-		return regexp.MustCompile(`master_replid:(\w+)`).FindString(server.Client.Info(t.Context(), "replication").Val())
+		return regexp.MustCompile(`master_replid:(\w+)`).FindString(server.Client.Info(t.Context(),
+			"replication").Val())
 	}
 	before := history()
 	replica := testenv.Redis(t, fmt.Sprintf("replicaof 127.0.0.1 %d", server.Port))

@@ -126,8 +126,9 @@ func makeEvents(n int) []*outbox.Event {
 	events := make([]*outbox.Event, n)
 	for i := range events {
 		events[i] = &outbox.Event{
-			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order", AggregateID: fmt.Sprintf("o-%d", i%7),
-			Type: "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i),
+			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order",
+			AggregateID: fmt.Sprintf("o-%d", i%7),
+			Type:        "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i),
 			Time: time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC),
 		}
 	}

@@ -173,7 +173,8 @@ func TestObserve(t *testing.T) {
 	f.must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
 	f.must(f.sink.Observe(ctx, streams[:1]))
 	for name, labels := range map[string][]string{
-		"outbox_group_pending": {"group", "g"}, "outbox_group_lag": {"group", "g"}, "outbox_trim_lost_total": {"group", "g"},
+		"outbox_group_pending": {"group", "g"}, "outbox_group_lag": {"group", "g"},
+		"outbox_trim_lost_total":              {"group", "g"},
 		"outbox_group_oldest_pending_seconds": {"group", "g"}, "outbox_stream_length": {"stream", "outbox.missing"},
 	} {
 		if _, ok := lookup(t, f.reg, name, labels...); ok {
@@ -227,7 +228,8 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	f.read("g", 2)
 	f.do("BGREWRITEAOF") // the file's count of entries read is 2 from now on
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info, "aof_rewrite_in_progress:0") ||
+		if info := f.server.Client.Info(ctx, "persistence").Val(); !strings.Contains(info,
+			"aof_rewrite_in_progress:0") ||
 			strings.Contains(info, "aof_rewrite_scheduled:1") {
 			return errors.New("still rewriting")
 		}

@@ -89,8 +89,8 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 		}
 	}
 	set("application_name", "posthaste "+component)
-	// Nothing behind the schema: tables of the same name in public are not ours. pg_temp last: a temporary table must not
-	// shadow them.
+	// Nothing behind the schema: tables of the same name in public are not ours. pg_temp last: a temporary table must
+	// not shadow them.
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
 	// Row security that hides rows is an error: to see nothing would look like having nothing to do.
 	cfg.RuntimeParams["row_security"] = "off"

@@ -28,7 +28,10 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 		"lookup": func(r *outbox.Row) (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{r}) },
 		"settle": func(r *outbox.Row) (outbox.Found, error) { return s.Settle(ctx, settlements(r)) },
 		"hunt":   func(r *outbox.Row) (outbox.Found, error) { return s.DeleteAnywhere(ctx, settlements(r)) },
-		"park":   func(r *outbox.Row) (outbox.Found, error) { return s.Park(ctx, owner(t, s), r, "too_large", "why", 3) },
+		"park": func(r *outbox.Row) (outbox.Found, error) {
+			return s.Park(ctx, owner(t, s), r, "too_large", "why",
+				3)
+		},
 	} {
 		if f, err := call(old); err != nil || met(f) != 0 || !f.Snapshot.Visible(old.XID) {
 			t.Errorf("%s of the old row: %+v, %v", name, f, err)
@@ -132,7 +135,8 @@ func TestDeadEvents(t *testing.T) {
 	}
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
 	must(t, err)
-	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" || dead[0].Retrying ||
+	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" ||
+		dead[0].Retrying ||
 		dead[0].Error != "a\uFFFDb\uFFFDc" || dead[0].AggregateID != "a" ||
 		time.Since(dead[1].CreatedAt).Abs() > time.Minute {
 		t.Errorf("dead events %+v", dead)
@@ -148,7 +152,8 @@ func TestDeadEvents(t *testing.T) {
 		must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	}
 	if n := testenv.Value[int](t, d,
-		"SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'", a.ID); n != 1 {
+		"SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'",
+		a.ID); n != 1 {
 		t.Errorf("%d rows put back", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {

@@ -4,10 +4,10 @@
 // that live in Postgres: Store and Locker.
 //
 // Every migration is here, because one schema has one order of changes. Statements that only one other package runs are
-// in that package, in a folder queries of its own: those of the ledger in credits, because they mean nothing without its
-// rules; those about the slot and the publication in cdc, because they read no table of posthaste's; those of the inbox in
-// consumer/inbox, because a consumer imports it without the relay's side; those of the doctor and the trace in internal/ops,
-// because they look at what no other part has a use for.
+// in that package, in a folder queries of its own: those of the ledger in credits, because they mean nothing without
+// its rules; those about the slot and the publication in cdc, because they read no table of posthaste's; those of the
+// inbox in consumer/inbox, because a consumer imports it without the relay's side; those of the doctor and the trace in
+// internal/ops, because they look at what no other part has a use for.
 //
 // Names are unqualified on purpose: every connection has posthaste's schema in front of its search path (ConnConfig).
 package sql

@@ -45,7 +45,8 @@ func InsertEvent(ctx context.Context, tx pgx.Tx, e Event) (uuid.UUID, error) {
 		s := string(b)
 		headers = &s
 	}
-	_, err := tx.Exec(ctx, query("insert_event"), e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers)
+	_, err := tx.Exec(ctx, query("insert_event"), e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload),
+		headers)
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("insert event %s: %w", e.ID, err)
 	}

@@ -60,7 +60,8 @@ func (s *store) makePartitions(ctx context.Context, now time.Time, have []string
 	for range partitionsAhead + 1 {
 		if name := day.Format(partitionName); !slices.Contains(have, name) {
 			if err := s.makePartition(ctx, name, day); err != nil {
-				errs = append(errs, fmt.Errorf("make history partition %s (the default partition takes its rows): %w", name, err))
+				errs = append(errs, fmt.Errorf("make history partition %s (the default partition takes its rows): %w",
+					name, err))
 			}
 		}
 		day = day.AddDate(0, 0, 1)

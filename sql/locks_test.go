@@ -114,7 +114,8 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 		t.Fatalf("lead: %v, %v", ok, err)
 	}
 	for _, direction := range []string{"upstream", "downstream"} {
-		proxy.Toxic(`{"name":"` + direction + `","type":"timeout","stream":"` + direction + `","attributes":{"timeout":0}}`)
+		proxy.Toxic(`{"name":"` + direction + `","type":"timeout","stream":"` + direction +
+			`","attributes":{"timeout":0}}`)
 	}
 	known := make(chan time.Time, 1)
 	go func() { <-holder.Lost(); known <- time.Now() }()
@@ -131,8 +132,8 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	select {
 	case at := <-known:
 		t.Logf("known after %v, taken after %v", at.Sub(start), taken.Sub(start))
-		// By its own clock it knows seconds earlier, not by the end of its connection. A machine that stands still meanwhile
-		// lets both happen when it goes on.
+		// By its own clock it knows seconds earlier, not by the end of its connection. A machine that stands still
+		// meanwhile lets both happen when it goes on.
 		if margin := taken.Sub(at); margin < time.Second && still < time.Second {
 			t.Errorf("the holder knew %v before the lock was somebody else's, want seconds", margin)
 		}

@@ -55,7 +55,8 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 		if loss.Events == 0 {
 			_, err = s.pool.Exec(ctx, query("loss_drop"), l.ID)
 		} else {
-			_, err = s.pool.Exec(ctx, query("loss_told"), l.ID, loss.Events, optionalTime(loss.First), optionalTime(loss.Last))
+			_, err = s.pool.Exec(ctx, query("loss_told"), l.ID, loss.Events, optionalTime(loss.First),
+				optionalTime(loss.Last))
 			out = append(out, loss)
 		}
 		if err != nil {
@@ -94,7 +95,8 @@ func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, sinc
 			fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until, id).Scan(&loss.Events,
+		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until,
+			id).Scan(&loss.Events,
 			&first, &last)
 	})
 	switch {

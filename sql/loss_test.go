@@ -186,7 +186,8 @@ func TestGoneBackInTime(t *testing.T) {
 		_, err := s.Adopt(ctx, outbox.Adoption{From: old.Epoch, To: outbox.Owner{Epoch: old.Epoch + 1}, WentBack: true})
 		must(t, err)
 	}
-	if found, err := s.CountLosses(ctx); err != nil || len(found) != 1 || found[0].Stream != "" || found[0].Events != -1 {
+	if found, err := s.CountLosses(ctx); err != nil || len(found) != 1 || found[0].Stream != "" ||
+		found[0].Events != -1 {
 		t.Errorf("told: %+v, %v", found, err)
 	}
 }

@@ -79,7 +79,8 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 			logs := &strings.Builder{}
 			done := make(chan error, 1)
 			go func() {
-				applied, err := sql.Migrate(context.Background(), d.URL, "public", slog.New(slog.NewTextHandler(logs, nil)))
+				applied, err := sql.Migrate(context.Background(), d.URL, "public",
+					slog.New(slog.NewTextHandler(logs, nil)))
 				if err == nil && !slices.Equal(applied, []int64{8}) {
 					err = fmt.Errorf("applied %v", applied)
 				}

@@ -181,8 +181,8 @@ func (t *OrderTx) Commit(ctx context.Context) error {
 		return nil
 	}
 	defer t.conn.Release()
-	// Whether COMMIT was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to a sent COMMIT is lost,
-	// pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
+	// Whether COMMIT was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to a sent COMMIT is
+	// lost, pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
 	if err := ctx.Err(); err != nil {
 		t.hangUp()
 		return fmt.Errorf("commit the order: %w", err)

@@ -108,7 +108,8 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 	go func() { got <- place(t, d, second, e2) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if testenv.Value[int](t, d,
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
+			"SELECT count(*) FROM pg_stat_activity "+
+				"WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
 			return errors.New("the second does not wait")
 		}
 		return nil

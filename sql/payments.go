@@ -105,7 +105,8 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 		var key []byte
 		var headers *string
 		var micros int64
-		if err = r.Scan(&d.OpID, &d.RefundID, &d.UserID, &key, &d.Fingerprint, &d.OrderID, &d.Amount, &d.Currency, &headers,
+		if err = r.Scan(&d.OpID, &d.RefundID, &d.UserID, &key, &d.Fingerprint, &d.OrderID, &d.Amount, &d.Currency,
+			&headers,
 			&d.CreatedAt, &d.OrderStatus, &d.PayWith, &d.Deducted, &d.Refunded, &micros); err != nil {
 			return d, err
 		}

@@ -7,8 +7,9 @@ import (
 
 // Pulse is what can be asked of Postgres every second at next to no cost.
 type Pulse struct {
-	// Written is how many numbers were given out to events since the table was made, rolled back ones included. Only its
-	// rise means something: for a role without the right to see it, it is a statistic that a crash of Postgres resets.
+	// Written is how many numbers were given out to events since the table was made, rolled back ones included. Only
+	// its rise means something: for a role without the right to see it, it is a statistic that a crash of Postgres
+	// resets.
 	Written int64
 	// Led reports whether some relay holds the leader's lock.
 	Led bool

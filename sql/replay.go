@@ -158,7 +158,8 @@ func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, by
 	for rows.Next() {
 		var r Replayed
 		var wanted bool
-		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers,
+		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload,
+			&r.Headers,
 			&r.Time, &r.Stream, &wanted)
 		if err != nil {
 			return nil, after, fmt.Errorf("read history: %w", err)

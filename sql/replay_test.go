@@ -35,8 +35,10 @@ func fillHistory(tb testing.TB, d *testenv.Database, n int) {
 	must(tb, sql.KeepHistoryAt(tb.Context(), sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour), day1))
 	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
 			published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, 'order.changed',
-			jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), 'outbox.order', 'cdc'
+		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, `+
+		`'order.changed',
+			jsonb_build_object('n', g), $2, $2::timestamptz + (g - 1) * (interval '72 hours' / $1::int), `+
+		`'outbox.order', 'cdc'
 		FROM generate_series(1, $1::int) g`, n, day1)
 }
 
@@ -78,19 +80,29 @@ func TestReplayPageIsNoFullScan(t *testing.T) {
 				"replay_all", "replay_page",
 				[]any{nil, nil, end.Add(-time.Second), 0, end, "", "", 1000, 1000, 4 << 20},
 			},
-			"none of a type": {"replay_all", "replay_page", []any{nil, nil, day1, 0, end, "other", "", 5000, 1000, 4 << 20}},
-			"one event":      {"replay_few", "replay_page", []any{id, nil, day1, 0, end, "", "", 1000, 1000, 4 << 20}},
-			"one aggregate":  {"replay_all", "replay_page", []any{nil, "o-7", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"none of a type": {"replay_all", "replay_page", []any{
+				nil, nil, day1, 0, end, "other", "", 5000, 1000,
+				4 << 20,
+			}},
+			"one event": {"replay_few", "replay_page", []any{id, nil, day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"one aggregate": {"replay_all", "replay_page", []any{
+				nil, "o-7", day1, 0, end, "", "", 1000, 1000,
+				4 << 20,
+			}},
 			// Of a large aggregate a page costs what it has, not what the aggregate has.
-			"much of one": {"replay_all", "replay_page", []any{nil, "large", day1, 0, end, "", "", 1000, 1000, 4 << 20}},
+			"much of one": {"replay_all", "replay_page", []any{
+				nil, "large", day1, 0, end, "", "", 1000, 1000,
+				4 << 20,
+			}},
 			"late much of one": {"replay_all", "replay_page", []any{
 				nil, "large", day1.Add(71 * time.Hour), 0, end, "", "", 1000,
 				1000, 4 << 20,
 			}},
 			"count an event": {"replay_few", "replay_count", []any{id, nil, day1, end, "", ""}},
 		} {
-			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+queryText(t,
-				c.part)+queryText(t, c.query), c.args...)
+			rows, err := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) "+
+				queryText(t,
+					c.part)+queryText(t, c.query), c.args...)
 			must(t, err)
 			var lines []string
 			for rows.Next() {

@@ -166,7 +166,8 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	defer cancel()
 	streams, last, now, ages, events := s.suspects(a.Suspects)
 	var n int
-	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, streams,
+	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
+		streams,
 		last, now, ages, events, a.WentBack).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
@@ -196,7 +197,7 @@ func (s *store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known
 
 // LowerBarrier forgets that.
 func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
-	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most outbox.BarrierUnknown
+	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most BarrierUnknown
 	if errors.Is(err, outbox.ErrSuperseded) {
 		return nil // or there was none
 	}

@@ -194,13 +194,15 @@ func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
 	}
 	winner := <-wins
 	must1 := func(ok bool, err error) bool { t.Helper(); must(t, err); return ok }
-	if must1(s.SetActive(ctx, 0, outbox.ModeCDC, 1, "")) || !must1(s.SetActive(ctx, 1, outbox.ModeCDC, 0x16B3748, "why")) {
+	if must1(s.SetActive(ctx, 0, outbox.ModeCDC, 1, "")) || !must1(s.SetActive(ctx, 1, outbox.ModeCDC, 0x16B3748,
+		"why")) {
 		t.Error("SetActive does not compare the epoch")
 	}
 	st, err := s.State(ctx)
 	must(t, err)
 	if st.Owner.Nonce != winner.Nonce || st.Owner.Source != before.Owner.Source || st.Active != outbox.ModeCDC ||
-		st.Handover != 0x16B3748 || st.Degraded != "why" || st.Holder != "host-1" || st.System == 0 || st.Timeline != 1 {
+		st.Handover != 0x16B3748 || st.Degraded != "why" || st.Holder != "host-1" || st.System == 0 ||
+		st.Timeline != 1 {
 		t.Errorf("state %+v", st)
 	}
 	if !must1(s.SetActive(ctx, 1, outbox.ModePoll, 0, "")) {
@@ -414,7 +416,8 @@ func TestSettleDeletesAndKeepsHistory(t *testing.T) {
 	f, err := s.Settle(ctx, []outbox.Settlement{timed, unknown, gone})
 	must(t, err)
 	for id, want := range map[uuid.UUID]bool{rows[0].ID: true, rows[1].ID: false} {
-		if kept := testenv.Value[bool](t, d, "SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1",
+		if kept := testenv.Value[bool](t, d,
+			"SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1",
 			id, timed.Time); kept != want {
 			t.Errorf("the time of event %s is kept: %v, want %v", id, kept, want)
 		}
@@ -486,7 +489,8 @@ func TestAuditMark(t *testing.T) {
 func waiting(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		const query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+		const query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type " +
+			"= 'Lock'"
 		if now := testenv.Value[int](tb, d, query); now != n {
 			return fmt.Errorf("%d statements wait, want %d", now, n)
 		}
@@ -497,17 +501,23 @@ func waiting(tb testing.TB, d *testenv.Database, n int) {
 func TestInsertEventRefuses(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	good := sql.Event{AggregateType: "order", AggregateID: "o-1", Type: "order.created", Payload: []byte(`{"secret":1}`)}
+	good := sql.Event{
+		AggregateType: "order", AggregateID: "o-1", Type: "order.created",
+		Payload: []byte(`{"secret":1}`),
+	}
 	for name, change := range map[string]func(e *sql.Event){
-		"no type":            func(e *sql.Event) { e.AggregateType = "" },
-		"braces":             func(e *sql.Event) { e.AggregateType = "a{b}" },
-		"a long type":        func(e *sql.Event) { e.AggregateType = strings.Repeat("x", 65) },
-		"a long aggregate":   func(e *sql.Event) { e.AggregateID = strings.Repeat("x", 1025) },
-		"a zero byte":        func(e *sql.Event) { e.AggregateID = "a\x00" },
-		"a long name":        func(e *sql.Event) { e.Type = strings.Repeat("x", 256) },
-		"no payload":         func(e *sql.Event) { e.Payload = nil },
-		"no JSON":            func(e *sql.Event) { e.Payload = []byte(`{"secret":`) },
-		"a large payload":    func(e *sql.Event) { e.Payload = []byte(`"` + strings.Repeat("x", outbox.MaxPayload) + `"`) },
+		"no type":          func(e *sql.Event) { e.AggregateType = "" },
+		"braces":           func(e *sql.Event) { e.AggregateType = "a{b}" },
+		"a long type":      func(e *sql.Event) { e.AggregateType = strings.Repeat("x", 65) },
+		"a long aggregate": func(e *sql.Event) { e.AggregateID = strings.Repeat("x", 1025) },
+		"a zero byte":      func(e *sql.Event) { e.AggregateID = "a\x00" },
+		"a long name":      func(e *sql.Event) { e.Type = strings.Repeat("x", 256) },
+		"no payload":       func(e *sql.Event) { e.Payload = nil },
+		"no JSON":          func(e *sql.Event) { e.Payload = []byte(`{"secret":`) },
+		"a large payload": func(e *sql.Event) {
+			e.Payload = []byte(`"` + strings.Repeat("x", outbox.MaxPayload) +
+				`"`)
+		},
 		"payload that grows": func(e *sql.Event) { e.Payload = []byte("[" + strings.Repeat("1e5000,", 1700) + "1]") },
 		"large headers":      func(e *sql.Event) { e.Headers = map[string]string{"x": strings.Repeat("x", 65536)} },
 	} {

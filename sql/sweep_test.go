@@ -159,7 +159,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 	d := testenv.Postgres(t)
 	testenv.Bulk(t, d, 100_000, 10)
 	pool := relayPool(t, d.URL)
-	aggregates, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500), make([]*time.Time, 500)
+	aggregates, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500),
+		make([]*time.Time, 500)
 	ids := make([]uuid.UUID, 500)
 	for i := range seqs {
 		aggregates[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
@@ -167,8 +168,13 @@ func TestPlansUseTheIndex(t *testing.T) {
 	cases := map[string][]any{
 		"settle":          {aggregates, seqs, ids, texts, texts, times, true},
 		"delete_anywhere": {seqs, ids, texts, texts, times, true}, "lookup": {aggregates, seqs, ids},
-		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil, "sweep_park_first": {3, "why", true},
-		"sweep_reached": {3, 100}, "audit": nil, "park": {"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why", "x", 1},
+		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil,
+		"sweep_park_first": {3, "why", true},
+		"sweep_reached":    {3, 100}, "audit": nil, "park": {
+			"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why",
+			"x",
+			1,
+		},
 		"dead_published": nil,
 	}
 	for _, statistics := range []string{"none", "fresh"} {
@@ -181,8 +187,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 				strings.Contains(plan, "Seq Scan on outbox ") {
 				t.Errorf("%s with %s statistics:\n%s", name, statistics, plan)
 			}
-			// Half a second is a hundred times what it takes; reading the table for each row is more, every time. Once the
-			// machine may be busy with something else.
+			// Half a second is a hundred times what it takes; reading the table for each row is more, every time. Once
+			// the machine may be busy with something else.
 			took := milliseconds(t, plan)
 			for try := 0; took > 500 && try < 5; try++ {
 				took = min(took, milliseconds(t, explain(t, pool, name, args...)))
@@ -190,7 +196,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 			if took > 500 {
 				t.Errorf("%s with %s statistics takes %v ms:\n%s", name, statistics, took, plan)
 			}
-			if strings.HasPrefix(name, "sweep_") && (strings.Contains(plan, "Sort Key") || strings.Contains(plan, "Bitmap")) {
+			if strings.HasPrefix(name, "sweep_") && (strings.Contains(plan, "Sort Key") ||
+				strings.Contains(plan, "Bitmap")) {
 				t.Errorf("%s with %s statistics reads a whole part:\n%s", name, statistics, plan)
 			}
 		}

@@ -51,8 +51,8 @@ type Options struct {
 	// Console serves /console/; nil for none.
 	Console http.Handler
 	// Addr is the address as the operator wrote it, Bound what it became. On a loopback listener only requests for
-	// loopback names and for Addr's host are answered; on another one, without a Token, pages under a name with a dot that is
-	// not Addr's host change nothing. nil Bound: every request is answered.
+	// loopback names and for Addr's host are answered; on another one, without a Token, pages under a name with a dot
+	// that is not Addr's host change nothing. nil Bound: every request is answered.
 	Addr  string
 	Bound net.Addr
 	// Logger may be nil.
@@ -92,10 +92,10 @@ func Handler(o Options) http.Handler {
 	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
 }
 
-// knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to its
-// address counts as the same origin in a browser. On a loopback listener that page could read everything; elsewhere, where
-// a process does not know all its names, it must at least not change anything, as long as no token is asked for. (curl
-// sends no Origin.)
+// knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to
+// its address counts as the same origin in a browser. On a loopback listener that page could read everything;
+// elsewhere, where a process does not know all its names, it must at least not change anything, as long as no token is
+// asked for. (curl sends no Origin.)
 func (s *server) knownHost(next http.Handler) http.Handler {
 	bound, ok := s.Bound.(*net.TCPAddr)
 	if !ok {
@@ -106,16 +106,21 @@ func (s *server) knownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := hostOf(r.Host)
 		addr, err := netip.ParseAddr(host)
-		known := err == nil && addr.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") || host != "" && strings.EqualFold(host, asked)
+		known := err == nil && addr.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
+			host != "" && strings.EqualFold(host, asked)
 		switch {
 		case known:
 		case local:
-			problem(w, http.StatusMisdirectedRequest, "this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in --admin-addr")
+			problem(w, http.StatusMisdirectedRequest,
+				"this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in "+
+					"--admin-addr")
 			return
 		// An address cannot be made to resolve to another, and a name without a dot is nobody else's.
-		case r.Header.Get("Origin") != "" && !safe(r.Method) && s.Token == "" && err != nil && strings.Contains(host, "."):
+		case r.Header.Get("Origin") != "" && !safe(r.Method) && s.Token == "" && err != nil &&
+			strings.Contains(host, "."):
 			problem(w, http.StatusMisdirectedRequest,
-				"without an admin token nothing is changed under this name; set POSTHASTE_ADMIN_TOKEN, use an address, or name the host in --admin-addr")
+				"without an admin token nothing is changed under this name; set POSTHASTE_ADMIN_TOKEN, use an "+
+					"address, or name the host in --admin-addr")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -135,8 +140,8 @@ func hostOf(header string) string {
 	return strings.ToLower(strings.Trim(header, "[]"))
 }
 
-// Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its work:
-// stalled says why not, "" if it does.
+// Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its
+// work: stalled says why not, "" if it does.
 func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -226,7 +231,9 @@ func (s *server) dropDead(w http.ResponseWriter, r *http.Request) {
 	s.onDead(w, r, "dropped", func(ctx context.Context, id uuid.UUID) error { return sql.DropDead(ctx, s.Pool, id) })
 }
 
-func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string, act func(ctx context.Context, id uuid.UUID) error) {
+func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
+	act func(ctx context.Context, id uuid.UUID) error,
+) {
 	id, err := uuid.Parse(r.PathValue("id"))
 	if err != nil {
 		problem(w, http.StatusBadRequest, "the id must be a UUID")
@@ -268,7 +275,10 @@ func (s *server) fail(w http.ResponseWriter, err error) {
 
 func problem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
-	body(w, status, map[string]any{"type": "about:blank", "title": http.StatusText(status), "status": status, "detail": detail})
+	body(w, status, map[string]any{
+		"type": "about:blank", "title": http.StatusText(status), "status": status,
+		"detail": detail,
+	})
 }
 
 func write(w http.ResponseWriter, status int, v any) {

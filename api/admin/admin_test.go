@@ -41,8 +41,9 @@ func newWorld(t *testing.T, token string) *world {
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
 	srv := httptest.NewServer(admin.Handler(admin.Options{
-		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay, Ready: admin.RelayReady(relay), Token: token, Gatherer: reg,
-		Logger: testenv.Logger(t),
+		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay, Ready: admin.RelayReady(relay), Token: token,
+		Gatherer: reg,
+		Logger:   testenv.Logger(t),
 	}))
 	t.Cleanup(srv.Close)
 	return &world{db: d, url: srv.URL}
@@ -72,7 +73,8 @@ func (w *world) call(t *testing.T, method, path, body string, header ...string) 
 func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`); status != 200 || !strings.Contains(body, `"desired":"poll"`) {
+	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`); status != 200 ||
+		!strings.Contains(body, `"desired":"poll"`) {
 		t.Fatalf("set: %d %s", status, body)
 	}
 	status, body := w.call(t, "GET", "/relay", "")
@@ -80,10 +82,14 @@ func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &st); err != nil || status != 200 {
 		t.Fatalf("status: %d %s %v", status, body, err)
 	}
-	if st.Desired != outbox.ModePoll || st.Mode != outbox.ModeStandby || st.Leader == nil || *st.Leader || st.Inflight == nil || st.Slot.Exists {
+	if st.Desired != outbox.ModePoll || st.Mode != outbox.ModeStandby || st.Leader == nil || *st.Leader ||
+		st.Inflight == nil || st.Slot.Exists {
 		t.Errorf("status: %s", body)
 	}
-	for body, want := range map[string]int{`{"mode":"fast"}`: 422, `{}`: 422, `nonsense`: 400, `{"mode":"poll","more":1}`: 400, strings.Repeat(" ", 5000): 400} {
+	for body, want := range map[string]int{
+		`{"mode":"fast"}`: 422, `{}`: 422, `nonsense`: 400,
+		`{"mode":"poll","more":1}`: 400, strings.Repeat(" ", 5000): 400,
+	} {
 		if status, answer := w.call(t, "PUT", "/relay/mode", body); status != want {
 			t.Errorf("%.30s: %d %s, want %d", body, status, answer, want)
 		}
@@ -152,7 +158,9 @@ func TestTheTokenGuardsWhatChangesSomething(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "secret")
 	for _, c := range []struct{ method, path string }{
-		{"PUT", "/relay/mode"}, {"POST", "/relay/dead/" + uuid.NewString() + "/retry"}, {"DELETE", "/relay/dead/" + uuid.NewString()},
+		{"PUT", "/relay/mode"},
+		{"POST", "/relay/dead/" + uuid.NewString() + "/retry"},
+		{"DELETE", "/relay/dead/" + uuid.NewString()},
 	} {
 		for _, auth := range []string{"", "Bearer wrong", "secret", "Bearer "} {
 			if status, _ := w.call(t, c.method, c.path, `{"mode":"poll"}`, "Authorization", auth); status != 401 {
@@ -160,7 +168,8 @@ func TestTheTokenGuardsWhatChangesSomething(t *testing.T) {
 			}
 		}
 	}
-	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, "Authorization", "Bearer secret"); status != 200 {
+	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, "Authorization",
+		"Bearer secret"); status != 200 {
 		t.Errorf("with the token: %d %s", status, body)
 	}
 	if status, _ := w.call(t, "GET", "/relay", ""); status != 200 {
@@ -183,7 +192,10 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	t.Parallel()
 	get := func(bound net.Addr, asked, host string) int {
-		h := admin.Handler(admin.Options{Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Bound: bound, Addr: asked})
+		h := admin.Handler(admin.Options{
+			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
+			Bound: bound, Addr: asked,
+		})
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/healthz", nil)
 		r.Host = host
 		rec := httptest.NewRecorder()
@@ -192,8 +204,10 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	}
 	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091}
 	for host, want := range map[string]int{
-		"127.0.0.1:9091": 200, "127.0.0.1": 200, "[::1]:9091": 200, "localhost:9091": 200, "LOCALHOST": 200, "relay.localhost": 200, "127.8.8.8": 200,
-		"evil.example": 421, "evil.example:9091": 421, "localhost.evil.example": 421, "10.0.0.1": 421, "": 421, "127.0.0.1.evil.example": 421,
+		"127.0.0.1:9091": 200, "127.0.0.1": 200, "[::1]:9091": 200, "localhost:9091": 200, "LOCALHOST": 200,
+		"relay.localhost": 200, "127.8.8.8": 200,
+		"evil.example": 421, "evil.example:9091": 421, "localhost.evil.example": 421, "10.0.0.1": 421, "": 421,
+		"127.0.0.1.evil.example": 421,
 	} {
 		if got := get(loopback, "127.0.0.1:9091", host); got != want {
 			t.Errorf("Host %q: %d, want %d", host, got, want)
@@ -207,9 +221,9 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	}
 }
 
-// In a container the listener is on every address, and the port is published on the loopback of the operator's machine: a
-// name of somebody else's that was made to resolve to it must not change anything, while other containers, by the service's
-// name, and curl do.
+// In a container the listener is on every address, and the port is published on the loopback of the operator's machine:
+// a name of somebody else's that was made to resolve to it must not change anything, while other containers, by the
+// service's name, and curl do.
 func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 	t.Parallel()
 	put := func(token, asked, host, origin string) int {
@@ -227,8 +241,10 @@ func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 		return rec.Code
 	}
 	for host, want := range map[string]int{
-		"evil.example:9091": 421, "evil.example": 421, "EVIL.example.": 421, "127.0.0.1.evil.example:9091": 421, "a..b": 421,
-		"relay:9091": 400, "127.0.0.1:9091": 400, "10.1.2.3:9091": 400, "[fd00::1]:9091": 400, "[::1]:9091": 400, "localhost:9091": 400, "relay.localhost": 400,
+		"evil.example:9091": 421, "evil.example": 421, "EVIL.example.": 421, "127.0.0.1.evil.example:9091": 421,
+		"a..b":       421,
+		"relay:9091": 400, "127.0.0.1:9091": 400, "10.1.2.3:9091": 400, "[fd00::1]:9091": 400, "[::1]:9091": 400,
+		"localhost:9091": 400, "relay.localhost": 400,
 	} {
 		if got := put("", "0.0.0.0:9091", host, "http://"+host); got != want {
 			t.Errorf("a page of %q: %d, want %d", host, got, want)
@@ -254,12 +270,14 @@ func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
 		if id == unread {
 			payload = nil
 		}
-		w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
+		w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, `+
+			`created_at, error, class, attempts)
 			VALUES ($1, $2, 'order', 'a', 'x', $3::text::jsonb, now(), 'refused', 'wrongtype', 3)`, id, i+1, payload)
 	}
 	status, body := w.call(t, "GET", "/relay/dead", "")
 	var list struct{ Dead []ops.Dead }
-	if err := json.Unmarshal([]byte(body), &list); err != nil || status != 200 || len(list.Dead) != 3 || list.Dead[0].ID != first || list.Dead[0].Source != "relay" {
+	if err := json.Unmarshal([]byte(body), &list); err != nil || status != 200 || len(list.Dead) != 3 ||
+		list.Dead[0].ID != first || list.Dead[0].Source != "relay" {
 		t.Fatalf("list: %d %s %v", status, body, err)
 	}
 	if strings.Contains(body, `"a":1`) {
@@ -306,7 +324,8 @@ func TestHealthMetricsAndProfiles(t *testing.T) {
 		}
 	}
 	// Its relay does not run, so it has not heard of Postgres.
-	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 || !strings.Contains(body, `"role":"standby"`) || !strings.Contains(body, "reasons") {
+	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 || !strings.Contains(body, `"role":"standby"`) ||
+		!strings.Contains(body, "reasons") {
 		t.Errorf("/readyz: %d %s", status, body)
 	}
 	if status, _ := w.call(t, "GET", "/nowhere", ""); status != 404 {

@@ -39,7 +39,8 @@ func aclRules(t *testing.T) []any {
 func TestARedisUserWithTheRightsOfThePage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := w.redis.Client.Do(t.Context(), append([]any{"ACL", "SETUSER", "posthaste"}, aclRules(t)...)...).Err(); err != nil {
+	if err := w.redis.Client.Do(t.Context(), append([]any{"ACL", "SETUSER", "posthaste"},
+		aclRules(t)...)...).Err(); err != nil {
 		t.Fatal(err)
 	}
 	// What is asked only after trouble: the connection of a read that was given up is ended.

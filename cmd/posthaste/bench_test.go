@@ -20,7 +20,8 @@ import (
 // neighbours puts an event and a key on the world's servers that are none of a benchmark's business.
 func (w *world) neighbours() {
 	w.t.Helper()
-	w.db.Exec(w.t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'order', '1', 'order.created', '{}')`, uuid.New())
+	w.db.Exec(w.t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'order', `+
+		`'1', 'order.created', '{}')`, uuid.New())
 	w.redis.Client.Set(w.t.Context(), "neighbour", "not ours", 0)
 }
 
@@ -32,11 +33,13 @@ func (w *world) untouched(errOut string) {
 		w.t.Fatalf("the benchmark does not say what it makes: %s", errOut)
 	}
 	left := testenv.Value[[]string](w.t, w.db, `SELECT coalesce(array_agg(name), '{}') FROM (
-		SELECT datname::text FROM pg_database UNION ALL SELECT slot_name::text FROM pg_replication_slots) AS all_of (name) WHERE starts_with(name, $1)`, m)
+		SELECT datname::text FROM pg_database UNION ALL SELECT slot_name::text FROM pg_replication_slots) AS all_of `+
+		`(name) WHERE starts_with(name, $1)`, m)
 	keys := w.redis.Client.Keys(w.t.Context(), "*").Val()
 	rows := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox")
 	if len(left) > 0 || len(keys) != 1 || rows != 1 {
-		w.t.Errorf("left behind: %v, %d keys: %q; the outbox that was there has %d rows", left, len(keys)-1, keys[:min(5, len(keys))], rows)
+		w.t.Errorf("left behind: %v, %d keys: %q; the outbox that was there has %d rows", left, len(keys)-1,
+			keys[:min(5, len(keys))], rows)
 	}
 }
 
@@ -54,7 +57,8 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), exe, slices.Concat([]string{"bench"}, args, w.args("--external", "--log-level=error"))...)
+			cmd := exec.CommandContext(t.Context(), exe, slices.Concat([]string{"bench"}, args,
+				w.args("--external", "--log-level=error"))...)
 			cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 			var errOut bytes.Buffer
 			cmd.Stderr = &errOut
@@ -71,7 +75,8 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait()
-			if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.Contains(errOut.String(), "posthaste: interrupted") {
+			if code := cmd.ProcessState.ExitCode(); code != exitFailure ||
+				!strings.Contains(errOut.String(), "posthaste: interrupted") {
 				t.Errorf("exit %d: %s", code, errOut.String())
 			}
 			w.untouched(errOut.String())
@@ -90,7 +95,10 @@ func TestBenchStartsServersOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	res := runToEnd(t, "bench", "latency", "--rate=50", "--duration=300ms", "--runs=1", "--mode=poll", "--dir="+dir)
-	for _, want := range []string{"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit", "\npoll", "counted: 40 committed, 40 found, lost 0, repeated 0"} {
+	for _, want := range []string{
+		"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit",
+		"\npoll", "counted: 40 committed, 40 found, lost 0, repeated 0",
+	} {
 		if !strings.Contains(res.out, want) {
 			t.Errorf("the output has no %q", want)
 		}
@@ -104,10 +112,12 @@ func TestBenchStartsServersOfItsOwn(t *testing.T) {
 func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
-		"drain --events=0", "drain --size=1", "drain --transaction=0", "drain --runs=0", "drain --mode=auto", "latency --rate=0",
+		"drain --events=0", "drain --size=1", "drain --transaction=0", "drain --runs=0", "drain --mode=auto",
+		"latency --rate=0",
 		"latency --duration=0s", "orders --concurrency=0", "orders --repeat=51",
 	} {
-		if res := runToEnd(t, append([]string{"bench"}, strings.Fields(args)...)...); res.code != exitBadUsage || !strings.Contains(res.errOut, "--") {
+		if res := runToEnd(t, append([]string{"bench"}, strings.Fields(args)...)...); res.code != exitBadUsage ||
+			!strings.Contains(res.errOut, "--") {
 			t.Errorf("bench %s: exit %d, %s", args, res.code, res.errOut)
 		}
 	}

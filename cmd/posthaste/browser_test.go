@@ -40,7 +40,8 @@ func TestConsoleInABrowser(t *testing.T) {
 	folder := filepath.Join(testenv.Root(t), "api", "admin", "console", "browser")
 	cmd := exec.CommandContext(t.Context(), "node", "console.test.mjs")
 	cmd.Dir = folder
-	cmd.Env = append(os.Environ(), "RELAY="+b.relay.admin, "GUARDED="+b.guarded.admin, "SERVE="+b.serve.admin, "CONTROL="+control.URL, "TOKEN=open-sesame")
+	cmd.Env = append(os.Environ(), "RELAY="+b.relay.admin, "GUARDED="+b.guarded.admin, "SERVE="+b.serve.admin,
+		"CONTROL="+control.URL, "TOKEN=open-sesame")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// That signal is sent when the thread that forked ends.
@@ -82,11 +83,15 @@ func (b *browserWorld) routes() http.Handler {
 		if err := redis.Client.Set(r.Context(), "outbox.invoice", "not a stream", 0).Err(); err != nil {
 			return nil, err
 		}
-		_, err := b.w.db.Pool.Exec(r.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		_, err := b.w.db.Pool.Exec(r.Context(),
+			`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 			VALUES ($1, 'invoice', 'inv-7', 'invoice.sent', '{"total": 1}')`, id)
 		return id, err
 	})
-	does("/fix", func(r *http.Request) (any, error) { return nil, redis.Client.Del(r.Context(), "outbox.invoice").Err() })
+	does("/fix", func(r *http.Request) (any, error) {
+		return nil,
+			redis.Client.Del(r.Context(), "outbox.invoice").Err()
+	})
 	does("/invoices", func(r *http.Request) (any, error) {
 		list, err := redis.Client.XRange(r.Context(), "outbox.invoice", "-", "+").Result()
 		ids := []any{}

@@ -12,8 +12,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// TestChaos does to two relays, Redis and Postgres whatever the other tests do one at a time, in random order, under load
-// with several streams. POSTHASTE_TEST_SEED repeats a run's choices (not its timing).
+// TestChaos does to two relays, Redis and Postgres whatever the other tests do one at a time, in random order, under
+// load with several streams. POSTHASTE_TEST_SEED repeats a run's choices (not its timing).
 func TestChaos(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -21,13 +21,17 @@ func TestChaos(t *testing.T) {
 		seed = s
 	}
 	t.Logf("POSTHASTE_TEST_SEED=%d", seed)
-	c := &chaos{t: t, rand: rand.New(rand.NewPCG(seed, 1)), server: testenv.NewServer(t)} //nolint:gosec // repeatable on purpose
+	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // repeatable on purpose
+	c := &chaos{t: t, rand: random, server: testenv.NewServer(t)}
 	c.w = worldOf(t, c.server.Database(t), testenv.Redis(t))
 	for i := range c.relays {
 		c.relays[i] = c.w.spawn("relay", "--drain-timeout=2s")
 	}
 	c.w.waitMode("cdc", 30*time.Second)
-	load := testenv.StartLoad(t, c.w.db, testenv.LoadOptions{Rate: 800, Tolerant: true, Types: []string{"order", "invoice", "parcel"}})
+	load := testenv.StartLoad(t, c.w.db, testenv.LoadOptions{
+		Rate: 800, Tolerant: true,
+		Types: []string{"order", "invoice", "parcel"},
+	})
 	rounds := 12
 	if full() {
 		rounds = 60
@@ -97,11 +101,14 @@ func (c *chaos) fault() string {
 		c.mode("auto")
 		return "mode auto"
 	case 7:
-		_, _ = c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'posthaste%' AND pid <> pg_backend_pid() AND random() < 0.5")
+		_, _ = c.w.db.Pool.Exec(c.t.Context(),
+			"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'posthaste%' AND pid "+
+				"<> pg_backend_pid() AND random() < 0.5")
 		return "half of the relays' connections ended"
 	default:
 		slot := "posthaste_" + c.w.db.Relay
-		_, _ = c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
+		_, _ = c.w.db.Pool.Exec(c.t.Context(),
+			"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
 		_, err := c.w.db.Pool.Exec(c.t.Context(), "SELECT pg_drop_replication_slot($1)", slot)
 		return fmt.Sprintf("slot dropped (%v)", err)
 	}

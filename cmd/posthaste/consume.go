@@ -22,7 +22,8 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 		return cli.Usage("--claim-idle must be positive")
 	}
 	o := app.ConsumeOptions{
-		Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, Ordered: c.Ordered, ClaimIdle: c.ClaimIdle, Out: e.Stdout,
+		Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, Ordered: c.Ordered, ClaimIdle: c.ClaimIdle,
+		Out: e.Stdout,
 	}
 	return app.Consume(ctx, e.config, o, e.config.Logger())
 }

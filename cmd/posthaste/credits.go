@@ -52,10 +52,14 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 }
 
 func printReport(e *env, r *credits.Report) error {
-	fmt.Fprintf(e.Stdout, "%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what is in the streams; %d differences\n",
+	fmt.Fprintf(e.Stdout,
+		"%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what is in the "+
+			"streams; %d differences\n",
 		r.Accounts, r.Total, r.Cached, r.Pending, len(r.Differences)+len(r.Buckets))
 	for _, b := range r.Buckets {
-		fmt.Fprintf(e.Stdout, "bucket %d: its accounts add up to %d, its counter-account says %d: accounts were changed or deleted by hand (%s)\n",
+		fmt.Fprintf(e.Stdout,
+			"bucket %d: its accounts add up to %d, its counter-account says %d: accounts were changed or deleted by "+
+				"hand (%s)\n",
 			b.Bucket, b.Accounts, b.Issued, b.Cause)
 	}
 	if len(r.Differences) == 0 {
@@ -86,7 +90,9 @@ func reconcileProgress(w io.Writer) func(done, about int64) {
 }
 
 // withBank runs do with what changes balances.
-func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank, c *redis.Client, pool *pgxpool.Pool, id uuid.UUID) error) error {
+func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank, c *redis.Client,
+	pool *pgxpool.Pool, id uuid.UUID) error,
+) error {
 	id, err := uuid.Parse(user)
 	if err != nil {
 		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
@@ -109,7 +115,9 @@ type creditsBalanceCmd struct {
 
 // Run shows one account.
 func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
-	return e.withBank(ctx, c.User, func(ctx context.Context, _ *credits.Bank, client *redis.Client, pool *pgxpool.Pool, user uuid.UUID) error {
+	return e.withBank(ctx, c.User, func(ctx context.Context, _ *credits.Bank, client *redis.Client, pool *pgxpool.Pool,
+		user uuid.UUID,
+	) error {
 		a, err := credits.Inspect(ctx, client, pool, user)
 		if err != nil {
 			return err
@@ -132,7 +140,9 @@ type creditsUnfreezeCmd struct {
 // Run shows why an account is frozen, asks, and releases it.
 func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
-	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client *redis.Client, pool *pgxpool.Pool, user uuid.UUID) error {
+	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client *redis.Client, pool *pgxpool.Pool,
+		user uuid.UUID,
+	) error {
 		a, err := credits.Inspect(ctx, client, pool, user)
 		if err != nil {
 			return err
@@ -170,7 +180,8 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 func printAccount(w io.Writer, a *credits.Account) {
 	fmt.Fprintf(w, "ledger: %d credits after operation %d\n", a.Ledger, a.Seq)
 	if a.Redis != nil {
-		fmt.Fprintf(w, "redis:  %d credits after operation %d, %d waiting for the ledger\n", *a.Redis, *a.RedisSeq, a.Waiting)
+		fmt.Fprintf(w, "redis:  %d credits after operation %d, %d waiting for the ledger\n", *a.Redis, *a.RedisSeq,
+			a.Waiting)
 	} else {
 		fmt.Fprintln(w, "redis:  not loaded; it is loaded from the ledger on demand")
 	}
@@ -184,6 +195,7 @@ func printAccount(w io.Writer, a *credits.Account) {
 		fmt.Fprintf(w, "frozen in Redis only: %s\n", a.RedisFrozen)
 	}
 	for _, q := range a.Quarantine {
-		fmt.Fprintf(w, "  %s %q %q, operation %q (%s, %s)\n", q.At.UTC().Format(time.RFC3339), q.Kind, q.Amount, q.Seq, q.Reason, q.StreamID)
+		fmt.Fprintf(w, "  %s %q %q, operation %q (%s, %s)\n", q.At.UTC().Format(time.RFC3339), q.Kind, q.Amount, q.Seq,
+			q.Reason, q.StreamID)
 	}
 }

@@ -79,7 +79,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if ok, short := statuses[http.StatusOK].Load(), statuses[http.StatusPaymentRequired].Load(); ok != 100 || short != 100 {
+	if ok, short := statuses[http.StatusOK].Load(), statuses[http.StatusPaymentRequired].Load(); ok != 100 ||
+		short != 100 {
 		t.Errorf("%d deducted, %d refused, want 100 of each", ok, short)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -91,7 +92,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 	var report credits.Report
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var out bytes.Buffer
-		if code := run(t.Context(), append([]string{"credits", "reconcile", "--json"}, w.args()...), nil, &out, io.Discard); code != 0 {
+		if code := run(t.Context(), append([]string{"credits", "reconcile", "--json"}, w.args()...), nil, &out,
+			io.Discard); code != 0 {
 			return fmt.Errorf("exit %d: %s", code, out.String())
 		}
 		report = credits.Report{}
@@ -108,7 +110,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 	}
 	w.redis.Client.HSet(t.Context(), "{cr:"+bucketOf(user)+"}:a:"+user, "b", 5)
 	var out bytes.Buffer
-	if code := run(t.Context(), append([]string{"credits", "reconcile"}, w.args()...), nil, &out, io.Discard); code != 1 || !strings.Contains(out.String(), "redis_balance") {
+	if code := run(t.Context(), append([]string{"credits", "reconcile"}, w.args()...), nil, &out,
+		io.Discard); code != 1 || !strings.Contains(out.String(), "redis_balance") {
 		t.Errorf("with a forged balance: exit %d: %s", code, out.String())
 	}
 	testUnfreezeCommand(t, w, user)
@@ -120,7 +123,8 @@ func testUnfreezeCommand(t *testing.T, w *world, user string) {
 	command := func(want int, args ...string) string {
 		t.Helper()
 		var out, errs bytes.Buffer
-		if code := run(t.Context(), append(append([]string{"credits"}, args...), w.args()...), nil, &out, &errs); code != want {
+		if code := run(t.Context(), append(append([]string{"credits"}, args...), w.args()...), nil, &out,
+			&errs); code != want {
 			t.Errorf("%v: exit %d, want %d: %s%s", args, code, want, out.String(), errs.String())
 		}
 		return out.String() + errs.String()
@@ -129,16 +133,19 @@ func testUnfreezeCommand(t *testing.T, w *world, user string) {
 		t.Errorf("in use: %s", got)
 	}
 	w.db.Exec(t, "UPDATE credit_accounts SET frozen = 'gap'")
-	if got := command(1, "unfreeze", user, "--yes"); !strings.Contains(got, "frozen: gap") || !strings.Contains(got, "--settle=ledger or --settle=redis") {
+	if got := command(1, "unfreeze", user, "--yes"); !strings.Contains(got, "frozen: gap") ||
+		!strings.Contains(got, "--settle=ledger or --settle=redis") {
 		t.Errorf("unsettled: %s", got)
 	}
 	if got := command(1, "unfreeze", user, "--settle=ledger"); !strings.Contains(got, "--yes") {
 		t.Errorf("not asked: %s", got)
 	}
-	if got := command(0, "unfreeze", user, "--settle=ledger", "--yes", "--json"); !strings.Contains(got, `"released": true`) {
+	if got := command(0, "unfreeze", user, "--settle=ledger", "--yes", "--json"); !strings.Contains(got,
+		`"released": true`) {
 		t.Errorf("released: %s", got)
 	}
-	if got := command(0, "balance", user); !strings.Contains(got, "ledger: 0 credits") || !strings.Contains(got, "redis:  not there") {
+	if got := command(0, "balance", user); !strings.Contains(got, "ledger: 0 credits") ||
+		!strings.Contains(got, "redis:  not there") {
 		t.Errorf("afterwards: %s", got)
 	}
 	command(2, "balance", "somebody")

@@ -58,7 +58,9 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if shown := int64(len(dead)); n > shown {
-			fmt.Fprintf(e.Stderr, "posthaste: of %s events that the relay has parked, these are the oldest %s; dead retry and dead drop take --all\n",
+			fmt.Fprintf(e.Stderr,
+				"posthaste: of %s events that the relay has parked, these are the oldest %s; dead retry and dead "+
+					"drop take --all\n",
 				humanize.Comma(n), humanize.Comma(shown))
 		}
 		for _, g := range d.Groups {
@@ -74,7 +76,8 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			if d.Retrying {
 				state = "retrying"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.ID, cli.Short(d.Source, 40), cli.Short(d.Type, 40), cli.Short(d.AggregateType+"/"+d.AggregateID, 60),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.ID, cli.Short(d.Source, 40), cli.Short(d.Type, 40),
+				cli.Short(d.AggregateType+"/"+d.AggregateID, 60),
 				d.Attempts, humanize.Time(d.DeadAt), state, cli.Short(d.Error, 200))
 		}
 		return t.Flush()

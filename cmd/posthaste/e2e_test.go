@@ -60,7 +60,8 @@ func worldOf(t *testing.T, db *testenv.Database, redis *testenv.RedisServer) *wo
 // settings are the command line's defaults with the world's addresses.
 func (w *world) args(extra ...string) []string {
 	return append([]string{
-		"--postgres-url=" + w.pgURL, "--redis-url=" + w.rdURL, "--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0",
+		"--postgres-url=" + w.pgURL, "--redis-url=" + w.rdURL, "--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0",
+		"--http-addr=127.0.0.1:0",
 		"--log-level=debug", "--log-format=json",
 	}, extra...)
 }
@@ -147,8 +148,8 @@ func (c *child) output() string {
 // logged reports whether the log has a line with the text.
 func (c *child) logged(text string) bool { return strings.Contains(c.output(), text) }
 
-// waitLogged waits until the log has a line with the text. What a process says comes through a pipe, and may come after what it
-// has done is seen elsewhere.
+// waitLogged waits until the log has a line with the text. What a process says comes through a pipe, and may come after
+// what it has done is seen elsewhere.
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
 	testenv.Eventually(c.t, 20*time.Second, func() error {
@@ -171,7 +172,9 @@ func (c *child) kill() {
 	_ = c.cmd.Process.Kill()
 	<-c.done
 	if c.t.Failed() && os.Getenv("POSTHASTE_TEST_LOGS") != "" {
-		_ = os.WriteFile(filepath.Join(os.Getenv("POSTHASTE_TEST_LOGS"), fmt.Sprintf("%s-%d.log", strings.ReplaceAll(c.t.Name(), "/", "_"), c.cmd.Process.Pid)), []byte(c.output()), 0o600)
+		_ = os.WriteFile(filepath.Join(os.Getenv("POSTHASTE_TEST_LOGS"),
+			fmt.Sprintf("%s-%d.log", strings.ReplaceAll(c.t.Name(), "/", "_"), c.cmd.Process.Pid)), []byte(c.output()),
+			0o600)
 	}
 }
 
@@ -209,7 +212,8 @@ func (c *child) get(path string, into any) (int, error) {
 // setMode switches through the admin listener.
 func (c *child) setMode(mode string) {
 	c.t.Helper()
-	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode", strings.NewReader(fmt.Sprintf(`{"mode":%q}`, mode)))
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode",
+		strings.NewReader(fmt.Sprintf(`{"mode":%q}`, mode)))
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -246,7 +246,8 @@ func (w *world) dropSlot() {
 	w.t.Helper()
 	slot := "posthaste_" + w.db.Relay
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		_, err := w.db.Pool.Exec(w.t.Context(), `SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slot)
+		_, err := w.db.Pool.Exec(w.t.Context(),
+			`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slot)
 		if err == nil {
 			_, err = w.db.Pool.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slot)
 		}
@@ -261,7 +262,8 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 	restart := func(wanted float64) {
 		t.Helper()
 		r := w.spawn("relay")
-		r.waitLogged(`"stream opened"`) // the mode in the database may be that of the one before, if it was stopped too slowly
+		// the mode in the database may be that of the one before, if it was stopped too slowly
+		r.waitLogged(`"stream opened"`)
 		w.waitMode("cdc", 20*time.Second)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			text, err := r.metrics()
@@ -306,8 +308,8 @@ func TestFlushallInMidStream(t *testing.T) {
 	for _, mode := range []string{"cdc", "poll"} {
 		if mode == "poll" {
 			r.setMode("poll")
-			// Not what the database says: on its way back to the stream it sweeps, too. The adoption between the two makes the gate
-			// anew, and nobody would miss what is flushed in it.
+			// Not what the database says: on its way back to the stream it sweeps, too. The adoption between the two
+			// makes the gate anew, and nobody would miss what is flushed in it.
 			r.waitLogged(`"from":"adopt","to":"poll"`)
 		}
 		w.waitCommitted(load, load.Committed()+300) // in mid-stream, not before it
@@ -317,7 +319,8 @@ func TestFlushallInMidStream(t *testing.T) {
 		}
 		want := load.Committed() + 300
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 || load.Committed() < want {
+			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 ||
+				load.Committed() < want {
 				return fmt.Errorf("%d entries, %w", n, err)
 			}
 			if now := gaps(); now <= before {
@@ -330,8 +333,8 @@ func TestFlushallInMidStream(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// A slot is seen while it is still being made, which an open transaction makes long. It is a new one all the same, and none
-// that somebody has dropped.
+// A slot is seen while it is still being made, which an open transaction makes long. It is a new one all the same, and
+// none that somebody has dropped.
 func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -345,7 +348,8 @@ func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := w.spawn("relay")
-	testenv.Eventually(t, 20*time.Second, func() error { return r.shows("outbox_slot_active 1", true) }) // the relay has seen it
+	// the relay has seen it
+	testenv.Eventually(t, 20*time.Second, func() error { return r.shows("outbox_slot_active 1", true) })
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,8 @@ import (
 // adopt runs posthaste adopt.
 func (w *world) adopt() {
 	w.t.Helper()
-	if r := w.once("adopt", "--yes"); r.code != 0 || !strings.Contains(r.out, "outbox.order belongs to this database now") {
+	if r := w.once("adopt", "--yes"); r.code != 0 || !strings.Contains(r.out,
+		"outbox.order belongs to this database now") {
 		w.t.Fatalf("adopt: exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 }
@@ -58,7 +59,8 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
 	load3.Wait()
 	first.refused(first.spawn("relay"), load3)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") }) // the second relay was not harmed
+	// the second relay was not harmed
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") })
 }
 
 func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
@@ -85,8 +87,8 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	w.delivers()
 }
 
-// A dump of a database that is restored on another server has its rows, this one's identity among them; the server's number
-// tells them apart.
+// A dump of a database that is restored on another server has its rows, this one's identity among them; the server's
+// number tells them apart.
 func TestCopyOnAnotherServer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -100,7 +102,8 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	w.refused(r, load)
 	w.redis.Client.Set(t.Context(), "{cr:owner}", "the original", 0)
 	w.adopt()
-	if owner := w.redis.Client.Get(t.Context(), "{cr:owner}").Val(); owner != testenv.Value[string](t, w.db, "SELECT source::text FROM relay_state") {
+	if owner := w.redis.Client.Get(t.Context(), "{cr:owner}").Val(); owner != testenv.Value[string](t, w.db,
+		"SELECT source::text FROM relay_state") {
 		t.Errorf("the balances belong to %s", owner)
 	}
 	w.oracle.Check(t, load, 30*time.Second)
@@ -172,7 +175,8 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	})
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT FROM pg_publication_tables WHERE pubname = 'posthaste' AND tablename = 'outbox')") {
+		if !testenv.Value[bool](t, w.db,
+			"SELECT EXISTS (SELECT FROM pg_publication_tables WHERE pubname = 'posthaste' AND tablename = 'outbox')") {
 			return fmt.Errorf("the publication is not repaired")
 		}
 		return nil
@@ -199,9 +203,12 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 		switches := strings.Count(r.output(), `"to":"cdc"`)
 		// The relay comes back within milliseconds: whoever is quicker has the slot.
 		testenv.Eventually(t, 20*time.Second, func() error {
-			_, err := w.db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot)
+			_, err := w.db.Pool.Exec(t.Context(),
+				"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
+				slot)
 			if err == nil {
-				_, err = w.db.Pool.Exec(t.Context(), "SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())", slot)
+				_, err = w.db.Pool.Exec(t.Context(),
+					"SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())", slot)
 			}
 			return err
 		})
@@ -245,7 +252,9 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		w.db.WaitHeld(t)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+			if n := testenv.Value[int](t, w.db,
+				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1",
+				w.db.Name); n < 6 {
 				return fmt.Errorf("%d commits are held back", n)
 			}
 			return nil
@@ -265,8 +274,8 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			})
 		case "hand-over":
 			r = w.spawn("relay")
-			// First, because cdc may still be the mode of the one before: its drain timeout was short. The hand-over has seen that
-			// commits are held back.
+			// First, because cdc may still be the mode of the one before: its drain timeout was short. The hand-over
+			// has seen that commits are held back.
 			r.waitLogged("streaming without the short cut")
 			w.waitMode("cdc", 20*time.Second)
 		default:
@@ -331,7 +340,8 @@ func (w *world) freezeStream() (reasons []string, release func()) {
 		set("ghost")
 		return []string{"stalled"}, func() { set("") }
 	}
-	pid := testenv.Value[int](w.t, w.db, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay)
+	pid := testenv.Value[int](w.t, w.db, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1",
+		"posthaste_"+w.db.Relay)
 	p, err := os.FindProcess(pid)
 	if err == nil {
 		err = p.Signal(syscall.SIGSTOP)

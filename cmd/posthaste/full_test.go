@@ -9,8 +9,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// These bound memory and time, so they run one after the other, on an otherwise idle machine, without the race detector:
-// make test-full.
+// These bound memory and time, so they run one after the other, on an otherwise idle machine, without the race
+// detector: make test-full.
 
 // residentBound is the promise: a relay's resident memory, whatever comes at once.
 const residentBound = 256 << 20
@@ -36,7 +36,8 @@ func bulkIn(t *testing.T, mode string, n, pad int) {
 	w.oracle.WaitEmpty(t, 10*time.Minute)
 	took := time.Since(began)
 	peak := r.memory(t, "VmHWM")
-	t.Logf("%s: %d events with %d bytes in %v (%.0f/s); resident at most %.0f MiB", mode, n, pad, took.Round(time.Millisecond), float64(n)/took.Seconds(), float64(peak)/(1<<20))
+	t.Logf("%s: %d events with %d bytes in %v (%.0f/s); resident at most %.0f MiB", mode, n, pad,
+		took.Round(time.Millisecond), float64(n)/took.Seconds(), float64(peak)/(1<<20))
 	if peak > residentBound {
 		t.Errorf("resident memory reached %d bytes", peak)
 	}

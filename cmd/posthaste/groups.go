@@ -77,7 +77,8 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
 	for _, g := range groups {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", ops.Printable(g.Stream), ops.Printable(g.Name),
-			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending), ops.Rough(g.OldestPending),
+			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending),
+			ops.Rough(g.OldestPending),
 			ops.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
 	}
 	if err := t.Flush(); err != nil {
@@ -85,13 +86,15 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	}
 	for _, g := range groups {
 		if g.HoldsBack > 0 {
-			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n", ops.Printable(g.Name), humanize.Comma(g.HoldsBack), ops.Printable(g.Stream))
+			fmt.Fprintf(w, "group %s holds back about %s entries of %s that would be trimmed without it\n",
+				ops.Printable(g.Name), humanize.Comma(g.HoldsBack), ops.Printable(g.Stream))
 		}
 	}
 	for _, g := range groups {
 		if ops.StateOf(g) == ops.Abandoned {
 			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will, run: %s\n",
-				ops.Printable(g.Name), ops.Printable(g.Stream), ops.Rough(g.Idle), ops.DropGroupCommand(g.Stream, g.Name))
+				ops.Printable(g.Name), ops.Printable(g.Stream), ops.Rough(g.Idle),
+				ops.DropGroupCommand(g.Stream, g.Name))
 		}
 	}
 	return nil
@@ -135,8 +138,11 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending), countOr(group.Lag, "an unknown number of"), humanize.Comma(int64(len(dead))))
-		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream, what)); err != nil {
+		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending),
+			countOr(group.Lag, "an unknown number of"), humanize.Comma(int64(len(dead))))
+		if err := e.Confirm(asking, c.Yes,
+			fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream,
+				what)); err != nil {
 			return err
 		}
 		// The answer may have taken longer than ctx lasts.

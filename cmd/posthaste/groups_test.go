@@ -27,7 +27,8 @@ func TestTablesTakeNoOrders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(),
+		func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("%d lines: %q", n, out.String())
 	}
 }
@@ -80,7 +81,10 @@ func TestGroupsListAndDrop(t *testing.T) {
 	// Entries of two hours ago, so that nobody has read them for that long.
 	for i := range 3 {
 		id := fmt.Sprintf("%d-0", time.Now().Add(-2*time.Hour).UnixMilli()+int64(i))
-		if err := client.XAdd(ctx, &redis.XAddArgs{Stream: "outbox.order", ID: id, Values: []any{"id", fmt.Sprint(i)}}).Err(); err != nil {
+		if err := client.XAdd(ctx, &redis.XAddArgs{
+			Stream: "outbox.order", ID: id,
+			Values: []any{"id", fmt.Sprint(i)},
+		}).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,19 +94,27 @@ func TestGroupsListAndDrop(t *testing.T) {
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	n := int64(load.Committed() + 3)
 	w.readGroup("mailer", n)
-	if err := client.XAutoClaim(ctx, &redis.XAutoClaimArgs{Stream: "outbox.order", Group: "mailer", Consumer: "c", Start: "0"}).Err(); err != nil {
+	if err := client.XAutoClaim(ctx, &redis.XAutoClaimArgs{
+		Stream: "outbox.order", Group: "mailer", Consumer: "c",
+		Start: "0",
+	}).Err(); err != nil {
 		t.Fatal(err)
 	}
 
 	g := w.listGroups("--stream-maxlen=100")
-	if gone := g["outbox.order gone"]; !gone.Abandoned || gone.Lag != n || gone.HoldsBack != n-100 || gone.Lost != 0 || gone.Idle < 7200 {
+	if gone := g["outbox.order gone"]; !gone.Abandoned || gone.Lag != n || gone.HoldsBack != n-100 || gone.Lost != 0 ||
+		gone.Idle < 7200 {
 		t.Errorf("the abandoned group: %+v", gone)
 	}
 	if m := g["outbox.order mailer"]; m.Abandoned || m.Pending != n || m.Lag != 0 {
 		t.Errorf("the group that is read: %+v", m)
 	}
 	table := w.once("groups", "list", "--stream-maxlen=100").out
-	for _, want := range []string{"STREAM", "abandoned", fmt.Sprintf("group gone holds back about %d entries of outbox.order", n-100), "posthaste groups drop --stream=outbox.order --group=gone"} {
+	for _, want := range []string{
+		"STREAM", "abandoned",
+		fmt.Sprintf("group gone holds back about %d entries of outbox.order", n-100),
+		"posthaste groups drop --stream=outbox.order --group=gone",
+	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("groups list does not say %q:\n%s", want, table)
 		}
@@ -117,15 +129,18 @@ func TestGroupsListAndDrop(t *testing.T) {
 	drop("gone").oneLine(t, 1, "--yes")
 	drop("mailer", "--yes").oneLine(t, 1, `consumer "c" was active`)
 	drop("nobody", "--yes").oneLine(t, 1, `no consumer group "nobody"; it has: gone, mailer`)
-	w.once("groups", "drop", "--stream=other", "--group=gone", "--yes").oneLine(t, 1, `"other" is no stream of posthaste`)
-	if r := drop("gone", "--yes"); r.code != 0 || !strings.Contains(r.out, fmt.Sprintf("0 pending, %d unread and 0 dead", n)) {
+	w.once("groups", "drop", "--stream=other", "--group=gone", "--yes").oneLine(t, 1,
+		`"other" is no stream of posthaste`)
+	if r := drop("gone", "--yes"); r.code != 0 || !strings.Contains(r.out,
+		fmt.Sprintf("0 pending, %d unread and 0 dead", n)) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	// What mailer has read and not acknowledged stays.
 	if have, err := client.XLen(ctx, "outbox.order").Result(); err != nil || have != n {
 		t.Errorf("%d entries (%v), want %d", have, err, n)
 	}
-	if r := drop("mailer", "--yes", "--force"); r.code != 0 || !strings.Contains(r.out, fmt.Sprintf("%d pending, 0 unread", n)) {
+	if r := drop("mailer", "--yes", "--force"); r.code != 0 ||
+		!strings.Contains(r.out, fmt.Sprintf("%d pending, 0 unread", n)) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -162,7 +177,8 @@ func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
 	if g := w.listGroups(); len(g) != 4 || g["dead.outbox.order mailer"].Lag != 3 {
 		t.Errorf("groups %+v, want those of the dead stream too", g)
 	}
-	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes"); r.code != 0 || !strings.Contains(r.out, "2 dead") {
+	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes"); r.code != 0 ||
+		!strings.Contains(r.out, "2 dead") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	left, err := client.XRange(ctx, "dead.outbox.order", "-", "+").Result()
@@ -180,7 +196,8 @@ func TestGroupsWithoutPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := w.once("groups", "list")
-	if r.code != 0 || !strings.Contains(r.out, "outbox.order  gone") || !strings.Contains(r.errOut, "without Postgres") {
+	if r.code != 0 || !strings.Contains(r.out, "outbox.order  gone") ||
+		!strings.Contains(r.errOut, "without Postgres") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	w.rdURL = "redis://127.0.0.1:1"

@@ -66,7 +66,9 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			r := w.spawn("relay")
 			r.setMode(mode)
 			w.waitMode(map[string]string{"auto": "cdc", "poll": "poll"}[mode], 20*time.Second)
-			w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING errcode = '42501'; END $$`)
+			w.db.Exec(t,
+				`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
+					`errcode = '42501'; END $$`)
 			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
 			load.Wait()
@@ -88,12 +90,14 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	w := newWorld(t)
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING errcode = '42501'; END $$`)
+	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
+		`errcode = '42501'; END $$`)
 	w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	if err := w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
+	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
+		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
 	waitReady(t, r, 503, 20*time.Second)
 	w.fix(`DROP TRIGGER refuse ON outbox_dead`)
 	w.oracle.WaitEmpty(t, 20*time.Second)

@@ -11,8 +11,9 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A leader parks an event that Redis refuses, and is cut off: its statement lies in a socket. Its successor finds Redis well
-// and publishes the event. When the statement arrives, it parks nothing: an event is in its stream or dead, never both.
+// A leader parks an event that Redis refuses, and is cut off: its statement lies in a socket. Its successor finds Redis
+// well and publishes the event. When the statement arrives, it parks nothing: an event is in its stream or dead, never
+// both.
 func TestALateParkParksNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -84,8 +85,8 @@ func TestALateParkParksNothing(t *testing.T) {
 	}
 }
 
-// Row security is enabled, and hides the rows from a relay that does not own the table. It must not look as if there were
-// nothing to do.
+// Row security is enabled, and hides the rows from a relay that does not own the table. It must not look as if there
+// were nothing to do.
 func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -28,8 +28,8 @@ type placed struct {
 	trace  string
 }
 
-// placeOrder posts one order under a key of its own, and repeats it when it is told to, as a client does: of many orders at
-// once some wait too long for a connection where the machine is slow.
+// placeOrder posts one order under a key of its own, and repeats it when it is told to, as a client does: of many
+// orders at once some wait too long for a connection where the machine is slow.
 func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
 	body := fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, uuid.NewString(), amount)
 	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
@@ -115,7 +115,8 @@ func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
 	if len(answers) > 0 || len(ids) != orders {
 		t.Errorf("%d orders without event, %d event ids", len(answers), len(ids))
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(DISTINCT id) FROM outbox_history WHERE entry_id IS NOT NULL"); n != orders {
+	if n := testenv.Value[int](t, w.db,
+		"SELECT count(DISTINCT id) FROM outbox_history WHERE entry_id IS NOT NULL"); n != orders {
 		t.Errorf("%d events in history, want %d", n, orders)
 	}
 	for range orders {
@@ -171,7 +172,8 @@ func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 		t.Errorf("traceparent %q, the client's was %q", m["traceparent"], a.trace)
 	}
 	var data, body map[string]any
-	if json.Unmarshal([]byte(m["data"]), &data) != nil || json.Unmarshal(a.body, &body) != nil || fmt.Sprint(data) != fmt.Sprint(body) {
+	if json.Unmarshal([]byte(m["data"]), &data) != nil || json.Unmarshal(a.body, &body) != nil ||
+		fmt.Sprint(data) != fmt.Sprint(body) {
 		t.Errorf("data %s, the answer was %s", m["data"], a.body)
 	}
 }
@@ -342,7 +344,9 @@ func (w *world) retained() func() (peak int64) {
 			case <-tick.C:
 			}
 			var n int64
-			err := w.db.Pool.QueryRow(ctx, "SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1",
+			err := w.db.Pool.QueryRow(ctx,
+				"SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::bigint FROM pg_replication_slots WHERE "+
+					"slot_name = $1",
 				"posthaste_"+w.db.Relay).Scan(&n)
 			if err == nil {
 				peak = max(peak, n)
@@ -352,8 +356,8 @@ func (w *world) retained() func() (peak int64) {
 	return func() int64 { cancel(); return <-done }
 }
 
-// churn writes WAL that has nothing to do with the outbox, at a rate in bytes per second, until the test ends. It counts
-// what it has written.
+// churn writes WAL that has nothing to do with the outbox, at a rate in bytes per second, until the test ends. It
+// counts what it has written.
 func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -361,7 +365,8 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Exec(ctx, "CREATE TABLE churn (b bytea); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL"); err != nil {
+	if _, err := c.Exec(ctx,
+		"CREATE TABLE churn (b bytea); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL"); err != nil {
 		t.Fatal(err)
 	}
 	written, done := &atomic.Int64{}, make(chan struct{})
@@ -422,7 +427,8 @@ func walBudget(t *testing.T, budget, total int) {
 	rate := float64(total) / time.Since(began).Seconds() / 1e6
 	wait(t, time.Second)
 	held := peak()
-	t.Logf("retained at most %.1f MiB of a budget of %d MiB while %d MB of events were written at %.1f MB/s with Redis down", float64(held)/(1<<20), budget>>20, total/1e6, rate)
+	t.Logf("retained at most %.1f MiB of a budget of %d MiB while %d MB of events were written at %.1f MB/s with "+
+		"Redis down", float64(held)/(1<<20), budget>>20, total/1e6, rate)
 	if held > int64(budget+settleSlack) {
 		t.Errorf("the slot held back %d bytes", held)
 	}
@@ -444,7 +450,8 @@ func TestWALBudgetWithRedisDown(t *testing.T) {
 	walBudget(t, 16<<20, 36_000_000)
 }
 
-// idleBeside lets other tables write while the outbox is idle and the relay in the mode, and holds the slot against bound.
+// idleBeside lets other tables write while the outbox is idle and the relay in the mode, and holds the slot against
+// bound.
 func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, bound int64) {
 	t.Helper()
 	server := testenv.NewServer(t)
@@ -473,7 +480,8 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, boun
 
 func TestIdleOutboxBesideABusyTable(t *testing.T) {
 	t.Parallel()
-	// The bound leaves the other tables three seconds more than the relay needs: other tests run beside, at full counts too.
+	// The bound leaves the other tables three seconds more than the relay needs: other tests run beside, at full counts
+	// too.
 	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 8<<20, 5*time.Second, 45<<20) })
 }
 
@@ -512,7 +520,8 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 		return nil
 	})
 	held := peak()
-	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20), float64(written.Load())/(1<<20))
+	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),
+		float64(written.Load())/(1<<20))
 	if held > budget+settleSlack {
 		t.Errorf("the slot held back %d bytes", held)
 	}
@@ -555,7 +564,8 @@ func (w *world) dead(n int, within time.Duration) (list []deadEvent) {
 func (w *world) insert(typ, aggregate string, n int) string {
 	w.t.Helper()
 	id := uuid.NewString()
-	w.db.Exec(w.t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, $3, $4, jsonb_build_object('n', $5::int))",
+	w.db.Exec(w.t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, $3, "+
+		"$4, jsonb_build_object('n', $5::int))",
 		id, typ, aggregate, typ+".changed", n)
 	return id
 }
@@ -591,7 +601,8 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		list := w.dead(2, 20*time.Second)
 		t.Logf("parked after %v", time.Since(at).Round(time.Millisecond))
 		for _, d := range list {
-			if d.Source != "relay" || d.AggregateType != "bad" || d.Class == "" || d.Error == "" || (d.ID != first && d.ID != second) {
+			if d.Source != "relay" || d.AggregateType != "bad" || d.Class == "" || d.Error == "" ||
+				(d.ID != first && d.ID != second) {
 				t.Errorf("parked event %+v", d)
 			}
 		}
@@ -602,7 +613,8 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
 			t.Fatal(err)
 		}
-		if r := w.once("dead", "retry", "--json", first); r.code != 0 || !strings.Contains(r.out, `"id": "`+first+`"`) || !strings.Contains(r.out, `"ok": true`) {
+		if r := w.once("dead", "retry", "--json", first); r.code != 0 ||
+			!strings.Contains(r.out, `"id": "`+first+`"`) || !strings.Contains(r.out, `"ok": true`) {
 			t.Errorf("dead retry: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
 		w.waitIDs("outbox.bad", first)

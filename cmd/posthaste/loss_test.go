@@ -86,7 +86,8 @@ func (w *world) noticed(r *child, least int64) {
 	if n, _ := sample(text, "outbox_lost_events_total"); err != nil || int64(n) != sum {
 		w.t.Errorf("outbox_lost_events_total is %v, want %d, %v", n, sum, err)
 	}
-	if out := w.once("status").out; !strings.HasPrefix(out, "broken: Redis lost") || !strings.Contains(out, "posthaste replay --stream=outbox.order") {
+	if out := w.once("status").out; !strings.HasPrefix(out, "broken: Redis lost") ||
+		!strings.Contains(out, "posthaste replay --stream=outbox.order") {
 		w.t.Errorf("status: %s", out)
 	}
 	for _, l := range list {
@@ -106,8 +107,9 @@ func (w *world) noticed(r *child, least int64) {
 	}
 }
 
-// Redis with its default of one sync a second, on a slow disk: it acknowledges what it has not written, and is killed. That is
-// lost, in both modes, and it is told: how much, and the command that brings it back. The stream goes on in order.
+// Redis with its default of one sync a second, on a slow disk: it acknowledges what it has not written, and is killed.
+// That is lost, in both modes, and it is told: how much, and the command that brings it back. The stream goes on in
+// order.
 func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -149,8 +151,8 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	})
 }
 
-// Redis is restarted, or a stream deleted that a consumer makes anew, while there is nothing to publish: that is noticed without an
-// event.
+// Redis is restarted, or a stream deleted that a consumer makes anew, while there is nothing to publish: that is
+// noticed without an event.
 func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -178,8 +180,8 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 	})
 }
 
-// A replica that was behind takes over: what it had not received is gone, which no gate says while a part is claimed anew for
-// each batch.
+// A replica that was behind takes over: what it had not received is gone, which no gate says while a part is claimed
+// anew for each batch.
 func TestALaggingReplicaTakesOver(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -248,8 +250,8 @@ func do(tb testing.TB, client *redis.Client, args ...any) {
 	}
 }
 
-// Somebody deletes one stream, or the whole of Redis, under a relay: the gate alone may still be there. Everything of it that was
-// settled is told.
+// Somebody deletes one stream, or the whole of Redis, under a relay: the gate alone may still be there. Everything of
+// it that was settled is told.
 func TestADeletedStreamIsNoticed(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -317,8 +319,8 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 	}
 }
 
-// An asynchronous standby takes over, and has the rows but not that they were settled: they are published again, which is
-// documented, and that it happened is told.
+// An asynchronous standby takes over, and has the rows but not that they were settled: they are published again, which
+// is documented, and that it happened is told.
 func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -346,7 +348,8 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		t.Cleanup(other.Pool.Close)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
-			if err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil || n < events {
+			if err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil ||
+				n < events {
 				return fmt.Errorf("the standby has %d rows, %w", n, err)
 			}
 			return nil

@@ -49,7 +49,8 @@ func TestMonitoring(t *testing.T) {
 		wg.Go(func() { customer(ctx, api.http) })
 	}
 	wg.Go(func() {
-		for modes := []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}; ctx.Err() == nil; modes[0], modes[1] = modes[1], modes[0] {
+		for modes := []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}; ctx.Err() == nil; modes[0], modes[1] = modes[1],
+			modes[0] {
 			if err := sql.SetDesired(ctx, db.Pool, db.Relay, modes[0]); err != nil && ctx.Err() == nil {
 				t.Errorf("toggle: %v", err)
 			}
@@ -57,7 +58,10 @@ func TestMonitoring(t *testing.T) {
 		}
 	})
 	waiting := queriesOf(t)
-	for _, counted := range []string{`outbox_events_written_total{type="credits.added"}`, `outbox_events_written_total{type="credits.deducted"}`, `pg_pool_acquires_total{job="posthaste-api"}`} {
+	for _, counted := range []string{
+		`outbox_events_written_total{type="credits.added"}`,
+		`outbox_events_written_total{type="credits.deducted"}`, `pg_pool_acquires_total{job="posthaste-api"}`,
+	} {
 		waiting[counted+" > 0"] = "what is counted"
 	}
 	t.Logf("%d queries", len(waiting))
@@ -72,7 +76,10 @@ func TestMonitoring(t *testing.T) {
 		}
 		return first
 	})
-	for _, name := range []string{"outbox_commit_to_publish_seconds", "http_request_duration_seconds", "outbox_consumer_handle_seconds", "outbox_consumer_delay_seconds"} {
+	for _, name := range []string{
+		"outbox_commit_to_publish_seconds", "http_request_duration_seconds",
+		"outbox_consumer_handle_seconds", "outbox_consumer_delay_seconds",
+	} {
 		testenv.Eventually(t, 30*time.Second, func() error { return p.exemplar(name) })
 	}
 	testenv.Eventually(t, 30*time.Second, p.rules)
@@ -105,7 +112,8 @@ func request(ctx context.Context, method, url, key, body string) {
 		return
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Traceparent", fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", "")))
+	req.Header.Set("Traceparent", fmt.Sprintf("00-%s-00f067aa0ba902b7-01",
+		strings.ReplaceAll(uuid.NewString(), "-", "")))
 	if key != "" {
 		req.Header.Set("Idempotency-Key", strconv.Quote(key))
 	}
@@ -185,7 +193,8 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 		for _, c := range children {
 			targets = append(targets, strconv.Quote(strings.TrimPrefix(c.admin, "http://")))
 		}
-		config += fmt.Sprintf("  - {job_name: %s, static_configs: [{targets: [%s]}]}\n", job, strings.Join(targets, ", "))
+		config += fmt.Sprintf("  - {job_name: %s, static_configs: [{targets: [%s]}]}\n", job,
+			strings.Join(targets, ", "))
 	}
 	file := filepath.Join(dir, "prometheus.yml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -198,8 +207,11 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	t.Cleanup(func() { _ = hold.Close() })
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	var log strings.Builder
-	cmd := exec.Command(bin, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr, //nolint:noctx // ended by the test
-		"--enable-feature=exemplar-storage", "--log.level=warn")
+	args := []string{
+		"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + addr,
+		"--enable-feature=exemplar-storage", "--log.level=warn",
+	}
+	cmd := exec.Command(bin, args...) //nolint:noctx // ended by the test
 	cmd.Stderr = &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan struct{})
@@ -279,7 +291,8 @@ func (s *scraper) exemplar(name string) error {
 		Exemplars []struct{ Labels map[string]string }
 	}
 	err := s.ask("/api/v1/query_exemplars", url.Values{
-		"query": {name + "_bucket"}, "start": {strconv.FormatInt(now.Add(-time.Minute).Unix(), 10)}, "end": {strconv.FormatInt(now.Unix()+1, 10)},
+		"query": {name + "_bucket"}, "start": {strconv.FormatInt(now.Add(-time.Minute).Unix(), 10)},
+		"end": {strconv.FormatInt(now.Unix()+1, 10)},
 	}, &data)
 	if err != nil {
 		return err

@@ -18,13 +18,14 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// keep writes n events of 20 aggregates into history, each millisecond one, as if they had been published from an hour ago
-// on, and returns their ids in that order.
+// keep writes n events of 20 aggregates into history, each millisecond one, as if they had been published from an hour
+// ago on, and returns their ids in that order.
 func (w *world) keep(n int, stream string) []string {
 	w.t.Helper()
 	rows, err := w.db.Pool.Query(w.t.Context(), `
 		WITH h AS (
-			INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
+			INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+		`published_at, stream, mode)
 			SELECT g, gen_random_uuid(), 'order', 'o-' || g % 20, 'order.changed', jsonb_build_object('n', g), now(),
 				now() - interval '1 hour' + g * interval '1 millisecond', $2, 'cdc'
 			FROM generate_series(1, $1::int) g
@@ -49,7 +50,8 @@ func (w *world) wantStream(stream string, ids []string) {
 			w.t.Fatalf("entry %d of %s is not marked: %v", i, stream, e)
 		}
 		if i < len(ids) && e["id"] != ids[i] {
-			w.t.Fatalf("entry %d of %s is %s, want %s (%d entries, want %d)", i, stream, e["id"], ids[i], len(entries), len(ids))
+			w.t.Fatalf("entry %d of %s is %s, want %s (%d entries, want %d)", i, stream, e["id"], ids[i], len(entries),
+				len(ids))
 		}
 	}
 	if len(entries) != len(ids) {
@@ -86,8 +88,10 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 			r := w.relayIn(mode)
 			for i := range 30 {
 				w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
-					VALUES (gen_random_uuid(), $1, $2, 'x.changed', jsonb_build_object('b', $3::int, 'a', 'é"\'), $4::text::jsonb)`,
-					[]string{"order", "invoice"}[i%2], fmt.Sprintf("o %d", i%3), i, []string{`{"traceparent":"00-1"}`, "null", `{"x":1}`}[i%3])
+					VALUES (gen_random_uuid(), $1, $2, 'x.changed', jsonb_build_object('b', $3::int, 'a', 'é"\'), `+
+					`$4::text::jsonb)`,
+					[]string{"order", "invoice"}[i%2], fmt.Sprintf("o %d", i%3), i,
+					[]string{`{"traceparent":"00-1"}`, "null", `{"x":1}`}[i%3])
 			}
 			w.oracle.WaitEmpty(t, 20*time.Second)
 			if code := r.stop(); code != 0 {
@@ -103,7 +107,8 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			if dry := w.once("replay", "--all", "--dry-run"); dry.code != 0 || !strings.Contains(dry.out, "30 events would be replayed; nothing was done") ||
+			if dry := w.once("replay", "--all", "--dry-run"); dry.code != 0 ||
+				!strings.Contains(dry.out, "30 events would be replayed; nothing was done") ||
 				!strings.Contains(dry.out, "outbox.invoice  15") {
 				t.Errorf("dry run: exit %d: %s%s", dry.code, dry.out, dry.errOut)
 			}
@@ -119,7 +124,10 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 				// Two sweepers may have published two aggregates beside each other: the order is that within each.
 				again := all[len(entries):]
 				for _, list := range [][]map[string]string{entries, again} {
-					slices.SortStableFunc(list, func(a, b map[string]string) int { return strings.Compare(a["subject"], b["subject"]) })
+					slices.SortStableFunc(list, func(a, b map[string]string) int {
+						return strings.Compare(a["subject"],
+							b["subject"])
+					})
 				}
 				for i, e := range again {
 					if e["replayed"] != "1" {
@@ -247,7 +255,8 @@ func (w *world) start(args ...string) *program {
 		w.t.Fatal(err)
 	}
 	p := &program{done: make(chan struct{})}
-	p.cmd = exec.Command(exe, append(args, w.args("--log-level=error", "--admin-addr=")...)...) //nolint:noctx // ended by the test
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	if err := p.cmd.Start(); err != nil {
@@ -292,8 +301,10 @@ func TestReplayKilled(t *testing.T) {
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		// What is published after the beginning is not part of it.
-		w.db.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-			VALUES ($1, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc')`, events+i+1)
+		w.db.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, `+
+			`created_at, published_at, stream, mode)
+			VALUES ($1, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc')`,
+			events+i+1)
 	}
 	v, r := w.replay("--all")
 	if !v.Finished || !v.Resumed || v.Count != events || v.Replayed == 0 || v.Replayed >= events {
@@ -338,7 +349,8 @@ func TestReplayForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.done
-	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") || !strings.Contains(out, "begins again if that is nothing") {
+	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") ||
+		!strings.Contains(out, "begins again if that is nothing") {
 		t.Errorf("exit %d: %s", p.cmd.ProcessState.ExitCode(), out)
 	}
 }
@@ -354,7 +366,8 @@ func TestReplayTwiceAtOnce(t *testing.T) {
 		t.Errorf("the second: %+v", v)
 	}
 	<-first.done
-	if out := first.text(); first.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "another process has taken this replay over") {
+	if out := first.text(); first.cmd.ProcessState.ExitCode() != 1 ||
+		!strings.Contains(out, "another process has taken this replay over") {
 		t.Errorf("the first: exit %d: %s", first.cmd.ProcessState.ExitCode(), out)
 	}
 	w.wantStream("outbox.order", ids)
@@ -399,10 +412,12 @@ func TestReplayThroughTrouble(t *testing.T) {
 	}
 	w.waitLen("outbox.order", 500)
 	trouble("raise maxmemory", func() { set("maxmemory", "1") }, func() { set("maxmemory", "0") })
-	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") }, func() { client.Do(ctx, "replicaof", "no", "one") })
+	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") },
+		func() { client.Do(ctx, "replicaof", "no", "one") })
 	for i := range 3 {
 		trouble("", func() {
-			proxy.Toxic(fmt.Sprintf(`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 1+i*4))
+			proxy.Toxic(fmt.Sprintf(
+				`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 1+i*4))
 		}, func() { proxy.Remove("lost") })
 	}
 	// Only the first error is said: that of a call that was under way, or a refused connection.
@@ -415,7 +430,8 @@ func TestReplayThroughTrouble(t *testing.T) {
 		}
 		proxy.Up()
 	})
-	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'posthaste%replay%' AND datname = current_database()")
+	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
+		"'posthaste%replay%' AND datname = current_database()")
 	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
@@ -427,8 +443,8 @@ func TestReplayThroughTrouble(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
-// A replay into the live streams while the relay works and changes its mode: the live events are neither lost nor doubled
-// nor reordered, and each replayed one comes once.
+// A replay into the live streams while the relay works and changes its mode: the live events are neither lost nor
+// doubled nor reordered, and each replayed one comes once.
 func TestReplayBesideALiveRelay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -442,7 +458,8 @@ func TestReplayBesideALiveRelay(t *testing.T) {
 	epoch := w.redis.Client.HGet(t.Context(), "{outbox.order}:gate", "source").Val()
 
 	live := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800, Types: types})
-	until := testenv.Value[time.Time](t, w.db, "SELECT max(published_at) FROM outbox_history WHERE id = ANY($1::uuid[])", idsOf(before))
+	until := testenv.Value[time.Time](t, w.db,
+		"SELECT max(published_at) FROM outbox_history WHERE id = ANY($1::uuid[])", idsOf(before))
 	p := w.start("replay", "--all", "--until="+until.Format(time.RFC3339Nano), "--rate=1500")
 	for i := range 4 {
 		if i%2 == 0 {
@@ -505,7 +522,8 @@ func bySubject(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// An event whose transaction is slow to commit is published before others that are visible already. The replay waits for it.
+// An event whose transaction is slow to commit is published before others that are visible already. The replay waits
+// for it.
 func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -516,8 +534,11 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }() // the pool's end would wait for it
 	var late string
-	err = tx.QueryRow(t.Context(), `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		VALUES (11, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc') RETURNING id::text`).Scan(&late)
+	err = tx.QueryRow(t.Context(),
+		`INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+			`published_at, stream, mode)
+		VALUES (11, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc') `+
+			`RETURNING id::text`).Scan(&late)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -542,7 +563,8 @@ func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	w.waitLen("outbox.order", 250)
 	w.db.Exec(t, "DELETE FROM outbox_history WHERE seq > 9900")
 	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "100 of 10,000 events left history before they were replayed") {
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(),
+		"100 of 10,000 events left history before they were replayed") {
 		t.Errorf("exit %d: %s", code, p.text())
 	}
 }

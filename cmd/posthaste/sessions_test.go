@@ -30,14 +30,17 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	const insert = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'late', 'a', 'x', '{}')"
+	const insert = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES " +
+		"(gen_random_uuid(), 'late', 'a', 'x', '{}')"
 	if _, err := tx.Exec(t.Context(), insert); err != nil {
 		t.Fatal(err)
 	}
 	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
 	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if now := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"); now == before && !r.logged("the slot follows when") {
+		if now := testenv.Value[string](t, w.db,
+			"SELECT confirmed_flush_lsn::text FROM pg_replication_slots"); now == before &&
+			!r.logged("the slot follows when") {
 			return errors.New("the slot is not to follow")
 		}
 		return nil
@@ -57,8 +60,9 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	w.delivers()
 }
 
-// Commits are held back by a synchronous standby while the relay sweeps and the WAL grows; then another relay takes over and
-// streams. The slot was not moved past what nobody could see, or it would come late, behind what its aggregates write next.
+// Commits are held back by a synchronous standby while the relay sweeps and the WAL grows; then another relay takes
+// over and streams. The slot was not moved past what nobody could see, or it would come late, behind what its
+// aggregates write next.
 func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -73,7 +77,8 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.db.WaitHeld(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+		if n := testenv.Value[int](t, w.db,
+			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
 			return fmt.Errorf("%d commits are held back", n)
 		}
 		return nil
@@ -106,9 +111,9 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 }
 
-// Commits are held back by a synchronous standby when the WAL budget moves the slot past them: they are in the WAL before the
-// slot and visible to nobody. Then the relay is killed, or stopped. Whoever leads next streams only when they have come out,
-// and been swept in their place.
+// Commits are held back by a synchronous standby when the WAL budget moves the slot past them: they are in the WAL
+// before the slot and visible to nobody. Then the relay is killed, or stopped. Whoever leads next streams only when
+// they have come out, and been swept in their place.
 func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ mode, end string }{{"poll", "kill"}, {"poll", "stop"}, {"auto", "kill"}} {
@@ -125,7 +130,9 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.db.WaitHeld(t)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+				if n := testenv.Value[int](t, w.db,
+					"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1",
+					w.db.Name); n < 6 {
 					return fmt.Errorf("%d commits are held back", n)
 				}
 				return nil
@@ -141,7 +148,9 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			}
 			r := w.spawn("relay", budget)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if !testenv.Value[bool](t, w.db, "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE confirmed_flush_lsn >= $1::text::pg_lsn)", held) {
+				if !testenv.Value[bool](t, w.db,
+					"SELECT EXISTS (SELECT FROM pg_replication_slots WHERE confirmed_flush_lsn >= $1::text::pg_lsn)",
+					held) {
 					return errors.New("the slot is not moved past the held back commits")
 				}
 				return nil
@@ -180,7 +189,8 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	w.db.WaitHeld(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
+		if n := testenv.Value[int](t, w.db,
+			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
 			return fmt.Errorf("%d commits are held back", n)
 		}
 		return nil
@@ -190,11 +200,13 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = local.Close(context.Background()) }()
-	testenv.Eventually(t, 20*time.Second, func() error { // not while the relay moves it itself, or before it has seen it stand
+	// not while the relay moves it itself, or before it has seen it stand
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, err := local.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'test', '')"); err != nil {
 			return err
 		}
-		_, err := local.Exec(t.Context(), "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
+		_, err := local.Exec(t.Context(),
+			"SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
 		if err == nil && !r.logged("somebody else has moved the slot") {
 			err = errors.New("it is not noticed")
 		}
@@ -216,13 +228,18 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	w.waitMode("cdc", 30*time.Second)
 }
 
-// The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not that an
-// event was settled, for the gate has forgotten that it was published.
+// The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not
+// that an event was settled, for the gate has forgotten that it was published.
 //
 // The same when that is set while the relay runs.
 func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ mode, when string }{{"cdc", "before"}, {"poll", "before"}, {"cdc", "meanwhile"}, {"poll", "meanwhile"}} {
+	for _, c := range []struct{ mode, when string }{
+		{"cdc", "before"},
+		{"poll", "before"},
+		{"cdc", "meanwhile"},
+		{"poll", "meanwhile"},
+	} {
 		t.Run(c.mode+" "+c.when, func(t *testing.T) {
 			t.Parallel()
 			server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
@@ -236,7 +253,8 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 				w.db.Exec(t, "ALTER SYSTEM SET synchronous_commit = off")
 				w.db.Exec(t, "SELECT pg_reload_conf()")
 				testenv.Eventually(t, 20*time.Second, func() error {
-					if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_file_settings WHERE name = 'synchronous_commit' AND applied"); n != 1 {
+					if n := testenv.Value[int](t, w.db,
+						"SELECT count(*) FROM pg_file_settings WHERE name = 'synchronous_commit' AND applied"); n != 1 {
 						return errors.New("not reloaded yet")
 					}
 					return nil
@@ -277,8 +295,8 @@ func committing(t *testing.T, d *testenv.Database) *testenv.Database {
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
-// The database takes no writes for a while, as after a failover to a server that is not promoted yet: both say so, and go on by
-// themselves, whatever their connections were told when they began.
+// The database takes no writes for a while, as after a failover to a server that is not promoted yet: both say so, and
+// go on by themselves, whatever their connections were told when they began.
 func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -288,12 +306,14 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
 	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(t, 30*time.Second, func() error {
-		// Again and again: a session that is just beginning has no name yet, and may be one of those that can still write.
+		// Again and again: a session that is just beginning has no name yet, and may be one of those that can still
+		// write.
 		w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name LIKE 'posthaste%' AND backend_start < $1`, since)
 		var h readiness
 		status, err := relay.get("/readyz", &h)
-		if why := fmt.Sprint(h.Reasons); err != nil || status != http.StatusServiceUnavailable || !strings.Contains(why, "takes no writes") {
+		if why := fmt.Sprint(h.Reasons); err != nil || status != http.StatusServiceUnavailable ||
+			!strings.Contains(why, "takes no writes") {
 			return fmt.Errorf("readyz of the relay: %d %+v, %w", status, h, err)
 		}
 		return nil
@@ -308,22 +328,26 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	}
 }
 
-// Postgres answers, and refuses what a leader needs: the lock is held and nothing is published, which must not look ready.
+// Postgres answers, and refuses what a leader needs: the lock is held and nothing is published, which must not look
+// ready.
 func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for you' USING errcode = '42501'; END $$`)
+	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for `+
+		`you' USING errcode = '42501'; END $$`)
 	w.fix(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay)
+	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
+		w.db.Relay)
 	r.waitReady(t, http.StatusServiceUnavailable, "not for you")
 	w.fix(`DROP TRIGGER refuse ON relay_state`)
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 	w.delivers()
 }
 
-// A role that has lost the right to move its slot cannot keep the budget: events are swept, and that the disk fills is said.
+// A role that has lost the right to move its slot cannot keep the budget: events are swept, and that the disk fills is
+// said.
 func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -347,8 +371,8 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	})
 }
 
-// The budget is kept as well while a relay that has just been started cannot reach Redis, and has not adopted yet: by moving
-// the slot, not by dropping it.
+// The budget is kept as well while a relay that has just been started cannot reach Redis, and has not adopted yet: by
+// moving the slot, not by dropping it.
 func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)

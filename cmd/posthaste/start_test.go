@@ -65,7 +65,8 @@ func (w *world) once(args ...string) result {
 // oneLine fails unless the result is the exit code and one line of error that has the text.
 func (r result) oneLine(t *testing.T, code int, text string) {
 	t.Helper()
-	if r.code != code || strings.Count(r.errOut, "\n") != 1 || !strings.HasPrefix(r.errOut, "posthaste: ") || !strings.Contains(r.errOut, text) {
+	if r.code != code || strings.Count(r.errOut, "\n") != 1 || !strings.HasPrefix(r.errOut, "posthaste: ") ||
+		!strings.Contains(r.errOut, text) {
 		t.Errorf("exit %d, error output %q; want exit %d and one line with %q", r.code, r.errOut, code, text)
 	}
 }
@@ -83,7 +84,8 @@ func (c *child) waitReady(t *testing.T, status int, text string) {
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var h readiness
 		got, err := c.get("/readyz", &h)
-		if err != nil || got != status || !strings.Contains(strings.Join(append(h.Reasons, h.Degraded...), "\n"), text) {
+		if err != nil || got != status || !strings.Contains(strings.Join(append(h.Reasons, h.Degraded...), "\n"),
+			text) {
 			return fmt.Errorf("readyz: %d %+v, %w; want %d and %q", got, h, err, status, text)
 		}
 		return nil
@@ -124,7 +126,10 @@ func hostOf(t *testing.T, raw string) string {
 // delivers checks that events flow.
 func (w *world) delivers() {
 	w.t.Helper()
-	load := testenv.StartLoad(w.t, w.db, testenv.LoadOptions{Total: 120, Tag: fmt.Sprintf("l%d-", len(w.oracle.Others))})
+	load := testenv.StartLoad(w.t, w.db, testenv.LoadOptions{
+		Total: 120,
+		Tag:   fmt.Sprintf("l%d-", len(w.oracle.Others)),
+	})
 	load.Wait()
 	w.oracle.Check(w.t, load, 20*time.Second)
 	w.oracle.Others = append(w.oracle.Others, load)
@@ -155,7 +160,8 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 		return nil
 	})
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	for name, out := range map[string]string{"relay": relay.output(), "serve": api.output(), "doctor": doctor.out + doctor.errOut} {
+	for name, out := range map[string]string{"relay": relay.output(), "serve": api.output(), "doctor": doctor.out +
+		doctor.errOut} {
 		if strings.Contains(out, secret) {
 			t.Errorf("%s shows the password", name)
 		}
@@ -209,9 +215,13 @@ func dropDatabase(t *testing.T, via *testenv.Database, name, relay string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	testenv.Eventually(t, 15*time.Second, func() error {
-		_, err := via.Pool.Exec(ctx, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", "posthaste_"+relay)
+		_, err := via.Pool.Exec(ctx,
+			"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
+			"posthaste_"+relay)
 		if err == nil {
-			_, err = via.Pool.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+relay)
+			_, err = via.Pool.Exec(ctx,
+				"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+				"posthaste_"+relay)
 		}
 		if err == nil {
 			_, err = via.Pool.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
@@ -288,7 +298,8 @@ func TestMissingPublication(t *testing.T) {
 		w.oracle.Others = append(w.oracle.Others, before)
 		w.waitMode("cdc", 20*time.Second)
 		w.delivers()
-		if !testenv.Value[bool](t, w.db, "SELECT pubinsert AND NOT pubupdate AND NOT pubdelete FROM pg_publication WHERE pubname = 'posthaste'") {
+		if !testenv.Value[bool](t, w.db,
+			"SELECT pubinsert AND NOT pubupdate AND NOT pubdelete FROM pg_publication WHERE pubname = 'posthaste'") {
 			t.Error("the publication is not what migrate makes")
 		}
 	})
@@ -336,7 +347,8 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	w.oracle.Redis = redis.NewClient(&redis.Options{Addr: w.redis.Addr(), Password: secret})
 	defer w.oracle.Redis.Close()
 	w.oracle.Check(t, load, 20*time.Second)
-	for name, out := range map[string]string{"relay": r.output(), "serve": api.output(), "doctor": doctor.out + doctor.errOut} {
+	for name, out := range map[string]string{"relay": r.output(), "serve": api.output(), "doctor": doctor.out +
+		doctor.errOut} {
 		if strings.Contains(out, secret) {
 			t.Errorf("%s shows the password", name)
 		}
@@ -346,13 +358,16 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 func TestBadSettingsAreNamedAtOnce(t *testing.T) {
 	t.Parallel()
 	faults := []string{
-		"--postgres-url=mysql://u:" + secret + "@h/d", "--redis-url=http://u:" + secret + "@h", "--pubsub=maybe", "--wal-budget=1KiB", "--window=0",
-		"--poison=eat", "--trim=all", "--redis-durability=replicas=x", "--history=soon", "--log-level=loud", "--relay-name=A-B", "--sweep-workers=17",
+		"--postgres-url=mysql://u:" + secret + "@h/d", "--redis-url=http://u:" + secret + "@h", "--pubsub=maybe",
+		"--wal-budget=1KiB", "--window=0",
+		"--poison=eat", "--trim=all", "--redis-durability=replicas=x", "--history=soon", "--log-level=loud",
+		"--relay-name=A-B", "--sweep-workers=17",
 	}
 	for _, command := range []string{"relay", "serve", "status"} {
 		r := runToEnd(t, append([]string{command}, faults...)...)
 		if r.code != 2 || strings.Count(r.errOut, "\n") != len(faults) || r.out != "" {
-			t.Errorf("%s: exit %d, %d lines for %d faults: %s", command, r.code, strings.Count(r.errOut, "\n"), len(faults), r.errOut)
+			t.Errorf("%s: exit %d, %d lines for %d faults: %s", command, r.code, strings.Count(r.errOut, "\n"),
+				len(faults), r.errOut)
 		}
 		for _, f := range faults {
 			name, _, _ := strings.Cut(f, "=")
@@ -365,12 +380,21 @@ func TestBadSettingsAreNamedAtOnce(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"migrate", "relay", "version"} {
-		r := runToEnd(t, command, "--postgres-url=postgres://u:"+secret+"@h/d?sslmode=sometimes", "--redis-url=redis://:"+secret+"@h/first", "--window=0")
-		if r.code != 2 || strings.Count(r.errOut, "\n") != 3 || strings.Count(r.errOut, "posthaste: --") != 3 || strings.Contains(r.errOut, secret) {
+		r := runToEnd(t, command, "--postgres-url=postgres://u:"+secret+"@h/d?sslmode=sometimes",
+			"--redis-url=redis://:"+secret+"@h/first", "--window=0")
+		if r.code != 2 || strings.Count(r.errOut, "\n") != 3 || strings.Count(r.errOut, "posthaste: --") != 3 ||
+			strings.Contains(r.errOut, secret) {
 			t.Errorf("%s with unknown words in URLs: exit %d: %s", command, r.code, r.errOut)
 		}
 	}
-	for _, args := range [][]string{{"relay", "--no-such-flag"}, {"no-such-command"}, {"mode", "sometimes"}, {"dead", "retry"}, {"dead", "drop", "not-an-id"}, {"consume"}} {
+	for _, args := range [][]string{
+		{"relay", "--no-such-flag"},
+		{"no-such-command"},
+		{"mode", "sometimes"},
+		{"dead", "retry"},
+		{"dead", "drop", "not-an-id"},
+		{"consume"},
+	} {
 		runToEnd(t, args...).oneLine(t, 2, "")
 	}
 }
@@ -477,7 +501,8 @@ func (w *world) launch(args ...string) *program {
 		w.t.Fatal(err)
 	}
 	p := &program{done: make(chan struct{})}
-	p.cmd = exec.Command(exe, append(args, w.args("--log-level=error", "--admin-addr=")...)...) //nolint:noctx // ended by the test
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stdout = p
 	if err := p.cmd.Start(); err != nil {
@@ -514,12 +539,14 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 			EntryID                         string `json:"entry_id"`
 			Data                            map[string]any
 		}
-		if json.Unmarshal([]byte(line), &fields) != nil || json.Unmarshal([]byte(line), &v) != nil || len(fields) != 7 || v.Data == nil {
+		if json.Unmarshal([]byte(line), &fields) != nil || json.Unmarshal([]byte(line), &v) != nil ||
+			len(fields) != 7 || v.Data == nil {
 			t.Fatalf("line %s", line)
 		}
 		e, ok := entries[v.ID]
 		delete(entries, v.ID)
-		if !ok || v.Type != e.Type || v.Subject != e.Subject || v.Time != e.Time || v.Stream != e.Stream || v.EntryID != e.EntryID {
+		if !ok || v.Type != e.Type || v.Subject != e.Subject || v.Time != e.Time || v.Stream != e.Stream ||
+			v.EntryID != e.EntryID {
 			t.Errorf("line %s for entry %+v", line, e)
 		}
 	}
@@ -575,7 +602,8 @@ func TestCommands(t *testing.T) {
 	w.once("uninstall").oneLine(t, 1, "--yes")
 	says(w.once("uninstall", "--yes"), 0, "slot posthaste_"+w.db.Relay+" is gone", "publication posthaste is gone")
 	if n := testenv.Value[int](t, w.db, `SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)
-		+ (SELECT count(*) FROM pg_publication) + (CASE WHEN to_regclass('outbox') IS NULL THEN 1 ELSE 0 END)`, "posthaste_"+w.db.Relay); n != 0 {
+		+ (SELECT count(*) FROM pg_publication) + (CASE WHEN to_regclass('outbox') IS NULL THEN 1 ELSE 0 END)`,
+		"posthaste_"+w.db.Relay); n != 0 {
 		t.Error("uninstall left the slot or the publication, or took the tables")
 	}
 	says(w.once("uninstall", "--yes", "--tables"), 0, "the tables are gone")
@@ -596,7 +624,10 @@ func (w *world) sameStatus(r *child) {
 	if status, err := r.get("/relay", &answered); err != nil || status != http.StatusOK {
 		w.t.Fatalf("GET /relay: %d, %v", status, err)
 	}
-	for _, key := range []string{"mode", "desired", "epoch", "leader", "owner", "backlog", "inflight", "slot", "dead", "handover_lsn"} {
+	for _, key := range []string{
+		"mode", "desired", "epoch", "leader", "owner", "backlog", "inflight", "slot", "dead",
+		"handover_lsn",
+	} {
 		_, a := printed[key]
 		_, b := answered[key]
 		if !a || !b {
@@ -619,13 +650,18 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 	r, api := w.spawn("relay"), w.spawn("serve")
 	// Series of a closed label set are there before anything has happened.
 	present(t, r,
-		"outbox_parked_total", "outbox_publish_seconds_count", "outbox_backlog_rows", "outbox_backlog_oldest_seconds", "outbox_inflight_events",
-		`outbox_relay_mode{mode="cdc"}`, `outbox_relay_mode{mode="poll"}`, `outbox_relay_mode{mode="standby"}`, "outbox_relay_leader", "outbox_relay_epoch",
+		"outbox_parked_total", "outbox_publish_seconds_count", "outbox_backlog_rows", "outbox_backlog_oldest_seconds",
+		"outbox_inflight_events",
+		`outbox_relay_mode{mode="cdc"}`, `outbox_relay_mode{mode="poll"}`, `outbox_relay_mode{mode="standby"}`,
+		"outbox_relay_leader", "outbox_relay_epoch",
 		`outbox_relay_desired_mode{mode="auto"} 1`, `outbox_relay_desired_mode{mode="poll"} 0`,
-		`outbox_mode_switches_total{from="poll",reason="toggle",to="cdc"}`, `outbox_mode_switches_total{from="cdc",reason="budget",to="poll"}`,
+		`outbox_mode_switches_total{from="poll",reason="toggle",to="cdc"}`,
+		`outbox_mode_switches_total{from="cdc",reason="budget",to="poll"}`,
 		`outbox_commit_to_publish_seconds_count{mode="cdc"}`, `outbox_commit_to_publish_seconds_count{mode="poll"}`,
-		"outbox_slot_active", "outbox_slot_retained_bytes", "outbox_slot_confirmed_lag_bytes", "outbox_slot_lost", "outbox_slot_max_keep_bytes",
-		"outbox_wire_idle_seconds", `outbox_scrape_errors_total{collector="slot"}`, `outbox_suppressed_total{`, `outbox_publish_errors_total{`,
+		"outbox_slot_active", "outbox_slot_retained_bytes", "outbox_slot_confirmed_lag_bytes", "outbox_slot_lost",
+		"outbox_slot_max_keep_bytes",
+		"outbox_wire_idle_seconds", `outbox_scrape_errors_total{collector="slot"}`, `outbox_suppressed_total{`,
+		`outbox_publish_errors_total{`,
 		"redis_memory_ratio", "redis_eviction_unsafe")
 	present(t, api, `idem_requests_total{`, `idem_script_seconds_count{`)
 	w.waitMode("cdc", 20*time.Second)
@@ -637,10 +673,13 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 	if err := w.redis.Client.XGroupCreate(t.Context(), "outbox.order", "g", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	present(t, r, `outbox_published_total{mode="cdc",stream="outbox.order"}`, `outbox_stream_length{stream="outbox.order"}`,
+	present(t, r, `outbox_published_total{mode="cdc",stream="outbox.order"}`,
+		`outbox_stream_length{stream="outbox.order"}`,
 		`outbox_group_pending{group="g",stream="outbox.order"}`, `outbox_group_lag{group="g",stream="outbox.order"}`,
-		`outbox_group_oldest_pending_seconds{group="g",stream="outbox.order"}`, `outbox_trim_lost_total{group="g",stream="outbox.order"}`)
-	present(t, api, `outbox_events_written_total{type="order.created"}`, `http_request_duration_seconds_count{method="POST",route="/orders",status="201"}`)
+		`outbox_group_oldest_pending_seconds{group="g",stream="outbox.order"}`,
+		`outbox_trim_lost_total{group="g",stream="outbox.order"}`)
+	present(t, api, `outbox_events_written_total{type="order.created"}`,
+		`http_request_duration_seconds_count{method="POST",route="/orders",status="201"}`)
 }
 
 // present waits until /metrics has a series that begins with each text.
@@ -672,7 +711,10 @@ func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
 	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
 	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
 	r := w.once("uninstall", "--yes", "--tables")
-	for _, text := range []string{"slot " + slot + " belongs to another database and was kept", "publication posthaste is gone", "the tables are gone"} {
+	for _, text := range []string{
+		"slot " + slot + " belongs to another database and was kept",
+		"publication posthaste is gone", "the tables are gone",
+	} {
 		if r.code != 0 || !strings.Contains(r.out, text) {
 			t.Errorf("exit %d, want 0 and %q: %s%s", r.code, text, r.out, r.errOut)
 		}

@@ -120,7 +120,8 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 		if s.Active {
 			state = "streaming"
 		}
-		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN, humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
+		row("slot", "%s at %s, %s behind, holds %s of WAL", state, s.ConfirmedLSN,
+			humanize.IBytes(uint64(max(s.ConfirmedLagBytes, 0))), humanize.IBytes(uint64(max(s.RetainedBytes, 0))))
 	}
 	row("handover", "%s", cmp.Or(strings.TrimPrefix(v.HandoverLSN, "0/0"), "none"))
 	row("dead", "%s", humanize.Comma(v.Dead))
@@ -133,7 +134,8 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 // line is the status in one line, for logs.
 func (v view) line(now time.Time) string {
 	why := strings.Join(some(v.Verdict.Why, v.trend), ", ")
-	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d dead=%d", now.UTC().Format(time.RFC3339),
+	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d "+
+		"dead=%d", now.UTC().Format(time.RFC3339),
 		v.Verdict.Word, why, v.Mode, v.Desired, v.Epoch, v.Backlog.Rows, v.Backlog.OldestSeconds,
 		max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
 }
@@ -176,8 +178,8 @@ const (
 	watchTimeout  = 3 * time.Second
 )
 
-// watch shows the status until ctx ends: on a terminal it is drawn over, elsewhere it is a line each time. A Postgres that is
-// gone is what one watches for, and no reason to end.
+// watch shows the status until ctx ends: on a terminal it is drawn over, elsewhere it is a line each time. A Postgres
+// that is gone is what one watches for, and no reason to end.
 func (c statusCmd) watch(ctx context.Context, e *env) error {
 	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
 	if err != nil {

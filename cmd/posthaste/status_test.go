@@ -35,7 +35,8 @@ func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 			t.Errorf("line %q is not aligned with the others", l)
 		}
 	}
-	if got := coloured.String(); !strings.HasPrefix(got, "\x1b[1;33mdegraded\x1b[0m: ") || strings.Count(got, "\x1b") != 2 {
+	if got := coloured.String(); !strings.HasPrefix(got, "\x1b[1;33mdegraded\x1b[0m: ") ||
+		strings.Count(got, "\x1b") != 2 {
 		t.Errorf("coloured: %q", got)
 	}
 }
@@ -102,7 +103,8 @@ func TestStatusSeesRedis(t *testing.T) {
 	}
 	testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 20})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "broken: redis unreachable") || !strings.Contains(r.out, "events wait") {
+		if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "broken: redis unreachable") ||
+			!strings.Contains(r.out, "events wait") {
 			return fmt.Errorf("without Redis: exit %d: %s", r.code, r.out)
 		}
 		return nil
@@ -146,7 +148,10 @@ func TestStatusTellsHowABacklogFalls(t *testing.T) {
 		{"stands", []int64{7, 7, 7}, ""},
 		{"is a moment's", []int64{0, 5}, ""},
 		{"is gone", []int64{5000, 0}, ""},
-		{"turned round long ago", append([]int64{0, 1_000_000}, 90, 80, 70, 60, 50, 40, 30, 20, 10, 9), "falling by 9/s, about 1s left"},
+		{
+			"turned round long ago", append([]int64{0, 1_000_000}, 90, 80, 70, 60, 50, 40, 30, 20, 10, 9),
+			"falling by 9/s, about 1s left",
+		},
 	} {
 		var tr trend
 		got := ""

@@ -33,7 +33,8 @@ func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
 	}
 	person, tty := testenv.Terminal(w.t, columns)
 	p := &program{done: make(chan struct{})}
-	p.cmd = exec.Command(exe, append(args, w.args("--log-level=error", "--admin-addr=")...)...) //nolint:noctx // ended by the test
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = tty, tty, tty
 	if err := p.cmd.Start(); err != nil {
@@ -88,18 +89,22 @@ func TestDoctorIsColouredOnATerminal(t *testing.T) {
 	w := newWorld(t)
 	p, _ := w.onTerminal(200, "doctor")
 	<-p.done
-	for _, want := range []string{"\x1b[1;32mok\x1b[0m    postgres ", "\x1b[1;33mwarn\x1b[0m  max_slot_wal_keep_size "} {
+	for _, want := range []string{
+		"\x1b[1;32mok\x1b[0m    postgres ",
+		"\x1b[1;33mwarn\x1b[0m  max_slot_wal_keep_size ",
+	} {
 		if !strings.Contains(p.text(), want) {
 			t.Errorf("no %q: %q", want, p.text())
 		}
 	}
-	if r := w.once("doctor"); strings.Contains(r.out, "\x1b") || !strings.Contains(r.out, "warn  max_slot_wal_keep_size ") {
+	if r := w.once("doctor"); strings.Contains(r.out, "\x1b") ||
+		!strings.Contains(r.out, "warn  max_slot_wal_keep_size ") {
 		t.Errorf("without a terminal: %q", r.out)
 	}
 }
 
-// What others have named (groups, subjects, handlers' errors) steers no terminal by way of an error, and does not stretch a
-// table to a screen's width.
+// What others have named (groups, subjects, handlers' errors) steers no terminal by way of an error, and does not
+// stretch a table to a screen's width.
 func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -109,7 +114,8 @@ func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("x", 1000)
-	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at, error, class, attempts)
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at, error, `+
+		`class, attempts)
 		VALUES (gen_random_uuid(), 1, 'order', $1, 'order.made', now(), $2, 'other', 3)`, long, hostile+long)
 	for _, args := range [][]string{
 		{"groups", "list"},
@@ -168,7 +174,8 @@ func TestCommandsOnAStandby(t *testing.T) {
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	w.keep(5, "outbox.order")
 	w.once("status") // it notes the relay's name
-	if err := errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil, 0o644), server.Start(t.Context())); err != nil {
+	if err := errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil,
+		0o644), server.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	w.once("replay", "--all", "--to=side").oneLine(t, 1, "point --postgres-url at the primary")
@@ -176,13 +183,14 @@ func TestCommandsOnAStandby(t *testing.T) {
 	if n := w.redis.Client.Exists(t.Context(), "side").Val(); n != 0 {
 		t.Error("something was replayed")
 	}
-	if err := errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")), server.Start(t.Context())); err != nil {
+	if err := errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")),
+		server.Start(t.Context())); err != nil {
 		t.Fatal(err) // or its databases could not be dropped
 	}
 }
 
-// A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it would be
-// made again.
+// A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it
+// would be made again.
 func TestUninstallWithoutASchema(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -198,10 +206,12 @@ func TestUninstallWithoutASchema(t *testing.T) {
 	w.once("uninstall", "--tables", "--yes").oneLine(t, 1, "newer than this binary")
 	w.db.Exec(t, "DROP SCHEMA public CASCADE")
 	r := w.once("uninstall", "--yes", "--json")
-	if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != `{"slot":true,"publication":true,"tables":false}` {
+	if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 ||
+		got != `{"slot":true,"publication":true,"tables":false}` {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+w.db.Relay); n != 0 {
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
+		w.db.Relay); n != 0 {
 		t.Error("the slot is still there")
 	}
 }
@@ -222,8 +232,10 @@ func TestAdoptSpeaksJSON(t *testing.T) {
 func TestManyDeadEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
-		SELECT gen_random_uuid(), g, 'order', 'o', 'order.made', '{}', now(), 'no', 'other', 3 FROM generate_series(1, 1001) g`)
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+		`error, class, attempts)
+		SELECT gen_random_uuid(), g, 'order', 'o', 'order.made', '{}', now(), 'no', 'other', 3 FROM `+
+		`generate_series(1, 1001) g`)
 	r := w.once("dead", "list")
 	if n := strings.Count(r.out, "\n"); r.code != 0 || n != 1001 || !strings.Contains(r.errOut, "1,001") {
 		t.Errorf("exit %d, %d lines: %s", r.code, n, r.errOut)
@@ -231,14 +243,20 @@ func TestManyDeadEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var deadlines []time.Time
 	var out bytes.Buffer
-	e := &env{config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."}, IO: cli.IO{Stdout: &out, Stderr: &out}}
-	err := e.onDead(ctx, nil, true, false, ops.DeadAction{Done: "is done", Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
-		d, _ := ctx.Deadline()
-		if deadlines = append(deadlines, d); len(deadlines) == 3 {
-			cancel()
-		}
-		return nil
-	}})
+	e := &env{
+		config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."},
+		IO:     cli.IO{Stdout: &out, Stderr: &out},
+	}
+	err := e.onDead(ctx, nil, true, false, ops.DeadAction{
+		Done: "is done",
+		Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
+			d, _ := ctx.Deadline()
+			if deadlines = append(deadlines, d); len(deadlines) == 3 {
+				cancel()
+			}
+			return nil
+		},
+	})
 	if n := len(deadlines); n != 3 || !errors.Is(err, context.Canceled) || strings.Count(out.String(), "is done") != 3 {
 		t.Fatalf("%d events, error %v", n, err)
 	}

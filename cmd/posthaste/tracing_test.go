@@ -87,8 +87,10 @@ func (c *otlp) take(r *http.Request) error {
 		for _, ss := range rs.GetScopeSpans() {
 			for _, s := range ss.GetSpans() {
 				c.list = append(c.list, span{
-					service: service, name: s.GetName(), trace: hex.EncodeToString(s.GetTraceId()), id: hex.EncodeToString(s.GetSpanId()),
-					parent: hex.EncodeToString(s.GetParentSpanId()), kind: s.GetKind(), start: s.GetStartTimeUnixNano(), end: s.GetEndTimeUnixNano(),
+					service: service, name: s.GetName(), trace: hex.EncodeToString(s.GetTraceId()),
+					id:     hex.EncodeToString(s.GetSpanId()),
+					parent: hex.EncodeToString(s.GetParentSpanId()), kind: s.GetKind(), start: s.GetStartTimeUnixNano(),
+					end:  s.GetEndTimeUnixNano(),
 					text: prototext.Format(rs.GetResource()) + prototext.Format(s),
 				})
 			}
@@ -137,7 +139,8 @@ func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
 	defer resp.Body.Close()
 	var b bytes.Buffer
 	var answer struct{ ID string }
-	if _, err := b.ReadFrom(resp.Body); err != nil || resp.StatusCode != http.StatusCreated || json.Unmarshal(b.Bytes(), &answer) != nil {
+	if _, err := b.ReadFrom(resp.Body); err != nil || resp.StatusCode != http.StatusCreated ||
+		json.Unmarshal(b.Bytes(), &answer) != nil {
 		w.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, b.Bytes())
 	}
 	o.id = answer.ID
@@ -149,7 +152,9 @@ func (w *world) carried(order string) string {
 	w.t.Helper()
 	var row, entry string
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		return w.db.Pool.QueryRow(w.t.Context(), "SELECT coalesce(headers->>'traceparent', '') FROM outbox_history WHERE aggregate_id = $1", order).Scan(&row)
+		return w.db.Pool.QueryRow(w.t.Context(),
+			"SELECT coalesce(headers->>'traceparent', '') FROM outbox_history WHERE aggregate_id = $1",
+			order).Scan(&row)
 	})
 	for _, e := range rawEntries(w.t, w, "outbox.order") {
 		if e["subject"] == order {
@@ -212,7 +217,10 @@ func checkJourney(t *testing.T, c *otlp, traceparent, parent string) {
 func TestOneTraceFromTheRequestToTheConsumer(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t), newCollector(t)
-	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=", "OTEL_SERVICE_NAME=", tracesAtOnce}
+	w.env = []string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=",
+		"OTEL_SERVICE_NAME=", tracesAtOnce,
+	}
 	api, relay := w.spawn("serve"), w.spawn("relay")
 	w.spawn("consume", "--group=g")
 	w.waitMode("cdc", 20*time.Second)

@@ -44,7 +44,9 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 			return err // of the connection
 		}
 		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
-			fmt.Fprintln(e.Stderr, "posthaste: a relay is running and will create the slot and the publication again: stop it, then repeat this command")
+			fmt.Fprintln(e.Stderr,
+				"posthaste: a relay is running and will create the slot and the publication again: stop it, then "+
+					"repeat this command")
 		}
 		done, err := e.uninstall(ctx, pool, c.Tables)
 		if err != nil {

@@ -26,7 +26,8 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var now int64
-		if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&now); err != nil || now <= epoch {
+		if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&now); err != nil ||
+			now <= epoch {
 			return fmt.Errorf("epoch %d, was %d, %w", now, epoch, err)
 		}
 		return ready(r, "leader")

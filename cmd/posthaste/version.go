@@ -20,6 +20,7 @@ func (c versionCmd) Run(e *env) error {
 			"arch": runtime.GOARCH,
 		})
 	}
-	_, err := fmt.Fprintf(e.Stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(e.Stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	return err
 }

@@ -136,25 +136,28 @@ func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 				for i := range 6 {
 					wg.Go(func() {
 						for attempt := range 50 {
-							err := pgx.BeginTxFunc(t.Context(), d.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-								if _, err := tx.Exec(t.Context(), "SELECT 1 FROM orders LIMIT 1"); err != nil { // fixes the snapshot
+							err := pgx.BeginTxFunc(t.Context(), d.Pool, pgx.TxOptions{IsoLevel: level},
+								func(tx pgx.Tx) error {
+									// fixes the snapshot
+									if _, err := tx.Exec(t.Context(), "SELECT 1 FROM orders LIMIT 1"); err != nil {
+										return err
+									}
+									first, err := inbox.Once(t.Context(), tx, "g", id)
+									if err != nil || !first {
+										return err
+									}
+									if i%2 == 0 && attempt == 0 {
+										return errors.New("a failing handler")
+									}
+									_, err = tx.Exec(t.Context(),
+										"INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) "+
+											"VALUES ($1, 'x', 'x', 'x', '{}')",
+										uuid.New())
+									if err == nil {
+										effects.Add(1)
+									}
 									return err
-								}
-								first, err := inbox.Once(t.Context(), tx, "g", id)
-								if err != nil || !first {
-									return err
-								}
-								if i%2 == 0 && attempt == 0 {
-									return errors.New("a failing handler")
-								}
-								_, err = tx.Exec(t.Context(),
-									"INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'x', 'x', 'x', '{}')",
-									uuid.New())
-								if err == nil {
-									effects.Add(1)
-								}
-								return err
-							})
+								})
 							if err == nil {
 								return
 							}

@@ -148,7 +148,8 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
 				return err
 			}
-			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)",
+			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+
+				" WHERE seen_at > clock_timestamp() - $1::interval)",
 				retention).Scan(&fresh)
 			if err != nil || fresh {
 				return err

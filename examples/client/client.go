@@ -61,7 +61,8 @@ func (c *Client) Place(ctx context.Context, op *Operation) (json.RawMessage, err
 		// Any other error is a failed connection: the order may be placed or not, so send the same key again.
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the outcome is not known; run again with the same journal: %w", errors.Join(ctx.Err(), err))
+			return nil, fmt.Errorf("the outcome is not known; run again with the same journal: %w",
+				errors.Join(ctx.Err(), err))
 		case <-time.After(wait):
 		}
 		pause = min(2*pause, lastPause)

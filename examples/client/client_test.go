@@ -25,7 +25,9 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 const user = "5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11"
 
 // newAPI starts the API behind a handler that may lose a request or its answer.
-func newAPI(t *testing.T, spoil func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler)) (*testenv.Database, string) {
+func newAPI(t *testing.T, spoil func(n int64, w http.ResponseWriter, r *http.Request,
+	next http.Handler),
+) (*testenv.Database, string) {
 	t.Helper()
 	db, rds := testenv.Postgres(t), testenv.Redis(t)
 	cfg, err := sql.PoolConfig(db.URL, "public", "api")
@@ -47,7 +49,11 @@ func newAPI(t *testing.T, spoil func(n int64, w http.ResponseWriter, r *http.Req
 		t.Fatal(err)
 	}
 	var n atomic.Int64
-	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { spoil(n.Add(1), w, r, s.Public()) }))
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request,
+	) {
+		spoil(n.Add(1), w, r, s.Public())
+	}))
 	t.Cleanup(h.Close)
 	return db, h.URL
 }

@@ -1,6 +1,7 @@
 // Command client places one order, exactly once. It may be killed at any point and started again.
 //
-//	go run ./examples/client -url http://127.0.0.1:8080 -journal order.json -user 5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11 -amount 1250 -currency USD
+//	go run ./examples/client -url http://127.0.0.1:8080 -journal order.json \
+//	  -user 5b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e11 -amount 1250 -currency USD
 //
 // It follows the rules in docs/clients.md.
 package main

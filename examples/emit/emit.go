@@ -24,19 +24,22 @@ type Deposit struct {
 
 // Setup creates the table.
 func Setup(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS account (name text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0 CHECK (balance <= 1000))")
+	_, err := pool.Exec(ctx,
+		"CREATE TABLE IF NOT EXISTS account (name text PRIMARY KEY, balance bigint NOT NULL DEFAULT 0 CHECK (balance "+
+			"<= 1000))")
 	return err
 }
 
-// Pay adds amount to the account and writes the event, both or neither. It returns the event's id. pool finds posthaste's
-// tables through its search path; sql.PoolConfig configures such a pool.
+// Pay adds amount to the account and writes the event, both or neither. It returns the event's id. pool finds
+// posthaste's tables through its search path; sql.PoolConfig configures such a pool.
 func Pay(ctx context.Context, pool *pgxpool.Pool, account string, amount int64) (id uuid.UUID, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		d := Deposit{Account: account, Amount: amount}
 		// The upsert locks the account's row before the event is written. This lock keeps the account's events in
 		// order: the next deposit waits here until this one has committed.
 		err := tx.QueryRow(ctx, `INSERT INTO account (name, balance) VALUES ($1, $2)
-			ON CONFLICT (name) DO UPDATE SET balance = account.balance + excluded.balance RETURNING balance`, account, amount).Scan(&d.Balance)
+			ON CONFLICT (name) DO UPDATE SET balance = account.balance + excluded.balance RETURNING balance`, account,
+			amount).Scan(&d.Balance)
 		if err != nil {
 			return fmt.Errorf("book the deposit: %w", err)
 		}
@@ -44,7 +47,10 @@ func Pay(ctx context.Context, pool *pgxpool.Pool, account string, amount int64) 
 		if err != nil {
 			return fmt.Errorf("encode the event: %w", err)
 		}
-		id, err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: "account", AggregateID: account, Type: "deposit.made", Payload: body})
+		id, err = sql.InsertEvent(ctx, tx, sql.Event{
+			AggregateType: "account", AggregateID: account,
+			Type: "deposit.made", Payload: body,
+		})
 		return err
 	})
 	return id, err

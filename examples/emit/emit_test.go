@@ -11,7 +11,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// Concurrent deposits into one account: there is one event per deposit, and the balance grows in the order of the events.
+// Concurrent deposits into one account: there is one event per deposit, and the balance grows in the order of the
+// events.
 func TestEventsFollowTheBalance(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

@@ -1,8 +1,9 @@
 // Package mailer is an example consumer: a confirmation mail for every order, exactly once.
 //
-// Its effect is a row in the table confirmation_mail, which stands for the queue of a mail server. The row and the record
-// that the event was seen (package consumer/inbox) are written in one transaction, so there is one row however often the
-// event is delivered. On purpose, the table has no unique key on the order: the inbox alone prevents a second mail.
+// Its effect is a row in the table confirmation_mail, which stands for the queue of a mail server. The row and the
+// record that the event was seen (package consumer/inbox) are written in one transaction, so there is one row however
+// often the event is delivered. On purpose, the table has no unique key on the order: the inbox alone prevents a second
+// mail.
 package mailer
 
 import (
@@ -26,8 +27,8 @@ import (
 // Group is the mailer's consumer group, and its name in the inbox.
 const Group = "mailer"
 
-// retention is how long the inbox keeps records: longer than events stay in the history, from which they can be replayed
-// (72 h).
+// retention is how long the inbox keeps records: longer than events stay in the history, from which they can be
+// replayed (72 h).
 const retention = 7 * 24 * time.Hour
 
 // Config configures the mailer.
@@ -61,7 +62,8 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	c, err := consumer.New(consumer.Options{
-		Client: cfg.Redis, Group: Group, Streams: []string{cfg.Stream}, Handler: Handler(cfg.Pool), Logger: cfg.Logger, Registerer: cfg.Registerer,
+		Client: cfg.Redis, Group: Group, Streams: []string{cfg.Stream}, Handler: Handler(cfg.Pool), Logger: cfg.Logger,
+		Registerer: cfg.Registerer,
 	})
 	if err != nil {
 		return err
@@ -112,7 +114,8 @@ func Handler(pool *pgxpool.Pool) consumer.Handler {
 			if err != nil || !first {
 				return err
 			}
-			_, err = tx.Exec(ctx, "INSERT INTO confirmation_mail (order_id, user_id, subject, body) VALUES ($1, $2, $3, $4)",
+			_, err = tx.Exec(ctx,
+				"INSERT INTO confirmation_mail (order_id, user_id, subject, body) VALUES ($1, $2, $3, $4)",
 				o.ID, o.UserID, "Your order "+o.ID,
 				fmt.Sprintf("Thank you. We have your order over %d %s (smallest units).", o.Amount, o.Currency))
 			if err != nil {
@@ -139,7 +142,8 @@ func classify(err error) error {
 		return consumer.Unavailable(err) // no answer at all
 	case len(pe.Code) == 5 && pe.Code[:2] == "22":
 		return consumer.Permanent(err) // data that no column takes
-	case len(pe.Code) == 5 && (pe.Code[:2] == "57" || pe.Code[:2] == "53" || pe.Code[:2] == "08" || pe.Code[:2] == "40"):
+	case len(pe.Code) == 5 && (pe.Code[:2] == "57" || pe.Code[:2] == "53" || pe.Code[:2] == "08" ||
+		pe.Code[:2] == "40"):
 		return consumer.Unavailable(err) // shutting down, out of resources, connection, serialization
 	}
 	return err

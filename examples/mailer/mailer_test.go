@@ -35,14 +35,27 @@ func TestOneMailPerOrder(t *testing.T) {
 	_, err := r.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for range n {
 			id := uuid.Must(uuid.NewV7()).String()
-			data := fmt.Sprintf(`{"id":%q,"user_id":%q,"amount":1250,"currency":"EUR"}`, uuid.NewString(), uuid.NewString())
+			data := fmt.Sprintf(`{"id":%q,"user_id":%q,"amount":1250,"currency":"EUR"}`, uuid.NewString(),
+				uuid.NewString())
 			for range 2 {
-				p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: []any{"id", id, "type", "order.created", "subject", id, "data", data}})
+				p.XAdd(t.Context(), &redis.XAddArgs{
+					Stream: "outbox.order",
+					Values: []any{"id", id, "type", "order.created", "subject", id, "data", data},
+				})
 			}
 		}
-		p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: []any{"id", "x", "type", "order.shipped", "data", "{}"}})
-		p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: []any{"id", "y", "type", "order.created", "data", "nonsense"}})
-		p.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: []any{"id", "z", "type", "order.created", "data", `{"id":"no uuid"}`}})
+		p.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: "outbox.order",
+			Values: []any{"id", "x", "type", "order.shipped", "data", "{}"},
+		})
+		p.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: "outbox.order",
+			Values: []any{"id", "y", "type", "order.created", "data", "nonsense"},
+		})
+		p.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: "outbox.order",
+			Values: []any{"id", "z", "type", "order.created", "data", `{"id":"no uuid"}`},
+		})
 		return nil
 	})
 	if err != nil {

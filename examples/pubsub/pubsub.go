@@ -1,5 +1,5 @@
-// Package pubsub is an example of what best effort means: it listens to the Pub/Sub channels on which the relay announces
-// events, one channel per event type.
+// Package pubsub is an example of what best effort means: it listens to the Pub/Sub channels on which the relay
+// announces events, one channel per event type.
 //
 // Redis stores nothing for a subscriber. Announcements are lost while it is not connected, or while it is so slow that
 // Redis closes its connection, and it cannot tell how many, because announcements are not numbered. So use Pub/Sub for
@@ -26,8 +26,8 @@ type Config struct {
 	Patterns []string
 	// Announced is called for every announcement, with the channel (the event type) and the event's payload.
 	Announced func(channel, payload string)
-	// Missed is called whenever announcements may have been missed: after each connection and reconnection. A program that
-	// shows state reads it again then.
+	// Missed is called whenever announcements may have been missed: after each connection and reconnection. A program
+	// that shows state reads it again then.
 	Missed func()
 	// Logger may be nil.
 	Logger *slog.Logger

@@ -48,7 +48,8 @@ func TestDeliversThroughTrouble(t *testing.T) {
 	const n = 60
 	for i := range n {
 		err := r.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: []any{
-			"id", fmt.Sprintf("e%d", i), "type", "order.created", "subject", fmt.Sprintf("s%d", i%4), "time", "2026-01-02T03:04:05.000000Z", "data", `{"a": 1}`,
+			"id", fmt.Sprintf("e%d", i), "type", "order.created", "subject", fmt.Sprintf("s%d", i%4), "time",
+			"2026-01-02T03:04:05.000000Z", "data", `{"a": 1}`,
 		}}).Err()
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +79,8 @@ func TestDeliversThroughTrouble(t *testing.T) {
 	}
 	refused := make(chan struct{}, 1)
 	c, err := consumer.New(consumer.Options{
-		Client: r.Client, Group: webhook.Group, Streams: []string{"outbox.order"}, MaxAttempts: 1, // outages do not count as attempts
+		// outages do not count as attempts
+		Client: r.Client, Group: webhook.Group, Streams: []string{"outbox.order"}, MaxAttempts: 1,
 		Backoff: func(int) time.Duration { return 5 * time.Millisecond },
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			err := h(ctx, ev)
@@ -125,7 +127,8 @@ func TestAnswersAreJudged(t *testing.T) {
 	t.Parallel()
 	type verdict struct{ unavailable, permanent bool }
 	for status, want := range map[int]*verdict{
-		200: nil, 204: nil, 301: {permanent: true}, 400: {permanent: true}, 401: {permanent: true}, 410: {permanent: true},
+		200: nil, 204: nil, 301: {permanent: true}, 400: {permanent: true}, 401: {permanent: true},
+		410: {permanent: true},
 		408: {unavailable: true}, 429: {unavailable: true}, 500: {}, 502: {unavailable: true}, 503: {unavailable: true},
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -157,7 +160,8 @@ func TestReceiverRefusesWhatIsNotSigned(t *testing.T) {
 	var good *http.Request
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		good = httptest.NewRequestWithContext(context.WithoutCancel(r.Context()), http.MethodPost, "/", strings.NewReader(string(body)))
+		good = httptest.NewRequestWithContext(context.WithoutCancel(r.Context()), http.MethodPost, "/",
+			strings.NewReader(string(body)))
 		good.Header = r.Header.Clone()
 	}))
 	defer srv.Close()
@@ -186,14 +190,20 @@ func TestReceiverRefusesWhatIsNotSigned(t *testing.T) {
 		change func(h http.Header)
 		want   int
 	}{
-		"as sent":         {string(body), func(http.Header) {}, 204},
-		"two signatures":  {string(body), func(h http.Header) { h.Set("Webhook-Signature", "v1,AAAA "+h.Get("Webhook-Signature")) }, 204},
-		"other body":      {strings.Replace(string(body), "1", "2", 1), func(http.Header) {}, 401},
-		"other id":        {string(body), func(h http.Header) { h.Set("Webhook-Id", "f") }, 401},
-		"other time":      {string(body), func(h http.Header) { h.Set("Webhook-Timestamp", fmt.Sprint(sent-1)) }, 401},
-		"no time":         {string(body), func(h http.Header) { h.Del("Webhook-Timestamp") }, 401},
-		"no signature":    {string(body), func(h http.Header) { h.Del("Webhook-Signature") }, 401},
-		"other signature": {string(body), func(h http.Header) { h.Set("Webhook-Signature", "v1,"+strings.Repeat("A", 44)) }, 401},
+		"as sent": {string(body), func(http.Header) {}, 204},
+		"two signatures": {string(body), func(h http.Header) {
+			h.Set("Webhook-Signature", "v1,AAAA "+
+				h.Get("Webhook-Signature"))
+		}, 204},
+		"other body":   {strings.Replace(string(body), "1", "2", 1), func(http.Header) {}, 401},
+		"other id":     {string(body), func(h http.Header) { h.Set("Webhook-Id", "f") }, 401},
+		"other time":   {string(body), func(h http.Header) { h.Set("Webhook-Timestamp", fmt.Sprint(sent-1)) }, 401},
+		"no time":      {string(body), func(h http.Header) { h.Del("Webhook-Timestamp") }, 401},
+		"no signature": {string(body), func(h http.Header) { h.Del("Webhook-Signature") }, 401},
+		"other signature": {string(body), func(h http.Header) {
+			h.Set("Webhook-Signature", "v1,"+
+				strings.Repeat("A", 44))
+		}, 401},
 	} {
 		if got := try(c.body, c.change); got != c.want {
 			t.Errorf("%s: status %d, want %d", name, got, c.want)

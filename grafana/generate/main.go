@@ -25,7 +25,7 @@ func run(args []string) error {
 		return err
 	}
 	for name, text := range all {
-		if err := os.WriteFile(filepath.Join(args[0], name), text, 0o644); err != nil { //nolint:gosec // a file for everybody
+		if err := os.WriteFile(filepath.Join(args[0], name), text, 0o644); err != nil { //nolint:gosec // for everybody
 			return err
 		}
 	}

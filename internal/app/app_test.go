@@ -56,7 +56,8 @@ func TestProcessesRunAndEnd(t *testing.T) {
 	go func() { done <- relay.Run(ctx) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if relay.Status().Mode != outbox.ModeCDC {
-			return errors.Join(errors.New("it does not stream yet"), errors.New(strings.Join(relay.Health().Reasons, ", ")))
+			return errors.Join(errors.New("it does not stream yet"),
+				errors.New(strings.Join(relay.Health().Reasons, ", ")))
 		}
 		return nil
 	})
@@ -147,7 +148,11 @@ func TestEachRegistry(t *testing.T) {
 		t.Errorf("%v, of %q", err, names)
 	}
 	stop := errors.New("stop")
-	if err := app.EachRegistry(t.Context(), c, func(string, *prometheus.Registry) error { return stop }); !errors.Is(err,
+	if err := app.EachRegistry(t.Context(), c, func(string,
+		*prometheus.Registry,
+	) error {
+		return stop
+	}); !errors.Is(err,
 		stop) {
 		t.Errorf("an error is not returned: %v", err)
 	}

@@ -39,7 +39,8 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	defer traces.shutdown()
 	reg := newRegistry(c.Version)
 	options := consumer.Options{
-		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle, Ordered: o.Ordered,
+		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
+		Ordered:      o.Ordered,
 		Handler:      traces.handler(o.Group, consumer.LineWriter(o.Out)),
 		DrainTimeout: c.DrainTimeout, Registerer: reg, Logger: log,
 	}

@@ -18,7 +18,8 @@ func newPoolMetrics(pool *pgxpool.Pool) *poolMetrics {
 			"Connections to Postgres: in use, idle, or being opened.", []string{"state"}, nil),
 		limit: prometheus.NewDesc("pg_pool_max_connections", "Connections the pool may open.", nil, nil),
 		taken: prometheus.NewDesc("pg_pool_acquires_total", "Times a connection was taken from the pool.", nil, nil),
-		waits: prometheus.NewDesc("pg_pool_wait_seconds_total", "Time spent waiting because no connection was idle.", nil,
+		waits: prometheus.NewDesc("pg_pool_wait_seconds_total", "Time spent waiting because no connection was idle.",
+			nil,
 			nil),
 	}
 }

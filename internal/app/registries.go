@@ -32,8 +32,9 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 	defer client.Close()
 	consuming := newRegistry(c.Version)
 	_, err = consumer.New(consumer.Options{
-		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard), Registerer: consuming,
-		Logger: log,
+		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard),
+		Registerer: consuming,
+		Logger:     log,
 	})
 	if err != nil {
 		return err

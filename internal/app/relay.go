@@ -123,7 +123,8 @@ func (p *Relay) build(ctx context.Context) error {
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: p.relay, Ready: admin.RelayReady(p.relay),
-		Token: c.AdminToken, Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
+		Token: c.AdminToken, Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr,
+		Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }
@@ -139,7 +140,8 @@ func (p *Relay) work(ctx context.Context) error {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(int64(p.config.WindowBytes) + 96<<20)
 	}
-	p.log.Info("relay starting", "version", p.config.Version, "relay", p.config.RelayName, "slot", p.config.Slot, "admin",
+	p.log.Info("relay starting", "version", p.config.Version, "relay", p.config.RelayName, "slot", p.config.Slot,
+		"admin",
 		p.admin.Addr().String())
 	g, gctx := errgroup.WithContext(ctx)
 	actx, stopAdmin := context.WithCancel(context.WithoutCancel(ctx))

@@ -112,7 +112,8 @@ func (p *Serve) build(ctx context.Context) error {
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg,
-		Console: p.console, Redis: sink.New(sink.Options{Client: client}).Ready, WALBudget: c.WALBudget, Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
+		Console: p.console, Redis: sink.New(sink.Options{Client: client}).Ready, WALBudget: c.WALBudget,
+		Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }
@@ -127,7 +128,8 @@ func (p *Serve) work(ctx context.Context) error {
 	if err := p.checkSchema(ctx); err != nil {
 		return err
 	}
-	p.log.Info("serving", "version", p.config.Version, "http", p.public.Addr().String(), "admin", p.admin.Addr().String())
+	p.log.Info("serving", "version", p.config.Version, "http", p.public.Addr().String(), "admin",
+		p.admin.Addr().String())
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.api.Run(gctx) })
 	g.Go(func() error { return p.credits.Run(gctx) })

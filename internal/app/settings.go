@@ -171,7 +171,8 @@ func (s Settings) Parse() (Config, error) {
 		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
 		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
 		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
-		Poison:       relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip), string(relay.PoisonBlockKey))),
+		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
+			string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
 		StreamMaxlen: p.number("stream-maxlen", s.StreamMaxlen, 0, 1<<40),
 		KeyMaxAge:    p.duration("key-max-age", s.KeyMaxAge, 0),
@@ -232,7 +233,10 @@ func (p *parser) address(name, value string) {
 func (p *parser) postgres(value string) string {
 	if value == "" {
 		value = defaultPostgresURL
-		for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
+		for _, name := range []string{
+			"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD",
+			"PGSERVICE",
+		} {
 			if os.Getenv(name) != "" {
 				value = ""
 			}

@@ -61,7 +61,8 @@ func setupTracing(ctx context.Context, service, version string, log *slog.Logger
 		return nil
 	}
 	res, err := resource.New(ctx,
-		resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
+		resource.WithAttributes(attribute.String("service.name", service),
+			attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if err != nil {
 		log.Warn("part of the resource is missing from spans", "err", err)
@@ -145,7 +146,8 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 	w3c := propagation.TraceContext{}
 	return func(r *http.Request) (*http.Request, func(method, route string, status int)) {
 		headers := propagation.HeaderCarrier(r.Header)
-		ctx, span := t.tracer.Start(w3c.Extract(r.Context(), headers), "request", trace.WithSpanKind(trace.SpanKindServer))
+		ctx, span := t.tracer.Start(w3c.Extract(r.Context(), headers), "request",
+			trace.WithSpanKind(trace.SpanKindServer))
 		// The state belongs to the client's parent; if that was not valid, neither is the state.
 		r.Header.Del("Tracestate")
 		w3c.Inject(ctx, headers)

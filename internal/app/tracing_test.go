@@ -107,7 +107,8 @@ func BenchmarkPublishSpans(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			e := &outbox.Event{
 				ID: uuid.New(), Type: "order.created",
-				Headers: fmt.Appendf(nil, `{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%s"}`, headers),
+				Headers: fmt.Appendf(nil, `{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%s"}`,
+					headers),
 			}
 			events := []*outbox.Event{e}
 			b.ReportAllocs()

@@ -55,7 +55,8 @@ func TestLoadKeepsItsTimetable(t *testing.T) {
 	for n := range due {
 		late := time.Duration(n) * 10 * time.Millisecond
 		if due[n].Sub(due[0]) != late || took[n] < stall-late {
-			t.Errorf("call %d was due %v after the first and took %v; want %v, and at least %v", n, due[n].Sub(due[0]), took[n],
+			t.Errorf("call %d was due %v after the first and took %v; want %v, and at least %v", n, due[n].Sub(due[0]),
+				took[n],
 				late, stall-late)
 		}
 	}
@@ -65,12 +66,15 @@ func TestLoadKeepsItsTimetable(t *testing.T) {
 func TestLoadCountsACall(t *testing.T) {
 	t.Parallel()
 	const lasts = 10 * time.Millisecond
-	took, calls, err := load{workers: 2, warm: lasts, lasts: lasts, do: func(_ context.Context, n int, _ time.Time) error {
-		if n < 2 {
-			<-time.After(3 * lasts)
-		}
-		return nil
-	}}.run(t.Context())
+	took, calls, err := load{
+		workers: 2, warm: lasts, lasts: lasts,
+		do: func(_ context.Context, n int, _ time.Time) error {
+			if n < 2 {
+				<-time.After(3 * lasts)
+			}
+			return nil
+		},
+	}.run(t.Context())
 	if err != nil || len(took) == 0 || calls < len(took) {
 		t.Errorf("%d calls, %d counted, %v", calls, len(took), err)
 	}

@@ -26,8 +26,8 @@ import (
 type Drain struct {
 	Options
 
-	// Events is how many events a measurement has, Size the bytes of their payloads, Transaction how many are written at
-	// once.
+	// Events is how many events a measurement has, Size the bytes of their payloads, Transaction how many are written
+	// at once.
 	Events, Size, Transaction int
 	// Mode is cdc, poll or both; Load is backlog, stream or both.
 	Mode, Load string
@@ -57,7 +57,10 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	}
 	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
 		d := &drain{session: b, c: c}
-		steps := []step{{"limits in Postgres", 3 * c.Events, d.postgresLimits}, {"limit in Redis", c.Events, d.redisLimit}}
+		steps := []step{
+			{"limits in Postgres", 3 * c.Events, d.postgresLimits},
+			{"limit in Redis", c.Events, d.redisLimit},
+		}
 		for _, load := range only(c.Load, "backlog", "stream") {
 			for _, mode := range only(c.Mode, modes...) {
 				run := d.backlog
@@ -92,7 +95,8 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 			do         func() error
 		}{
 			{
-				"insert", fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself",
+				"insert",
+				fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself",
 					d.c.Transaction, writers),
 				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
 			},
@@ -101,7 +105,8 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 				func() error { return s.readSlot(ctx, d.c.Events) },
 			},
 			{
-				"delete", fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections",
+				"delete",
+				fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections",
 					s.config.SweepWorkers),
 				func() error { return s.deleteAll(ctx, d.c.Events) },
 			},
@@ -162,7 +167,8 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 		m, ok := msg.(*pgproto3.CopyData)
 		switch {
 		case !ok:
-		case m.Data[0] == pglogrepl.XLogDataByteID && len(m.Data) > 25 && m.Data[25] == byte(pglogrepl.MessageTypeInsert):
+		case m.Data[0] == pglogrepl.XLogDataByteID && len(m.Data) > 25 &&
+			m.Data[25] == byte(pglogrepl.MessageTypeInsert):
 			have++
 		case m.Data[0] == pglogrepl.PrimaryKeepaliveMessageByteID && m.Data[len(m.Data)-1] == 1:
 			answer := pglogrepl.StandbyStatusUpdate{WALWritePosition: 1}
@@ -294,7 +300,8 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		w := d.report.result("stream "+string(mode),
-			fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast as "+
+			fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast "+
+				"as "+
 				"Postgres takes them", d.c.Transaction))
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {

@@ -47,7 +47,10 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 		total := int(c.Rate * (c.Duration + loadWarm).Seconds())
 		steps := []step{{"bare commit", total, l.commit}, {"bare stream", total, l.xadd}}
 		for _, mode := range only(c.Mode, modes...) {
-			steps = append(steps, step{string(mode), total, func(ctx context.Context) error { return l.relay(ctx, mode) }})
+			steps = append(steps, step{string(mode), total, func(ctx context.Context) error {
+				return l.relay(ctx,
+					mode)
+			}})
 		}
 		return steps
 	})
@@ -112,7 +115,10 @@ type arrivals struct {
 
 func newArrivals(c Latency) *arrivals {
 	n := int(c.Rate*(c.Duration+loadWarm).Seconds()) + 2
-	return &arrivals{due: make([]atomic.Int64, n), took: make([]atomic.Int64, n), warm: int(c.Rate * loadWarm.Seconds())}
+	return &arrivals{
+		due: make([]atomic.Int64, n), took: make([]atomic.Int64, n),
+		warm: int(c.Rate * loadWarm.Seconds()),
+	}
 }
 
 func (a *arrivals) sent(n int, due time.Time) { a.due[n].Store(due.UnixNano()) }

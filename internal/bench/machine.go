@@ -17,7 +17,8 @@ type machine struct {
 
 // text returns it for people.
 func (m machine) text() string {
-	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: %s\ndurability: "+
+	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: "+
+		"%s\ndurability: "+
 		"%s\n", m.Cores, m.Platform, m.Load, m.Servers,
 		pairs(m.Versions, "posthaste", "go", "postgres", "redis"),
 		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync",

@@ -137,7 +137,8 @@ func TestBenchDrain(t *testing.T) {
 		if want := (check{Committed: 1400, Found: 1400, Recorded: 1400}); w.Check == nil || *w.Check != want {
 			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
 		}
-		if _, ok := w.Ratios["slot"]; ok != (w.Name == "stream cdc") || w.Ratios["delete"] == 0 || w.Ratios[together] == 0 ||
+		if _, ok := w.Ratios["slot"]; ok != (w.Name == "stream cdc") || w.Ratios["delete"] == 0 ||
+			w.Ratios[together] == 0 ||
 			w.Bound == "" {
 			t.Errorf("%s: ratios %v, bound %q", w.Name, w.Ratios, w.Bound)
 		}
@@ -183,7 +184,8 @@ func TestBenchOrders(t *testing.T) {
 			positive(t, r.Limits, 1, "empty", "transaction")
 			positive(t, r.Results, 1, "unguarded", "guarded")
 			for _, w := range r.Results {
-				if w.Check == nil || !w.Check.holds() || w.Check.Committed == 0 || w.Check.Replayed == 0 || len(w.Ratios) == 0 {
+				if w.Check == nil || !w.Check.holds() || w.Check.Committed == 0 || w.Check.Replayed == 0 ||
+					len(w.Ratios) == 0 {
 					t.Errorf("%s: counted %+v, ratios %v", w.Name, w.Check, w.Ratios)
 				}
 			}
@@ -229,7 +231,8 @@ func TestRefusals(t *testing.T) {
 		Latency{Rate: 1, Size: 300}.Run, Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
 	} {
 		var usage *cli.UsageError
-		if err := run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) || !strings.Contains(err.Error(), "--") {
+		if err := run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) ||
+			!strings.Contains(err.Error(), "--") {
 			t.Errorf("%v is no usage error", err)
 		}
 	}

@@ -43,7 +43,8 @@ type Orders struct {
 func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 ||
 		c.Repeat > 50 {
-		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat from 0 " +
+		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat " +
+			"from 0 " +
 			"to 50")
 	}
 	r := &report{
@@ -184,8 +185,9 @@ func (o *orders) transaction(ctx context.Context) error {
 					return err
 				}
 				order := &sql.Order{
-					ID: id, UserID: o.user, Key: api.OrderKey(o.user, o.key(n)), Fingerprint: []byte{1}, Amount: 1999, Currency: "USD",
-					Status: sql.OrderPending, CreatedAt: time.Now(),
+					ID: id, UserID: o.user, Key: api.OrderKey(o.user, o.key(n)), Fingerprint: []byte{1}, Amount: 1999,
+					Currency: "USD",
+					Status:   sql.OrderPending, CreatedAt: time.Now(),
 				}
 				tx, err := sql.BeginOrder(ctx, pool, order, &sql.Event{
 					ID: eventID(n), AggregateType: "order",
@@ -199,7 +201,8 @@ func (o *orders) transaction(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took, calls,
+			o.note(o.report.limit("transaction", "the transaction with the order and its event, without HTTP"), took,
+				calls,
 				used, o.usage(ctx))
 			return nil
 		})
@@ -229,7 +232,8 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 			used := o.usage(ctx)
 			took, calls, err := o.posting(ctx, server.Public(), func(resp *http.Response, repeated bool) error {
 				if again := resp.Header.Get("Idempotent-Replayed"); again != strconv.FormatBool(repeated) {
-					return fmt.Errorf("POST /orders: Idempotent-Replayed is %q, and the key was repeated: %v", again, repeated)
+					return fmt.Errorf("POST /orders: Idempotent-Replayed is %q, and the key was repeated: %v", again,
+						repeated)
 				}
 				if repeated {
 					replayed.Add(1)

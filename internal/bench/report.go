@@ -197,7 +197,8 @@ func (r *report) print(out io.Writer) error {
 		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
 	}
 	slices.Sort(set)
-	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy %% "+
+	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy "+
+		"%% "+
 		"the whole machine\n\n", strings.Join(set, ", "))
 	t := cli.Table(out)
 	r.table(t, "limit", r.Limits)
@@ -221,7 +222,8 @@ func (r *report) print(out io.Writer) error {
 			fmt.Fprintf(out, "  bound by %s\n", w.Bound)
 		}
 		if c := w.Check; c != nil {
-			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d", humanize.Comma(int64(c.Committed)),
+			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d",
+				humanize.Comma(int64(c.Committed)),
 				humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
 			if c.Replayed > 0 {
 				fmt.Fprintf(out, "; %s more answered from an earlier one", humanize.Comma(int64(c.Replayed)))

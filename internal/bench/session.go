@@ -33,7 +33,8 @@ type Options struct {
 	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
 	// servers are started.
 	External bool
-	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary files.
+	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary
+	// files.
 	Dir string
 	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
 	PGBin, RedisBin string
@@ -59,8 +60,9 @@ type session struct {
 func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	c := &b.config
 	if b.options.External {
-		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
-			"end.\n", b.name, b.name)
+		fmt.Fprintf(stderr,
+			"Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
+				"end.\n", b.name, b.name)
 	} else if err := b.start(ctx); err != nil {
 		return err
 	}

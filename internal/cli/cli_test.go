@@ -42,7 +42,8 @@ func TestShortCountsCharacters(t *testing.T) {
 func TestRoughHasTwoUnits(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		0: "-", -time.Hour: "-", 1234 * time.Microsecond: "1ms", 1234 * time.Millisecond: "1.2s", 61 * time.Second: "1m01s",
+		0: "-", -time.Hour: "-", 1234 * time.Microsecond: "1ms", 1234 * time.Millisecond: "1.2s",
+		61 * time.Second:                "1m01s",
 		90*time.Minute + 59*time.Second: "1h30m", 49*time.Hour + time.Minute: "2d01h",
 	} {
 		if got := ops.Rough(d); got != want {
@@ -61,7 +62,8 @@ func TestOneLineKeepsTheError(t *testing.T) {
 	if cli.OneLine(nil) != nil {
 		t.Error("no error becomes one")
 	}
-	if plain := errors.New("one line"); !errors.Is(cli.OneLine(plain), plain) || cli.OneLine(plain).Error() != "one line" {
+	if plain := errors.New("one line"); !errors.Is(cli.OneLine(plain), plain) ||
+		cli.OneLine(plain).Error() != "one line" {
 		t.Error("an error on one line is changed")
 	}
 }
@@ -112,7 +114,10 @@ func TestJSONIsIndentedAndEscapesNoHTML(t *testing.T) {
 
 func TestConfirm(t *testing.T) {
 	t.Parallel()
-	for answer, agreed := range map[string]bool{"y\n": true, " YES \n": true, "n\n": false, "\n": false, "yep\n": false} {
+	for answer, agreed := range map[string]bool{
+		"y\n": true, " YES \n": true, "n\n": false, "\n": false,
+		"yep\n": false,
+	} {
 		person, tty := testenv.Terminal(t, 80)
 		var asked bytes.Buffer
 		if _, err := person.WriteString(answer); err != nil {

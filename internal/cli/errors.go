@@ -28,7 +28,8 @@ func Usage(text string) error { return &UsageError{text} }
 // error says so itself.
 func Remedy(err error) string {
 	switch state := sql.SQLState(err); {
-	case state == pgerrcode.ReadOnlySQLTransaction, err != nil && strings.Contains(err.Error(), "recovery is in progress"):
+	case state == pgerrcode.ReadOnlySQLTransaction, err != nil &&
+		strings.Contains(err.Error(), "recovery is in progress"):
 		return " (point --postgres-url at the primary)"
 	case state == pgerrcode.InsufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
 		return " (run it as a role with this right: see docs/operations.md)"

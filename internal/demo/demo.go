@@ -35,7 +35,8 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 	d := &demo{
 		out: o.Stdout, config: config, user: uuid.New(), sent: map[string]time.Time{}, seen: map[string]time.Time{},
 		modes: map[outbox.Mode][]time.Duration{},
-		log:   slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(config.LogLevel, slog.LevelWarn)})),
+		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(config.LogLevel,
+			slog.LevelWarn)})),
 	}
 	d.mode.Store(outbox.ModeStandby)
 	defer d.cleanup()
@@ -64,8 +65,9 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 	fmt.Fprintf(d.out, "\nRunning until Ctrl-C. Try:\n  curl -s %s/relay\n  curl -s -X PUT %s/relay/mode -d "+
 		"'{\"mode\":\"poll\"}'\n  curl -s %s/metrics | grep ^outbox_\n",
 		d.adminURL(), d.adminURL(), d.adminURL())
-	fmt.Fprintf(d.out, "  curl -s -X POST http://%s/orders -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' "+
-		"-d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
+	fmt.Fprintf(d.out,
+		"  curl -s -X POST http://%s/orders -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' "+
+			"-d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
 		d.serve.PublicAddr(), uuid.New(), d.user)
 	<-gctx.Done()
 	return nil

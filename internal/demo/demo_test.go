@@ -60,7 +60,8 @@ func TestDemoTellsItsStory(t *testing.T) {
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,
 		`(?m)^Under load, 20 orders/s for 3s, switching to polling and back:\n`,
-		`(?m)^The mailer wrote (\d+) mails \(0 twice\); the warehouse accepted \d+ orders; \d+ were overheard on Pub/Sub\n`,
+		`(?m)^The mailer wrote (\d+) mails \(0 twice\); the warehouse accepted \d+ orders; \d+ were overheard on ` +
+			`Pub/Sub\n`,
 		`(?m)^  cdc   p50 `, `(?m)^  poll  p50 `,
 		`(?m)^(\d+) orders placed, (\d+) events in the stream: lost 0, duplicates 0\n`,
 	} {
@@ -99,7 +100,8 @@ func TestDemoIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	if err := demo.Run(ctx, config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err, context.Canceled) {
+	if err := demo.Run(ctx, config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("it ends with %v: %s", err, out.String())
 	}
 }

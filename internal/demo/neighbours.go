@@ -83,7 +83,8 @@ func (n *neighbours) mailer(ctx context.Context, g *errgroup.Group, d *demo) err
 			return err
 		})
 		if err != nil {
-			return consumer.Unavailable(err) // the database of the demo is in trouble, or stops; the event is not at fault
+			// the database of the demo is in trouble, or stops; the event is not at fault
+			return consumer.Unavailable(err)
 		}
 		return nil
 	})

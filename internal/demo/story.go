@@ -37,7 +37,8 @@ func (d *demo) story(ctx context.Context, c Options) error {
 	if err := d.load(ctx, c); err != nil {
 		return err
 	}
-	if err := d.until(ctx, 30*time.Second, "every order to arrive", func() bool { return d.missing() == 0 }); err != nil {
+	if err := d.until(ctx, 30*time.Second, "every order to arrive",
+		func() bool { return d.missing() == 0 }); err != nil {
 		fmt.Fprintln(d.out, err)
 	}
 	if err := d.neighbours.report(ctx, d, len(d.sent)); err != nil {
@@ -252,11 +253,13 @@ func (d *demo) summary(ctx context.Context) error {
 	for _, mode := range []outbox.Mode{outbox.ModeCDC, outbox.ModePoll} {
 		if l := d.modes[mode]; len(l) > 0 {
 			slices.Sort(l)
-			fmt.Fprintf(d.out, "  %-4s  p50 %6.1f ms, p99 %6.1f ms, %d events\n", mode, ms(l[len(l)/2]), ms(l[len(l)*99/100]),
+			fmt.Fprintf(d.out, "  %-4s  p50 %6.1f ms, p99 %6.1f ms, %d events\n", mode, ms(l[len(l)/2]),
+				ms(l[len(l)*99/100]),
 				len(l))
 		}
 	}
-	fmt.Fprintf(d.out, "\n%d orders placed, %d events in the stream: lost %d, duplicates %d\n", len(d.sent), len(entries),
+	fmt.Fprintf(d.out, "\n%d orders placed, %d events in the stream: lost %d, duplicates %d\n", len(d.sent),
+		len(entries),
 		lost, duplicates)
 	if lost > 0 || duplicates > 0 {
 		return errors.New("the demo found events lost or duplicated: please report this with the relay's log")

@@ -1,5 +1,5 @@
-// Package exemplar notes, in a histogram's bucket, the trace of an event or request that fell into it. Prometheus keeps one
-// such exemplar per bucket and scrape, so it is enough to offer a few.
+// Package exemplar notes, in a histogram's bucket, the trace of an event or request that fell into it. Prometheus keeps
+// one such exemplar per bucket and scrape, so it is enough to offer a few.
 package exemplar
 
 import (

@@ -21,38 +21,45 @@ var metricNotes = []struct {
 	{"Is anything lost or late?", []metricNote{
 		{
 			"outbox_backlog_oldest_seconds",
-			"events are published not at all, or slower than they arrive. Above a minute look at `outbox_publish_errors_total` and at `/readyz` of the leading relay.",
+			"events are published not at all, or slower than they arrive. Above a minute look at " +
+				"`outbox_publish_errors_total` and at `/readyz` of the leading relay.",
 			"max(outbox_backlog_oldest_seconds" + leading + ")",
 		},
 		{
 			"outbox_backlog_rows",
-			"events arrive faster than they are published: normal for a burst, and while Redis is unavailable. Compare it with the rate of `outbox_published_total`.",
+			"events arrive faster than they are published: normal for a burst, and while Redis is unavailable. " +
+				"Compare it with the rate of `outbox_published_total`.",
 			"max(outbox_backlog_rows" + leading + ")",
 		},
 		{
 			"outbox_dead_rows",
-			"Redis rejected these events themselves. `posthaste dead list` says why; fix that, then `posthaste dead retry`.",
+			"Redis rejected these events themselves. `posthaste dead list` says why; fix that, then `posthaste dead " +
+				"retry`.",
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
 			"outbox_relay_stalled",
-			"rows wait, and for half a minute nothing was published, settled or parked; or one part of the table has stood still for two minutes while others move. `/readyz` and the log say where.",
+			"rows wait, and for half a minute nothing was published, settled or parked; or one part of the table has " +
+				"stood still for two minutes while others move. `/readyz` and the log say where.",
 			"max(outbox_relay_stalled" + leading + ")",
 		},
 		{
 			"outbox_lost_events",
-			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` names the command that restores them, after which this falls.",
+			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` " +
+				"names the command that restores them, after which this falls.",
 			"max(outbox_lost_events" + leading + ")",
 		},
 		{
 			"outbox_lost_events_total",
-			"as `outbox_lost_events`, but it does not fall when they are restored. Where they cannot be counted, it rises by one.",
+			"as `outbox_lost_events`, but it does not fall when they are restored. Where they cannot be counted, it " +
+				"rises by one.",
 			"sum(increase(outbox_lost_events_total[1h]))",
 		},
 		{
 			"outbox_postgres_failovers_total",
-			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. What it " +
-				"had not received may be published twice, or be in the streams although it is not in the database.",
+			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. " +
+				"What it had not received may be published twice, or be in the streams although it is not in the " +
+				"database.",
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
 		},
 		{
@@ -62,12 +69,14 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_trim_lost_total",
-			"a consumer group has missed events permanently, because the stream was trimmed (`POSTHASTE_TRIM=force`, or an XTRIM) before it read them. They are in `outbox_history`: `posthaste replay`.",
+			"a consumer group has missed events permanently, because the stream was trimmed (`POSTHASTE_TRIM=force`, " +
+				"or an XTRIM) before it read them. They are in `outbox_history`: `posthaste replay`.",
 			"sum by (stream, group) (increase(outbox_trim_lost_total[1h]))",
 		},
 		{
 			"outbox_commit_to_publish_seconds",
-			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. The trace " +
+			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. " +
+				"The trace " +
 				"ids lead to single events.",
 			"histogram_quantile(0.99, sum by (le, mode) (rate(outbox_commit_to_publish_seconds_bucket[5m])))",
 		},
@@ -83,7 +92,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_settled_total",
-			"events are settled after they were streamed. If it stays behind `outbox_published_total{mode=\"cdc\"}`, Postgres is slow to delete and the window fills.",
+			"events are settled after they were streamed. If it stays behind `outbox_published_total{mode=\"cdc\"}`, " +
+				"Postgres is slow to delete and the window fills.",
 			"sum(rate(outbox_settled_total[5m]))",
 		},
 		{
@@ -93,7 +103,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_settle_missing_total",
-			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that another program deletes from `outbox`.",
+			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that " +
+				"another program deletes from `outbox`.",
 			"sum(rate(outbox_settle_missing_total[5m]))",
 		},
 		{
@@ -105,7 +116,8 @@ var metricNotes = []struct {
 	{"Modes and leadership", []metricNote{
 		{
 			"outbox_relay_mode",
-			"a change is a hand-over. `poll` for long while it is not desired is the fallback: `outbox_mode_switches_total` has the reason.",
+			"a change is a hand-over. `poll` for long while it is not desired is the fallback: " +
+				"`outbox_mode_switches_total` has the reason.",
 			"max by (mode) (outbox_relay_mode)",
 		},
 		{
@@ -115,8 +127,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_relay_leader",
-			"the sum is 1. At 0 for more than a few seconds nothing is relayed; at 2, for more than a scrape, the clocks of " +
-				"two scrapes differ: the epoch fences the older one.",
+			"the sum is 1. At 0 for more than a few seconds nothing is relayed; at 2, for more than a scrape, the " +
+				"clocks of two scrapes differ: the epoch fences the older one.",
 			"sum(outbox_relay_leader)",
 		},
 		{
@@ -136,12 +148,14 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_audit_failures_total",
-			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has published them. Look for a filter on the publication, or another publication.",
+			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has " +
+				"published them. Look for a filter on the publication, or another publication.",
 			"sum by (reason) (increase(outbox_audit_failures_total[1h]))",
 		},
 		{
 			"outbox_scrape_errors_total",
-			"the named gauges show old values: Postgres (`backlog`, `dead`, `slot`) or Redis (`streams`) did not answer.",
+			"the named gauges show old values: Postgres (`backlog`, `dead`, `slot`) or Redis (`streams`) did not " +
+				"answer.",
 			"sum by (collector) (rate(outbox_scrape_errors_total[5m]))",
 		},
 		{
@@ -158,22 +172,27 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_slot_lost",
-			"Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a new one. Find out why it lagged.",
+			"Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a new one. Find out " +
+				"why it lagged.",
 			"max(outbox_slot_lost" + leading + ")",
 		},
 		{
 			"outbox_slot_created_total",
-			"`missing`: somebody dropped the slot while the relay was using it. `lost`: Postgres invalidated it. `publication`: the publication had lost the table. No event is lost: the relay sweeps before it streams again.",
+			"`missing`: somebody dropped the slot while the relay was using it. `lost`: Postgres invalidated it. " +
+				"`publication`: the publication had lost the table. No event is lost: the relay sweeps before it " +
+				"streams again.",
 			"sum by (reason) (increase(outbox_slot_created_total[1h]))",
 		},
 		{
 			"outbox_slot_retained_bytes",
-			"a disk fills. A transaction is open somewhere, or nothing confirms: the relay acts at `POSTHASTE_WAL_BUDGET`, Postgres at `outbox_slot_max_keep_bytes`.",
+			"a disk fills. A transaction is open somewhere, or nothing confirms: the relay acts at " +
+				"`POSTHASTE_WAL_BUDGET`, Postgres at `outbox_slot_max_keep_bytes`.",
 			"max(outbox_slot_retained_bytes" + leading + ")",
 		},
 		{
 			"outbox_slot_confirmed_lag_bytes",
-			"the relay is behind the WAL of the whole database, not only of the outbox: a bulk load elsewhere shows here.",
+			"the relay is behind the WAL of the whole database, not only of the outbox: a bulk load elsewhere shows " +
+				"here.",
 			"max(outbox_slot_confirmed_lag_bytes" + leading + ")",
 		},
 		{
@@ -208,7 +227,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_cdc_decode_errors_total",
-			"the outbox table has a shape that posthaste does not know. Events keep flowing by the sweep: undo the change of " +
+			"the outbox table has a shape that posthaste does not know. Events keep flowing by the sweep: undo the " +
+				"change of " +
 				"the table.",
 			"sum(increase(outbox_cdc_decode_errors_total[1h]))",
 		},
@@ -238,12 +258,14 @@ var metricNotes = []struct {
 	{"Redis and its streams", []metricNote{
 		{
 			"outbox_publish_seconds",
-			"Redis or the network is slow. With `POSTHASTE_REDIS_DURABILITY` it includes the wait for replicas or the disk.",
+			"Redis or the network is slow. With `POSTHASTE_REDIS_DURABILITY` it includes the wait for replicas or " +
+				"the disk.",
 			"histogram_quantile(0.99, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))",
 		},
 		{
 			"outbox_publish_errors_total",
-			"publishing fails, and is repeated. The class says why: full, read-only, unreachable, and so on. `wrongtype` and `too_large` park the event.",
+			"publishing fails, and is repeated. The class says why: full, read-only, unreachable, and so on. " +
+				"`wrongtype` and `too_large` park the event.",
 			"sum by (class) (rate(outbox_publish_errors_total[5m]))",
 		},
 		{
@@ -253,7 +275,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_stream_length",
-			"above `POSTHASTE_STREAM_MAXLEN` a consumer group holds trimming: `outbox_group_lag`, `outbox_group_idle_seconds`.",
+			"above `POSTHASTE_STREAM_MAXLEN` a consumer group holds trimming: `outbox_group_lag`, " +
+				"`outbox_group_idle_seconds`.",
 			"max by (stream) (outbox_stream_length)",
 		},
 		{
@@ -263,13 +286,15 @@ var metricNotes = []struct {
 		},
 		{
 			"redis_memory_ratio",
-			"Redis fills; at 1 it refuses writes and events wait in the outbox. Give it memory, or find the group that holds " +
+			"Redis fills; at 1 it refuses writes and events wait in the outbox. Give it memory, or find the group " +
+				"that holds " +
 				"trimming.",
 			"max(redis_memory_ratio)",
 		},
 		{
 			"redis_eviction_unsafe",
-			"Redis may delete streams, gates, keys and balances when it is full: `CONFIG SET maxmemory-policy noeviction`.",
+			"Redis may delete streams, gates, keys and balances when it is full: `CONFIG SET maxmemory-policy " +
+				"noeviction`.",
 			"max(redis_eviction_unsafe)",
 		},
 	}},
@@ -291,7 +316,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_group_idle_seconds",
-			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its consumers, or `posthaste groups drop` it.",
+			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its " +
+				"consumers, or `posthaste groups drop` it.",
 			"max by (stream, group) (outbox_group_idle_seconds)",
 		},
 		{
@@ -301,7 +327,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_attempts_total",
-			"of `failed` or `panic`: the handler, or what it calls. Of `unavailable`: what it calls reported that it is unavailable.",
+			"of `failed` or `panic`: the handler, or what it calls. Of `unavailable`: what it calls reported that it " +
+				"is unavailable.",
 			"sum by (group, outcome) (rate(outbox_consumer_attempts_total[5m]))",
 		},
 		{
@@ -316,7 +343,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_delay_seconds",
-			"events are processed late: compare with `outbox_commit_to_publish_seconds`; the difference is the consumers' share.",
+			"events are processed late: compare with `outbox_commit_to_publish_seconds`; the difference is the " +
+				"consumers' share.",
 			"histogram_quantile(0.99, sum by (le, group) (rate(outbox_consumer_delay_seconds_bucket[5m])))",
 		},
 		{
@@ -346,7 +374,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_stalled",
-			"there is something to do, and nothing has moved for a minute (a quarter of an hour where only handlers run). `/readyz` of the consumer and its log say what it waits for.",
+			"there is something to do, and nothing has moved for a minute (a quarter of an hour where only handlers " +
+				"run). `/readyz` of the consumer and its log say what it waits for.",
 			"max by (group, instance) (outbox_consumer_stalled)",
 		},
 		{
@@ -358,12 +387,14 @@ var metricNotes = []struct {
 	{"The API", []metricNote{
 		{
 			"http_request_duration_seconds",
-			"of the duration: Postgres, mostly; see `pg_pool_wait_seconds_total`. Of status 503: Postgres is away. Of 409 and 422: clients.",
+			"of the duration: Postgres, mostly; see `pg_pool_wait_seconds_total`. Of status 503: Postgres is away. " +
+				"Of 409 and 422: clients.",
 			"histogram_quantile(0.99, sum by (le, route) (rate(http_request_duration_seconds_bucket[5m])))",
 		},
 		{
 			"idem_requests_total",
-			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: clients reuse keys. Of `unknown`: commits with an unknown outcome.",
+			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: " +
+				"clients reuse keys. Of `unknown`: commits with an unknown outcome.",
 			"sum by (outcome) (rate(idem_requests_total[5m]))",
 		},
 		{
@@ -388,7 +419,8 @@ var metricNotes = []struct {
 		},
 		{
 			"pg_pool_connections",
-			"of `used` to `pg_pool_max_connections`: requests wait. Give the pool more (`pool_max_conns` in the URL), or Postgres less to do.",
+			"of `used` to `pg_pool_max_connections`: requests wait. Give the pool more (`pool_max_conns` in the " +
+				"URL), or Postgres less to do.",
 			"sum by (job, state) (pg_pool_connections)",
 		},
 		{
@@ -410,17 +442,22 @@ var metricNotes = []struct {
 	{"Credits", []metricNote{
 		{
 			"credits_ops_total",
-			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of `frozen`: accounts wait for an operator. Of `unavailable`: Redis is away, or Postgres, for keys that are not UUIDv7.",
+			"of `epoch`: Redis has lost data and a bucket is rebuilt. Of `backpressure`: the sync is behind. Of " +
+				"`frozen`: accounts wait for an operator. Of `unavailable`: Redis is away, or Postgres, for keys " +
+				"that are not UUIDv7.",
 			"sum by (code) (rate(credits_ops_total[5m]))",
 		},
 		{
 			"credits_order_payments_total",
-			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was refused and its credits could not be given back. An operator must examine it.",
+			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was " +
+				"ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was " +
+				"refused and its credits could not be given back. An operator must examine it.",
 			"sum by (outcome) (rate(credits_order_payments_total[5m]))",
 		},
 		{
 			"credits_sync_lag_seconds",
-			"operations are in Redis only: if Redis loses them now, they are gone. The relay or Postgres is slow, or gone.",
+			"operations are in Redis only: if Redis loses them now, they are gone. The relay or Postgres is slow, or " +
+				"gone.",
 			"max(credits_sync_lag_seconds)",
 		},
 		{
@@ -430,7 +467,8 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_sync_entries_total",
-			"of `quarantined`: operations contradict the ledger, `posthaste credits reconcile` explains them. Of `duplicate`: the sync was interrupted.",
+			"of `quarantined`: operations contradict the ledger, `posthaste credits reconcile` explains them. Of " +
+				"`duplicate`: the sync was interrupted.",
 			"sum by (outcome) (rate(credits_sync_entries_total[5m]))",
 		},
 		{
@@ -445,7 +483,8 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_durability_wait_seconds",
-			"replicas or the disk are slow; every operation waits for them. At half a second answers become `outcome_unknown`. Empty with `POSTHASTE_REDIS_DURABILITY=none`.",
+			"replicas or the disk are slow; every operation waits for them. At half a second answers become " +
+				"`outcome_unknown`. Empty with `POSTHASTE_REDIS_DURABILITY=none`.",
 			"histogram_quantile(0.99, sum by (le) (rate(credits_durability_wait_seconds_bucket[5m])))",
 		},
 		{

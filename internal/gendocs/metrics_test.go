@@ -18,10 +18,13 @@ import (
 const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_total{reason} outbox_parked_total
 	outbox_commit_to_publish_seconds{mode} outbox_publish_seconds outbox_publish_errors_total{class} outbox_backlog_rows
 	outbox_backlog_oldest_seconds outbox_inflight_events outbox_relay_mode{mode} outbox_relay_leader outbox_relay_epoch
-	outbox_mode_switches_total{from,to,reason} outbox_slot_active outbox_slot_retained_bytes outbox_slot_confirmed_lag_bytes
+	outbox_mode_switches_total{from,to,reason} outbox_slot_active outbox_slot_retained_bytes ` +
+	`outbox_slot_confirmed_lag_bytes
 	outbox_slot_lost outbox_wire_idle_seconds outbox_stream_length{stream} outbox_group_pending{stream,group}
-	outbox_group_lag{stream,group} outbox_group_oldest_pending_seconds{stream,group} outbox_trim_lost_total{stream,group}
-	outbox_events_written_total{type} outbox_slot_max_keep_bytes outbox_scrape_errors_total{collector} redis_memory_ratio
+	outbox_group_lag{stream,group} outbox_group_oldest_pending_seconds{stream,group} ` +
+	`outbox_trim_lost_total{stream,group}
+	outbox_events_written_total{type} outbox_slot_max_keep_bytes outbox_scrape_errors_total{collector} ` +
+	`redis_memory_ratio
 	redis_eviction_unsafe idem_requests_total{route,outcome} idem_script_seconds{script} credits_ops_total{code}
 	credits_sync_lag_seconds http_request_duration_seconds{route,method,status}`
 

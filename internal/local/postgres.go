@@ -33,7 +33,8 @@ type Postgres struct {
 }
 
 // ErrNoPostgres means that no server binaries were found.
-var ErrNoPostgres = errors.New("no Postgres server binaries found; install them (Debian, Ubuntu: apt-get install postgresql) " +
+var ErrNoPostgres = errors.New("no Postgres server binaries found; install them (Debian, Ubuntu: apt-get install " +
+	"postgresql) " +
 	"or name their folder in POSTHASTE_PG_BIN")
 
 // PostgresBin finds the folder of initdb and postgres: dir if not empty, else pg_config --bindir, the distribution's
@@ -86,7 +87,8 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 		return nil, err
 	}
 	data := filepath.Join(dir, "data")
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E",
+		"UTF8", "--locale=C", "--no-sync")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -95,7 +97,8 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	p := &Postgres{Dir: dir, bin: bin, cred: cred}
 	for _, s := range append([]string{
 		"listen_addresses=127.0.0.1", "unix_socket_directories=" + dir, "wal_level=logical",
-		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off", "timezone=UTC",
+		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off",
+		"timezone=UTC",
 	}, settings...) {
 		p.args = append(p.args, "-c", s)
 	}
@@ -105,7 +108,8 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	return p, p.run(ctx)
 }
 
-// Copy returns a server with a copy of p's data in dir, on a port of its own. p is stopped meanwhile; the copy is not started.
+// Copy returns a server with a copy of p's data in dir, on a port of its own. p is stopped meanwhile; the copy is not
+// started.
 func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	if err := p.Stop("fast"); err != nil {
 		return nil, err
@@ -119,7 +123,8 @@ func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 			return nil, fmt.Errorf("give the data folder away: %w", err)
 		}
 	}
-	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(p.Dir, "data"), dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(p.Dir, "data"),
+		dir).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("copy the data folder: %w: %s", err, out)
 	}
 	var err error
@@ -154,7 +159,7 @@ func serverUser(dir string) (*syscall.Credential, error) {
 func (p *Postgres) run(ctx context.Context) error {
 	args := append([]string{"-D", filepath.Join(p.Dir, "data"), "-p", strconv.Itoa(p.Port)}, p.args...)
 	p.out = &tail{}
-	cmd := exec.Command(filepath.Join(p.bin, "postgres"), args...) //nolint:noctx // lives until Stop, not until ctx ends
+	cmd := exec.Command(filepath.Join(p.bin, "postgres"), args...) //nolint:noctx // lives until Stop
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Dir, p.out, p.out
 	var err error
 	if p.proc, err = start(cmd, syscall.SIGQUIT, p.cred); err != nil {
@@ -193,7 +198,10 @@ func (p *Postgres) URL(database string) string {
 
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
 func (p *Postgres) Stop(mode string) error {
-	sig, ok := map[string]os.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT, "immediate": syscall.SIGQUIT}[mode]
+	sig, ok := map[string]os.Signal{
+		"smart": syscall.SIGTERM, "fast": syscall.SIGINT,
+		"immediate": syscall.SIGQUIT,
+	}[mode]
 	if !ok {
 		return fmt.Errorf("unknown stop mode %q", mode)
 	}

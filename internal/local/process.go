@@ -73,8 +73,8 @@ func (p *process) stop(sig os.Signal, grace time.Duration) error {
 	return nil
 }
 
-// ReservePort takes a free loopback port and keeps it until hold is closed: a socket that is bound and does not listen. A
-// server that asks for just this port gets it, now and after every restart, because both let their address be shared;
+// ReservePort takes a free loopback port and keeps it until hold is closed: a socket that is bound and does not listen.
+// A server that asks for just this port gets it, now and after every restart, because both let their address be shared;
 // whoever asks for any free port gets another one, and clients are refused while the server is down.
 func ReservePort() (port int, hold *os.File, err error) { return reserve(0) }
 

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A server that is down keeps its port: nobody who asks for any gets it, clients are refused, and the server finds it again.
+// A server that is down keeps its port: nobody who asks for any gets it, clients are refused, and the server finds it
+// again.
 func TestAReservedPortIsKept(t *testing.T) {
 	t.Parallel()
 	port, hold, err := ReservePort()

@@ -65,8 +65,8 @@ func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis,
 	return r, r.Start(ctx)
 }
 
-// reserve takes the server's port, and for a node of a cluster the one on which nodes talk to each other: Redis ends at once
-// if somebody has that.
+// reserve takes the server's port, and for a node of a cluster the one on which nodes talk to each other: Redis ends at
+// once if somebody has that.
 func (r *Redis) reserve() (err error) {
 	const above = 10_000
 	for try := 0; ; try++ {
@@ -112,7 +112,10 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 }
 
 func (r *Redis) ping(ctx context.Context) error {
-	c := redis.NewClient(&redis.Options{Addr: r.Addr(), MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1, ReadTimeout: time.Second})
+	c := redis.NewClient(&redis.Options{
+		Addr: r.Addr(), MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1,
+		ReadTimeout: time.Second,
+	})
 	defer c.Close()
 	err := c.Ping(ctx).Err()
 	if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {

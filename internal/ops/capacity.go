@@ -23,7 +23,8 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	var walBytes, outboxBytes, historyBytes int64
 	var walSeconds float64
 	var oldest string
-	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes, &oldest)
+	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes,
+		&oldest)
 	if err != nil {
 		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))

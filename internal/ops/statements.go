@@ -37,8 +37,8 @@ type traceRow struct {
 	Stream, EntryID string
 }
 
-// traceRowsOf looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It returns the
-// newest of the places, at most limit, in the order of time.
+// traceRowsOf looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It
+// returns the newest of the places, at most limit, in the order of time.
 func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceRow, error) {
 	var event *uuid.UUID
 	if parsed, err := uuid.Parse(id); err == nil {

@@ -196,7 +196,8 @@ func (a *assessment) flow() {
 		}
 		if p.Relays > 0 && oldest < veryLateAfter {
 			problem.Level = Degraded
-			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log says why."
+			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log says " +
+				"why."
 		}
 		a.add(problem)
 		return
@@ -277,7 +278,8 @@ func (a *assessment) relay() {
 	}
 	add := func(level Level, title, condition string) {
 		a.add(Problem{
-			Level: level, Part: partPath, Title: title, Why: sentence(condition), Remedy: "The doctor names the remedy.",
+			Level: level, Part: partPath, Title: title, Why: sentence(condition),
+			Remedy: "The doctor names the remedy.",
 			Action: actionDoctor, line: "this relay: " + condition, condition: condition,
 			Follows: !a.reachable || told(level, condition),
 		})
@@ -302,9 +304,10 @@ func (a *assessment) old() {
 		}
 		a.add(Problem{
 			Level: Degraded, Part: l.part,
-			Title:  "What is shown of " + l.name + " is " + span(a.s.Now.Sub(*l.asOf)) + " old",
-			Why:    "It takes long to answer, or this process was suspended.",
-			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries them again.",
+			Title: "What is shown of " + l.name + " is " + span(a.s.Now.Sub(*l.asOf)) + " old",
+			Why:   "It takes long to answer, or this process was suspended.",
+			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries " +
+				"them again.",
 		})
 	}
 }
@@ -341,8 +344,9 @@ func (a *assessment) dead() {
 	if d.Relay > 0 {
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " parked, not published",
-			Why: "Redis rejected it: " + sentence(d.First), Remedy: "Fix the cause, then press Retry.", Action: actionDead,
-			line: are(d.Relay) + " parked (posthaste dead list)",
+			Why: "Redis rejected it: " + sentence(d.First), Remedy: "Fix the cause, then press Retry.",
+			Action: actionDead,
+			line:   are(d.Relay) + " parked (posthaste dead list)",
 		})
 	}
 	if d.Groups > 0 {

@@ -20,7 +20,8 @@ func TestFor(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("why"))
 		defer cancel()
 		began = time.Now()
-		if err := pause.For(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
+		if err := pause.For(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(began) != time.Minute {
 			t.Errorf("cut short: %v after %v", err, time.Since(began))
 		}
 		began = time.Now()

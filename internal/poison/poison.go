@@ -1,4 +1,5 @@
-// Package poison decides what becomes of events that a sink refuses for their own sake: the same for the stream and the sweep.
+// Package poison decides what becomes of events that a sink refuses for their own sake: the same for the stream and the
+// sweep.
 package poison
 
 import (
@@ -18,7 +19,8 @@ const ClassBlocked = "blocked"
 // WaitsFor is the reason of such an event.
 func WaitsFor(id string) string { return "waits for parked event " + id }
 
-// Behind tells, when e is parked, which events have to be parked with it: with block-key those of its aggregate, else none (nil).
+// Behind tells, when e is parked, which events have to be parked with it: with block-key those of its aggregate, else
+// none (nil).
 func Behind(e *outbox.Event, blockKey bool) func(*outbox.Event) bool {
 	if !blockKey {
 		return nil
@@ -28,8 +30,8 @@ func Behind(e *outbox.Event, blockKey bool) func(*outbox.Event) bool {
 	}
 }
 
-// Refusals counts how often events were refused, and knows the streams that refuse every event. The zero value is ready, and
-// safe for concurrent use.
+// Refusals counts how often events were refused, and knows the streams that refuse every event. The zero value is
+// ready, and safe for concurrent use.
 type Refusals struct {
 	mu sync.Mutex
 	// streams has the streams that refused an event since their last batch without one.
@@ -42,8 +44,8 @@ type refusal struct {
 	parked bool
 }
 
-// Refused takes a refusal, and reports whether the event is to be parked now, and after how many attempts. They count on until
-// [Refusals.Parked]: what is to be parked may still be rolled back.
+// Refused takes a refusal, and reports whether the event is to be parked now, and after how many attempts. They count
+// on until [Refusals.Parked]: what is to be parked may still be rolled back.
 func (r *Refusals) Refused(stream string, id uuid.UUID) (attempts int, park bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

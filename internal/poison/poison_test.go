@@ -40,7 +40,8 @@ func TestBehind(t *testing.T) {
 	}
 	behind := poison.Behind(e, true)
 	for o, want := range map[*outbox.Event]bool{
-		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false, {AggregateType: "user", AggregateID: "a"}: false,
+		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false,
+		{AggregateType: "user", AggregateID: "a"}: false,
 	} {
 		if behind(o) != want {
 			t.Errorf("%s %s waits: %v", o.AggregateType, o.AggregateID, !want)

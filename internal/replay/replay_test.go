@@ -34,8 +34,9 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 		r := &replaying{
 			options: Options{Since: "2h", Rate: "0"},
 			config: app.Config{
-				PostgresURL: db.URL, RedisURL: redis.URL(), RelayName: db.Relay, Schema: "public", StreamPrefix: "outbox.",
-				History: 72 * time.Hour,
+				PostgresURL: db.URL, RedisURL: redis.URL(), RelayName: db.Relay, Schema: "public",
+				StreamPrefix: "outbox.",
+				History:      72 * time.Hour,
 			},
 			io: cli.IO{Stdout: io.Discard, Stderr: io.Discard},
 		}

@@ -25,8 +25,8 @@ import (
 
 // Options are what is replayed, and how.
 type Options struct {
-	// Since and Until bound when events were published: RFC 3339, or how long ago. Without Until it is when the replay was
-	// begun.
+	// Since and Until bound when events were published: RFC 3339, or how long ago. Without Until it is when the replay
+	// was begun.
 	Since, Until string
 	// ID selects one event, Subject those of one aggregate id; All says that neither was meant.
 	ID      string
@@ -131,7 +131,8 @@ func parseTime(name, value string, none time.Time) (func(now time.Time) time.Tim
 	}
 	d, err := time.ParseDuration(value)
 	if err != nil || d <= 0 {
-		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name, value)
+		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name,
+			value)
 	}
 	return func(now time.Time) time.Time { return now.Add(-d) }, nil
 }
@@ -180,8 +181,9 @@ func (r *replaying) open(ctx context.Context) error {
 		return cli.Usage(err.Error())
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
-		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName, Database: st.Owner.Source,
-		Side: r.options.To != "",
+		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName,
+		Database: st.Owner.Source,
+		Side:     r.options.To != "",
 	})
 	return nil
 }
@@ -194,8 +196,8 @@ func (r *replaying) history(ctx context.Context) error {
 		return err
 	case oldest != nil:
 	case r.config.History == 0:
-		return errors.New("history is off (POSTHASTE_HISTORY=0), so nothing was kept that could be replayed: set it to how " +
-			"long events are to be kept; it begins with what is published from then on")
+		return errors.New("history is off (POSTHASTE_HISTORY=0), so nothing was kept that could be replayed: set it " +
+			"to how long events are to be kept; it begins with what is published from then on")
 	default:
 		return errors.New("history is empty: nothing was published within POSTHASTE_HISTORY, or the relay runs with " +
 			"POSTHASTE_HISTORY=0")
@@ -209,7 +211,8 @@ func (r *replaying) history(ctx context.Context) error {
 		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))
 	}
 	if r.options.Since != "" && r.sel.Since.Before(r.oldest) {
-		fmt.Fprintf(r.io.Stderr, "history begins at %s; what was published before is not kept any more\n", stamp(r.oldest))
+		fmt.Fprintf(r.io.Stderr, "history begins at %s; what was published before is not kept any more\n",
+			stamp(r.oldest))
 	}
 	return nil
 }

@@ -39,13 +39,17 @@ func (r *replaying) result(res replayResult, words string) error {
 		Until    time.Time `json:"until"`
 		To       string    `json:"to,omitempty"`
 		Seconds  float64   `json:"seconds"`
-	}{res.Finished, res.Resumed, res.Replayed, res.Count, total, res.Since, res.Until, r.options.To, res.Took.Seconds()})
+	}{
+		res.Finished, res.Resumed, res.Replayed, res.Count, total, res.Since, res.Until, r.options.To,
+		res.Took.Seconds(),
+	})
 }
 
 // nothing says that the selection is empty; for an event asked for by its id that is a failure.
 func (r *replaying) nothing() error {
 	if r.sel.ID != nil {
-		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or none "+
+		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or "+
+			"none "+
 			"of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
 	}
 	zero := int64(0)

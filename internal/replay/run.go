@@ -67,7 +67,8 @@ func (r *replaying) run(ctx context.Context) error {
 	}
 	if note.Total > note.Count {
 		_ = r.result(res, "")
-		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short for this "+
+		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short "+
+			"for this "+
 			"rate",
 			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 	}
@@ -263,7 +264,10 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 		if err != nil {
 			return err
 		}
-		err = r.patiently(ctx, redisRemedy, func(ctx context.Context) error { return r.replay.Publish(ctx, name, rest) })
+		err = r.patiently(ctx, redisRemedy, func(ctx context.Context) error {
+			return r.replay.Publish(ctx, name,
+				rest)
+		})
 		if err != nil {
 			return err
 		}
@@ -301,7 +305,8 @@ func parsePlace(s string) (sql.Place, error) {
 	us, err1 := strconv.ParseInt(at, 10, 64)
 	n, err2 := strconv.ParseInt(seq, 10, 64)
 	if !ok || err1 != nil || err2 != nil {
-		return sql.Place{}, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
+		return sql.Place{},
+			fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
 	}
 	return sql.Place{At: time.UnixMicro(us).UTC(), Seq: n}, nil
 }

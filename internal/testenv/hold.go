@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Hold is a proxy that keeps what clients send, and delivers it late: after the client has given up and gone, if the test
-// wants it so. That is what a network that has healed does, or a proxy that was slow.
+// Hold is a proxy that keeps what clients send, and delivers it late: after the client has given up and gone, if the
+// test wants it so. That is what a network that has healed does, or a proxy that was slow.
 type Hold struct {
 	tb       testing.TB
 	upstream string
@@ -48,7 +48,8 @@ func NewHold(tb testing.TB, upstream string) *Hold {
 // Addr returns the address to connect to.
 func (h *Hold) Addr() string { return h.listener.Addr().String() }
 
-// Hold keeps what is sent from now on over the connections that there are, and with all over those to come. Answers pass.
+// Hold keeps what is sent from now on over the connections that there are, and with all over those to come. Answers
+// pass.
 func (h *Hold) Hold(all bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,8 +79,8 @@ func (h *Hold) Held(text string) int {
 	return n
 }
 
-// Late returns how many connections the client has left and the server has not ended: what was sent over them may still be
-// carried out.
+// Late returns how many connections the client has left and the server has not ended: what was sent over them may still
+// be carried out.
 func (h *Hold) Late() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

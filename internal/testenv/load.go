@@ -69,7 +69,10 @@ func StartLoad(tb testing.TB, d *Database, o LoadOptions) *Load {
 		o.Types = []string{"order"}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Load{tb: tb, pool: d.Pool, types: o.Types, cancel: cancel, next: map[string]int{}, committed: map[uuid.UUID]bool{}, unclear: map[uuid.UUID]bool{}}
+	l := &Load{
+		tb: tb, pool: d.Pool, types: o.Types, cancel: cancel, next: map[string]int{},
+		committed: map[uuid.UUID]bool{}, unclear: map[uuid.UUID]bool{},
+	}
 	for w := range o.Writers {
 		l.wg.Go(func() { l.write(ctx, w, o) })
 	}
@@ -139,7 +142,8 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 	l.mu.Unlock()
 	for i := range ids {
 		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, pad)
-		if ids[i], err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: payload}); err != nil {
+		if ids[i], err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ +
+			".changed", Payload: payload}); err != nil {
 			return 0, err
 		}
 	}
@@ -164,14 +168,18 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 // It returns when they are committed.
 func Bulk(tb testing.TB, d *Database, n, pad int) *Load {
 	tb.Helper()
-	l := &Load{tb: tb, pool: d.Pool, types: []string{"order"}, cancel: func() {}, committed: make(map[uuid.UUID]bool, n)}
+	l := &Load{
+		tb: tb, pool: d.Pool, types: []string{"order"}, cancel: func() {},
+		committed: make(map[uuid.UUID]bool, n),
+	}
 	columns := []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"}
-	_, err := d.Pool.CopyFrom(tb.Context(), pgx.Identifier{"outbox"}, columns, pgx.CopyFromSlice(n, func(i int) ([]any, error) {
-		id := uuid.New()
-		l.committed[id] = true
-		payload := fmt.Sprintf(`{"n":%d,"pad":%q}`, i+1, padding(pad))
-		return []any{id, "order", fmt.Sprintf("bulk-%d", i%100), "order.changed", payload}, nil
-	}))
+	_, err := d.Pool.CopyFrom(tb.Context(), pgx.Identifier{"outbox"}, columns,
+		pgx.CopyFromSlice(n, func(i int) ([]any, error) {
+			id := uuid.New()
+			l.committed[id] = true
+			payload := fmt.Sprintf(`{"n":%d,"pad":%q}`, i+1, padding(pad))
+			return []any{id, "order", fmt.Sprintf("bulk-%d", i%100), "order.changed", payload}, nil
+		}))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -251,7 +259,8 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 			for _, m := range page {
 				get := func(k string) string { s, _ := m.Values[k].(string); return s }
 				out = append(out, Entry{
-					Stream: stream, EntryID: m.ID, ID: get("id"), Subject: get("subject"), Data: get("data"), Type: get("type"),
+					Stream: stream, EntryID: m.ID, ID: get("id"), Subject: get("subject"), Data: get("data"),
+					Type: get("type"),
 					Time: get("time"), Source: get("source"),
 				})
 			}
@@ -264,8 +273,8 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 	return out
 }
 
-// WaitEmpty waits until the outbox is empty. It gives up when the outbox has not become shorter within so long: how long
-// all of it takes is the machine's affair.
+// WaitEmpty waits until the outbox is empty. It gives up when the outbox has not become shorter within so long: how
+// long all of it takes is the machine's affair.
 func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	tb.Helper()
 	n := math.MaxInt
@@ -327,7 +336,8 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 		dup += n - 1
 	}
 	history := o.historyMissing(tb, l)
-	tb.Logf("committed %d, in the streams %d, lost %d, duplicates %d, reordered %d", len(l.committed), len(seen), lost, dup, reordered)
+	tb.Logf("committed %d, in the streams %d, lost %d, duplicates %d, reordered %d", len(l.committed), len(seen), lost,
+		dup, reordered)
 	if o.Flushed {
 		lost, reordered = 0, 0 // what history says was delivered before the flush is not ours to keep
 	}
@@ -335,7 +345,8 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 		dup = 0
 	}
 	if lost > 0 || dup > 0 || reordered > 0 || unknown > 0 || history > 0 {
-		tb.Errorf("lost %d, duplicates %d, reordered %d, never committed %d, not in history %d", lost, dup, reordered, unknown, history)
+		tb.Errorf("lost %d, duplicates %d, reordered %d, never committed %d, not in history %d", lost, dup, reordered,
+			unknown, history)
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 //go:embed testdata/slowsync.c
 var slowSync []byte
 
-// RedisOnASlowDisk starts a server whose append-only file is synced every second, as by default, on a disk that takes delay for
-// each sync. Meanwhile Redis holds its writes to the file back, for up to 2 s, and answers all the same. It wants a C compiler,
-// as the race detector does.
+// RedisOnASlowDisk starts a server whose append-only file is synced every second, as by default, on a disk that takes
+// delay for each sync. Meanwhile Redis holds its writes to the file back, for up to 2 s, and answers all the same. It
+// wants a C compiler, as the race detector does.
 func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	tb.Helper()
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
@@ -25,18 +25,21 @@ func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 		tb.Fatal(err)
 	}
 	dir := tb.TempDir()
-	source, library, wrapper := filepath.Join(dir, "slowsync.c"), filepath.Join(dir, "slowsync.so"), filepath.Join(dir, "redis")
+	source, library, wrapper := filepath.Join(dir, "slowsync.c"), filepath.Join(dir, "slowsync.so"),
+		filepath.Join(dir, "redis")
 	cc := os.Getenv("CC")
 	if cc == "" {
 		cc = "cc"
 	}
-	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s SLOWSYNC_MS=%d exec %s \"$@\"\n", library, delay.Milliseconds(), bin)
+	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s SLOWSYNC_MS=%d exec %s \"$@\"\n", library, delay.Milliseconds(),
+		bin)
 	for file, content := range map[string][]byte{source: slowSync, wrapper: []byte(script)} {
 		if err := os.WriteFile(file, content, 0o700); err != nil { //nolint:gosec // one of them is run
 			tb.Fatal(err)
 		}
 	}
-	if out, err := exec.CommandContext(tb.Context(), cc, "-shared", "-fPIC", "-O", "-o", library, source).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(tb.Context(), cc, "-shared", "-fPIC", "-O", "-o", library,
+		source).CombinedOutput(); err != nil {
 		tb.Fatalf("%s: %v: %s", cc, err, out)
 	}
 	return redisWith(tb, wrapper, "appendfsync everysec")

@@ -103,7 +103,8 @@ func (s *Server) Standby(tb testing.TB, through string) *Server {
 		err = os.Chmod(filepath.Join(dir, "data", "standby.signal"), 0o666) //nolint:gosec // the server is another user
 	}
 	if err == nil {
-		err = c.Start(tb.Context(), fmt.Sprintf("primary_conninfo=host=%s port=%s user=postgres", host, port), "hot_standby=on")
+		err = c.Start(tb.Context(), fmt.Sprintf("primary_conninfo=host=%s port=%s user=postgres", host, port),
+			"hot_standby=on")
 	}
 	if err != nil {
 		tb.Fatalf("start the standby: %v", err)
@@ -217,9 +218,12 @@ func (d *Database) cleanup(pg *local.Postgres) {
 	d.Pool.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	_ = execOn(ctx, pg.URL("postgres"), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '"+d.Name+"' AND active")
+	_ = execOn(ctx, pg.URL("postgres"),
+		"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '"+d.Name+"' AND active")
 	for range 50 {
-		if execOn(ctx, pg.URL("postgres"), "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '"+d.Name+"'") == nil {
+		if execOn(ctx, pg.URL("postgres"),
+			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '"+d.Name+
+				"'") == nil {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -291,8 +295,9 @@ func (r *RedisServer) Restart(tb testing.TB) {
 	}
 }
 
-// kept makes a Redis lose nothing when it is killed, which is what tests do to it: what it has answered is the kernel's by
-// then. With everysec it holds writes back while an fsync is under way, answered all the same. The machine never crashes.
+// kept makes a Redis lose nothing when it is killed, which is what tests do to it: what it has answered is the kernel's
+// by then. With everysec it holds writes back while an fsync is under way, answered all the same. The machine never
+// crashes.
 const kept = "appendfsync no"
 
 // Redis starts a server for this test. Config lines are those of redis.conf.
@@ -382,7 +387,8 @@ func Root(tb testing.TB) string {
 	return ""
 }
 
-// Standby sets the server's synchronous_standby_names: commits wait for a standby that is not there, or, with "", for none.
+// Standby sets the server's synchronous_standby_names: commits wait for a standby that is not there, or, with "", for
+// none.
 func (d *Database) Standby(tb testing.TB, name string) {
 	tb.Helper()
 	d.Exec(tb, "ALTER SYSTEM SET synchronous_standby_names = '"+name+"'")
@@ -409,7 +415,9 @@ func (d *Database) WaitHeld(tb testing.TB) {
 	defer func() { cancel(); <-ended }() // cuts the probe's connection, and the commit it waits for is done
 	Eventually(tb, 30*time.Second, func() error {
 		var waits bool
-		err := d.Pool.QueryRow(ctx, "SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", probe.PgConn().PID()).Scan(&waits)
+		err := d.Pool.QueryRow(ctx,
+			"SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1",
+			probe.PgConn().PID()).Scan(&waits)
 		if err != nil || !waits {
 			return fmt.Errorf("commits are not held back, %w", err)
 		}

@@ -9,8 +9,8 @@ const Len = 55
 
 const hex = "0123456789abcdef"
 
-// Valid reports whether s has the form version-traceid-parentid-flags, of a version that may exist, with ids that are not
-// zero.
+// Valid reports whether s has the form version-traceid-parentid-flags, of a version that may exist, with ids that are
+// not zero.
 func Valid(s string) bool {
 	if len(s) < Len || s[2] != '-' || s[35] != '-' || s[52] != '-' || s[:2] == "ff" || len(s) > Len && s[Len] != '-' {
 		return false

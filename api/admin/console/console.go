@@ -1,16 +1,16 @@
-// Package console is the page at /console/ on the admin listener: what the pipeline does now, what is wrong with it, and
-// what to press.
+// Package console is the page at /console/ on the admin listener: what the pipeline does now, what is wrong with it,
+// and what to press.
 //
 // The page is embedded, loads nothing from elsewhere, and talks only to the endpoints below. All answers are JSON, none
 // holds a payload or a secret. Times are RFC 3339, durations in seconds, sizes in bytes.
 //
 //	GET  /console/              the page; its parts beside it
-//	GET  /console/api/session   {"csrf","token_required","kind","relay","holder","version"}: csrf is what every POST and PUT
-//	                            here wants in the header X-Posthaste-Csrf
+//	GET  /console/api/session   {"csrf","token_required","kind","relay","holder","version"}: every POST and PUT
+//	                            here wants csrf in the header X-Posthaste-Csrf
 //	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
-//	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive; 503 beyond
-//	                            16 viewers; a viewer that does not keep up is cut off
+//	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive;
+//	                            503 beyond 16 viewers; a viewer that does not keep up is cut off
 //	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 200 of them
 //	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
 //	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
@@ -20,9 +20,9 @@
 // PUT and POST also want the admin token as bearer token if one is set. (PUT /relay/mode and its neighbours, made for
 // curl, want only that.)
 //
-// What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while somebody
-// looks, over connections of the console's own, each with a timeout of its own, and rarely for more than a tenth of the time;
-// what cannot be reached is shown with the time of the last answer, and holds up nothing else.
+// What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while
+// somebody looks, over connections of the console's own, each with a timeout of its own, and rarely for more than a
+// tenth of the time; what cannot be reached is shown with the time of the last answer, and holds up nothing else.
 package console
 
 import (
@@ -59,8 +59,8 @@ type Options struct {
 	Holder, Version string
 	// RelayName is the relay whose table is meant, StreamPrefix begins the names of its streams.
 	RelayName, StreamPrefix string
-	// Pool and Redis should be the console's own: a slow page must not take connections from the work. Pool has room for
-	// Conns. The caller closes them.
+	// Pool and Redis should be the console's own: a slow page must not take connections from the work. Pool has room
+	// for Conns. The caller closes them.
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	// Slots reads the slot's state, over Pool.
@@ -96,8 +96,8 @@ const (
 	maxActions = 2
 )
 
-// Conns is how many connections to Postgres are in use at most: the sources that need one, traces and actions. In a smaller
-// pool some slow traces would make Postgres look as if it did not answer.
+// Conns is how many connections to Postgres are in use at most: the sources that need one, traces and actions. In a
+// smaller pool some slow traces would make Postgres look as if it did not answer.
 const Conns = 2 + maxTraces + maxActions
 
 // New returns a console; it does nothing until Run.
@@ -130,9 +130,13 @@ func New(o Options) *Console {
 
 // ServeHTTP serves everything under /console/.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// A page of another origin cannot read the answers, but it could take every viewer's place and keep the doctor busy.
+	// A page of another origin cannot read the answers, but it could take every viewer's place and keep the doctor
+	// busy.
 	if strings.HasPrefix(r.URL.Path, "/console/api/") {
-		if err := sameOrigin.Check(&http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header}); err != nil {
+		if err := sameOrigin.Check(&http.Request{
+			Method: http.MethodPost, URL: r.URL, Host: r.Host,
+			Header: r.Header,
+		}); err != nil {
 			problem(w, http.StatusForbidden, "this is for the console's own page")
 			return
 		}
@@ -175,8 +179,8 @@ func (c *Console) sample(ctx context.Context) error {
 	}
 }
 
-// leads reports whether this process is the one whose metrics tell of the backlog, and whether it shares the publishing:
-// every relay sweeps.
+// leads reports whether this process is the one whose metrics tell of the backlog, and whether it shares the
+// publishing: every relay sweeps.
 func (c *Console) leads() (leads, shared bool) {
 	if c.o.Relay == nil {
 		return false, false
@@ -186,8 +190,8 @@ func (c *Console) leads() (leads, shared bool) {
 }
 
 // policy of every answer: nothing from elsewhere, nothing inline, in nobody's frame.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'none'; " +
-	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+	"font-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 func harden(h http.Header) {
 	h.Set("Content-Security-Policy", policy)
@@ -216,13 +220,15 @@ const csrfHeader = "X-Posthaste-Csrf"
 func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !same(r.Header.Get(csrfHeader), c.csrf) {
-			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+"; reload the page")
+			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+
+				"; reload the page")
 			return
 		}
 		bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if c.o.Token != "" && (!ok || !same(bearer, c.o.Token)) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			problem(w, http.StatusUnauthorized, "this call needs the admin token (POSTHASTE_ADMIN_TOKEN of this process)")
+			problem(w, http.StatusUnauthorized,
+				"this call needs the admin token (POSTHASTE_ADMIN_TOKEN of this process)")
 			return
 		}
 		if !enter(c.actions) {
@@ -257,7 +263,8 @@ const callTimeout = 5 * time.Second
 
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, map[string]any{
-		"csrf": c.csrf, "token_required": c.o.Token != "", "kind": c.o.Kind, "relay": c.o.RelayName, "holder": c.o.Holder, "version": c.o.Version,
+		"csrf": c.csrf, "token_required": c.o.Token != "", "kind": c.o.Kind, "relay": c.o.RelayName,
+		"holder": c.o.Holder, "version": c.o.Version,
 	})
 }
 
@@ -310,7 +317,10 @@ func plain(err error) string {
 
 func problem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
-	answer(w, status, map[string]any{"type": "about:blank", "title": http.StatusText(status), "status": status, "detail": detail})
+	answer(w, status, map[string]any{
+		"type": "about:blank", "title": http.StatusText(status), "status": status,
+		"detail": detail,
+	})
 }
 
 func answer(w http.ResponseWriter, status int, v any) {

@@ -30,14 +30,19 @@ func TestThePageBringsEverythingAndAllowsNothingElse(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	csp := resp.Header.Get("Content-Security-Policy")
-	if !strings.Contains(csp, "default-src 'none'") || strings.Contains(csp, "unsafe") || strings.Contains(csp, "http") || !strings.Contains(csp, "frame-ancestors 'none'") {
+	if !strings.Contains(csp, "default-src 'none'") || strings.Contains(csp, "unsafe") ||
+		strings.Contains(csp, "http") || !strings.Contains(csp, "frame-ancestors 'none'") {
 		t.Errorf("policy: %s", csp)
 	}
 	page, err := io.ReadAll(resp.Body)
-	if err != nil || strings.Contains(string(page), "style=") || strings.Contains(string(page), "://") || strings.Contains(string(page), "onclick=") {
+	if err != nil || strings.Contains(string(page), "style=") || strings.Contains(string(page), "://") ||
+		strings.Contains(string(page), "onclick=") {
 		t.Errorf("the page has inline style or script, or loads from elsewhere: %v", err)
 	}
-	for _, path := range []string{"console.js", "console.css", "pipeline.js", "chart.js", "util.js", "theme.js", "icon.svg"} {
+	for _, path := range []string{
+		"console.js", "console.css", "pipeline.js", "chart.js", "util.js", "theme.js",
+		"icon.svg",
+	} {
 		if status, _ := w.call("GET", "/console/"+path, ""); status != 200 {
 			t.Errorf("%s: %d", path, status)
 		}
@@ -52,14 +57,17 @@ func TestChangesNeedTheTokenOfThePage(t *testing.T) {
 	w := newWorld(t, nil)
 	id := uuid.NewString()
 	for _, c := range []struct{ method, path, body string }{
-		{"PUT", "/console/api/mode", `{"mode":"poll"}`}, {"POST", "/console/api/dead/retry", `{"ids":["` + id + `"]}`}, {"POST", "/console/api/dead/drop", `{"ids":["` + id + `"]}`},
+		{"PUT", "/console/api/mode", `{"mode":"poll"}`},
+		{"POST", "/console/api/dead/retry", `{"ids":["` + id + `"]}`},
+		{"POST", "/console/api/dead/drop", `{"ids":["` + id + `"]}`},
 	} {
 		for _, token := range []string{"", "wrong", w.csrf + "x"} {
 			if status, _ := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", token); status != 403 {
 				t.Errorf("%s with %q: %d, want 403", c.path, token, status)
 			}
 		}
-		if status, _ := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf, "Origin", "https://evil.example"); status != 403 {
+		if status, _ := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf, "Origin",
+			"https://evil.example"); status != 403 {
 			t.Errorf("%s from another origin: %d, want 403", c.path, status)
 		}
 		if status, body := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf); status != 200 {
@@ -84,14 +92,17 @@ func TestChangesNeedTheAdminTokenToo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *console.Options) { o.Token = "secret" })
 	for _, auth := range []string{"", "Bearer wrong", "secret", "Bearer "} {
-		if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf, "Authorization", auth); status != 401 {
+		if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf,
+			"Authorization", auth); status != 401 {
 			t.Errorf("with %q: %d, want 401", auth, status)
 		}
 	}
-	if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf, "Authorization", "Bearer secret"); status != 200 {
+	if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf, "Authorization",
+		"Bearer secret"); status != 200 {
 		t.Errorf("with both: %d", status)
 	}
-	if _, body := w.call("GET", "/console/api/session", ""); strings.Contains(body, "secret") || !strings.Contains(body, `"token_required":true`) {
+	if _, body := w.call("GET", "/console/api/session", ""); strings.Contains(body, "secret") ||
+		!strings.Contains(body, `"token_required":true`) {
 		t.Errorf("session: %s", body)
 	}
 }
@@ -104,18 +115,24 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 	v.until(t, "both servers answer", func(s console.State) bool {
 		return s.Postgres.AsOf != nil && s.Redis.AsOf != nil && s.Streams.AsOf != nil
 	})
-	values := []any{"id", uuid.NewString(), "type", "order.created", "subject", "o-1", "time", "2026-01-01T00:00:00.000000Z", "data", `{"card":"4111"}`}
-	if err := w.redis.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"}, values...)...).Err(); err != nil {
+	values := []any{
+		"id", uuid.NewString(), "type", "order.created", "subject", "o-1", "time",
+		"2026-01-01T00:00:00.000000Z", "data", `{"card":"4111"}`,
+	}
+	if err := w.redis.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"},
+		values...)...).Err(); err != nil {
 		t.Fatal(err)
 	}
 	d, err := v.next("events")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(d, `"subject":"o-1"`) || !strings.Contains(d, `"stream":"outbox.order"`) || strings.Contains(d, "4111") {
+	if !strings.Contains(d, `"subject":"o-1"`) || !strings.Contains(d, `"stream":"outbox.order"`) ||
+		strings.Contains(d, "4111") {
 		t.Errorf("events: %s", d)
 	}
-	if _, body := w.call("GET", "/console/api/history", ""); !strings.Contains(body, "o-1") || strings.Contains(body, "4111") {
+	if _, body := w.call("GET", "/console/api/history", ""); !strings.Contains(body, "o-1") ||
+		strings.Contains(body, "4111") {
 		t.Errorf("history: %s", body)
 	}
 	// Large ones cost Redis as much as a few small ones: the newest are shown.
@@ -138,7 +155,8 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	id := uuid.New()
-	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class, attempts)
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+		`error, class, attempts)
 		VALUES ($1, 1, 'order', 'a', 'order.created', '{"card":"4111"}', now(), 'refused', 'wrongtype', 3)`, id)
 	var list struct {
 		Dead  []ops.Dead
@@ -163,7 +181,8 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 		t.Errorf("%d rows in the outbox", n)
 	}
 	other := uuid.NewString()
-	if status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf", w.csrf); status != 200 || !strings.Contains(body, "no parked event") {
+	if status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf",
+		w.csrf); status != 200 || !strings.Contains(body, "no parked event") {
 		t.Errorf("drop of nothing: %d %s", status, body)
 	}
 	for _, body := range []string{`{"ids":[]}`, `{}`} {
@@ -173,7 +192,8 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	}
 }
 
-// The role that docs/operations.md gives to serve may read and insert, and no more: its console must not call that a fault.
+// The role that docs/operations.md gives to serve may read and insert, and no more: its console must not call that a
+// fault.
 func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *console.Options) {
@@ -183,7 +203,10 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = db.Close(context.Background()) })
 		role := pgx.Identifier{"api_" + o.RelayName}.Sanitize()
-		for _, stmt := range []string{"CREATE ROLE " + role + " LOGIN", "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + role} {
+		for _, stmt := range []string{
+			"CREATE ROLE " + role + " LOGIN",
+			"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + role,
+		} {
 			if _, err := db.Exec(t.Context(), stmt); err != nil {
 				t.Fatal(err)
 			}
@@ -196,7 +219,8 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 			}
 		})
 		o.Doctor.WriterOnly = true
-		o.Doctor.PostgresURL = strings.Replace(o.Doctor.PostgresURL, "postgres://postgres@", "postgres://api_"+o.RelayName+"@", 1)
+		o.Doctor.PostgresURL = strings.Replace(o.Doctor.PostgresURL, "postgres://postgres@", "postgres://api_"+
+			o.RelayName+"@", 1)
 		config, err := sql.PoolConfig(o.Doctor.PostgresURL, "public", "console")
 		if err != nil {
 			t.Fatal(err)
@@ -210,9 +234,13 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'order', 'a', 'order.created', '{}')")
+	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES "+
+		"(gen_random_uuid(), 'order', 'a', 'order.created', '{}')")
 	v := w.view()
-	s := v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Value.Written > 0 || s.Postgres.Error != "" })
+	s := v.until(t, "an answer", func(s console.State) bool {
+		return s.Postgres.Value.Written > 0 ||
+			s.Postgres.Error != ""
+	})
 	if s.Postgres.Error != "" || s.Postgres.Value.Backlog.Rows != 1 {
 		t.Errorf("postgres: %+v", s.Postgres)
 	}
@@ -220,12 +248,14 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	if w.get("/console/api/doctor", &d); !d.OK {
 		t.Errorf("the doctor complains of rights that only the relay needs: %+v", d)
 	}
-	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf); status != 503 || !strings.Contains(body, "permission denied") {
+	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf",
+		w.csrf); status != 503 || !strings.Contains(body, "permission denied") {
 		t.Errorf("mode: %d %s", status, body)
 	}
 }
 
-// After a flush everything flows again at once; what is gone stays gone, and the page must not say that nothing is lost.
+// After a flush everything flows again at once; what is gone stays gone, and the page must not say that nothing is
+// lost.
 func TestAFlushedRedisIsALoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -247,12 +277,18 @@ func TestAFlushedRedisIsALoss(t *testing.T) {
 	})
 }
 
-// The answers are for the console's own page. One of another origin cannot read them, and must not take the viewers' places.
+// The answers are for the console's own page. One of another origin cannot read them, and must not take the viewers'
+// places.
 func TestOtherOriginsGetNoStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	for _, h := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "http://evil.example"}} {
-		for _, path := range []string{"session", "doctor", "trace?id=1", "stream"} { // the stream last: it would not end
+	for _, h := range [][]string{
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"},
+		{"Origin", "http://evil.example"},
+	} {
+		// the stream last: it would not end
+		for _, path := range []string{"session", "doctor", "trace?id=1", "stream"} {
 			if status, _ := w.call("GET", "/console/api/"+path, "", h...); status != 403 {
 				t.Fatalf("%s with %v: %d, want 403", path, h, status)
 			}
@@ -271,11 +307,16 @@ func TestOtherOriginsGetNoStream(t *testing.T) {
 func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'order', 'a b/c', 'order.created', '{}')`)
-	if status, body := w.call("GET", "/console/api/trace?id=a%20b/c", ""); status != 200 || !strings.Contains(body, "waits to be published") {
+	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
+		`(gen_random_uuid(), 'order', 'a b/c', 'order.created', '{}')`)
+	if status, body := w.call("GET", "/console/api/trace?id=a%20b/c", ""); status != 200 ||
+		!strings.Contains(body, "waits to be published") {
 		t.Errorf("%d %s", status, body)
 	}
-	for query, want := range map[string]int{"id=nothing": 404, "": 422, "id=" + strings.Repeat("x", 1025): 422, "id=k&user=nobody": 422, "id=k&user=" + uuid.NewString(): 404} {
+	for query, want := range map[string]int{
+		"id=nothing": 404, "": 422, "id=" + strings.Repeat("x", 1025): 422,
+		"id=k&user=nobody": 422, "id=k&user=" + uuid.NewString(): 404,
+	} {
 		if status, body := w.call("GET", "/console/api/trace?"+query, ""); status != want {
 			t.Errorf("%.40s: %d %s, want %d", query, status, body, want)
 		}

@@ -50,7 +50,8 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	t.Cleanup(func() { _ = w.redis.Signal(syscall.SIGCONT) })
 	began := time.Now()
 	s := v.until(t, "Redis hangs", func(s console.State) bool { return s.Redis.Error != "" })
-	if s.Verdict.Level != "bad" || s.Verdict.Parts["redis"] != "bad" || s.Postgres.Error != "" || s.Redis.Since == nil || s.Redis.AsOf == nil {
+	if s.Verdict.Level != "bad" || s.Verdict.Parts["redis"] != "bad" || s.Postgres.Error != "" ||
+		s.Redis.Since == nil || s.Redis.AsOf == nil {
 		t.Errorf("state: %+v", s)
 	}
 	if took := time.Since(began); took > 10*time.Second {
@@ -73,8 +74,8 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
 }
 
-// A backlog of hours takes longer to count than a page waits, and a table may be locked. Postgres is there all the same, and
-// to say that nothing can be ordered would send the operator to the wrong place.
+// A backlog of hours takes longer to count than a page waits, and a table may be locked. Postgres is there all the
+// same, and to say that nothing can be ordered would send the operator to the wrong place.
 func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -108,7 +109,10 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	for _, stmt := range []string{"LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE", "SELECT FROM relay_state FOR UPDATE"} {
+	for _, stmt := range []string{
+		"LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE",
+		"SELECT FROM relay_state FOR UPDATE",
+	} {
 		if _, err := tx.Exec(t.Context(), stmt); err != nil {
 			t.Fatal(err)
 		}
@@ -119,9 +123,13 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 		calls.Go(func() { w.call("GET", "/console/api/trace?id=a", "") })
 		calls.Go(func() { w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf) })
 	}
-	soon := time.Now().Add(2 * time.Second)                                                  // they wait for 5 s
-	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow } // slow is what a busy machine is
-	if s := v.until(t, "an answer beside them", func(s console.State) bool { return gone(s) || s.Postgres.AsOf.After(soon) }); gone(s) {
+	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
+	// slow is what a busy machine is
+	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow }
+	if s := v.until(t, "an answer beside them", func(s console.State) bool {
+		return gone(s) ||
+			s.Postgres.AsOf.After(soon)
+	}); gone(s) {
 		t.Errorf("postgres: %+v", s.Postgres)
 	}
 	_ = tx.Rollback(t.Context())
@@ -142,7 +150,10 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 		o.Pool = pool
 	})
 	v := w.view()
-	s := v.until(t, "Postgres is gone", func(s console.State) bool { return s.Postgres.Error != "" && s.Redis.AsOf != nil })
+	s := v.until(t, "Postgres is gone", func(s console.State) bool {
+		return s.Postgres.Error != "" &&
+			s.Redis.AsOf != nil
+	})
 	if s.Verdict.Level != "bad" || s.Verdict.Title != "Postgres does not answer" || s.Redis.Error != "" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
@@ -150,7 +161,8 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	if s.Groups.AsOf != nil || s.Streams.AsOf != nil {
 		t.Errorf("groups %+v, streams %+v", s.Groups, s.Streams)
 	}
-	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf); status != 503 {
+	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf",
+		w.csrf); status != 503 {
 		t.Errorf("mode: %d %s", status, body)
 	}
 }
@@ -198,8 +210,10 @@ func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	const n = 230
 	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for range n {
-			p.Do(t.Context(), "XADD", "dead.outbox.order", "*", "id", uuid.NewString(), "type", "order.created", "subject", "o-1", "data", strings.Repeat("x", 64<<10),
-				"dead_stream", "outbox.order", "dead_entry", "1-1", "dead_group", "mail", "dead_error", "boom", "dead_attempts", "3", "dead_at", "2026-01-01T00:00:00.000000Z")
+			p.Do(t.Context(), "XADD", "dead.outbox.order", "*", "id", uuid.NewString(), "type", "order.created",
+				"subject", "o-1", "data", strings.Repeat("x", 64<<10),
+				"dead_stream", "outbox.order", "dead_entry", "1-1", "dead_group", "mail", "dead_error", "boom",
+				"dead_attempts", "3", "dead_at", "2026-01-01T00:00:00.000000Z")
 		}
 		return nil
 	})
@@ -222,7 +236,8 @@ func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	if status := w.get("/console/api/dead?fresh=1", &list); status != 200 || list.Total != n || len(list.Dead) != 200 {
 		t.Fatalf("dead: %d, %d of %d", status, len(list.Dead), list.Total)
 	}
-	if d := list.Dead[0]; d.Source != "mail" || d.AggregateType != "order" || d.AggregateID != "o-1" || d.Error != "boom" || d.Attempts != 3 {
+	if d := list.Dead[0]; d.Source != "mail" || d.AggregateType != "order" || d.AggregateID != "o-1" ||
+		d.Error != "boom" || d.Attempts != 3 {
 		t.Errorf("%+v", d)
 	}
 	if b := sent() - before; b > 1<<20 {
@@ -232,8 +247,10 @@ func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	if w.get("/console/api/state", &s); s.Dead.Value.Groups != n || s.Dead.Value.First != "boom" {
 		t.Errorf("counted: %+v", s.Dead)
 	}
-	status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+list.Dead[0].ID.String()+`"]}`, "X-Posthaste-Csrf", w.csrf)
-	if left := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val(); status != 200 || strings.Contains(body, "error") || left != n-1 {
+	status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+list.Dead[0].ID.String()+`"]}`,
+		"X-Posthaste-Csrf", w.csrf)
+	if left := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val(); status != 200 ||
+		strings.Contains(body, "error") || left != n-1 {
 		t.Errorf("drop: %d %s, %d left", status, body, left)
 	}
 }

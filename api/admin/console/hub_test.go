@@ -82,8 +82,8 @@ func TestWakingFollowsTheViewers(t *testing.T) {
 	}
 }
 
-// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours. Nor is
-// one slow look a reason to look away: Redis may be gone in the next moment.
+// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours.
+// Nor is one slow look a reason to look away: Redis may be gone in the next moment.
 func TestARestIsBounded(t *testing.T) {
 	t.Parallel()
 	s := source[int]{every: time.Second}

@@ -59,9 +59,11 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		t.Fatal(err)
 	}
 	o := console.Options{
-		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots, Gatherer: prometheus.NewRegistry(),
+		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots,
+		Gatherer: prometheus.NewRegistry(),
 		Doctor: ops.DoctorOptions{
-			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
+			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay,
+			Slot:        "posthaste_" + w.db.Relay,
 			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
 		},
 		Logger: testenv.Logger(t),
@@ -74,7 +76,8 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
 	srv := httptest.NewUnstartedServer(admin.Handler(admin.Options{
-		Pool: pool, RelayName: w.db.Relay, Slots: slots, Ready: http.NotFoundHandler(), Token: o.Token, Gatherer: o.Gatherer, Console: c,
+		Pool: pool, RelayName: w.db.Relay, Slots: slots, Ready: http.NotFoundHandler(), Token: o.Token,
+		Gatherer: o.Gatherer, Console: c,
 	}))
 	srv.Config.ReadTimeout = 2 * time.Second // the stream has to outlive it
 	srv.Config.IdleTimeout = time.Minute     // or a request may meet a connection that the server is closing

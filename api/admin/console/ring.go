@@ -192,7 +192,8 @@ func (r *ring) read() reading {
 func sum(f *dto.MetricFamily, labelled ...string) float64 {
 	total := 0.0
 	for _, m := range f.GetMetric() {
-		if len(labelled) > 0 && !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool { return slices.Contains(labelled, l.GetValue()) }) {
+		if len(labelled) > 0 && !slices.ContainsFunc(m.GetLabel(),
+			func(l *dto.LabelPair) bool { return slices.Contains(labelled, l.GetValue()) }) {
 			continue
 		}
 		total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
@@ -221,8 +222,8 @@ func buckets(f *dto.MetricFamily) (bounds []float64, counts []uint64) {
 	return bounds, counts
 }
 
-// percentile reads a percentile of what came between two readings of a histogram, in the middle of its bucket's range as
-// far as the rank goes; nil if nothing came. Beyond the last bound it answers that bound.
+// percentile reads a percentile of what came between two readings of a histogram, in the middle of its bucket's range
+// as far as the rank goes; nil if nothing came. Beyond the last bound it answers that bound.
 func percentile(bounds []float64, from, to []uint64, q float64) *float64 {
 	total := to[len(to)-1] - from[len(from)-1]
 	if total == 0 || to[len(to)-1] < from[len(from)-1] {

@@ -28,10 +28,12 @@ func TestTheRingKeepsFifteenMinutes(t *testing.T) {
 		r.add(start.Add(time.Duration(i)*time.Second), true, false, seen{})
 	}
 	list := r.list()
-	if len(list) != 900 || list[0].At != start.Unix()+100 || list[899].At != start.Unix()+999 || r.latest().At != start.Unix()+999 {
+	if len(list) != 900 || list[0].At != start.Unix()+100 || list[899].At != start.Unix()+999 ||
+		r.latest().At != start.Unix()+999 {
 		t.Fatalf("%d samples from %d to %d", len(list), list[0].At, list[len(list)-1].At)
 	}
-	if s := list[899]; s.Backlog == nil || *s.Backlog != 0 || s.Out == nil || *s.Out != 0 || s.In != nil || s.P50 != nil {
+	if s := list[899]; s.Backlog == nil || *s.Backlog != 0 || s.Out == nil || *s.Out != 0 || s.In != nil ||
+		s.P50 != nil {
 		t.Errorf("sample of a leader at rest: %+v", s)
 	}
 }
@@ -49,12 +51,18 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 		return &counter{value: v, at: at.Add(time.Duration(ms) * time.Millisecond)}
 	}
 	r.add(at, false, false, seen{written: read(100, 0), added: read(90, 0), backlog: number(10), oldest: number(2)})
-	r.add(at, false, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
+	r.add(at, false, false, seen{
+		written: read(130, 1000), added: read(115, 1000), backlog: number(15),
+		oldest: number(2),
+	})
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
 		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
 	}
 	// Nothing new was read meanwhile: the rate stays what it was.
-	r.add(at, false, false, seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)})
+	r.add(at, false, false, seen{
+		written: read(130, 1000), added: read(115, 1000), backlog: number(15),
+		oldest: number(2),
+	})
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 {
 		t.Errorf("without a new reading: in %v, out %v", *s.In, *s.Out)
 	}
@@ -100,7 +108,10 @@ func TestWhatSeveralPublishIsCountedInRedis(t *testing.T) {
 // A relay counts the few events that it writes itself; that is not what all have written.
 func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 	t.Parallel()
-	for relays, reg := range map[bool]prometheus.Registerer{true: relayMetrics(t).(prometheus.Registerer), false: prometheus.NewRegistry()} {
+	for relays, reg := range map[bool]prometheus.Registerer{
+		true:  relayMetrics(t).(prometheus.Registerer),
+		false: prometheus.NewRegistry(),
+	} {
 		written := prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_events_written_total", Help: "x"})
 		reg.MustRegister(written)
 		r := newRing(reg.(prometheus.Gatherer))
@@ -117,7 +128,8 @@ func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 func TestALostPlaceIsRemembered(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	switches := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_mode_switches_total", Help: "x"}, []string{"from", "to", "reason"})
+	switches := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_mode_switches_total", Help: "x"},
+		[]string{"from", "to", "reason"})
 	reg.MustRegister(switches)
 	r := newRing(reg)
 	switches.WithLabelValues("cdc", "poll", "gap").Inc() // before the first look

@@ -84,7 +84,8 @@ func trouble(g sink.Group) int {
 // assemble puts together what is known at now. It waits for nothing.
 func (c *Console) assemble(now time.Time) State {
 	s := State{
-		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(), Groups: c.watch.groups.look(),
+		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(),
+		Groups: c.watch.groups.look(),
 		Sample: c.ring.latest(),
 	}
 	if s.Streams.Value == nil {
@@ -103,7 +104,8 @@ func (c *Console) assemble(now time.Time) State {
 		st, h := r.Status(), r.Health()
 		health = &h
 		s.Relay = &Relay{
-			Leader: st.Leader, Mode: string(st.Mode), Phase: st.Phase, Epoch: st.Epoch, Inflight: st.Inflight, Since: st.Since, Ready: h.Ready,
+			Leader: st.Leader, Mode: string(st.Mode), Phase: st.Phase, Epoch: st.Epoch, Inflight: st.Inflight,
+			Since: st.Since, Ready: h.Ready,
 			Reasons: list(h.Reasons), Degraded: list(h.Degraded),
 		}
 	}
@@ -160,7 +162,8 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 		list = []ops.Dead{}
 	}
 	answer(w, http.StatusOK, map[string]any{
-		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf, "error": l.Error,
+		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf,
+		"error": l.Error,
 	})
 }
 

@@ -30,8 +30,8 @@ const (
 	sourceTimeout = 2 * time.Second
 	// pingTimeout bounds the question whether a server that took too long is there at all.
 	pingTimeout = 500 * time.Millisecond
-	// share is what part of the time a source may be busy for us: a read that took long is repeated less often, but not so
-	// seldom that what it said is old. (A read takes any time if this process is stopped meanwhile.)
+	// share is what part of the time a source may be busy for us: a read that took long is repeated less often, but not
+	// so seldom that what it said is old. (A read takes any time if this process is stopped meanwhile.)
 	share      = 10
 	longestGap = 10 * time.Second
 	// oldAfter is from when on an answer is not taken for the present.
@@ -66,7 +66,8 @@ type source[T any] struct {
 const staleAfter = 30 * time.Second
 
 // errSlow is the error of a server that answers, but not what was asked.
-var errSlow = errors.New("it answers, but not these queries in time: the outbox is very large or locked, or the server is busy")
+var errSlow = errors.New("it answers, but not these queries in time: the outbox is very large or locked, or the " +
+	"server is busy")
 
 // errNotYet is the error of a look that could not begin: it says nothing about what was to be looked at.
 var errNotYet = errors.New("Postgres has not named the streams yet")
@@ -188,8 +189,8 @@ func (s *source[T]) loop(ctx context.Context, h *hub) {
 	}
 }
 
-// rest is how long to wait after a look that took so long, and the one before it. What took long once may be quick again, and
-// what happens meanwhile is to be seen soon.
+// rest is how long to wait after a look that took so long, and the one before it. What took long once may be quick
+// again, and what happens meanwhile is to be seen soon.
 func (s *source[T]) rest(took, before time.Duration) time.Duration {
 	return max(s.every, min((share-1)*took, (share-1)*before, longestGap))
 }
@@ -258,7 +259,10 @@ func newWatch(c *Console) *watch {
 }
 
 func (w *watch) run(ctx context.Context, g *errgroup.Group) {
-	for _, loop := range []func(context.Context, *hub){w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop, w.dead.loop} {
+	for _, loop := range []func(context.Context, *hub){
+		w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop,
+		w.dead.loop,
+	} {
 		g.Go(func() error { loop(ctx, w.c.hub); return nil })
 	}
 }
@@ -282,7 +286,8 @@ func (w *watch) look(now time.Time) seen {
 		s.written, s.backlog, s.oldest = &counter{value: float64(p.Value.Written), at: *p.AsOf}, &rows, &oldest
 	}
 	f := w.feed.look()
-	if f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second && len(f.Value) < maxStreams { // a part of the sum is none
+	// a part of the sum is none
+	if f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second && len(f.Value) < maxStreams {
 		added := 0.0
 		for _, st := range f.Value {
 			added += float64(max(st.Added, 0))
@@ -303,7 +308,8 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	}
 	if err != nil {
 		// What is wrong with the schema says more than what came of it.
-		if serr := sql.CheckSchema(ctx, o.Pool); errors.Is(serr, sql.ErrSchemaMissing) || errors.Is(serr, sql.ErrSchemaNewer) {
+		if serr := sql.CheckSchema(ctx, o.Pool); errors.Is(serr, sql.ErrSchemaMissing) ||
+			errors.Is(serr, sql.ErrSchemaNewer) {
 			err = serr
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -382,7 +388,8 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		for i := len(reply) - 1; i >= 3; i-- {
 			if f, ok := reply[i].([]any); ok && len(f) == 6 {
 				fresh = append(fresh, Event{
-					EntryID: str(f[0]), ID: str(f[1]), Type: str(f[2]), Subject: str(f[3]), Time: str(f[4]), Stream: name, Replayed: str(f[5]) == "1",
+					EntryID: str(f[0]), ID: str(f[1]), Type: str(f[2]), Subject: str(f[3]), Time: str(f[4]),
+					Stream: name, Replayed: str(f[5]) == "1",
 				})
 			}
 		}

@@ -26,7 +26,8 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	cfg, err := sql.PoolConfig(env("POSTHASTE_POSTGRES_URL", "postgres://localhost:5432/postgres"), env("POSTHASTE_SCHEMA", "public"), "mailer")
+	cfg, err := sql.PoolConfig(env("POSTHASTE_POSTGRES_URL", "postgres://localhost:5432/postgres"),
+		env("POSTHASTE_SCHEMA", "public"), "mailer")
 	if err != nil {
 		return err
 	}

@@ -44,8 +44,9 @@ func run() error {
 		return err
 	}
 	c, err := consumer.New(consumer.Options{
-		Client: client, Group: webhook.Group, Streams: []string{env("WEBHOOK_STREAM", "outbox.order")}, Handler: handler,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Client: client, Group: webhook.Group, Streams: []string{env("WEBHOOK_STREAM", "outbox.order")},
+		Handler: handler,
+		Logger:  slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err
