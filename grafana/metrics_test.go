@@ -32,8 +32,8 @@ type metric struct {
 
 var (
 	metricPage = regexp.MustCompile("(?s)### `([^`]+)`\n\n(gauge|counter|histogram) of " +
-		"([^\n]+)\n(.*?)```promql\n(.*?)\n```")
-	labelText  = regexp.MustCompile("[;,] by `([a-z]+)`: ")
+		"(.+?)\n\n(.*?)```promql\n(.*?)\n```")
+	labelText  = regexp.MustCompile("[;,]\\s+by\\s+`([a-z]+)`:\\s+")
 	inCode     = regexp.MustCompile("`([^`]+)`")
 	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
 )

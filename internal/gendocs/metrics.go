@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -159,26 +160,23 @@ const metricsIntro = `# Metrics
 answers while Postgres and Redis hang, with what was last known. Every value of a closed label exists from the start, at
 zero; those are listed. Beside these every process has Go's own metrics, ` + "`go_…`" + ` and ` + "`process_…`" + `.
 
-Gauges of the table, the slot and the streams are kept by the leading relay; a standby shows 0, or no series where ` +
-	`there is
-one per stream. Hence ` + "`max`" + `, or a join with ` + "`outbox_relay_leader`" +
-	`. Buckets are no whole numbers, because Prometheus writes those in two ways. A trace id is
-attached to the buckets of ` +
-	"`http_request_duration_seconds`, `outbox_commit_to_publish_seconds` and `outbox_consumer_…_seconds`" + `
-where the request or event had a sampled one; OpenMetrics and Prometheus' ` + "`--enable-feature=exemplar-storage`" +
-	` show it.
+The leading relay keeps the gauges of the table, the slot and the streams; a standby shows 0, or no series where there is
+one per stream. Hence ` + "`max`" + `, or a join with ` + "`outbox_relay_leader`" + `. Bucket bounds are not whole
+numbers, because Prometheus writes those in two ways. Where the request or event had a sampled trace, its id is attached
+to the buckets of ` + "`http_request_duration_seconds`, `outbox_commit_to_publish_seconds`" + `
+and ` + "`outbox_consumer_…_seconds`" + `; OpenMetrics and Prometheus' ` + "`--enable-feature=exemplar-storage`" + `
+show it.
 
-The queries are what one asks for at first; Grafana's dashboards (` + "`grafana/dashboards`" + `) have them as panels.
+The queries answer the first questions; Grafana's dashboards (` + "`grafana/dashboards`" + `) have them as panels.
 `
 
 // write writes the metric's section.
 func (x *exported) write(b *strings.Builder, n metricNote) {
-	fmt.Fprintf(b, "\n### `%s`\n\n", x.name)
-	fmt.Fprintf(b, "%s of %s", x.kind, codeList(x.processes))
+	kind := x.kind + " of " + codeList(x.processes)
 	for i, l := range x.labels {
-		fmt.Fprintf(b, "%s `%s`: %s", map[bool]string{true: "; by", false: ", by"}[i == 0], l, x.labelText(l))
+		kind += fmt.Sprintf("%s `%s`: %s", map[bool]string{true: "; by", false: ", by"}[i == 0], l, x.labelText(l))
 	}
-	b.WriteString("\n\n" + x.help + "\n\n")
+	fmt.Fprintf(b, "\n### `%s`\n\n%s\n\n%s\n\n", x.name, fold(kind), fold(x.help))
 	if len(x.bounds) > 0 {
 		var bounds []string
 		for _, v := range x.bounds {
@@ -186,7 +184,28 @@ func (x *exported) write(b *strings.Builder, n metricNote) {
 		}
 		fmt.Fprintf(b, "Buckets: %s.\n\n", strings.Join(bounds, ", "))
 	}
-	fmt.Fprintf(b, "**A rise:** %s\n\n```promql\n%s\n```\n", n.rise, n.query)
+	fmt.Fprintf(b, "%s\n\n```promql\n%s\n```\n", fold("**A rise:** "+n.rise), n.query)
+}
+
+// fold breaks a paragraph into lines of at most 118 characters.
+func fold(paragraph string) string {
+	var b strings.Builder
+	width := 0
+	for i, word := range strings.Fields(paragraph) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case width+1+n > 118:
+			b.WriteByte('\n')
+			width = 0
+		default:
+			b.WriteByte(' ')
+			width++
+		}
+		b.WriteString(word)
+		width += n
+	}
+	return b.String()
 }
 
 func (x *exported) labelText(label string) string {
