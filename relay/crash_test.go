@@ -74,6 +74,23 @@ var scenarios = map[string]scenario{
 		time.Sleep(time.Second)
 		w.do(func() { w.pg.unpublished = true })
 	}},
+	// A commit is streamed long before anybody sees it, and the mode changes meanwhile, twice.
+	"held back": {standby: true, story: func(w *world) {
+		time.Sleep(1500 * time.Millisecond)
+		tx := w.begin()
+		tx.insert("order", "v", "done")
+		tx.write()
+		time.Sleep(time.Second)
+		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		time.Sleep(4 * time.Second)
+		tx.show()
+		again := w.begin()
+		again.insert("order", "v", "done")
+		again.write()
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		time.Sleep(3 * time.Second)
+		again.show()
+	}},
 	// Somebody moves the slot past a commit that nobody sees, while it rests.
 	"moved": {led: true, story: func(w *world) {
 		time.Sleep(time.Second)

@@ -171,6 +171,9 @@ func (pg *postgres) deliver(r *tableRow, stream, entryID string) {
 	if !pg.w.rd.has(stream, r.ID) && !pg.w.lost[r.ID] {
 		pg.w.wrongly("row %d is deleted, and its event is not in %s", r.Seq, stream)
 	}
+	if !pg.w.confirmed[r.ID] {
+		pg.w.wrongly("row %d is deleted before the sink has confirmed its event", r.Seq)
+	}
 	if entryID == "" {
 		pg.w.wrongly("row %d is deleted without an entry", r.Seq)
 	}

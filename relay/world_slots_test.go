@@ -146,7 +146,17 @@ const (
 )
 
 func (s memSource) Settled(end outbox.LSN) {
-	s.i.w.do(func() { s.i.settled = max(s.i.settled, end) })
+	w := s.i.w
+	w.do(func() {
+		for _, tx := range w.pg.log {
+			for _, r := range tx.rows {
+				if tx.end > s.i.settled && tx.end <= end && !r.gone && !r.unstreamed {
+					w.wrongly("the source is told that %v is settled, and row %d is still in the table", end, r.Seq)
+				}
+			}
+		}
+		s.i.settled = max(s.i.settled, end)
+	})
 }
 
 func (s memSource) Run(ctx context.Context, started func(ctx context.Context) error, out chan<- outbox.Chunk) error {

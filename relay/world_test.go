@@ -173,18 +173,10 @@ type instance struct {
 
 // start starts an instance.
 func (w *world) start(name string) *instance {
+	i := w.instance(name)
 	ctx, cancel := context.WithCancel(context.Background())
-	i := &instance{
-		w: w, name: name, cancel: cancel, done: make(chan struct{}), dead: make(chan struct{}),
-		conns:  map[*sweepConn]bool{},
-		anyone: true, let: map[string]int64{},
-	}
-	o := w.o
-	o.Name, o.Holder, o.Prefix = "test", name, "outbox."
-	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
-	o.Sweeper = &memSweeper{i: i}
-	i.relay = New(o)
 	w.do(func() {
+		i.cancel, i.done = cancel, make(chan struct{})
 		if w.instances = append(w.instances, i); w.closing {
 			cancel()
 		}
@@ -193,6 +185,20 @@ func (w *world) start(name string) *instance {
 		defer close(i.done)
 		i.err = i.relay.Run(ctx)
 	}()
+	return i
+}
+
+// instance makes an instance that is not run: its parts are the test's to use.
+func (w *world) instance(name string) *instance {
+	i := &instance{
+		w: w, name: name, cancel: func() {}, dead: make(chan struct{}), conns: map[*sweepConn]bool{}, anyone: true,
+		let: map[string]int64{},
+	}
+	o := w.o
+	o.Name, o.Holder, o.Prefix = "test", name, "outbox."
+	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
+	o.Sweeper = &memSweeper{i: i}
+	i.relay = New(o)
 	return i
 }
 
