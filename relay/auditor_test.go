@@ -1,0 +1,122 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// auditing is an auditor over a world's table, of a stream whose progress the test says.
+func auditing(t *testing.T, do func(w *world, a *auditor, at func(passed outbox.LSN, known bool))) {
+	t.Helper()
+	inWorld(t, Options{}, func(w *world) {
+		i := w.instance("one")
+		i.relay.health.clear(conditionPostgres)
+		var passed outbox.LSN
+		var known bool
+		a := &auditor{reporter: i.relay.reporter, store: memStore{i}, taken: newTaken()}
+		a.progress = func() (outbox.LSN, bool) { return passed, known }
+		do(w, a, func(p outbox.LSN, k bool) { passed, known = p, k })
+	})
+}
+
+// A row that the stream has passed, and nobody has, is a finding within two audits; one that is in flight is none,
+// however long it takes to be settled.
+func TestTheAuditFindsAMissedRow(t *testing.T) {
+	t.Parallel()
+	for _, flying := range []bool{false, true} {
+		auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
+			row := w.event("order", "a")
+			if flying {
+				a.taken.add([]int64{row.Seq})
+			}
+			at(1<<40, true)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			began := time.Now()
+			err := a.run(ctx)
+			if (slotReason(err) == outbox.ReasonMissed) == flying || err == nil != flying {
+				t.Errorf("in flight %v: %v", flying, err)
+			}
+			if d := time.Since(began); !flying && d > 3*auditInterval {
+				t.Errorf("found after %v", d)
+			}
+			if n := value(t, a.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed)); (n == 1) == flying {
+				t.Errorf("in flight %v: counted %v times", flying, n)
+			}
+		})
+	}
+}
+
+// A stream that stands still for a known reason is not stalled, and what was noted before that says nothing afterwards.
+func TestTheAuditForgetsWhatItKnewBeforeAKnownReason(t *testing.T) {
+	t.Parallel()
+	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
+		at(0, true)
+		if err := a.once(context.Background()); err != nil || !a.state.taken {
+			w.t.Fatalf("%v", err)
+		}
+		w.do(func() { w.grow(100) })
+		at(0, false)
+		pass(time.Hour)
+		if err := a.once(context.Background()); err != nil || a.state.taken {
+			t.Errorf("%v", err)
+		}
+		at(0, true)
+		if err := a.once(context.Background()); err != nil {
+			t.Errorf("a stream that goes on counts as stalled: %v", err)
+		}
+		w.do(func() { w.grow(100) })
+		pass(stallLimit)
+		if err := a.once(context.Background()); slotReason(err) != outbox.ReasonStalled {
+			t.Errorf("a stream that stands still: %v", err)
+		}
+	})
+}
+
+// One audit without an answer is no finding; a table that goes on not answering is said, and taken back.
+func TestAnAuditWithoutAnAnswerIsSaid(t *testing.T) {
+	t.Parallel()
+	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
+		for n, want := range []int{0, 1, 1} {
+			a.answered(context.Background(), errRefused)
+			if bad, _ := a.health.lists(); len(bad) != want {
+				t.Errorf("after %d audits without an answer: %v", n+1, bad)
+			}
+		}
+		at(1<<40, true)
+		if err := a.once(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		if bad, _ := a.health.lists(); len(bad) > 0 || a.unanswered != 0 {
+			t.Errorf("afterwards: %v", bad)
+		}
+		stopping, stop := context.WithCancel(context.Background())
+		stop()
+		a.answered(stopping, errRefused)
+		if a.unanswered != 0 {
+			t.Error("an audit that was cut short counts as one without an answer")
+		}
+	})
+}
+
+// What is taken is known until it is finished.
+func TestTaken(t *testing.T) {
+	t.Parallel()
+	k := newTaken()
+	k.add([]int64{1, 2})
+	k.add([]int64{3})
+	k.remove([]int64{2, 9})
+	var has []int64
+	for n := range int64(5) {
+		if k.has(n) {
+			has = append(has, n)
+		}
+	}
+	if !slices.Equal(has, []int64{1, 3}) {
+		t.Errorf("has %v", has)
+	}
+}

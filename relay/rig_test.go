@@ -1,0 +1,145 @@
+package relay
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"posthaste/outbox"
+)
+
+// rig has the parts of one stream on a world, without the relay that drives them.
+type rig struct {
+	*world
+	i      *instance
+	gates  *gates
+	s      *streaming
+	intake context.Context
+	// end ends the intake, stopWork the work.
+	end, stopWork context.CancelCauseFunc
+	span          span
+}
+
+// inRig runs do with the parts of a stream under a fresh owner.
+func inRig(t *testing.T, o Options, do func(r *rig)) {
+	t.Helper()
+	inWorld(t, o, func(w *world) {
+		r := &rig{world: w, i: w.instance("one")}
+		r.i.relay.health.clear(conditionPostgres)
+		r.adopt()
+		r.s = r.i.relay.newStream(r.gates, nil, nil)
+		intake, end := context.WithCancelCause(context.Background())
+		work, stopWork := context.WithCancelCause(context.Background())
+		r.intake, r.end, r.stopWork, r.span = intake, end, stopWork, span{intake, work}
+		defer end(nil)
+		defer stopWork(nil)
+		do(r)
+		w.failed()
+	})
+}
+
+// adopt makes a new owner of the table, and of no gate.
+func (r *rig) adopt() {
+	o := outbox.Owner{Source: r.pg.state.Owner.Source, Epoch: r.pg.state.Owner.Epoch + 1, Nonce: newNonce()}
+	r.do(func() { r.pg.adopt(outbox.Adoption{From: o.Epoch - 1, To: o, Holder: "one"}) })
+	r.gates = newGates(o, memSink{r.i}, memStore{r.i})
+}
+
+// commit commits events of one transaction, and returns them as the slot delivers them.
+func (r *rig) commit(types ...string) []outbox.Row {
+	tx := r.begin()
+	for _, t := range types {
+		tx.insert("order", "a", t)
+	}
+	tx.commitNow()
+	return tx.delivered()
+}
+
+func (tx *transaction) delivered() (rows []outbox.Row) {
+	for _, r := range tx.rows {
+		rows = append(rows, outbox.Row{Event: r.Event, Commit: tx.commit, XID: uint32(tx.xid)})
+	}
+	rows[len(rows)-1].End = tx.end
+	return rows
+}
+
+// chunk is what the source makes of rows.
+func chunk(rows ...outbox.Row) outbox.Chunk {
+	c := outbox.Chunk{Rows: rows}
+	for _, row := range rows {
+		c.Bytes += row.Size()
+		c.Position = max(c.Position, row.End)
+	}
+	return c
+}
+
+// goPublish runs the publisher; the channel gets what ends it.
+func (r *rig) goPublish() <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		err := r.s.publisher.run(r.span)
+		close(r.s.flights)
+		done <- err
+	}()
+	return done
+}
+
+// published are the seqs in a stream, in their order.
+func (w *world) published(stream string) (seqs []int64) {
+	w.do(func() {
+		if s := w.rd.streams[stream]; s != nil {
+			for _, e := range s.entries {
+				seqs = append(seqs, e.Seq)
+			}
+		}
+	})
+	return seqs
+}
+
+// calls are the calls made, but for those of the names, in their order.
+func (w *world) calls(from int, but ...string) (names []string) {
+	skip := map[string]bool{}
+	for _, name := range but {
+		skip[name] = true
+	}
+	w.do(func() {
+		for _, s := range w.trace[from:] {
+			if !skip[s.what] {
+				names = append(names, s.what)
+			}
+		}
+	})
+	return names
+}
+
+// count is how often a call was made.
+func (w *world) count(name string) (n int) {
+	w.do(func() { n = w.counts[name] })
+	return n
+}
+
+// pass lets time pass, and everything happen that does so meanwhile: what it has written may be read then.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// soon lets a second pass.
+func soon() { pass(time.Second) }
+
+// value is what a counter or a gauge stands at.
+func value(t *testing.T, m prometheus.Metric) float64 {
+	t.Helper()
+	var d dto.Metric
+	if err := m.Write(&d); err != nil {
+		t.Fatal(err)
+	}
+	return d.GetCounter().GetValue() + d.GetGauge().GetValue() // one of them
+}
+
+// reasons are why the instance is not ready, and what is wrong although it is.
+func (i *instance) reasons() (bad, degraded []string) { return i.relay.health.lists() }

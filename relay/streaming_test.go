@@ -1,0 +1,199 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// running is a stream on a world: the whole of streaming, without the leadership around it.
+type running struct {
+	*rig
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	done   chan error
+	begun  int
+	// why ends the stream when the guard is asked next.
+	why error
+}
+
+// inStream runs do beside a stream that has begun.
+func inStream(t *testing.T, o Options, do func(s *running)) {
+	t.Helper()
+	inRig(t, o, func(r *rig) {
+		s := &running{rig: r, done: make(chan error, 1)}
+		s.ctx, s.cancel = context.WithCancelCause(context.Background())
+		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
+		r.i.relay.activity.enter(phaseStream, "")
+		begin := func(context.Context) (outbox.LSN, error) {
+			s.begun++
+			return r.pg.wal, nil
+		}
+		guard := func(context.Context, bool) (err error) {
+			r.do(func() { err = s.why })
+			return err
+		}
+		r.s = r.i.relay.newStream(r.gates, begin, guard)
+		go func() { s.done <- r.s.run(s.ctx) }()
+		soon()
+		do(s)
+	})
+}
+
+// ends ends the stream with why, and returns how long that took, and the cause it names.
+func (s *running) ends(why error) (took time.Duration, cause error) {
+	began := time.Now()
+	s.cancel(why)
+	cause = <-s.done
+	return time.Since(began), cause
+}
+
+// A stop takes nothing new, and ends when what was taken is published, settled, and confirmed to the slot.
+func TestAStopSettlesWhatWasTaken(t *testing.T) {
+	t.Parallel()
+	inStream(t, Options{}, func(s *running) {
+		tx := s.begin()
+		row := tx.insert("order", "a", "done")
+		tx.write()
+		soon() // published; nobody sees it, so it cannot be settled
+		why := errors.New("stopping")
+		s.after(2*time.Second, func() { tx.ended = true; delete(s.pg.running, tx.xid) })
+		if took, err := s.ends(why); !errors.Is(err, why) || took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("ended with %v after %v; want %v, when the row was settled", err, took, why)
+		}
+		if s.pg.slot.confirmed < tx.end || !row.gone || s.pg.slot.active != nil {
+			t.Errorf("confirmed %v, want %v; row gone: %v", s.pg.slot.confirmed, tx.end, row.gone)
+		}
+		if s.begun != 1 {
+			t.Errorf("the hand-over was ended %d times", s.begun)
+		}
+	})
+}
+
+// What does not settle is given up within the drain timeout, and leaves nothing behind in the window.
+func TestAStopIsBounded(t *testing.T) {
+	t.Parallel()
+	inStream(t, Options{DrainTimeout: 6 * time.Second}, func(s *running) {
+		tx := s.begin()
+		row := tx.insert("order", "a", "done")
+		tx.write()
+		soon()
+		took, _ := s.ends(errors.New("stopping"))
+		if took < 3*time.Second || took > 5*time.Second || row.gone {
+			t.Errorf("took %v of a timeout of 6 s; row gone: %v", took, row.gone)
+		}
+		if n, _ := s.s.window.held(); n != 0 {
+			t.Errorf("%d events are held in the window of the next stream", n)
+		}
+		if s.pg.slot.confirmed >= tx.end {
+			t.Error("what is not settled was confirmed")
+		}
+		tx.show()
+	})
+}
+
+// When nothing of ours can be settled any more, nobody waits.
+func TestAHopelessStreamEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, why := range []error{
+		errLockLost, outbox.ErrSuperseded, outbox.ErrGap, outbox.ErrMoved,
+		&outbox.FencedError{Stream: "outbox.order", Epoch: 9},
+	} {
+		inStream(t, Options{}, func(s *running) {
+			tx := s.begin()
+			tx.insert("order", "a", "done")
+			tx.write()
+			soon()
+			if took, err := s.ends(why); !errors.Is(err, why) || took > time.Second {
+				t.Errorf("%v: ended with %v after %v", why, err, took)
+			}
+			tx.show()
+		})
+	}
+}
+
+// Whatever part ends, all end, and the cause is the first one's.
+func TestAnyPartEndsTheStream(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		disturb func(s *running)
+		reason  string
+	}{
+		"the source": {func(s *running) { s.dropSlot() }, outbox.ReasonConnection},
+		"the guard":  {func(s *running) { s.why = errToggled }, outbox.ReasonConnection},
+		"the sink":   {func(s *running) { s.rd.flush() }, outbox.ReasonGap},
+		"the audit":  {func(s *running) { s.pg.unpublished = true }, outbox.ReasonMissed},
+	} {
+		inStream(t, Options{}, func(s *running) {
+			s.event("order", "a")
+			soon()
+			s.do(func() { c.disturb(s) })
+			s.event("order", "a")
+			err := <-s.done
+			if slotReason(err) != c.reason {
+				t.Errorf("%s: ended with %v, want reason %s", name, err, c.reason)
+			}
+			if ctx := s.ctx.Err(); ctx != nil {
+				t.Errorf("the caller's context ended: %v", ctx)
+			}
+		})
+	}
+}
+
+// The WAL budget ends a stream, by name; and it ends none that has ended already.
+func TestTheBudgetEndsAStream(t *testing.T) {
+	t.Parallel()
+	inStream(t, Options{}, func(s *running) {
+		s.i.relay.keeper.exhausted()
+		if err := <-s.done; slotReason(err) != outbox.ReasonBudget {
+			t.Errorf("ended with %v", err)
+		}
+		s.i.relay.keeper.exhausted()
+	})
+}
+
+// A hand-over that cannot be ended ends the source, and nothing of it is read.
+func TestAStreamThatCannotBegin(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		why := errors.New("the slot was moved")
+		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
+		r.event("order", "a")
+		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.LSN, error) { return 0, why },
+			func(context.Context, bool) error { return nil })
+		if err := s.run(r.intake); !errors.Is(err, why) || len(r.published("outbox.order")) > 0 {
+			t.Errorf("ended with %v, and published %v", err, r.published("outbox.order"))
+		}
+		if s.running.Load() || r.pg.slot.active != nil {
+			t.Error("it counts as running, or the slot is still streamed")
+		}
+	})
+}
+
+// The guard learns that all is well when the stream has run for long enough, and not before.
+func TestTheGuardLearnsThatAllIsWell(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
+		var began, well time.Time
+		ctx, cancel := context.WithCancel(r.intake)
+		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.LSN, error) {
+			pass(time.Minute) // a long last pass is no good stream
+			began = time.Now()
+			return r.pg.wal, nil
+		}, func(_ context.Context, ok bool) error {
+			if ok {
+				well = time.Now()
+				cancel()
+			}
+			return nil
+		})
+		_ = s.run(ctx)
+		if d := well.Sub(began); d < goodStream || d > goodStream+2*guardInterval {
+			t.Errorf("well after %v, want %v", d, goodStream)
+		}
+	})
+}
