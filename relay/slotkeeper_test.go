@@ -1,7 +1,11 @@
 package relay
 
 import (
+	"context"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"posthaste/outbox"
 )
@@ -27,4 +31,208 @@ func TestTheFirstMoveOfAStreamIsNoSurprise(t *testing.T) {
 	if m.barrier != 0 {
 		t.Errorf("barrier %d, want none", m.barrier)
 	}
+}
+
+// keeping is a keeper on a world whose slot stands at 1000, in a phase, with a budget of 100,000 bytes.
+func keeping(t *testing.T, p phase, do func(w *world, k *slotKeeper)) {
+	t.Helper()
+	inLeadership(t, Options{WALBudget: 100_000}, func(w *world, l *leadership) {
+		w.pg.slot = &slot{w: w, confirmed: 1000, restart: 1000}
+		if _, err := l.adopt(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		l.activity.enter(p, "")
+		do(w, l.keeper)
+	})
+}
+
+// tick has the keeper look once, and returns its calls.
+func (w *world) tick(t *testing.T, k *slotKeeper) []string {
+	t.Helper()
+	from := len(w.trace)
+	_ = k.tick(context.Background())
+	return w.calls(from)
+}
+
+// What the keeper does depends on the phase, on how much the slot holds back, and on how long it has done nothing.
+func TestWhatTheKeeperDoes(t *testing.T) {
+	t.Parallel()
+	const little, much, over = 100, 30_000, 80_000
+	look := "Slots.Status"
+	mark := []string{look, "Slots.Nudge", "Store.Mark"}
+	advance := []string{look, "Slots.Nudge", "Store.Mark", "Store.RaiseBarrier", "Slots.Advance", look}
+	for name, c := range map[string]struct {
+		phase phase
+		wal   int
+		idle  time.Duration
+		want  []string
+	}{
+		"a stream with little":            {phaseStream, little, time.Hour, []string{look}},
+		"a stream with much":              {phaseStream, much, nudgeInterval + 1, []string{look, "Slots.Nudge"}},
+		"a stream that was helped before": {phaseStream, much, nudgeInterval / 2, []string{look}},
+		"a stream over the budget":        {phaseStream, over, time.Hour, []string{look}},
+		"a sweep with little":             {phaseSweep, little, softInterval / 2, []string{look}},
+		"a sweep that stood for long":     {phaseSweep, little, softInterval + 1, mark},
+		"a sweep with much":               {phasePoll, much, time.Second + 1, mark},
+		"a sweep with much, just helped":  {phasePoll, much, time.Second / 2, []string{look}},
+		"a sweep over the budget":         {phasePoll, over, 0, advance},
+		"a hand-over with much":           {phaseHandover, much, time.Hour, []string{look}},
+		"a hand-over over the budget":     {phaseHandover, over, 0, advance},
+		"an adoption over the budget":     {phaseAdopt, over, 0, advance},
+	} {
+		keeping(t, c.phase, func(w *world, k *slotKeeper) {
+			w.do(func() { w.grow(c.wal) })
+			k.last = time.Now().Add(-c.idle)
+			hit := 0
+			k.onExhausted(func() { hit++ })
+			if got := w.tick(t, k); !slices.Equal(got, c.want) {
+				t.Errorf("%s: calls %v, want %v", name, got, c.want)
+			}
+			if (hit == 1) != (c.phase == phaseStream && c.wal == over) {
+				t.Errorf("%s: the stream was ended %d times", name, hit)
+			}
+		})
+	}
+}
+
+// An open transaction holds the WAL of a slot that was moved: the slot is dropped, because the database's disk always
+// wins.
+func TestTheKeeperDropsASlotThatCannotFollow(t *testing.T) {
+	t.Parallel()
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		tx := w.begin()
+		w.do(func() { w.grow(80_000) })
+		w.tick(t, k)
+		if w.pg.slot != nil || w.pg.state.Barrier == 0 || k.known {
+			t.Errorf("slot %+v, barrier %d, known %v", w.pg.slot, w.pg.state.Barrier, k.known)
+		}
+		if got := w.tick(t, k); !slices.Equal(got, []string{"Slots.Status"}) {
+			t.Errorf("without a slot: %v", got)
+		}
+		tx.rollback()
+	})
+}
+
+// A walsender that holds a slot over its budget is ended; a slot that can be neither moved nor dropped is said, and
+// taken back.
+func TestTheBudgetIsEnforced(t *testing.T) {
+	t.Parallel()
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		ws := &walsender{of: w.instance("two"), slot: w.pg.slot, gone: make(chan struct{})}
+		w.pg.slot.active = ws
+		w.do(func() { w.grow(80_000) })
+		w.tick(t, k)
+		if w.pg.slot.active != nil || w.count("Slots.Evict") != 1 || w.pg.slot.restart < 80_000 {
+			t.Errorf("the slot holds back %d bytes", w.pg.wal-w.pg.slot.restart)
+		}
+		stuck := &stuckSlots{Slots: k.slots}
+		k.slots = stuck
+		w.do(func() { w.grow(80_000) })
+		w.tick(t, k)
+		if _, degraded := k.health.lists(); len(degraded) != 1 || !strings.HasPrefix(degraded[0], "wal: ") {
+			t.Errorf("degraded %v", degraded)
+		}
+		k.slots = stuck.Slots
+		w.tick(t, k)
+		w.tick(t, k)
+		if bad, degraded := k.health.lists(); len(bad)+len(degraded) > 0 {
+			t.Errorf("afterwards %v, %v", bad, degraded)
+		}
+	})
+}
+
+// stuckSlots cannot be moved, freed or dropped.
+type stuckSlots struct{ outbox.Slots }
+
+func (*stuckSlots) Advance(context.Context, outbox.LSN) error { return errRefused }
+func (*stuckSlots) Evict(context.Context) error               { return errRefused }
+func (*stuckSlots) Drop(context.Context) error                { return errRefused }
+
+// A leader that was succeeded moves and drops nothing: the slot is another one's.
+func TestASupersededKeeperLeavesTheSlotAlone(t *testing.T) {
+	t.Parallel()
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		tx := w.begin()
+		w.do(func() { w.pg.state.Owner.Epoch++; w.grow(80_000) })
+		w.tick(t, k)
+		if w.pg.slot == nil || w.pg.slot.confirmed != 1000 || w.count("Slots.Evict") > 0 {
+			t.Errorf("slot %+v", w.pg.slot)
+		}
+		tx.rollback()
+	})
+}
+
+// A new slot is noted before it can be seen, and what it stands for as soon as it is known; its making is counted by
+// its reason.
+func TestASlotIsMadeUnderABarrier(t *testing.T) {
+	t.Parallel()
+	for reason, prepare := range map[string]func(w *world, k *slotKeeper){
+		madeNew:         func(w *world, _ *slotKeeper) { w.pg.slot = nil },
+		madeMissing:     func(w *world, k *slotKeeper) { w.pg.slot = nil; k.know(true) },
+		madeLost:        func(w *world, _ *slotKeeper) { w.pg.slot.lost = true },
+		madePublication: func(w *world, _ *slotKeeper) { w.pg.unpublished = true },
+	} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			w.pg.slot = &slot{w: w, confirmed: 1000, restart: 1000}
+			if _, err := l.adopt(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			prepare(w, l.keeper)
+			from := len(w.trace)
+			if err := l.ensureSlot(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			want := []string{
+				"Slots.Status", "Slots.Ensure", "Store.RaiseBarrier", "Slots.Create", "Store.Mark",
+				"Store.RaiseBarrier",
+			}
+			if got := w.calls(from); !slices.Equal(got, want) {
+				t.Errorf("%s: calls %v, want %v", reason, got, want)
+			}
+			if n := value(t, l.metrics.slotCreated.WithLabelValues(reason)); n != 1 {
+				t.Errorf("%s: counted %v times", reason, n)
+			}
+			if b := w.pg.state.Barrier; b == 0 || b == outbox.BarrierUnknown || !l.keeper.known {
+				t.Errorf("%s: barrier %d, known %v", reason, b, l.keeper.known)
+			}
+			if err := l.ensureSlot(context.Background()); err != nil || w.count("Slots.Create") != 1 {
+				t.Errorf("%s: made again, %v", reason, err)
+			}
+		})
+	}
+}
+
+// The gauges show the slot as it is, and a look that fails is counted and changes none of them.
+func TestTheKeeperShowsTheSlot(t *testing.T) {
+	t.Parallel()
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		w.do(func() { w.grow(500) })
+		w.tick(t, k)
+		m := k.metrics
+		retained, lag := value(t, m.slotRetained), value(t, m.slotConfirmed)
+		if retained < 500 || lag != retained || value(t, m.slotActive) != 0 || value(t, m.slotMaxKeep) != -1 {
+			t.Errorf("retained %v, lag %v, active %v, at most %v", retained, lag, value(t, m.slotActive), value(t,
+				m.slotMaxKeep))
+		}
+		w.plan = fault{"Slots.Status", w.counts["Slots.Status"], refused}
+		w.do(func() { w.grow(500) })
+		w.tick(t, k)
+		if value(t, m.scrapeErrors.WithLabelValues("slot")) != 1 || value(t, m.slotRetained) != retained {
+			t.Error("a look that failed is not counted, or shown")
+		}
+	})
+}
+
+// A leadership begins without a memory of where the slot was to go: another instance has led since.
+func TestTheKeeperBeginsAnew(t *testing.T) {
+	t.Parallel()
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		k.next, k.still, k.position = slotTarget{9000, 1}, true, 1
+		ctx, cancel := context.WithTimeout(context.Background(), keepInterval)
+		defer cancel()
+		k.run(ctx)
+		if k.next.xid != 0 || w.pg.state.Barrier != 0 || w.pg.slot.confirmed != 1000 {
+			t.Errorf("target %+v, barrier %d, slot at %v", k.next, w.pg.state.Barrier, w.pg.slot.confirmed)
+		}
+	})
 }

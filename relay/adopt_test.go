@@ -1,0 +1,306 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// lead gives the instance the leader lock, and returns its leadership, which nobody runs.
+func (i *instance) lead(t *testing.T) *leadership {
+	t.Helper()
+	locks, err := memLocks{i}.Open(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := locks.TryLead(context.Background()); err != nil || !ok {
+		t.Fatalf("leads: %v, %v", ok, err)
+	}
+	i.relay.health.clear(conditionPostgres)
+	l := i.relay.newLeadership(locks)
+	l.mode, l.reason = outbox.ModeStandby, outbox.ReasonLeadership
+	return l
+}
+
+// inLeadership runs do with a leadership that nobody runs.
+func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
+	t.Helper()
+	inWorld(t, o, func(w *world) {
+		i := w.instance("one")
+		do(w, i.lead(t))
+		w.failed()
+	})
+}
+
+// First the pipe, then the state again, then the server, then the table, then the gates; only then is anything read.
+func TestAdoptionHasAnOrder(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		from := len(w.trace)
+		tr, err := l.adopt(context.Background())
+		want := []string{
+			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Sink.Look",
+			"Store.Delivered", "Store.Adopt",
+			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Parked",
+		}
+		if got := w.calls(from); err != nil || tr != onWantStream || !slices.Equal(got, want) {
+			t.Errorf("%s, %v; calls\n%v, want\n%v", tr, err, got, want)
+		}
+		if st := w.pg.state; st.Owner != l.gates.owner || st.Owner.Epoch != 1 || st.Sink != "run 1" ||
+			l.activity.epoch() != 1 {
+			t.Errorf("state %+v", st)
+		}
+	})
+}
+
+// Somebody who has adopted since the state was read ends this leadership: it has nothing to raise any more.
+func TestAnAdoptionThatComesTooLate(t *testing.T) {
+	t.Parallel()
+	for name, overtake := range map[string]func(w *world, l *leadership){
+		"before it began": func(w *world, l *leadership) {
+			w.pg.state.Owner.Epoch++
+		},
+		"while it was on its way": func(w *world, l *leadership) {
+			w.after(3*time.Millisecond+callTime/2, func() { w.pg.state.Owner.Epoch++ })
+		},
+	} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			if _, err := l.adopt(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			n := w.count("Sink.Adopt")
+			w.pg.streams = []string{"outbox.order"}
+			w.do(func() { overtake(w, l) })
+			if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if w.count("Sink.Adopt") != n {
+				t.Errorf("%s: a gate was raised", name)
+			}
+		})
+	}
+}
+
+// A gate that has seen a later owner than the table belongs to a database that went back in time: it is overtaken, and
+// said.
+func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order"}
+		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 41}}
+		if _, err := l.adopt(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		if e := w.pg.state.Owner.Epoch; e != 42 || w.rd.gates["outbox.order"].owner != w.pg.state.Owner {
+			t.Errorf("epoch %d in the table, %d at the gate; want 42", e, w.rd.gates["outbox.order"].owner.Epoch)
+		}
+		if len(w.pg.uncounted) != 1 || w.pg.uncounted[0].Stream != "" {
+			t.Errorf("noted %+v, want that the table went back", w.pg.uncounted)
+		}
+		// Fenced in the middle of a sweep: the same, at the next adoption.
+		l.fence = 60
+		if _, err := l.adopt(context.Background()); err != nil || w.pg.state.Owner.Epoch != 61 || l.fence != 0 {
+			t.Errorf("epoch %d, %v; want 61", w.pg.state.Owner.Epoch, err)
+		}
+	})
+}
+
+// Whoever finds a gate ahead and is not named by the table any more has simply been succeeded.
+func TestAGateAheadOfASuccessor(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order"}
+		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 2}}
+		w.after(7*time.Millisecond+callTime/2, func() { w.pg.state.Owner = outbox.Owner{Epoch: 2} })
+		if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) ||
+			w.pg.state.Owner.Epoch != 2 {
+			t.Errorf("%v, epoch %d", err, w.pg.state.Owner.Epoch)
+		}
+	})
+}
+
+// A stream of another database is not taken over: it is named until somebody does that on purpose, and then all goes
+// on.
+func TestAForeignStreamIsNamed(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order"}
+		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: [16]byte{9}, Epoch: 3}}
+		done := make(chan error, 1)
+		go func() {
+			_, err := l.adopt(context.Background())
+			done <- err
+		}()
+		pass(time.Minute)
+		bad, _ := l.health.lists()
+		if len(bad) != 1 || !strings.HasPrefix(bad[0], "foreign_stream: ") ||
+			!strings.Contains(bad[0], "posthaste adopt") {
+			t.Errorf("reasons %v", bad)
+		}
+		w.do(func() { delete(w.rd.gates, "outbox.order") })
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if bad, _ = l.health.lists(); len(bad) > 0 {
+			t.Errorf("afterwards: %v", bad)
+		}
+	})
+}
+
+// An adoption waits for a sink that does not answer, says so, and ends when it is superseded meanwhile.
+func TestAnAdoptionWaitsForTheSink(t *testing.T) {
+	t.Parallel()
+	for _, superseded := range []bool{false, true} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			w.rd.down = true
+			done := make(chan error, 1)
+			go func() {
+				_, err := l.adopt(context.Background())
+				done <- err
+			}()
+			pass(time.Minute)
+			if bad, _ := l.health.lists(); len(bad) != 1 || !strings.HasPrefix(bad[0], "adopt: ") {
+				t.Errorf("reasons %v", bad)
+			}
+			w.do(func() {
+				if w.rd.down = superseded; superseded {
+					w.pg.state.Owner.Epoch++
+				}
+			})
+			if err := <-done; errors.Is(err, outbox.ErrSuperseded) != superseded || err != nil && !superseded {
+				t.Errorf("superseded %v: %v", superseded, err)
+			}
+		})
+	}
+}
+
+// Streams are suspected of a loss if the server is another one than at the last adoption, or if they or their gates are
+// gone or know of less; all is well otherwise, and before anything was delivered there is nothing to lose.
+func TestSuspects(t *testing.T) {
+	t.Parallel()
+	well := outbox.StreamState{Stream: "well", Gate: true}
+	all := []outbox.StreamState{
+		well,
+		{Stream: "no gate"},
+		{Stream: "forgot", Gate: true, Forgot: true},
+		{Stream: "fewer", Gate: true, Missing: 2},
+	}
+	for name, c := range map[string]struct {
+		before, now string
+		states      []outbox.StreamState
+		delivered   bool
+		want        int
+	}{
+		"the same server":         {"a", "a", []outbox.StreamState{well}, true, 0},
+		"something is missing":    {"a", "a", all, true, 3},
+		"another server":          {"a", "b", all, true, 4},
+		"for the first time":      {"", "b", []outbox.StreamState{well}, true, 1},
+		"nobody knows the server": {"a", "", []outbox.StreamState{well}, true, 0},
+		"nothing was delivered":   {"a", "b", all, false, 0},
+	} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			w.pg.history[[16]byte{}] = true
+			if !c.delivered {
+				clear(w.pg.history)
+			}
+			got, err := l.suspect(context.Background(), outbox.State{Sink: c.before}, c.now, c.states)
+			if err != nil || len(got) != c.want {
+				t.Errorf("%s: %d suspects, %v; want %d", name, len(got), err, c.want)
+			}
+		})
+	}
+}
+
+// The pipe is held as the mode needs it, and the other hold is given back only when the new one is there.
+func TestTakePipe(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		holds := func(step string, alone, shared bool) {
+			t.Helper()
+			s := l.locks.(*lockSession)
+			if (w.pg.alone == s) != alone || (w.pg.sharing[s] == 1) != shared || l.exclusive != alone ||
+				l.shared != shared {
+				t.Errorf("%s: alone %v (%d times), sharing %d times; want %v, %v", step, w.pg.alone == s, w.pg.alones,
+					w.pg.sharing[s],
+					alone, shared)
+			}
+		}
+		take := func(poll, want bool) {
+			t.Helper()
+			if alone, err := l.takePipe(context.Background(), poll); err != nil || alone != want {
+				t.Errorf("poll %v: alone %v, %v; want %v", poll, alone, err, want)
+			}
+		}
+		take(false, true)
+		holds("streaming", true, false)
+		take(true, false)
+		holds("polling", false, true)
+		other, err := memLocks{w.instance("two")}.Open(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if ok, err := other.TryPipe(context.Background(), false); err != nil || !ok {
+			w.t.Fatalf("another poller: %v, %v", ok, err)
+		}
+		take(false, false) // shared for the time being
+		holds("streaming is wanted beside another poller", false, true)
+		other.Close()
+		take(false, true)
+		holds("streaming again", true, false)
+		if w.pg.alones != 1 {
+			t.Errorf("held %d times", w.pg.alones)
+		}
+	})
+}
+
+// Polling waits for whoever has the pipe for itself, and gives up with its context.
+func TestTakePipeWaits(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		other, err := memLocks{w.instance("two")}.Open(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if ok, err := other.TryPipe(context.Background(), true); err != nil || !ok {
+			w.t.Fatalf("a streamer: %v, %v", ok, err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if alone, err := l.takePipe(ctx, true); alone || err == nil {
+			t.Errorf("beside a streamer: alone %v, %v", alone, err)
+		}
+		w.after(time.Minute, func() { other.(*lockSession).end() })
+		if alone, err := l.takePipe(context.Background(), true); alone || err != nil || !l.shared {
+			t.Errorf("after it: alone %v, %v, shared %v", alone, err, l.shared)
+		}
+	})
+}
+
+// What the pipe allowed counts only with a state read after it: somebody may have led, and toggled, while it was waited
+// for.
+func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.state.Desired = outbox.ModePoll
+		other, err := memLocks{w.instance("two")}.Open(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if ok, err := other.TryPipe(context.Background(), true); err != nil || !ok {
+			w.t.Fatalf("a streamer: %v, %v", ok, err)
+		}
+		w.after(time.Second, func() {
+			w.pg.state.Owner.Epoch = 7
+			other.(*lockSession).end()
+		})
+		if _, err := l.adopt(context.Background()); err != nil || w.pg.state.Owner.Epoch != 8 {
+			t.Errorf("epoch %d, %v; want 8", w.pg.state.Owner.Epoch, err)
+		}
+	})
+}

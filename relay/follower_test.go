@@ -1,0 +1,128 @@
+package relay
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// following runs do with a follower, beside a leader that is only in the table: mode poll, and gates raised.
+func following(t *testing.T, do func(w *world, i *instance, f *follower, locks *lockSession)) {
+	t.Helper()
+	inWorld(t, Options{}, func(w *world) {
+		leader := w.instance("leader").lead(t)
+		w.pg.state.Desired = outbox.ModePoll
+		if _, err := leader.adopt(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		w.pg.state.Active = outbox.ModePoll
+		i := w.instance("one")
+		locks, err := memLocks{i}.Open(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		do(w, i, i.relay.follower, locks.(*lockSession))
+		if s := locks.(*lockSession); len(w.pg.sharing) > 1 || w.pg.sharing[s] > 0 {
+			t.Error("the pipe is still held")
+		}
+		w.failed()
+	})
+}
+
+// An instance that does not lead sweeps along in poll mode, and stops as soon as its owner is not the table's any more,
+// the mode changes, or the leader is gone, whose place it takes.
+func TestTheFollowerSweepsAlong(t *testing.T) {
+	t.Parallel()
+	for name, disturb := range map[string]func(w *world, l *lockSession){
+		"another owner":      func(w *world, _ *lockSession) { w.pg.state.Owner.Epoch++ },
+		"another nonce":      func(w *world, _ *lockSession) { w.pg.state.Owner.Nonce[0]++ },
+		"another mode":       func(w *world, _ *lockSession) { w.pg.state.Desired = outbox.ModeAuto },
+		"nobody polls":       func(w *world, _ *lockSession) { w.pg.state.Active = outbox.ModeStandby },
+		"the leader is gone": func(w *world, _ *lockSession) { w.pg.leader = nil },
+	} {
+		following(t, func(w *world, i *instance, f *follower, locks *lockSession) {
+			done := make(chan error, 1)
+			go func() { done <- f.assist(context.Background(), locks) }()
+			row := w.event("order", "a")
+			pass(2 * time.Second)
+			if !row.gone || w.published("outbox.order") == nil {
+				w.t.Fatalf("%s: it does not sweep along", name)
+			}
+			if st := i.relay.Status(); st.Mode != outbox.ModePoll || st.Leader || st.Epoch != 1 {
+				t.Errorf("%s: status %+v", name, st)
+			}
+			w.do(func() { disturb(w, locks) })
+			pass(time.Second)
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Errorf("%s: ended with %v", name, err)
+				}
+			default:
+				t.Errorf("%s: it sweeps on", name)
+				w.do(func() { w.pg.state.Owner.Epoch++ })
+				_ = <-done
+			}
+			if took := w.pg.leader == locks; took != (name == "the leader is gone") {
+				t.Errorf("%s: leads now: %v", name, took)
+			}
+		})
+	}
+}
+
+// A follower publishes to the server that the leader has adopted under, and to no other: that one may lack something.
+func TestTheFollowerStaysWithTheLeadersServer(t *testing.T) {
+	t.Parallel()
+	following(t, func(w *world, i *instance, f *follower, locks *lockSession) {
+		w.rd.restart()
+		row := w.event("order", "a")
+		if err := f.assist(context.Background(), locks); err != nil || row.gone || w.count("Sweep.Parts") > 0 {
+			t.Errorf("%v; row gone: %v", err, row.gone)
+		}
+		if !i.anyone {
+			t.Error("it stays bound to a server that it does not publish to")
+		}
+	})
+}
+
+// A sweep along that is finished is the leader's to mend: the follower says nothing, and tries again.
+func TestAFollowerThatIsFinished(t *testing.T) {
+	t.Parallel()
+	following(t, func(w *world, i *instance, f *follower, locks *lockSession) {
+		time.AfterFunc(time.Second, func() {
+			w.do(w.rd.restart)
+			w.event("order", "a")
+		})
+		if err := f.assist(context.Background(), locks); err != nil {
+			t.Errorf("ended with %v", err)
+		}
+		i.relay.health.clear(conditionPostgres)
+		if bad, _ := i.reasons(); len(bad) > 0 {
+			t.Errorf("reasons %v", bad)
+		}
+	})
+}
+
+// Where nothing is to be swept along, a standby waits a little and leaves the locks alone.
+func TestAStandbyWaits(t *testing.T) {
+	t.Parallel()
+	following(t, func(w *world, i *instance, f *follower, locks *lockSession) {
+		n := w.count("Locks.TryPipe")
+		w.pg.state.Active = outbox.ModeCDC
+		began := time.Now()
+		if err := f.assist(context.Background(), locks); err != nil || time.Since(began) < 300*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		if w.count("Locks.TryPipe") != n || i.relay.Status().Phase != "standby" {
+			t.Errorf("status %+v", i.relay.Status())
+		}
+		// What was true before the lock was taken may not be true under it.
+		w.pg.state.Active = outbox.ModePoll
+		w.after(callTime+callTime/2, func() { w.pg.state.Active = outbox.ModeStandby })
+		if err := f.assist(context.Background(), locks); err != nil || w.count("Sink.Bind") != 1 {
+			t.Errorf("it sweeps along nobody, %v", err)
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// inHandOver runs do with a leadership that has adopted and has a usable slot.
+func inHandOver(t *testing.T, do func(w *world, l *leadership)) {
+	t.Helper()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.slot = &slot{w: w, confirmed: 500, restart: 500}
+		if tr, err := l.adopt(context.Background()); err != nil || tr != onWantStream {
+			w.t.Fatalf("%s, %v", tr, err)
+		}
+		l.activity.enter(phaseHandover, "")
+		do(w, l)
+	})
+}
+
+// sweeping are the calls of the sweeper, of the sink and of the state, which are not what a hand-over is about.
+var sweeping = []string{
+	"Sweep.Parts", "Sweep.Claim", "Sweep.Take", "Sweep.Commit", "Sweep.Release", "Sweep.Reached",
+	"Store.NoteStream", "Sink.Adopt",
+	"Sink.Publish", "Sink.Confirm", "Sink.Settled", "Sink.Check", "Store.State",
+}
+
+// compact drops repetitions: a drain has two workers.
+func compact(calls []string) []string { return slices.Compact(calls) }
+
+// The slot is moved to a place in the WAL only when everything before it is visible, and was swept after that.
+func TestTheShortCutComesAfterAPassThatSawEverything(t *testing.T) {
+	t.Parallel()
+	inHandOver(t, func(w *world, l *leadership) {
+		tx := w.begin()
+		row := tx.insert("order", "a", "done")
+		tx.write()
+		w.after(2*time.Second, func() { tx.ended = true; delete(w.pg.running, tx.xid) })
+		from := len(w.trace)
+		tr, err := l.handOver(context.Background())
+		if err != nil || tr != onReady || !row.gone || w.pg.slot.confirmed < tx.end || l.noted != w.pg.slot.confirmed {
+			t.Errorf("%s, %v; row gone: %v; slot at %v, noted %v, want behind %v", tr, err, row.gone,
+				w.pg.slot.confirmed, l.noted, tx.end)
+		}
+		want := []string{
+			"Sweep.Targets", "Slots.Status", "Store.Mark", "Store.VisibleBelow", "Sweep.Targets", "Slots.Advance",
+			"Store.LowerBarrier",
+		}
+		if got := compact(w.calls(from, sweeping...)); !slices.Equal(got, want) {
+			t.Errorf("calls\n%v, want\n%v", got, want)
+		}
+	})
+}
+
+// Beside a long transaction the stream begins where the slot stands: nothing is passed by, and nobody waits for long.
+func TestBesideALongTransactionThereIsNoShortCut(t *testing.T) {
+	t.Parallel()
+	inHandOver(t, func(w *world, l *leadership) {
+		tx := w.begin()
+		began := time.Now()
+		tr, err := l.handOver(context.Background())
+		if err != nil || tr != onReady || w.pg.slot.confirmed != 500 || l.noted != 500 {
+			t.Errorf("%s, %v; the slot stands at %v, noted %v", tr, err, w.pg.slot.confirmed, l.noted)
+		}
+		if d := time.Since(began); d < visibleWait || d > visibleWait+time.Second {
+			t.Errorf("waited %v", d)
+		}
+		tx.rollback()
+	})
+}
+
+// Where the slot was moved without a wait before, the stream cannot begin beside an older transaction: the relay sweeps
+// on, names the reason, and goes on when the transaction has ended.
+func TestABarrierRefusesTheHandOver(t *testing.T) {
+	t.Parallel()
+	for _, barrier := range []uint64{0, outbox.BarrierUnknown} {
+		inHandOver(t, func(w *world, l *leadership) {
+			tx := w.begin()
+			if w.pg.state.Barrier = barrier; barrier == 0 {
+				w.pg.state.Barrier = tx.xid + 1
+			}
+			tr, err := l.handOver(context.Background())
+			if tr != onNotReady || slotReason(err) != outbox.ReasonTransactionHeld || w.pg.slot.confirmed != 500 {
+				t.Errorf("%s, %v; the slot stands at %v", tr, err, w.pg.slot.confirmed)
+			}
+			if _, degraded := l.health.lists(); len(degraded) != 1 || w.pg.state.Degraded == "" || l.failures != 1 {
+				t.Errorf("degraded %v, state %q, %d failures", degraded, w.pg.state.Degraded, l.failures)
+			}
+			if w.pg.state.Barrier == outbox.BarrierUnknown {
+				t.Error("the barrier stays unknown: the next hand-over would wait for what is younger")
+			}
+			tx.commitNow()
+			if tr, err = l.handOver(context.Background()); err != nil || tr != onReady || w.pg.state.Barrier != 0 {
+				t.Errorf("afterwards: %s, %v, barrier %d", tr, err, w.pg.state.Barrier)
+			}
+		})
+	}
+}
+
+// A walsender that holds the slot is given half a second to end by itself, and then ended.
+func TestTheHandOverFreesTheSlot(t *testing.T) {
+	t.Parallel()
+	for _, slow := range []bool{false, true} {
+		inHandOver(t, func(w *world, l *leadership) {
+			ws := &walsender{of: w.instance("two"), slot: w.pg.slot, gone: make(chan struct{})}
+			w.pg.slot.active = ws
+			if !slow {
+				w.after(200*time.Millisecond, ws.end)
+			}
+			if tr, err := l.handOver(context.Background()); err != nil || tr != onReady {
+				t.Errorf("%s, %v", tr, err)
+			}
+			if n := w.count("Slots.Evict"); (n == 1) != slow {
+				t.Errorf("slow %v: ended %d times", slow, n)
+			}
+		})
+	}
+}
+
+// A toggle in the middle of a hand-over is no failure of the slot; what the slot refuses is.
+func TestWhatRefusesAHandOver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		disturb  func(w *world) // after a second
+		plan     fault
+		want     transition
+		failures int
+	}{
+		"a toggle": {func(w *world) {
+			w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		}, fault{}, onOver, 0},
+		"a gap":           {func(w *world) { w.do(w.rd.flush); w.event("order", "a") }, fault{}, onOver, 0},
+		"a dropped slot":  {func(w *world) { w.do(w.dropSlot) }, fault{}, onNotReady, 1},
+		"a lost reply":    {nil, fault{"Slots.Advance", 0, unheard}, onNotReady, 1},
+		"no mark":         {nil, fault{"Store.Mark", 0, refused}, onNotReady, 1},
+		"a silent status": {nil, fault{"Slots.Status", 0, late}, onNotReady, 1},
+	} {
+		inHandOver(t, func(w *world, l *leadership) {
+			w.event("order", "a")
+			tx := w.begin() // so that it takes a while
+			w.plan = c.plan
+			if c.disturb != nil {
+				time.AfterFunc(time.Second, func() { c.disturb(w) })
+			}
+			time.AfterFunc(3*time.Second, tx.commitNow)
+			tr, _ := l.handOver(context.Background())
+			if tr != c.want || l.failures != c.failures {
+				t.Errorf("%s: %s with %d failures, want %s with %d", name, tr, l.failures, c.want, c.failures)
+			}
+		})
+	}
+}
+
+// When nobody else can move the slot any more: one more pass, then H, then the mode is recorded. What was committed
+// until then is swept, so that the table is asked about little.
+func TestTheEndOfAHandOver(t *testing.T) {
+	t.Parallel()
+	inHandOver(t, func(w *world, l *leadership) {
+		l.noted = 500
+		row := w.event("order", "a")
+		from := len(w.trace)
+		h, err := l.endHandOver(context.Background())
+		st := w.pg.state
+		if err != nil || !row.gone || h < row.tx.end || st.Handover != h || st.Active != outbox.ModeCDC ||
+			l.mode != outbox.ModeCDC {
+			t.Errorf("H is %v, %v; row gone: %v; state %+v", h, err, row.gone, st)
+		}
+		want := []string{"Slots.Status", "Sweep.Targets", "Store.InsertLSN", "Store.SetActive"}
+		if got := compact(w.calls(from, sweeping...)); !slices.Equal(got, want) {
+			t.Errorf("calls %v, want %v", got, want)
+		}
+	})
+}
+
+// A slot that somebody else has moved in the middle of a hand-over has passed what may not be visible: that is noted,
+// and the hand-over starts over.
+func TestASlotMovedDuringTheHandOver(t *testing.T) {
+	t.Parallel()
+	inHandOver(t, func(w *world, l *leadership) {
+		l.noted = 500
+		w.do(w.moveSlot)
+		_, err := l.endHandOver(context.Background())
+		if slotReason(err) != outbox.ReasonSlotActive || w.pg.state.Barrier != outbox.BarrierUnknown ||
+			w.count("Sweep.Targets") > 0 {
+			t.Errorf("%v, barrier %d", err, w.pg.state.Barrier)
+		}
+		w.plan = fault{"Store.RaiseBarrier", 1, refused}
+		if _, err = l.endHandOver(context.Background()); !errors.Is(err, errRefused) {
+			t.Errorf("a barrier that cannot be noted: %v", err)
+		}
+	})
+}
+
+// Readiness does not flicker: what kept the slot from being streamed is forgotten at once only if it never failed
+// before.
+func TestReadinessDoesNotFlicker(t *testing.T) {
+	t.Parallel()
+	for _, failures := range []int{0, 1} {
+		inHandOver(t, func(w *world, l *leadership) {
+			l.noted, l.failures, l.degraded = 500, failures, "slot_lost"
+			l.health.degrade(conditionSlot, "slot_lost")
+			if _, err := l.endHandOver(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			_, degraded := l.health.lists()
+			if (len(degraded) > 0) != (failures > 0) || (w.pg.state.Degraded != "") != (failures > 0) {
+				t.Errorf("after %d failures: degraded %v, state %q", failures, degraded, w.pg.state.Degraded)
+			}
+			guard := l.guard()
+			if err := guard(context.Background(), true); err != nil || w.pg.state.Degraded != "" {
+				t.Errorf("a stream that runs well: %v, state %q", err, w.pg.state.Degraded)
+			}
+			n := w.count("Store.SetActive")
+			if err := guard(context.Background(), true); err != nil || w.count("Store.SetActive") != n {
+				t.Errorf("it is recorded again, %v", err)
+			}
+		})
+	}
+}

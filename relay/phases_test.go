@@ -1,0 +1,313 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// inPoll runs a leader in poll mode that has adopted what the owner before left in doubt: an event that is in its
+// stream, and whose row nobody sees yet.
+func inPoll(t *testing.T, do func(w *world, i *instance, held *transaction)) {
+	t.Helper()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModeCDC
+		w.event("order", "a") // a stream that is met later would ask the table
+		first := w.start("first")
+		pass(2 * time.Second)
+		tx := w.begin()
+		tx.insert("order", "a", "done")
+		tx.write()
+		pass(time.Second)
+		if len(w.published("outbox.order")) != 2 {
+			w.t.Fatal("it is not streamed")
+		}
+		w.do(func() { first.die(true); w.pg.state.Desired = outbox.ModePoll })
+		do(w, w.start("second"), tx)
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
+
+// What an earlier owner published stays in doubt until everything it may have read is visible, and was swept after
+// that.
+func TestDoubtOutlivesWhatNobodySees(t *testing.T) {
+	t.Parallel()
+	inPoll(t, func(w *world, _ *instance, held *transaction) {
+		pass(time.Minute)
+		if n := w.count("Sink.ForgetDoubt"); n != 1 { // the first owner's
+			t.Errorf("forgotten %d times while a commit is held back", n)
+		}
+		held.show()
+		pass(5 * time.Second)
+		if n := w.count("Sink.ForgetDoubt"); n != 2 || len(w.rd.gates["outbox.order"].doubt) > 0 {
+			t.Errorf("forgotten %d times, want once when all is visible", n)
+		}
+	})
+}
+
+// The doubt is forgotten only after a pass that began when all was visible: a sweep may have been somewhere else.
+func TestDoubtIsForgottenAfterAPass(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.state.Desired = outbox.ModePoll
+		if _, err := l.adopt(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		row := w.event("order", "a")
+		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}); err != nil || !row.gone {
+			t.Errorf("%v; row gone: %v", err, row.gone)
+		}
+		w.plan = fault{"Sink.ForgetDoubt", w.counts["Sink.ForgetDoubt"], refused}
+		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}); err != nil {
+			t.Errorf("what costs memory only ended the phase: %v", err)
+		}
+	})
+}
+
+// A stream that was met after the mark may have in doubt what is younger than it: it is left alone.
+func TestDoubtOfStreamsMetLaterStays(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		tx := w.begin() // so that the mark is not reached
+		w.start("one")
+		pass(time.Second)
+		w.event("user", "b")
+		pass(time.Second)
+		tx.rollback()
+		pass(3 * time.Second)
+		if n := w.count("Sink.ForgetDoubt"); n != 0 || w.count("Store.Mark") != 1 {
+			t.Errorf("forgotten %d times, for streams that the adoption did not know", n)
+		}
+		w.judge()
+	})
+}
+
+// A leader that polls takes the pipe for itself as soon as that is wanted and possible, and not before.
+func TestPollingEndsWhenThePipeIsFree(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		w.event("order", "a")
+		w.start("one")
+		pass(time.Second)
+		other, err := memLocks{w.instance("two")}.Open(context.Background())
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if ok, err := other.TryPipe(context.Background(), false); !ok || err != nil {
+			w.t.Fatalf("%v, %v", ok, err)
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModeCDC })
+		pass(10 * time.Second)
+		if w.pg.state.Active != outbox.ModePoll || w.pg.state.Owner.Epoch != 1 {
+			t.Errorf("active %s under epoch %d beside another poller", w.pg.state.Active, w.pg.state.Owner.Epoch)
+		}
+		other.Close()
+		w.settles(outbox.ModeCDC)
+		w.judge()
+	})
+}
+
+// A slot that cannot be used is waited for with growing pauses while the sweep goes on, and its reason is shown: a
+// fault where cdc is forced, else not.
+func TestASlotThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []outbox.Mode{outbox.ModeCDC, outbox.ModeAuto} {
+		inWorld(t, Options{}, func(w *world) {
+			w.pg.state.Desired = mode
+			tx := w.begin()
+			i := w.start("one") // no slot can be made beside an open transaction
+			pass(20 * time.Second)
+			row := w.event("order", "a")
+			pass(time.Second)
+			bad, degraded := i.reasons()
+			if mode == outbox.ModeCDC {
+				bad, degraded = degraded, bad
+			}
+			if len(bad) > 0 || len(degraded) != 1 || !strings.HasPrefix(degraded[0], "slot: transaction_held") ||
+				!row.gone {
+				t.Errorf("%s: reasons %v, the other ones %v; row gone: %v", mode, degraded, bad, row.gone)
+			}
+			if n := w.count("Slots.Ensure"); n < 3 || n > 6 {
+				t.Errorf("tried %d times in 20 s", n)
+			}
+			if h := i.relay.Health(); h.Ready != (mode == outbox.ModeAuto) || h.Role != "leader" {
+				t.Errorf("health %+v", h)
+			}
+			tx.rollback()
+			w.settles(outbox.ModeCDC)
+			w.judge()
+		})
+	}
+}
+
+// A gate that is lost, or another's, is noticed within about a second without an event; trouble in asking is no answer.
+func TestGatesAreWatched(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order"}
+		if _, err := l.adopt(context.Background()); err != nil {
+			w.t.Fatal(err)
+		}
+		var last time.Time
+		watch := func() error {
+			_, err := l.watchGates(context.Background(), &last)
+			return err
+		}
+		for range 10 {
+			if err := watch(); err != nil {
+				w.t.Fatal(err)
+			}
+			pass(200 * time.Millisecond)
+		}
+		if n := w.count("Sink.Check"); n != 2 {
+			t.Errorf("asked %d times in 2 s", n)
+		}
+		owner := &w.rd.gates["outbox.order"].owner
+		for name, c := range map[string]struct {
+			disturb, restore func()
+			fatal            bool
+		}{
+			"down":    {func() { w.rd.down = true }, func() { w.rd.down = false }, false},
+			"foreign": {func() { owner.Source[0]++ }, func() { owner.Source[0]-- }, false},
+			"fenced":  {func() { owner.Epoch++ }, func() { owner.Epoch-- }, true},
+			"moved":   {w.rd.restart, func() { w.rd.run-- }, true},
+		} {
+			w.do(c.disturb)
+			pass(time.Second)
+			if err := watch(); (err != nil) != c.fatal {
+				t.Errorf("%s: %v", name, err)
+			}
+			w.do(c.restore)
+		}
+	})
+}
+
+// What takes long is cut short when somebody has adopted since, or another mode is wanted; a state that cannot be read
+// is no reason.
+func TestDuring(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		disturb func(w *world)
+		want    error
+	}{
+		"nothing happens": {func(*world) {}, nil},
+		"superseded":      {func(w *world) { w.pg.state.Owner.Epoch++ }, outbox.ErrSuperseded},
+		"toggled":         {func(w *world) { w.pg.state.Desired = outbox.ModePoll }, errToggled},
+		"cdc for auto":    {func(w *world) { w.pg.state.Desired = outbox.ModeCDC }, nil},
+		"no answer":       {func(w *world) { w.plan = fault{"Store.State", w.counts["Store.State"], refused} }, nil},
+	} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			if _, err := l.adopt(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			w.after(time.Second, func() { c.disturb(w) })
+			err := l.during(context.Background(), func(ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+				case <-time.After(5 * time.Second):
+				}
+				return nil
+			})
+			if !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", name, err, c.want)
+			}
+		})
+	}
+}
+
+// The guard of a stream ends it for a successor and for a toggle, and for nothing that it merely cannot read.
+func TestTheGuard(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		disturb func(w *world)
+		want    error
+	}{
+		"all is well": {func(*world) {}, nil},
+		"a successor": {func(w *world) { w.pg.state.Owner.Epoch++ }, outbox.ErrSuperseded},
+		"a toggle":    {func(w *world) { w.pg.state.Desired = outbox.ModePoll }, errToggled},
+		"no answer":   {func(w *world) { w.plan = fault{"Store.State", w.counts["Store.State"], refused} }, nil},
+		"a gap":       {func(w *world) { w.rd.flush() }, outbox.ErrGap},
+	} {
+		inLeadership(t, Options{}, func(w *world, l *leadership) {
+			w.pg.streams = []string{"outbox.order"}
+			if _, err := l.adopt(context.Background()); err != nil {
+				w.t.Fatal(err)
+			}
+			c.disturb(w)
+			if err := l.guard()(context.Background(), false); !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", name, err, c.want)
+			}
+		})
+	}
+}
+
+// A state that cannot be read is said after a while, by a leader that keeps its locks, and taken back.
+func TestAStateThatCannotBeReadIsSaid(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(_ *world, l *leadership) {
+		ctx, gone := context.Background(), errors.New("no answer")
+		l.answered(ctx, gone)
+		pass(patience)
+		l.answered(ctx, gone)
+		if bad, _ := l.health.lists(); len(bad) > 0 {
+			t.Errorf("said too early: %v", bad)
+		}
+		pass(time.Second)
+		stopping, stop := context.WithCancel(ctx)
+		stop()
+		l.answered(stopping, gone)
+		if bad, _ := l.health.lists(); len(bad) > 0 {
+			t.Errorf("said while stopping: %v", bad)
+		}
+		l.answered(ctx, gone)
+		if bad, _ := l.health.lists(); len(bad) != 1 || bad[0] != "postgres_state: no answer" {
+			t.Errorf("reasons %v", bad)
+		}
+		l.answered(ctx, nil)
+		if bad, _ := l.health.lists(); len(bad) > 0 {
+			t.Errorf("afterwards: %v", bad)
+		}
+	})
+}
+
+// A leader that never comes to its work says so after a while, and takes it back when it works.
+func TestALeaderThatDoesNotComeToItsWork(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(_ *world, l *leadership) {
+		why := errors.New("the pipe cannot be asked for")
+		l.failing(why)
+		pass(patience + time.Second)
+		l.failing(why)
+		if bad, _ := l.health.lists(); len(bad) != 1 || bad[0] != "lead: "+why.Error() {
+			t.Errorf("reasons %v", bad)
+		}
+		l.working()
+		l.failing(why)
+		if bad, _ := l.health.lists(); len(bad) > 0 {
+			t.Errorf("afterwards: %v", bad)
+		}
+	})
+}
+
+// Hand-overs that keep failing come slower and slower, and never slower than about ten seconds.
+func TestFailingHandOversSlowDown(t *testing.T) {
+	t.Parallel()
+	l := &leadership{}
+	if d := l.delay(); d != 0 {
+		t.Errorf("the first waits %v", d)
+	}
+	for failures, want := range map[int]time.Duration{1: 200 * time.Millisecond, 3: 800 * time.Millisecond,
+		100: 10 * time.Second} {
+		l.failures = failures
+		if d := l.delay(); d < want*3/4 || d > want*5/4 {
+			t.Errorf("after %d failures: %v, want about %v", failures, d, want)
+		}
+	}
+}
