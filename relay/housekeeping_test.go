@@ -1,0 +1,148 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+)
+
+// keeps runs the housekeeping of a leader for so long.
+func (l *leadership) keeps(d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	l.housekeeper.run(ctx)
+}
+
+// The leader's gauges show the table, parked events and losses; the sink's own gauges are asked for with as many
+// streams as may have labels.
+func TestHousekeeping(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	o := Options{Observe: func(_ context.Context, streams []string) error {
+		asked = len(streams)
+		return nil
+	}}
+	inLeadership(t, o, func(w *world, l *leadership) {
+		for n := range maxStreamLabels + 10 {
+			w.pg.streams = append(w.pg.streams, fmt.Sprintf("outbox.t%d", n))
+		}
+		w.event("order", "a")
+		w.event("order", "a")
+		w.pg.dead = make([]outbox.Dead, 3)
+		w.pg.suspected["outbox.order"] = true
+		l.keeps(10 * time.Second)
+		m := l.metrics
+		if value(t, m.backlogRows) != 2 || value(t, m.dead) != 3 || value(t, m.lost) != 1 {
+			t.Errorf("backlog %v, dead %v, lost %v; want 2, 3, 1", value(t, m.backlogRows), value(t, m.dead), value(t,
+				m.lost))
+		}
+		if asked != maxStreamLabels || w.count("Sink.Trim") < len(w.pg.streams) {
+			t.Errorf("%d streams are observed, %d trims", asked, w.count("Sink.Trim"))
+		}
+		if w.count("Store.KeepHistory") != 1 || w.count("Store.Backlog") > 6 {
+			t.Errorf("history kept %d times, backlog counted %d times in 10 s", w.count("Store.KeepHistory"),
+				w.count("Store.Backlog"))
+		}
+	})
+}
+
+// What cannot be read is counted, and the gauges keep their last value. A sink that is gone is asked once a round, not
+// once for each stream.
+func TestHousekeepingWithoutAnswers(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		w.event("order", "a")
+		l.keeps(time.Second / 2)
+		trims := w.count("Sink.Trim")
+		w.rd.down = true
+		l.keeps(time.Second / 2)
+		if n := w.count("Sink.Trim") - trims; n != 1 {
+			t.Errorf("a sink that is gone is asked %d times in a round", n)
+		}
+		w.rd.down = false
+		for call, collector := range map[string]string{
+			"Store.Backlog": "backlog", "Store.Lost": "losses", "Store.Housekeep": "dead", "Store.Parked": "dead",
+			"Store.Streams": "streams",
+		} {
+			before := value(t, l.metrics.scrapeErrors.WithLabelValues(collector))
+			w.plan, w.struck = fault{call, w.counts[call], refused}, false
+			l.keeps(time.Second / 2)
+			if n := value(t, l.metrics.scrapeErrors.WithLabelValues(collector)); n != before+1 ||
+				value(t, l.metrics.backlogRows) != 1 {
+				t.Errorf("%s: %v errors of %s, backlog %v", call, n-before, collector, value(t, l.metrics.backlogRows))
+			}
+		}
+	})
+}
+
+// Until today's partition is made the default one takes its rows: a failure is repeated soon, and said once.
+func TestHistoryIsTriedAgainSoon(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	inLeadership(t, o, func(w *world, l *leadership) {
+		h := &noHistory{Store: l.housekeeper.store}
+		l.housekeeper.store = h
+		l.keeps(3 * historyRetry)
+		if h.asked < 2 || h.asked > 4 || strings.Count(log.String(), "keep history") != 1 {
+			t.Errorf("asked %d times in %v, and said:\n%s", h.asked, 3*historyRetry, log.String())
+		}
+	})
+}
+
+type noHistory struct {
+	outbox.Store
+	asked int
+}
+
+func (h *noHistory) KeepHistory(context.Context) error {
+	h.asked++
+	return errors.New("no room")
+}
+
+// What an adoption noted as perhaps lost is counted once, in the background; a failure is repeated, and a Postgres that
+// went back in time is no lost event.
+func TestLossesAreCounted(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	inLeadership(t, o, func(w *world, l *leadership) {
+		first := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+		w.pg.uncounted = []outbox.Loss{
+			{Stream: "outbox.order", Events: 5, First: first, Last: first.Add(time.Second)},
+			{Stream: "outbox.user", Events: -1},
+			{Events: -1},
+		}
+		run := func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			l.losses.run(ctx)
+		}
+		run()
+		if w.count("Store.CountLosses") != 0 {
+			t.Error("counted, and nothing was noted")
+		}
+		w.plan = fault{"Store.CountLosses", 0, refused}
+		l.losses.suspect()
+		run()
+		m := l.metrics
+		if value(t, m.lostEvents) != 6 || value(t, m.failovers) != 1 || w.count("Store.CountLosses") != 2 {
+			t.Errorf("lost %v, went back %v times, asked %d times; want 6 (one where nobody knows), 1, 2", value(t,
+				m.lostEvents),
+				value(t, m.failovers), w.count("Store.CountLosses"))
+		}
+		if value(t, m.scrapeErrors.WithLabelValues("losses")) != 1 {
+			t.Error("the failure is not counted")
+		}
+		if !strings.Contains(log.String(), "posthaste replay --stream=outbox.order --since=2030-01-02T03:04:05Z") {
+			t.Errorf("the remedy is not named:\n%s", log.String())
+		}
+	})
+}

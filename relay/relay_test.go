@@ -1,0 +1,332 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/outbox"
+)
+
+// unfit is a Store that cannot be registered with.
+type unfit struct {
+	outbox.Store
+	err func() error
+}
+
+func (u unfit) Register(ctx context.Context) error {
+	if err := u.err(); err != nil {
+		return err
+	}
+	return u.Store.Register(ctx)
+}
+
+// schemaError is what a store says of a schema that it cannot work with.
+type schemaError struct{}
+
+func (schemaError) Error() string     { return "the schema is newer" }
+func (schemaError) Condition() string { return conditionSchema }
+
+// What waiting cannot repair ends a relay at its start, and never later; everything else is waited for.
+func TestRunEndsOnlyAtItsStart(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		second := &outbox.SecondNameError{Name: "a", Existing: "b"}
+		i := w.instance("one")
+		i.relay.o.Store = unfit{memStore{i}, func() error { return second }}
+		if err := i.relay.Run(context.Background()); !errors.Is(err, second) {
+			t.Errorf("a second name: %v", err)
+		}
+		i = w.instance("two")
+		var registered atomic.Int64
+		i.relay.o.Store = unfit{memStore{i}, func() error {
+			if registered.Add(1) > 1 {
+				return second // somebody has registered while we were away
+			}
+			return nil
+		}}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- i.relay.Run(ctx) }()
+		soon()
+		w.do(func() { i.session.end(); i.session.notice() })
+		pass(time.Minute)
+		if len(done) > 0 || registered.Load() < 10 {
+			t.Errorf("ended, or tried %d times in a minute", registered.Load())
+		}
+		if bad, _ := i.reasons(); !slices.Contains(bad, "postgres: "+second.Error()) {
+			t.Errorf("reasons %v", bad)
+		}
+		cancel()
+		if err := <-done; err != nil || i.relay.Status().Phase != string(phaseStopped) {
+			t.Errorf("%v, status %+v", err, i.relay.Status())
+		}
+	})
+}
+
+// There is one reason why there is no session, under its own name, and none when there is one.
+func TestWhyThereIsNoSession(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		i := w.instance("one")
+		trouble := error(schemaError{})
+		i.relay.o.Store = unfit{memStore{i}, func() error { return trouble }}
+		if bad, _ := i.reasons(); !slices.Equal(bad, []string{"postgres: not connected yet"}) {
+			t.Errorf("before: %v", bad)
+		}
+		for _, c := range []struct {
+			err  error
+			want string
+		}{{trouble, "schema: the schema is newer"}, {errors.New("refused"), "postgres: refused"}} {
+			trouble = c.err
+			if err := i.relay.session(context.Background()); !errors.Is(err, c.err) {
+				t.Errorf("session: %v", err)
+			}
+			if bad, _ := i.reasons(); !slices.Equal(bad, []string{c.want}) {
+				t.Errorf("reasons %v, want %s", bad, c.want)
+			}
+		}
+		trouble = nil
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = i.relay.session(ctx)
+		if bad, _ := i.reasons(); len(bad) > 0 {
+			t.Errorf("with a session: %v", bad)
+		}
+	})
+}
+
+// A lost lock ends everything at once: somebody else may lead by now. What this leadership said of itself goes with it.
+func TestALostLockEndsTheLeadership(t *testing.T) {
+	t.Parallel()
+	forgotten := 0
+	inWorld(t, Options{Unobserve: func() { forgotten++ }}, func(w *world) {
+		i := w.start("one")
+		pass(3 * time.Second)
+		if st := i.relay.Status(); !st.Leader || st.Mode != outbox.ModeCDC || st.Epoch != 1 {
+			t.Errorf("status %+v", st)
+		}
+		tx := w.begin()
+		tx.insert("order", "a", "done")
+		tx.write() // something is in flight
+		soon()
+		i.relay.health.fail(conditionPublish, "left over")
+		i.relay.metrics.backlogRows.Set(7)
+		w.do(func() { i.session.end(); i.session.notice() })
+		pass(100 * time.Millisecond)
+		if st := i.relay.Status(); st.Leader || st.Mode != outbox.ModeStandby || st.Inflight != 0 ||
+			i.relay.Health().Role != "standby" {
+			t.Errorf("status %+v, health %+v", st, i.relay.Health())
+		}
+		if bad, _ := i.reasons(); strings.Contains(strings.Join(bad, "; "), "publish") {
+			t.Errorf("reasons %v", bad)
+		}
+		m := i.relay.metrics
+		if value(t, m.leader) != 0 || value(t, m.backlogRows) != 0 ||
+			value(t, m.mode.WithLabelValues("standby")) != 1 || forgotten != 1 {
+			t.Errorf("gauges of a leader are left, or %d times unobserved", forgotten)
+		}
+		tx.show()
+		w.settles(outbox.ModeCDC)
+		w.judge()
+	})
+}
+
+// A stop is recorded, so that the next one to look knows that nobody is active, and does not sweep along with nobody.
+func TestAStopIsRecorded(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		i := w.start("one")
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+		i.stop()
+		if st := w.pg.state; st.Active != outbox.ModeStandby || w.pg.leader != nil || !i.anyone {
+			t.Errorf("state %+v, leader %v, bound %v", st, w.pg.leader, !i.anyone)
+		}
+		want := map[string]float64{"leadership": 1, "toggle": 0, "stop": 1}
+		for reason, n := range want {
+			if got := value(t, i.relay.metrics.switches.WithLabelValues("cdc", "standby", reason)); reason == "stop" &&
+				got != n {
+				t.Errorf("%v switches to standby by %s, want %v", got, reason, n)
+			}
+		}
+	})
+}
+
+// The sink's part of readiness is kept on every instance, and a stop is no trouble with the sink.
+func TestTheSinkIsWatched(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var trouble atomic.Pointer[string]
+		r := New(Options{SinkReady: func(ctx context.Context) error {
+			why := trouble.Load()
+			if why == nil {
+				return nil
+			}
+			<-ctx.Done() // it does not answer
+			return errors.New(*why)
+		}})
+		replicas, stopping := "no replicas", "asked while stopping"
+		r.health.clear(conditionPostgres)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { r.watchSink(ctx); close(done) }()
+		trouble.Store(&replicas)
+		pass(5 * time.Second)
+		if h := r.Health(); h.Ready || !slices.Equal(h.Reasons, []string{"redis: no replicas"}) || h.Role != "standby" {
+			t.Errorf("health %+v", h)
+		}
+		trouble.Store(nil)
+		pass(5 * time.Second)
+		if h := r.Health(); !h.Ready {
+			t.Errorf("health %+v", h)
+		}
+		trouble.Store(&stopping)
+		pass(1500 * time.Millisecond)
+		stop()
+		<-done
+		if h := r.Health(); !h.Ready {
+			t.Errorf("after the stop: %+v", h)
+		}
+	})
+}
+
+// A standby that is ready shows nothing as degraded: what is wrong with the slot is the leader's to show.
+func TestHealthOfAStandby(t *testing.T) {
+	t.Parallel()
+	r := New(Options{})
+	r.health.clear(conditionPostgres)
+	r.health.degrade(conditionSlot, "lost")
+	if h := r.Health(); !h.Ready || h.Role != "standby" || h.Degraded != nil {
+		t.Errorf("standby: %+v", h)
+	}
+	r.activity.leading.Store(true)
+	if h := r.Health(); !h.Ready || h.Role != "leader" || !slices.Equal(h.Degraded, []string{"slot: lost"}) {
+		t.Errorf("leader: %+v", h)
+	}
+}
+
+// A phase is entered once, however often it is named, and an adoption is no mode of its own.
+func TestActivity(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := New(Options{})
+		a := r.activity
+		mode := func(want outbox.Mode) {
+			t.Helper()
+			for _, m := range []outbox.Mode{outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby} {
+				if on := value(t, r.metrics.mode.WithLabelValues(string(m))) == 1; on != (m == want) {
+					t.Errorf("mode %s is shown: %v, want %s alone", m, on, want)
+				}
+			}
+		}
+		mode(outbox.ModeStandby)
+		a.enter(phaseSweep, "")
+		began := a.status().Since
+		pass(time.Minute)
+		a.enter(phaseSweep, "")
+		if st := a.status(); !st.Since.Equal(began) || st.Mode != outbox.ModePoll || st.Phase != "sweep" {
+			t.Errorf("status %+v", st)
+		}
+		mode(outbox.ModePoll)
+		a.enter(phaseAdopt, "")
+		mode(outbox.ModePoll)
+		if st := a.status(); st.Since.Equal(began) || st.Mode != outbox.ModeStandby || a.current() != phaseAdopt {
+			t.Errorf("status %+v", st)
+		}
+		a.own(outbox.Owner{Epoch: 6})
+		if a.epoch() != 6 || value(t, r.metrics.epoch) != 6 {
+			t.Errorf("epoch %d, shown %v", a.epoch(), value(t, r.metrics.epoch))
+		}
+	})
+}
+
+// Label sets are closed, and streams share one label when there are too many: writers choose their names.
+func TestLabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	r := New(Options{Registerer: reg})
+	for n := range 3 * maxStreamLabels {
+		stream := "outbox." + string(rune('a'+n%26)) + strings.Repeat("x", n/26)
+		r.published(outbox.ModePoll, stream, []*outbox.Event{{}, {}})
+		r.published(outbox.ModePoll, stream, []*outbox.Event{{}})
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "outbox_published_total" {
+			continue
+		}
+		var sum float64
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue()
+		}
+		if len(f.GetMetric()) != 2*maxStreamLabels+1 || sum != 9*maxStreamLabels {
+			t.Errorf("%d series, %v events; want %d, %d", len(f.GetMetric()), sum, 2*maxStreamLabels+1,
+				9*maxStreamLabels)
+		}
+	}
+	r.switched(outbox.ModeCDC, outbox.ModePoll, "made up")
+	r.switched(outbox.ModeCDC, outbox.ModeCDC, "made up")
+	if n := value(t, r.metrics.switches.WithLabelValues("cdc", "poll", reasonOther)); n != 1 {
+		t.Errorf("a made-up reason is counted %v times as other", n)
+	}
+}
+
+// Whoever asked is told which events a publish brought, and the watchdog sees that something moves.
+func TestWhatIsPublishedIsTold(t *testing.T) {
+	t.Parallel()
+	var told []string
+	r := New(Options{OnPublished: func(mode outbox.Mode, stream string, events []*outbox.Event) {
+		told = append(told, string(mode)+" "+stream)
+	}})
+	r.published(outbox.ModeCDC, "outbox.order", make([]*outbox.Event, 0))
+	r.published(outbox.ModePoll, "outbox.user", []*outbox.Event{{}})
+	r.settled(2)
+	r.parked(&outbox.Event{}, errors.New("too large"))
+	if !slices.Equal(told, []string{"cdc outbox.order", "poll outbox.user"}) || r.moved.Load() != 4 ||
+		value(t, r.metrics.parked) != 1 {
+		t.Errorf("told %v, %d moves", told, r.moved.Load())
+	}
+}
+
+// A failed publish is a reason only if repeating it is what is left to do: a poison event shows that the sink answers,
+// a cancelled attempt shows nothing, and what adopting anew mends is not said.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"trouble":   {errDown, "publish"},
+		"cancelled": {context.Canceled, "before"},
+		"poison":    {&outbox.PoisonError{Err: errPoison}, ""},
+		"success":   {nil, ""},
+		"a gap":     {outbox.ErrGap, "before"},
+		"fenced":    {&outbox.FencedError{}, "before"},
+		"foreign":   {&outbox.ForeignError{Stream: "s"}, "foreign_stream"},
+	} {
+		r := New(Options{})
+		r.health.clear(conditionPostgres)
+		before := "publish: before"
+		r.health.fail(conditionPublish, "before")
+		r.outcome(c.err)
+		bad, _ := r.health.lists()
+		text := strings.Join(bad, "; ")
+		switch {
+		case c.want == "" && text != "", c.want == "before" && text != before:
+			t.Errorf("%s: reasons %q", name, text)
+		case c.want == "publish" && text != "publish: "+errDown.Error(), !strings.Contains(text, c.want):
+			t.Errorf("%s: reasons %q", name, text)
+		}
+	}
+}
