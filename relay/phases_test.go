@@ -303,8 +303,9 @@ func TestFailingHandOversSlowDown(t *testing.T) {
 	if d := l.delay(); d != 0 {
 		t.Errorf("the first waits %v", d)
 	}
-	for failures, want := range map[int]time.Duration{1: 200 * time.Millisecond, 3: 800 * time.Millisecond,
-		100: 10 * time.Second} {
+	for failures, want := range map[int]time.Duration{
+		1: 200 * time.Millisecond, 3: 800 * time.Millisecond, 100: 10 * time.Second,
+	} {
 		l.failures = failures
 		if d := l.delay(); d < want*3/4 || d > want*5/4 {
 			t.Errorf("after %d failures: %v, want about %v", failures, d, want)
