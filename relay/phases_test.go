@@ -312,3 +312,25 @@ func TestFailingHandOversSlowDown(t *testing.T) {
 		}
 	}
 }
+
+// A sweep that waits for the slot ends when polling is wanted: the others may sweep along then.
+func TestASweepEndsWhenPollingIsWanted(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		tx := w.begin() // no slot can be made beside it
+		i := w.start("one")
+		pass(3 * time.Second)
+		if p := i.relay.Status().Phase; p != string(phaseSweep) || w.pg.alone == nil {
+			t.Errorf("it is in %s", p)
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		pass(5 * time.Second)
+		if p := i.relay.Status().Phase; p != string(phasePoll) || w.pg.alone != nil {
+			t.Errorf("it is in %s, and the pipe is held alone: %v", p, w.pg.alone != nil)
+		}
+		tx.rollback()
+		w.event("order", "a")
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
