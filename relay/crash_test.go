@@ -206,7 +206,7 @@ func faultsOf(scenario string, counts map[string]int) (faults []fault) {
 }
 
 // sample is how many of the faults one stands for.
-const sample = 60
+const sample = 40
 
 // places are the calls of one kind that fail: the first few, and then fewer and fewer.
 func places(calls int) (at []int) {

@@ -78,7 +78,9 @@ func TestTheFollowerStaysWithTheLeadersServer(t *testing.T) {
 	following(t, func(w *world, i *instance, f *follower, locks *lockSession) {
 		w.rd.restart()
 		row := w.event("order", "a")
-		if err := f.assist(context.Background(), locks); err != nil || row.gone || w.count("Sweep.Parts") > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := f.assist(ctx, locks); err != nil || row.gone || w.count("Sweep.Parts") > 0 {
 			t.Errorf("%v; row gone: %v", err, row.gone)
 		}
 		if !i.anyone {

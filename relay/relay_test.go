@@ -41,7 +41,9 @@ func TestRunEndsOnlyAtItsStart(t *testing.T) {
 		second := &outbox.SecondNameError{Name: "a", Existing: "b"}
 		i := w.instance("one")
 		i.relay.o.Store = unfit{memStore{i}, func() error { return second }}
-		if err := i.relay.Run(context.Background()); !errors.Is(err, second) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := i.relay.Run(ctx); !errors.Is(err, second) {
 			t.Errorf("a second name: %v", err)
 		}
 		i = w.instance("two")
@@ -52,7 +54,8 @@ func TestRunEndsOnlyAtItsStart(t *testing.T) {
 			}
 			return nil
 		}}
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel = context.WithCancel(context.Background())
+		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- i.relay.Run(ctx) }()
 		soon()
