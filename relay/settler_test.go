@@ -88,8 +88,8 @@ func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {
 		tx.write()
 		r.stream(tx.delivered())
 		pass(10 * time.Second)
-		if r.i.settled != 0 || r.count("Store.Hunt") != 0 || r.count("Store.Settle") < 10 {
-			t.Errorf("the slot is told %v, %d last looks, %d looks", r.i.settled, r.count("Store.Hunt"),
+		if r.i.settled != 0 || r.count("Store.DeleteAnywhere") != 0 || r.count("Store.Settle") < 10 {
+			t.Errorf("the slot is told %v, %d last looks, %d looks", r.i.settled, r.count("Store.DeleteAnywhere"),
 				r.count("Store.Settle"))
 		}
 		tx.show()
@@ -110,16 +110,17 @@ func TestAMissingRowIsLetGo(t *testing.T) {
 			r.pg.remove((*at)[0])
 			stray := (*at)[1] // where its aggregate id does not lead
 			*at = (*at)[:1]
-			stray.part = (stray.part + 1) % outbox.Parts
+			stray.part = (stray.part + 1) % outbox.Partitions
 			r.pg.parts[stray.part] = append(r.pg.parts[stray.part], stray)
 		})
 		r.stream(rows)
 		soon()
 		m := r.i.relay.metrics
-		if value(t, m.letGo) != 1 || value(t, m.settled) != 2 || r.count("Store.Hunt") != 1 || r.table() != 0 {
+		if value(t, m.letGo) != 1 || value(t, m.settled) != 2 || r.count("Store.DeleteAnywhere") != 1 ||
+			r.table() != 0 {
 			t.Errorf("let go %v, settled %v, %d last looks, %d rows left; want 1, 2, 1, 0", value(t, m.letGo), value(t,
 				m.settled),
-				r.count("Store.Hunt"), r.table())
+				r.count("Store.DeleteAnywhere"), r.table())
 		}
 		if r.i.settled != rows[2].End {
 			t.Errorf("the slot is told %v, want %v", r.i.settled, rows[2].End)
@@ -130,7 +131,7 @@ func TestAMissingRowIsLetGo(t *testing.T) {
 // Whatever fails is repeated while the intake lasts, step by step; nothing is settled twice.
 func TestSettlingIsRepeated(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"Sink.Confirm", "Store.Settle", "Store.Hunt"} {
+	for _, step := range []string{"Sink.Confirm", "Store.Settle", "Store.DeleteAnywhere"} {
 		for k := refused; k <= late; k++ {
 			inRig(t, Options{}, func(r *rig) {
 				r.plan = fault{step, 0, k}

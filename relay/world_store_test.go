@@ -145,7 +145,7 @@ func (s memStore) Settle(ctx context.Context, items []outbox.Settlement) (outbox
 
 func (s memStore) DeleteAnywhere(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
 	items = slices.Clone(items)
-	return call(ctx, s.i, "Store.Hunt", func() (outbox.Found, error) {
+	return call(ctx, s.i, "Store.DeleteAnywhere", func() (outbox.Found, error) {
 		all := make([]int, outbox.Partitions)
 		for p := range all {
 			all[p] = p
