@@ -5,6 +5,7 @@ import (
 	"embed"
 	"fmt"
 
+	"posthaste/internal/statement"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -12,14 +13,8 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
-func query(name string) string {
-	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
+// query returns the text of queries/<name>.sql.
+var query = statement.In(queryFiles)
 
 // state is what the catalog says about the slot.
 type state struct {

@@ -12,9 +12,9 @@
 // What it promises, whatever breaks: no committed event is lost, none is published twice to one stream, and events of
 // one aggregate keep their order. What that rests on:
 //
-//   - Nothing is read from the table or the slot before the owner was written to the table and every known gate was
-//     raised to it
-//     (adopt): what earlier owners published and did not settle is in doubt then, and is not published again.
+//   - A leader reads nothing from the table or the slot before it has written itself into the table as the owner and has
+//     raised every known gate: what earlier owners published and did not settle is in doubt then, and is not published
+//     again. A follower may sweep a moment earlier; it raises the gate of each stream before it publishes there.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
 //   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the
 //     audit notices

@@ -13,19 +13,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/statement"
 )
 
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
-func query(name string) string {
-	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
+// query returns the text of queries/<name>.sql.
+var query = statement.In(queryFiles)
 
 // DB is what a statement needs: a pool, a connection or a transaction.
 type DB interface {

@@ -23,7 +23,7 @@ type groupsCmd struct {
 
 // withGroups runs do with the groups of every stream that posthaste knows or that has its prefix. That posthaste cannot
 // reach Postgres is said, and no reason to do nothing: a Redis that fills up does not wait.
-func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.Groups) error) error {
+func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.GroupList) error) error {
 	var noted []string
 	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		noted, err = sql.Streams(ctx, pool)
@@ -60,7 +60,7 @@ type groupsListCmd struct {
 
 // Run lists consumer groups.
 func (c groupsListCmd) Run(ctx context.Context, e *env) error {
-	return e.withGroups(ctx, func(_ context.Context, g *ops.Groups) error {
+	return e.withGroups(ctx, func(_ context.Context, g *ops.GroupList) error {
 		if c.JSON {
 			return e.JSON(append([]sink.Group{}, g.List...))
 		}
@@ -119,7 +119,7 @@ type groupsDropCmd struct {
 // Run drops a consumer group.
 func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
-	return e.withGroups(ctx, func(ctx context.Context, g *ops.Groups) error {
+	return e.withGroups(ctx, func(ctx context.Context, g *ops.GroupList) error {
 		group, err := g.Find(c.Stream, c.Group)
 		if err != nil {
 			return err

@@ -8,19 +8,15 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/statement"
 )
 
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
-func query(name string) string {
-	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
+// query returns the text of queries/<name>.sql.
+var query = statement.In(queryFiles)
 
 // idleLimit is how long a transaction with a note may do nothing. A process that is paused in a handler would otherwise
 // block everybody who has its events now, for as long as the pause lasts.

@@ -160,8 +160,8 @@ const metricsIntro = `# Metrics
 answers while Postgres and Redis hang, with what was last known. Every value of a closed label exists from the start, at
 zero; those are listed. Beside these every process has Go's own metrics, ` + "`go_…`" + ` and ` + "`process_…`" + `.
 
-The leading relay keeps the gauges of the table, the slot and the streams; a standby shows 0, or no series where there is
-one per stream. Hence ` + "`max`" + `, or a join with ` + "`outbox_relay_leader`" + `. Bucket bounds are not whole
+The leading relay keeps the gauges of the table, the slot and the streams; a standby shows 0, or no series where there
+is one per stream. Hence ` + "`max`" + `, or a join with ` + "`outbox_relay_leader`" + `. Bucket bounds are not whole
 numbers, because Prometheus writes those in two ways. Where the request or event had a sampled trace, its id is attached
 to the buckets of ` + "`http_request_duration_seconds`, `outbox_commit_to_publish_seconds`" + `
 and ` + "`outbox_consumer_…_seconds`" + `; OpenMetrics and Prometheus' ` + "`--enable-feature=exemplar-storage`" + `

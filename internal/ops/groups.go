@@ -17,8 +17,8 @@ import (
 	"posthaste/sink"
 )
 
-// Groups are the consumer groups there are.
-type Groups struct {
+// GroupList are the consumer groups there are.
+type GroupList struct {
 	// List has the groups, by stream.
 	List []sink.Group
 
@@ -33,7 +33,7 @@ type Groups struct {
 // could not; nil if that is nothing.
 func FindGroups(
 	ctx context.Context, client redis.UniversalClient, noted []string, prefix string, maxLen int64,
-) (*Groups, error) {
+) (*GroupList, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func FindGroups(
 	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and
 	// readers of their own.
 	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
-	g := &Groups{client: client, streams: slices.Concat(noted, found)}
+	g := &GroupList{client: client, streams: slices.Concat(noted, found)}
 	slices.Sort(g.streams)
 	g.streams = slices.Compact(g.streams)
 	g.List, err = sink.Groups(ctx, client, g.streams)
@@ -52,7 +52,7 @@ func FindGroups(
 }
 
 // markHolders finds who holds trimming, of the streams that the relay trims.
-func (g *Groups) markHolders(noted []string, maxLen int64) {
+func (g *GroupList) markHolders(noted []string, maxLen int64) {
 	for i := 0; i < len(g.List); {
 		j := i
 		for j < len(g.List) && g.List[j].Stream == g.List[i].Stream {
@@ -66,7 +66,7 @@ func (g *Groups) markHolders(noted []string, maxLen int64) {
 }
 
 // Find returns a group, or an error that says what there is.
-func (g *Groups) Find(stream, name string) (sink.Group, error) {
+func (g *GroupList) Find(stream, name string) (sink.Group, error) {
 	var names []string
 	for _, h := range g.List {
 		if h.Stream != stream {
@@ -91,12 +91,12 @@ func orNo(names []string) string {
 }
 
 // CheckDrop returns *sink.ActiveError if somebody may still read for the group. It changes nothing.
-func (g *Groups) CheckDrop(ctx context.Context, group sink.Group) error {
+func (g *GroupList) CheckDrop(ctx context.Context, group sink.Group) error {
 	return sink.CheckDrop(ctx, g.client, group.Stream, group.Name, sink.ActiveWithin)
 }
 
 // Dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
-func (g *Groups) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
+func (g *GroupList) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
 	all, _, err := consumer.DeadHeads(ctx, g.client, []string{group.Stream, "{" + group.Stream + "}"}, math.MaxInt)
 	return slices.DeleteFunc(all,
 		func(d consumer.DeadEntry) bool { return d.Stream != group.Stream || d.Group != group.Name }), err
@@ -104,7 +104,7 @@ func (g *Groups) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEnt
 
 // Drop drops a group, and with it dead, which is what it has given up. Unless forced it refuses as CheckDrop does, in
 // the same step.
-func (g *Groups) Drop(ctx context.Context, group sink.Group, dead []consumer.DeadEntry, force bool) error {
+func (g *GroupList) Drop(ctx context.Context, group sink.Group, dead []consumer.DeadEntry, force bool) error {
 	if err := sink.DropGroup(ctx, g.client, group.Stream, group.Name, sink.ActiveWithin, force); err != nil {
 		return err
 	}

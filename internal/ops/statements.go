@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"posthaste/internal/statement"
 	"posthaste/sql"
 )
 
@@ -17,14 +18,8 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql. The files are embedded, so a missing one is a broken build.
-func query(name string) string {
-	b, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
+// query returns the text of queries/<name>.sql.
+var query = statement.In(queryFiles)
 
 // traceRow is one place in Postgres where an id was found.
 type traceRow struct {
