@@ -12,13 +12,13 @@
 // What it promises, whatever breaks: no committed event is lost, none is published twice to one stream, and events of
 // one aggregate keep their order. What that rests on:
 //
-//   - A leader reads nothing from the table or the slot before it has written itself into the table as the owner and has
+//   - A leader reads nothing from the table or the slot before it has written itself into the table as the owner and
+//     has
 //     raised every known gate: what earlier owners published and did not settle is in doubt then, and is not published
 //     again. A follower may sweep a moment earlier; it raises the gate of each stream before it publishes there.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
 //   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the
-//     audit notices
-//     that it did not (auditor.go).
+//     audit notices that it did not (auditor.go).
 //   - A row is deleted after its event is confirmed, and a position is confirmed to the slot after its rows are
 //     deleted.
 //

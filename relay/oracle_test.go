@@ -63,9 +63,9 @@ func (w *world) settles(mode outbox.Mode) {
 func (w *world) judge() {
 	w.t.Helper()
 	time.Sleep(2 * time.Second)
-	w.stopAll()
+	all := w.stopAll()
 	w.do(func() {
-		for _, i := range w.instances {
+		for _, i := range all {
 			if i.err != nil {
 				w.wrongly("%s ended with %v", i.name, i.err)
 			}

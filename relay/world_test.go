@@ -208,12 +208,13 @@ func (i *instance) stop() {
 	<-i.done
 }
 
-func (w *world) stopAll() {
-	var all []*instance
+// stopAll stops every instance in order, and returns them. What is started from then on stops by itself.
+func (w *world) stopAll() (all []*instance) {
 	w.do(func() { w.closing, all = true, w.instances })
 	for _, i := range all {
 		i.stop()
 	}
+	return all
 }
 
 // lease is how long a server goes on believing in a client that is gone.
