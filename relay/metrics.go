@@ -51,7 +51,7 @@ type metrics struct {
 	slotCreated     *prometheus.CounterVec
 	scrapeErrors    *prometheus.CounterVec
 	settled         prometheus.Counter
-	letGo           prometheus.Counter
+	missing         prometheus.Counter
 	adoptions       prometheus.Counter
 	auditFailures   *prometheus.CounterVec
 	dead            prometheus.Gauge
@@ -117,7 +117,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 			Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
 		}, []string{"collector"}),
 		settled: counter("outbox_settled_total", "Rows deleted after their event was published by the stream."),
-		letGo: counter("outbox_settle_missing_total",
+		missing: counter("outbox_settle_missing_total",
 			"Published events whose row was not found when settling; usually settled before."),
 		adoptions: counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate."),
 		auditFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -145,7 +145,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode,
 			m.desired,
 			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep,
-			m.slotCreated, m.scrapeErrors, m.settled, m.letGo,
+			m.slotCreated, m.scrapeErrors, m.settled, m.missing,
 			m.adoptions, m.auditFailures, m.dead, m.stalled, m.lost, m.lostEvents, m.failovers)
 	}
 	return m

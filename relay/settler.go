@@ -138,7 +138,7 @@ func (s *settler) remove(work context.Context, retry func(string, func(context.C
 					missing++
 				}
 			}
-			s.metrics.letGo.Add(float64(missing))
+			s.metrics.missing.Add(float64(missing))
 			total -= missing
 			break
 		}

@@ -145,7 +145,7 @@ func testUnfreezeCommand(t *testing.T, w *world, user string) {
 		t.Errorf("released: %s", got)
 	}
 	if got := command(0, "balance", user); !strings.Contains(got, "ledger: 0 credits") ||
-		!strings.Contains(got, "redis:  not there") {
+		!strings.Contains(got, "redis:  not loaded") {
 		t.Errorf("afterwards: %s", got)
 	}
 	command(2, "balance", "somebody")

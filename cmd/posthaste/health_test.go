@@ -77,7 +77,7 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			w.oracle.Check(t, load, 20*time.Second)
 			waitReady(t, r, 200, 20*time.Second)
 			if mode == "auto" {
-				r.waitLogged("what is published cannot be settled")
+				r.waitLogged("published events cannot be settled")
 				r.waitLogged("settling again") // said after readiness knows
 			}
 		})

@@ -218,7 +218,7 @@ func TestReplayRefuses(t *testing.T) {
 		args []string
 	}{
 		{2, "--all for everything", nil},
-		{2, "--all is everything", []string{"--all", "--since=1h"}},
+		{2, "--all selects everything", []string{"--all", "--since=1h"}},
 		{2, "--since", []string{"--since=yesterday"}},
 		{2, "--since", []string{"--since=-1h"}},
 		{2, "--id", []string{"--id=7"}},
@@ -330,8 +330,8 @@ func TestReplayInterrupted(t *testing.T) {
 	if code := p.cmd.ProcessState.ExitCode(); code != 1 {
 		t.Errorf("exit %d", code)
 	}
-	p.waitText(t, "the same command goes on from there")
-	p.waitText(t, "of 10,000 events are out")
+	p.waitText(t, "the same command continues from there")
+	p.waitText(t, "of 10,000 events are published")
 	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 10000 {
 		t.Errorf("the second run: %+v", v)
 	}
@@ -350,7 +350,7 @@ func TestReplayForgotten(t *testing.T) {
 	}
 	<-p.done
 	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") ||
-		!strings.Contains(out, "begins again if that is nothing") {
+		!strings.Contains(out, "starts over if that is nothing") {
 		t.Errorf("exit %d: %s", p.cmd.ProcessState.ExitCode(), out)
 	}
 }

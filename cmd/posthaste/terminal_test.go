@@ -164,7 +164,7 @@ func TestStatusWantsNoRightToWrite(t *testing.T) {
 	if r := w.once("status"); r.code != 0 || !strings.Contains(r.out, "mode") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
-	w.once("mode", "poll").oneLine(t, 1, "docs/operations.md says who needs which")
+	w.once("mode", "poll").oneLine(t, 1, "see docs/operations.md")
 }
 
 // A standby may lack what was just published, and nobody could tell: it is not replayed from.
@@ -196,7 +196,7 @@ func TestUninstallWithoutASchema(t *testing.T) {
 	w := newWorld(t)
 	w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	if r := w.once("uninstall", "--yes"); r.code != 0 || !strings.Contains(r.errOut, "a relay runs") {
+	if r := w.once("uninstall", "--yes"); r.code != 0 || !strings.Contains(r.errOut, "a relay is running") {
 		t.Errorf("beside a relay: exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 

@@ -91,10 +91,10 @@ func post(ctx context.Context, client *http.Client, target string, secret []byte
 	defer resp.Body.Close()
 	// Read the body so that the connection can be reused; this limit is enough.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
-	return judge(ev.ID, resp.StatusCode)
+	return outcome(ev.ID, resp.StatusCode)
 }
 
-func judge(id string, status int) error {
+func outcome(id string, status int) error {
 	err := fmt.Errorf("post event %s: status %d", id, status)
 	switch {
 	case status >= 200 && status < 300:

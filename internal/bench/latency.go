@@ -13,6 +13,7 @@ import (
 	"posthaste/consumer"
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -151,10 +152,8 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 		if time.Now().After(until) {
 			return fmt.Errorf("%d of %d events have not arrived after 30 s", n-int(a.arrived.Load()), n)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
+		if err := pause.For(ctx, 5*time.Millisecond); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"posthaste/internal/pause"
 )
 
 // load calls do with 0, 1, 2 … from several goroutines. With a rate every call has its time, and what it takes counts
@@ -41,10 +43,8 @@ func (l load) run(ctx context.Context) (took []time.Duration, calls int, err err
 				if !due.Before(ends) && (l.rate > 0 || w > 0 || counted.Load() > 0) {
 					return nil
 				}
-				select {
-				case <-ctx.Done():
-					return ctx.Err()
-				case <-time.After(time.Until(due)):
+				if err := pause.For(ctx, time.Until(due)); err != nil {
+					return err
 				}
 				if err := l.do(ctx, n, due); err != nil {
 					return err

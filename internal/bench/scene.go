@@ -15,6 +15,7 @@ import (
 
 	"posthaste/cdc"
 	"posthaste/internal/app"
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -151,10 +152,8 @@ func (s *scene) until(ctx context.Context, p *app.Relay, what string,
 				h.Reasons,
 				h.Degraded)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
+		if err := pause.For(ctx, 5*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

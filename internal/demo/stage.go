@@ -19,6 +19,7 @@ import (
 	"posthaste/consumer"
 	"posthaste/internal/app"
 	"posthaste/internal/local"
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -143,10 +144,7 @@ func (d *demo) arrived(_ context.Context, ev consumer.Event) error {
 func (d *demo) watchMode(ctx context.Context) error {
 	for ctx.Err() == nil {
 		d.mode.Store(d.relay.Status().Mode)
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
+		pause.For(ctx, 20*time.Millisecond)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -198,10 +199,8 @@ func (d *demo) load(ctx context.Context, c Options) error {
 
 func (d *demo) toggle(ctx context.Context, total time.Duration) error {
 	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeAuto} {
-		select {
-		case <-ctx.Done():
+		if pause.For(ctx, total/3) != nil {
 			return nil
-		case <-time.After(total / 3):
 		}
 		if err := sql.SetDesired(ctx, d.pool, d.config.RelayName, mode); err != nil && ctx.Err() == nil {
 			return err

@@ -223,7 +223,7 @@ test('without the tokens nothing is changed', async () => {
   await ask();
   await page.locator('#ask-token').fill('wrong');
   await page.locator('#ask-yes').click();
-  await page.locator('#ask-error', { hasText: 'not right' }).waitFor();
+  await page.locator('#ask-error', { hasText: 'is wrong' }).waitFor();
   await axe(page, 'the dialog');
   assert.equal((await relay()).desired, 'auto');
   await page.locator('#ask-token').fill(TOKEN);
