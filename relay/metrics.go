@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"posthaste/internal/exemplar"
 	"posthaste/outbox"
@@ -60,59 +61,67 @@ type metrics struct {
 	lostEvents      prometheus.Counter
 	failovers       prometheus.Counter
 
-	streams map[string]bool // label values given out; owned by streamLabel's callers under relay.mu
+	leaders []prometheus.Gauge // those that only a leader feeds
+	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels
 }
 
 func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
+	f := promauto.With(reg)
 	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		return f.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	// ofLeader is a gauge that only a leader feeds; idle resets it.
+	var leaders []prometheus.Gauge
+	ofLeader := func(name, help string) prometheus.Gauge {
+		leaders = append(leaders, gauge(name, help))
+		return leaders[len(leaders)-1]
 	}
 	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		return f.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	m := &metrics{
-		published: prometheus.NewCounterVec(prometheus.CounterOpts{
+		published: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_published_total",
 			Help: "Events published and known to be in their stream, by the mode they travelled in.",
 		}, []string{"mode", "stream"}),
 		parked: counter("outbox_parked_total",
 			"Events moved to outbox_dead. Any rise needs a look: posthaste dead list."),
-		commitToPublish: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		commitToPublish: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
 			Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
 				"swept.",
 		}, []string{"mode"}),
-		backlogRows: gauge("outbox_backlog_rows",
+		backlogRows: ofLeader("outbox_backlog_rows",
 			"Rows in the outbox: events not yet known to be delivered. Rises when events come faster than they leave."),
-		backlogOldest: gauge("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox."),
-		mode: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		backlogOldest: ofLeader("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox."),
+		mode: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
 		}, []string{"mode"}),
-		desired: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		desired: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_relay_desired_mode",
 			Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Sweeping " +
 				"while poll is not wanted is a fallback.",
 		}, []string{"mode"}),
 		leader: gauge("outbox_relay_leader", "1 if this instance leads."),
 		epoch:  gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption."),
-		switches: prometheus.NewCounterVec(prometheus.CounterOpts{
+		switches: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_mode_switches_total",
 			Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
 		}, []string{"from", "to", "reason"}),
-		slotActive: gauge("outbox_slot_active", "1 if a walsender streams the slot."),
-		slotRetained: gauge("outbox_slot_retained_bytes",
+		slotActive: ofLeader("outbox_slot_active", "1 if a walsender streams the slot."),
+		slotRetained: ofLeader("outbox_slot_retained_bytes",
 			"WAL that the slot holds back from removal. Bounded by the WAL budget."),
-		slotConfirmed: gauge("outbox_slot_confirmed_lag_bytes",
+		slotConfirmed: ofLeader("outbox_slot_confirmed_lag_bytes",
 			"WAL between the slot's confirmed position and the server's."),
-		slotLost: gauge("outbox_slot_lost", "1 if the slot was invalidated by the server."),
-		slotMaxKeep: gauge("outbox_slot_max_keep_bytes",
+		slotLost: ofLeader("outbox_slot_lost", "1 if the slot was invalidated by the server."),
+		slotMaxKeep: ofLeader("outbox_slot_max_keep_bytes",
 			"max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs."),
-		slotCreated: prometheus.NewCounterVec(prometheus.CounterOpts{
+		slotCreated: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_slot_created_total",
 			Help: "Slots made by this instance: new, or because the one before was missing or lost, or its " +
 				"publication was not whole. A rise of missing means that another program drops it.",
 		}, []string{"reason"}),
-		scrapeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		scrapeErrors: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_scrape_errors_total",
 			Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
 		}, []string{"collector"}),
@@ -120,14 +129,14 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		missing: counter("outbox_settle_missing_total",
 			"Published events whose row was not found when settling; usually settled before."),
 		adoptions: counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate."),
-		auditFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
+		auditFailures: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_audit_failures_total",
 			Help: "Times the audit found the stream silent about rows: missed or stalled.",
 		}, []string{"reason"}),
-		dead: gauge("outbox_dead_rows", "Events parked in outbox_dead."),
-		stalled: gauge("outbox_relay_stalled",
+		dead: ofLeader("outbox_dead_rows", "Events parked in outbox_dead."),
+		stalled: ofLeader("outbox_relay_stalled",
 			"1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause."),
-		lost: gauge("outbox_lost_events",
+		lost: ofLeader("outbox_lost_events",
 			"Events that the sink lost after they were settled, and that were not published again yet."),
 		lostEvents: counter("outbox_lost_events_total",
 			"Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste "+
@@ -137,17 +146,11 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 				"forgotten what was settled or committed."),
 		streams: map[string]bool{},
 	}
-	m.inflight = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	m.inflight = f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "outbox_inflight_events", Help: "Events published and not yet settled, bounded by the window.",
 	}, inflight)
+	m.leaders = leaders
 	m.zero()
-	if reg != nil {
-		reg.MustRegister(m.published, m.parked, m.commitToPublish, m.backlogRows, m.backlogOldest, m.inflight, m.mode,
-			m.desired,
-			m.leader, m.epoch, m.switches, m.slotActive, m.slotRetained, m.slotConfirmed, m.slotLost, m.slotMaxKeep,
-			m.slotCreated, m.scrapeErrors, m.settled, m.missing,
-			m.adoptions, m.auditFailures, m.dead, m.stalled, m.lost, m.lostEvents, m.failovers)
-	}
 	return m
 }
 
@@ -184,10 +187,7 @@ func (m *metrics) zero() {
 
 // idle resets the gauges that only a leader feeds: another instance shows them now.
 func (m *metrics) idle() {
-	for _, g := range []prometheus.Gauge{
-		m.backlogRows, m.backlogOldest, m.slotActive, m.slotRetained, m.slotConfirmed,
-		m.slotLost, m.slotMaxKeep, m.dead, m.stalled, m.lost,
-	} {
+	for _, g := range m.leaders {
 		g.Set(0)
 	}
 }

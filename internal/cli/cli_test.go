@@ -79,7 +79,7 @@ func TestRemedies(t *testing.T) {
 		"unknown":        {errors.New("something"), ""},
 		"standby":        {refused(pgerrcode.ReadOnlySQLTransaction), "point --postgres-url at the primary"},
 		"recovery":       {errors.New("recovery is in progress"), "point --postgres-url at the primary"},
-		"right":          {refused(pgerrcode.InsufficientPrivilege), "docs/operations.md says who needs which"},
+		"right":          {refused(pgerrcode.InsufficientPrivilege), "see docs/operations.md"},
 		"says so itself": {&outbox.SlotError{Err: refused(pgerrcode.InsufficientPrivilege)}, ""},
 	} {
 		if got := cli.Remedy(c.err); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
