@@ -118,8 +118,9 @@ func TestAMissingRowIsLetGo(t *testing.T) {
 		m := r.i.relay.metrics
 		if value(t, m.missing) != 1 || value(t, m.settled) != 2 || r.count("Store.DeleteAnywhere") != 1 ||
 			r.table() != 0 {
-			t.Errorf("let go %v, settled %v, %d last looks, %d rows left; want 1, 2, 1, 0", value(t, m.missing), value(t,
-				m.settled),
+			t.Errorf("let go %v, settled %v, %d last looks, %d rows left; want 1, 2, 1, 0", value(t, m.missing),
+				value(t,
+					m.settled),
 				r.count("Store.DeleteAnywhere"), r.table())
 		}
 		if r.i.settled != rows[2].End {
