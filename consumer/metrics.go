@@ -56,6 +56,11 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C, errs *[]er
 	return c
 }
 
+// redisOps are the values of the label op of outbox_consumer_redis_errors_total.
+var redisOps = []string{
+	"discover", "prepare", "read", "claim", "hold", "begin", "reload", "dead", "ack", "inspect", "lease",
+}
+
 func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 	var errs []error
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -65,65 +70,50 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 		return register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels), &errs)
 	}
 	histogram := func(name, help string, buckets ...float64) prometheus.Observer {
-		return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name, Help: help,
-			Buckets: buckets,
-		},
-			[]string{"group"}), &errs).WithLabelValues(group)
+		opts := prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}
+		return register(reg, prometheus.NewHistogramVec(opts, []string{"group"}), &errs).WithLabelValues(group)
 	}
+	counts := func(name, help string) prometheus.Counter { return counter(name, help, "group").WithLabelValues(group) }
+	shows := func(name, help string) prometheus.Gauge { return gauge(name, help, "group").WithLabelValues(group) }
+	both := []string{"stream", "group"}
 	m := &metrics{
 		group:    group,
 		outcomes: map[string]prometheus.Counter{},
-		dead: counter("outbox_consumer_dead_total",
-			"Events moved to a dead stream. A rise means that events were not processed.",
-			"group").WithLabelValues(group),
-		read: counter("outbox_consumer_read_total", "Entries delivered to this process for the first time.",
-			"group").WithLabelValues(group),
-		claimed: counter("outbox_consumer_claimed_total",
-			"Entries taken over from consumers that gave no sign of life. A rise means processes die.",
-			"group").WithLabelValues(group),
-		removed: counter("outbox_consumer_removed_total", "Dead consumers removed from the group.",
-			"group").WithLabelValues(group),
+		dead: counts("outbox_consumer_dead_total",
+			"Events moved to a dead stream. A rise means that events were not processed."),
+		read: counts("outbox_consumer_read_total", "Entries delivered to this process for the first time."),
+		claimed: counts("outbox_consumer_claimed_total",
+			"Entries taken over from consumers that gave no sign of life. A rise means processes die."),
+		removed: counts("outbox_consumer_removed_total", "Dead consumers removed from the group."),
 		handleSeconds: histogram("outbox_consumer_handle_seconds", "Time a handler takes for one event.",
 			0.0005, 0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5),
 		delaySeconds: histogram("outbox_consumer_delay_seconds",
 			"Time from an event's commit to the end of its handler.",
 			0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5, 600.5),
-		held: gauge("outbox_consumer_inflight_events", "Entries in this process that are not acknowledged.",
-			"group").WithLabelValues(group),
-		parked: gauge("outbox_consumer_parked_events",
-			"Of these, entries behind a slow or failing event of their subject, without payload in memory.",
-			"group").WithLabelValues(group),
-		delayed: gauge("outbox_consumer_delayed_subjects",
-			"Subjects that wait for the retry of an event. A rise means handlers fail.",
-			"group").WithLabelValues(group),
-		stalled: gauge("outbox_consumer_stalled",
-			"1 while there is something to do and nothing has moved for a minute, whatever the cause.",
-			"group").WithLabelValues(group),
-		redisErrors: counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each of them retried.",
-			"op"),
+		held: shows("outbox_consumer_inflight_events", "Entries in this process that are not acknowledged."),
+		parked: shows("outbox_consumer_parked_events",
+			"Of these, entries behind a slow or failing event of their subject, without payload in memory."),
+		delayed: shows("outbox_consumer_delayed_subjects",
+			"Subjects that wait for the retry of an event. A rise means handlers fail."),
+		stalled: shows("outbox_consumer_stalled",
+			"1 while there is something to do and nothing has moved for a minute, whatever the cause."),
+		redisErrors:  counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each retried.", "op"),
 		streamLength: gauge("outbox_consumer_stream_length", "Entries in the stream.", "stream"),
-		pending: gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.",
-			"stream", "group"),
+		pending:      gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.", both...),
 		lag: gauge("outbox_group_lag",
 			"Entries not yet delivered to the group; NaN while it cannot be known. A rise means consumers are too "+
-				"slow.",
-			"stream", "group"),
-		oldest: gauge("outbox_group_oldest_pending_seconds", "Age of the oldest entry delivered and not acknowledged.",
-			"stream", "group"),
+				"slow.", both...),
+		oldest: gauge("outbox_group_oldest_pending_seconds",
+			"Age of the oldest entry delivered and not acknowledged.", both...),
 		trimLost: counter("outbox_trim_lost_total",
-			"Entries trimmed before the group had read or acknowledged them. Any rise means lost events.", "stream",
-			"group"),
+			"Entries trimmed before the group had read or acknowledged them. Any rise means lost events.", both...),
 	}
 	attempts := counter("outbox_consumer_attempts_total",
 		"Attempts to process an event, by how they ended; a panic counts as failed too.", "group", "outcome")
 	for _, o := range []string{outcomeDone, outcomeFailed, outcomeUnavailable, outcomeMalformed, outcomePanic} {
 		m.outcomes[o] = attempts.WithLabelValues(group, o)
 	}
-	for _, op := range []string{
-		"discover", "prepare", "read", "claim", "hold", "begin", "reload", "dead", "ack",
-		"inspect", "lease",
-	} {
+	for _, op := range redisOps {
 		m.redisErrors.WithLabelValues(op)
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -65,93 +65,115 @@ type metrics struct {
 	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels
 }
 
+// registry makes metrics and registers them.
+type registry struct {
+	promauto.Factory
+	leaders []prometheus.Gauge
+}
+
+func (r *registry) gauge(name, help string) prometheus.Gauge {
+	return r.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+func (r *registry) counter(name, help string) prometheus.Counter {
+	return r.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+// ofLeader is a gauge that only a leader feeds; idle resets it.
+func (r *registry) ofLeader(name, help string) prometheus.Gauge {
+	g := r.gauge(name, help)
+	r.leaders = append(r.leaders, g)
+	return g
+}
+
 func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
-	f := promauto.With(reg)
-	gauge := func(name, help string) prometheus.Gauge {
-		return f.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-	}
-	// ofLeader is a gauge that only a leader feeds; idle resets it.
-	var leaders []prometheus.Gauge
-	ofLeader := func(name, help string) prometheus.Gauge {
-		leaders = append(leaders, gauge(name, help))
-		return leaders[len(leaders)-1]
-	}
-	counter := func(name, help string) prometheus.Counter {
-		return f.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	m := &metrics{
-		published: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "outbox_published_total",
-			Help: "Events published and known to be in their stream, by the mode they travelled in.",
-		}, []string{"mode", "stream"}),
-		parked: counter("outbox_parked_total",
-			"Events moved to outbox_dead. Any rise needs a look: posthaste dead list."),
-		commitToPublish: f.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
-			Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
-				"swept.",
-		}, []string{"mode"}),
-		backlogRows: ofLeader("outbox_backlog_rows",
-			"Rows in the outbox: events not yet known to be delivered. Rises when events come faster than they leave."),
-		backlogOldest: ofLeader("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox."),
-		mode: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
-		}, []string{"mode"}),
-		desired: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "outbox_relay_desired_mode",
-			Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Sweeping " +
-				"while poll is not wanted is a fallback.",
-		}, []string{"mode"}),
-		leader: gauge("outbox_relay_leader", "1 if this instance leads."),
-		epoch:  gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption."),
-		switches: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "outbox_mode_switches_total",
-			Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
-		}, []string{"from", "to", "reason"}),
-		slotActive: ofLeader("outbox_slot_active", "1 if a walsender streams the slot."),
-		slotRetained: ofLeader("outbox_slot_retained_bytes",
-			"WAL that the slot holds back from removal. Bounded by the WAL budget."),
-		slotConfirmed: ofLeader("outbox_slot_confirmed_lag_bytes",
-			"WAL between the slot's confirmed position and the server's."),
-		slotLost: ofLeader("outbox_slot_lost", "1 if the slot was invalidated by the server."),
-		slotMaxKeep: ofLeader("outbox_slot_max_keep_bytes",
-			"max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs."),
-		slotCreated: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "outbox_slot_created_total",
-			Help: "Slots made by this instance: new, or because the one before was missing or lost, or its " +
-				"publication was not whole. A rise of missing means that another program drops it.",
-		}, []string{"reason"}),
-		scrapeErrors: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "outbox_scrape_errors_total",
-			Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
-		}, []string{"collector"}),
-		settled: counter("outbox_settled_total", "Rows deleted after their event was published by the stream."),
-		missing: counter("outbox_settle_missing_total",
-			"Published events whose row was not found when settling; usually settled before."),
-		adoptions: counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate."),
-		auditFailures: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "outbox_audit_failures_total",
-			Help: "Times the audit found the stream silent about rows: missed or stalled.",
-		}, []string{"reason"}),
-		dead: ofLeader("outbox_dead_rows", "Events parked in outbox_dead."),
-		stalled: ofLeader("outbox_relay_stalled",
-			"1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause."),
-		lost: ofLeader("outbox_lost_events",
-			"Events that the sink lost after they were settled, and that were not published again yet."),
-		lostEvents: counter("outbox_lost_events_total",
-			"Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste "+
-				"status names the command that restores them."),
-		failovers: counter("outbox_postgres_failovers_total",
-			"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
-				"forgotten what was settled or committed."),
-		streams: map[string]bool{},
-	}
-	m.inflight = f.NewGaugeFunc(prometheus.GaugeOpts{
+	r := &registry{Factory: promauto.With(reg)}
+	m := &metrics{streams: map[string]bool{}}
+	m.addEvents(r)
+	m.addState(r)
+	m.addSlot(r)
+	m.inflight = r.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "outbox_inflight_events", Help: "Events published and not yet settled, bounded by the window.",
 	}, inflight)
-	m.leaders = leaders
+	m.leaders = r.leaders
 	m.zero()
 	return m
+}
+
+// addEvents adds what tells of events, on their way and afterwards.
+func (m *metrics) addEvents(r *registry) {
+	m.published = r.NewCounterVec(prometheus.CounterOpts{
+		Name: "outbox_published_total",
+		Help: "Events published and known to be in their stream, by the mode they travelled in.",
+	}, []string{"mode", "stream"})
+	m.parked = r.counter("outbox_parked_total",
+		"Events moved to outbox_dead. Any rise needs a look: posthaste dead list.")
+	m.commitToPublish = r.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
+		Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
+			"swept.",
+	}, []string{"mode"})
+	m.settled = r.counter("outbox_settled_total", "Rows deleted after their event was published by the stream.")
+	m.missing = r.counter("outbox_settle_missing_total",
+		"Published events whose row was not found when settling; usually settled before.")
+	m.backlogRows = r.ofLeader("outbox_backlog_rows",
+		"Rows in the outbox: events not yet known to be delivered. Rises when events come faster than they leave.")
+	m.backlogOldest = r.ofLeader("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox.")
+	m.dead = r.ofLeader("outbox_dead_rows", "Events parked in outbox_dead.")
+	m.lost = r.ofLeader("outbox_lost_events",
+		"Events that the sink lost after they were settled, and that were not published again yet.")
+	m.lostEvents = r.counter("outbox_lost_events_total",
+		"Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste "+
+			"status names the command that restores them.")
+	m.failovers = r.counter("outbox_postgres_failovers_total",
+		"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
+			"forgotten what was settled or committed.")
+	m.scrapeErrors = r.NewCounterVec(prometheus.CounterOpts{
+		Name: "outbox_scrape_errors_total",
+		Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
+	}, []string{"collector"})
+}
+
+// addState adds what tells of this instance.
+func (m *metrics) addState(r *registry) {
+	m.mode = r.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
+	}, []string{"mode"})
+	m.desired = r.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "outbox_relay_desired_mode",
+		Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Sweeping " +
+			"while poll is not wanted is a fallback.",
+	}, []string{"mode"})
+	m.leader = r.gauge("outbox_relay_leader", "1 if this instance leads.")
+	m.epoch = r.gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption.")
+	m.switches = r.NewCounterVec(prometheus.CounterOpts{
+		Name: "outbox_mode_switches_total",
+		Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
+	}, []string{"from", "to", "reason"})
+	m.adoptions = r.counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate.")
+	m.auditFailures = r.NewCounterVec(prometheus.CounterOpts{
+		Name: "outbox_audit_failures_total",
+		Help: "Times the audit found the stream silent about rows: missed or stalled.",
+	}, []string{"reason"})
+	m.stalled = r.ofLeader("outbox_relay_stalled",
+		"1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause.")
+}
+
+// addSlot adds what tells of the slot.
+func (m *metrics) addSlot(r *registry) {
+	m.slotActive = r.ofLeader("outbox_slot_active", "1 if a walsender streams the slot.")
+	m.slotRetained = r.ofLeader("outbox_slot_retained_bytes",
+		"WAL that the slot holds back from removal. Bounded by the WAL budget.")
+	m.slotConfirmed = r.ofLeader("outbox_slot_confirmed_lag_bytes",
+		"WAL between the slot's confirmed position and the server's.")
+	m.slotLost = r.ofLeader("outbox_slot_lost", "1 if the slot was invalidated by the server.")
+	m.slotMaxKeep = r.ofLeader("outbox_slot_max_keep_bytes",
+		"max_slot_wal_keep_size in bytes, -1 for unlimited: the limit while no relay runs.")
+	m.slotCreated = r.NewCounterVec(prometheus.CounterOpts{
+		Name: "outbox_slot_created_total",
+		Help: "Slots made by this instance: new, or because the one before was missing or lost, or its " +
+			"publication was not whole. A rise of missing means that another program drops it.",
+	}, []string{"reason"})
 }
 
 // zero makes every series of a closed label set exist from the start.

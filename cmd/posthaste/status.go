@@ -54,7 +54,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 	if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
 		return view{}, err
 	}
-	slots, err := e.config.Slots(pool)
+	slots, err := e.config.Slots(pool, nil)
 	if err != nil {
 		return view{}, err
 	}

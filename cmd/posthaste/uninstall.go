@@ -69,7 +69,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 }
 
 func (e *env) uninstall(ctx context.Context, pool *pgxpool.Pool, tables bool) (uninstalled, error) {
-	slots, err := e.config.Slots(pool)
+	slots, err := e.config.Slots(pool, nil)
 	if err != nil {
 		return uninstalled{}, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,7 +52,9 @@ func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, p
 	return cli.OneLine(do(ctx, pool))
 }
 
-// Slots returns what looks after the slot and the publication.
-func (c Config) Slots(pool *pgxpool.Pool) (*cdc.Slots, error) {
-	return cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication})
+// Slots returns what looks after the slot and the publication. log may be nil.
+func (c Config) Slots(pool *pgxpool.Pool, log *slog.Logger) (*cdc.Slots, error) {
+	return cdc.NewSlots(cdc.SlotsOptions{
+		Pool: pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Logger: log,
+	})
 }

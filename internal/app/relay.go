@@ -79,20 +79,10 @@ func (p *Relay) build(ctx context.Context) error {
 		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability,
 		MaxLen: c.StreamMaxlen, TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
-	creditsClient, err := credits.NewClient(c.RedisURL)
-	if err != nil {
-		return cli.Usage(err.Error())
+	if err := p.buildCredits(); err != nil {
+		return err
 	}
-	p.creditsClient = creditsClient
-	p.credits = credits.NewSync(credits.SyncOptions{Redis: creditsClient, Pool: p.pool, Logger: p.log, Registerer: reg})
-	// Without an age for keys: what it repeats or takes back is old by nature.
-	p.bank = credits.New(credits.Options{
-		Redis: creditsClient, Pool: p.pool, Durability: c.CreditDurability(), Logger: p.log, Registerer: reg,
-	})
-	p.payments = api.NewPayments(api.PaymentsOptions{Pool: p.pool, Credits: p.bank, Logger: p.log, Registerer: reg})
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{
-		Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Logger: p.log,
-	})
+	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
 		return err
 	}
@@ -126,6 +116,26 @@ func (p *Relay) build(ctx context.Context) error {
 		Token: c.AdminToken, Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr,
 		Bound: p.admin.Addr(), Logger: p.log,
 	}))
+	return nil
+}
+
+// buildCredits builds what the relay does for credits beside relaying.
+func (p *Relay) buildCredits() error {
+	client, err := credits.NewClient(p.config.RedisURL)
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	p.creditsClient = client
+	p.credits = credits.NewSync(credits.SyncOptions{
+		Redis: client, Pool: p.pool, Logger: p.log, Registerer: p.registry,
+	})
+	// Without an age for keys: what it repeats or takes back is old by nature.
+	p.bank = credits.New(credits.Options{
+		Redis: client, Pool: p.pool, Durability: p.config.CreditDurability(), Logger: p.log, Registerer: p.registry,
+	})
+	p.payments = api.NewPayments(api.PaymentsOptions{
+		Pool: p.pool, Credits: p.bank, Logger: p.log, Registerer: p.registry,
+	})
 	return nil
 }
 

@@ -15,7 +15,6 @@ import (
 	"posthaste/api"
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
-	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/cli"
@@ -95,9 +94,7 @@ func (p *Serve) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{
-		Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Logger: p.log,
-	})
+	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
 		return err
 	}
