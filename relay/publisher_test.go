@@ -106,6 +106,37 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	})
 }
 
+// What an earlier owner published and did not settle stays in doubt until H is passed: it may be delivered until then.
+func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		tx := r.begin()
+		tx.insert("order", "b", "done")
+		tx.commitNow()
+		before, doubtful := tx.delivered(), r.commit("done")
+		done := r.goPublish()
+		r.s.chunks <- chunk(doubtful...)
+		soon()
+		close(r.s.chunks)
+		<-done
+		r.adopt()
+		if err := r.gates.adopt(r.intake, "outbox.order", nil); err != nil {
+			r.t.Fatal(err)
+		}
+		r.s = r.i.relay.newStream(r.gates, nil, nil)
+		r.s.publisher.begin(doubtful[0].Commit)
+		r.goPublish()
+		for n, c := range []outbox.Chunk{chunk(before...), chunk(doubtful...)} {
+			r.s.chunks <- c
+			soon()
+			if forgotten := r.count("Sink.ForgetDoubt"); forgotten != n {
+				r.t.Errorf("forgotten %d times after %d chunks; the second one passes H", forgotten, n+1)
+			}
+		}
+		wantSeqs(t, r.published("outbox.order"), doubtful[0].Seq, before[0].Seq)
+	})
+}
+
 // meet has nothing to do before H is known: the sweep goes on, and H will cover the stream.
 func TestMeetBeforeHIsKnown(t *testing.T) {
 	t.Parallel()
