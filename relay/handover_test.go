@@ -148,7 +148,9 @@ func TestWhatRefusesAHandOver(t *testing.T) {
 				time.AfterFunc(time.Second, func() { c.disturb(w) })
 			}
 			time.AfterFunc(3*time.Second, tx.commitNow)
-			tr, _ := l.handOver(context.Background())
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer bound(cancel)()
+			tr, _ := l.handOver(ctx)
 			if tr != c.want || l.failures != c.failures {
 				t.Errorf("%s: %s with %d failures, want %s with %d", name, tr, l.failures, c.want, c.failures)
 			}

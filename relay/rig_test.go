@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,9 +38,24 @@ func inRig(t *testing.T, o Options, do func(r *rig)) {
 		r.intake, r.end, r.stopWork, r.span = intake, end, stopWork, span{intake, work}
 		defer end(nil)
 		defer stopWork(nil)
+		defer bound(end, stopWork)()
 		do(r)
 		w.failed()
 	})
+}
+
+// errOverdue is the cause of what did not end by itself.
+var errOverdue = errors.New("it does not end")
+
+// bound ends, in order, what still runs after ten minutes: a part that repeats for ever what it should not is to be
+// seen by its test. Calling stop calls that off.
+func bound(ends ...context.CancelCauseFunc) (stop func()) {
+	t := time.AfterFunc(10*time.Minute, func() {
+		for _, end := range ends {
+			end(errOverdue)
+		}
+	})
+	return func() { t.Stop() }
 }
 
 // adopt makes a new owner of the table, and of no gate.

@@ -26,6 +26,7 @@ func inStream(t *testing.T, o Options, do func(s *running)) {
 	inRig(t, o, func(r *rig) {
 		s := &running{rig: r, done: make(chan error, 1)}
 		s.ctx, s.cancel = context.WithCancelCause(context.Background())
+		defer bound(s.cancel)()
 		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
 		r.i.relay.activity.enter(phaseStream, "")
 		begin := func(context.Context) (outbox.LSN, error) {

@@ -307,6 +307,7 @@ func call[T any](ctx context.Context, i *instance, name string, effect func() (T
 	defer on.Stop()
 	select {
 	case <-i.dead:
+		<-on.C // or the clock would stand still while something is repeated that never should be
 		return none, errDead
 	case <-ctx.Done():
 		return none, i.abandon(ctx, func() { _, _ = effect() })
