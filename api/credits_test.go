@@ -104,7 +104,7 @@ func TestCredits(t *testing.T) {
 		t.Errorf("durable: %v", r)
 	}
 	want(t, w.do(http.MethodGet, "/balance/"+user+"?consistency=x", ""), 400, "invalid_parameter")
-	// The ledger remembers for ever: no date in the past, which would say that the key may be used again.
+	// The ledger remembers forever: no date in the past, which would say that the key may be used again.
 	w.db.Exec(t, "UPDATE credit_entries SET created_at = now() - interval '3 days' WHERE op_id = $1", op.OpID)
 	w.redis.Client.FlushAll(t.Context())
 	testenv.Eventually(t, 20*time.Second, func() error {

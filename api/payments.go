@@ -298,7 +298,7 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 		return r.refund(ctx, &d.Payment)
 	case d.Deducted == ok:
 		return r.place(ctx, d)
-	case d.Deducted != "": // refused for ever
+	case d.Deducted != "": // refused forever
 		return sql.DropPayment(ctx, r.pool, d.OpID)
 	case d.Age > straysFor:
 		never, err := r.bank.Undone(ctx, d.UserID, d.OpID)

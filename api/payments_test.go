@@ -382,7 +382,7 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 	}
 }
 
-// A deduction that is found long after its request is taken back, and the key answers so for ever, also when the
+// A deduction that is found long after its request is taken back, and the key answers so forever, also when the
 // refusal was purged.
 func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	t.Parallel()
@@ -410,7 +410,7 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.checkPaid(w, user, 100, 0)
 }
 
-// A deduction that the account cannot take back is left to a human, once, and is not tried again for ever.
+// A deduction that the account cannot take back is left to a human, once, and is not tried again forever.
 func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)

@@ -162,7 +162,7 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	write(c, http.StatusCreated, jsonType, body)
 }
 
-// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it for ever;
+// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it forever;
 // a date in the past would tell a client that its key may be executed again.
 func remembered(done time.Time, ttl time.Duration) time.Time {
 	t := done.Add(ttl)

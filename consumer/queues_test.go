@@ -73,7 +73,7 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 		l.acked(es[8:])
 		synctest.Wait()
 		if reader != window || claimer != window {
-			t.Errorf("room for %d and %d, want %d: somebody waits for ever", reader, claimer, window)
+			t.Errorf("room for %d and %d, want %d: somebody waits forever", reader, claimer, window)
 		}
 	})
 }

@@ -42,7 +42,7 @@ var (
 )
 
 const (
-	// OutcomeTTL is how long Redis remembers an operation's outcome; the ledger does for ever.
+	// OutcomeTTL is how long Redis remembers an operation's outcome; the ledger does forever.
 	OutcomeTTL   = 48 * time.Hour
 	outcomeTTLms = int64(OutcomeTTL / time.Millisecond)
 	// maxStream is how many operations of a bucket may wait for the ledger.

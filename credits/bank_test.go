@@ -188,7 +188,7 @@ func snapshot(tb testing.TB, w *world) string {
 	return b.String()
 }
 
-// The same id fails for ever, although the balance would allow it now: from Redis, and when Redis has forgotten, from
+// The same id fails forever, although the balance would allow it now: from Redis, and when Redis has forgotten, from
 // the ledger.
 func TestARefusalStaysARefusal(t *testing.T) {
 	t.Parallel()

@@ -219,7 +219,7 @@ func (l *lane) take(batch []*waitingCall) []*waitingCall {
 		switch {
 		case c.taken: // its caller gave up
 			continue
-		case now.Sub(c.since) > patience: // the node hangs; nobody has to wait for ever, whatever context came along
+		case now.Sub(c.since) > patience: // the node hangs; nobody has to wait forever, whatever context came along
 			c.err = fmt.Errorf("%w: it did not get its turn in time", errNotSent)
 			close(c.done)
 		default:

@@ -29,7 +29,7 @@ const (
 	Deduct Kind = "deduct"
 )
 
-// Outcome is what became of an operation, for ever.
+// Outcome is what became of an operation, forever.
 type Outcome string
 
 // The outcomes of operations that were carried out or refused. A refusal stays one, whatever happens to the balance.

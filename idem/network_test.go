@@ -172,7 +172,7 @@ func TestTheCacheForgets(t *testing.T) {
 		}
 		<-time.After(time.Nanosecond)
 		if _, _, ok := c.get(a); ok {
-			t.Error("the one just used stays for ever")
+			t.Error("the one just used stays forever")
 		}
 		if c.order.Len() != len(c.byKey) {
 			t.Errorf("%d in order, %d by key", c.order.Len(), len(c.byKey))

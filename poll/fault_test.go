@@ -141,7 +141,7 @@ func TestAZombieWakes(t *testing.T) {
 	}
 }
 
-// A publish that takes longer than a batch may is repeated in smaller pieces, not for ever.
+// A publish that takes longer than a batch may is repeated in smaller pieces, not forever.
 func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -9,7 +9,7 @@ import (
 )
 
 // following runs do with an instance that does not lead, beside a leader that is only in the table: mode poll, and
-// gates raised. assist is one round of it, cut short after two minutes: one that sweeps on for ever is to be seen.
+// gates raised. assist is one round of it, cut short after two minutes: one that sweeps on forever is to be seen.
 func following(t *testing.T, do func(w *world, i *instance, assist func() error, locks *lockSession)) {
 	t.Helper()
 	inWorld(t, Options{}, func(w *world) {
@@ -92,7 +92,7 @@ func TestTheFollowerStaysWithTheLeadersServer(t *testing.T) {
 	})
 }
 
-// A sweep along that is finished is the leader's to mend: the follower says nothing, and tries again.
+// A sweep along that is finished is the leader's to repair: the follower says nothing, and tries again.
 func TestAFollowerThatIsFinished(t *testing.T) {
 	t.Parallel()
 	following(t, func(w *world, i *instance, assist func() error, _ *lockSession) {

@@ -179,8 +179,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// session lives as long as one lock session. What ends it is said until there is another one: a relay that Postgres
-// does not answer is no standby.
+// session lives as long as one lock session. The reason for its end stays in the health until the next one begins: a
+// relay without an answer from Postgres is no standby.
 func (r *Relay) session(ctx context.Context) error {
 	if err := r.o.Store.Register(ctx); err != nil {
 		return r.unavailable(err)

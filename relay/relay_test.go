@@ -303,7 +303,7 @@ func TestWhatIsPublishedIsTold(t *testing.T) {
 }
 
 // A failed publish is a reason only if repeating it is what is left to do: a poison event shows that the sink answers,
-// a cancelled attempt shows nothing, and what adopting anew mends is not said.
+// a cancelled attempt shows nothing, and what another adoption repairs is not reported.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -47,7 +47,7 @@ func inRig(t *testing.T, o Options, do func(r *rig)) {
 // errOverdue is the cause of what did not end by itself.
 var errOverdue = errors.New("it does not end")
 
-// bound ends, in order, what still runs after ten minutes: a part that repeats for ever what it should not is to be
+// bound ends, in order, what still runs after ten minutes: a part that repeats forever what it should not is to be
 // seen by its test. Calling stop calls that off.
 func bound(ends ...context.CancelCauseFunc) (stop func()) {
 	t := time.AfterFunc(10*time.Minute, func() {

@@ -82,7 +82,7 @@ func TestAStopIsBounded(t *testing.T) {
 		row := tx.insert("order", "a", "done")
 		tx.write()
 		soon()
-		s.after(time.Minute, func() { tx.ended = true; delete(s.pg.running, tx.xid) }) // or it would take for ever
+		s.after(time.Minute, func() { tx.ended = true; delete(s.pg.running, tx.xid) }) // or it would take forever
 		took, _ := s.ends(errors.New("stopping"))
 		if took < 3*time.Second || took > 5*time.Second || row.gone {
 			t.Errorf("took %v of a timeout of 6 s; row gone: %v", took, row.gone)

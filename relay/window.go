@@ -19,7 +19,7 @@ func newWindow(events, bytes int) *window {
 }
 
 // acquire waits until the events fit. What exceeds the whole window fits when the window is empty, so that one event
-// larger than it does not wait for ever.
+// larger than it does not wait forever.
 func (w *window) acquire(ctx context.Context, events, bytes int) error {
 	for {
 		if w.try(events, bytes) {

@@ -47,7 +47,7 @@ func (s memSlots) Ensure(ctx context.Context, making func(ctx context.Context) e
 			return false, err
 		}
 	}
-	for range 30 { // a slot waits for every open transaction, and not for ever
+	for range 30 { // a slot waits for every open transaction, and not forever
 		var open bool
 		s.i.w.do(func() {
 			for _, tx := range s.pg().running {

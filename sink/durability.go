@@ -119,7 +119,7 @@ func (s *Sink) barrier(ctx context.Context, node *redis.Client, calls []streamCa
 }
 
 func (s *Sink) wait(ctx context.Context, conn *redis.Conn) (got, want int64, err error) {
-	// 0 would mean for ever.
+	// 0 would mean forever.
 	t := max(remaining(ctx, barrierWait)-barrierMargin, time.Millisecond)
 	if !s.durable.AOF {
 		got, err = conn.Wait(ctx, s.durable.Replicas, t).Result()

@@ -301,7 +301,7 @@ func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) (
 }
 
 // PurgeRejected deletes up to limit refusals made before the given time, oldest first, and returns how many it deleted.
-// Their keys are free again; orders and their keys are kept for ever.
+// Their keys are free again; orders and their keys are kept forever.
 func PurgeRejected(ctx context.Context, db DB, before time.Time, limit int) (int64, error) {
 	tag, err := db.Exec(ctx, orderPurgeSQL, before, limit)
 	if err != nil {

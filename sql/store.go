@@ -73,7 +73,7 @@ func (s *store) Register(ctx context.Context) error {
 	if err := Identify(ctx, s.pool); err != nil {
 		return err
 	}
-	// A lock can be had on a standby, too: a relay there would lead, or stand by for ever.
+	// A lock can be had on a standby, too: a relay there would lead, or stand by forever.
 	if err := writable(ctx, s.pool, "state_writable", "the relay's state"); err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (s *store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
 	}
 	var text string
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// It must commit at once: with synchronous replication and a dead standby it would wait for ever.
+		// It must commit at once: with synchronous replication and a dead standby it would wait forever.
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = local"); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ const idleLimit = "60s"
 // waits for its end. Under REPEATABLE READ and above it may end with a serialization failure (40001) instead of false;
 // the retry of the event then finds the note.
 //
-// So that a paused process does not block the others for ever, tx may be idle between two statements for a minute at
+// So that a paused process does not block the others forever, tx may be idle between two statements for a minute at
 // most, unless its session sets idle_in_transaction_session_timeout itself; a value near the consumer's ClaimIdle is
 // good.
 //

@@ -12,7 +12,7 @@ CREATE TABLE outbox (
     aggregate_type text         NOT NULL CHECK (aggregate_type ~ '^[a-zA-Z0-9_.:-]{1,64}$'),
     aggregate_id   text         NOT NULL CHECK (octet_length(aggregate_id) <= 1024),
     event_type     varchar(255) NOT NULL,
-    -- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader for ever.
+    -- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader forever.
     payload        jsonb        NOT NULL CHECK (octet_length(payload::text) <= 8388608),
     headers        jsonb                 CHECK (octet_length(headers::text) <= 65536),
     created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),

@@ -26,7 +26,7 @@ CREATE TABLE credit_accounts (
 );
 CREATE INDEX credit_accounts_frozen ON credit_accounts (user_id) WHERE frozen IS NOT NULL;
 
--- Append-only. A refusal is a row too: its operation id is used up for ever, like a success's.
+-- Append-only. A refusal is a row too: its operation id is used up forever, like a success's.
 CREATE TABLE credit_entries (
     user_id       uuid        NOT NULL,
     -- Gapless per user, refusals included.
