@@ -144,13 +144,16 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 	return true, nil
 }
 
-// during runs fn, and cancels it when the leadership is superseded or another mode is wanted than when it began.
-func (l *leadership) during(ctx context.Context, fn func(ctx context.Context) error) error {
+// during runs fn, and cancels it when the leadership is superseded or another mode is desired; poll tells whether
+// polling is.
+func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.Context) error) error {
 	st, err := l.check(ctx)
 	if err != nil {
 		return err
 	}
-	poll := st.Desired == outbox.ModePoll
+	if (st.Desired == outbox.ModePoll) != poll {
+		return errToggled
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, 1)

@@ -455,6 +455,7 @@ func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 			r := New(Options{Store: m, Slots: m})
 			k := r.keeper
 			r.activity.phase = c.phase
+			k.streams(c.phase == phaseStream)
 			if _, err := k.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -16,7 +16,7 @@ const visibleWait = 5 * time.Second
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
 func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	drain := func() error {
-		return l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
+		return l.during(ctx, false, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
 	}
 	refuse := func(err error) (transition, error) {
 		var fenced *outbox.FencedError
@@ -84,7 +84,7 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	}
 	// Events do not wait for it.
 	deadline := time.Now().Add(visibleWait)
-	err = l.during(ctx, func(ctx context.Context) error {
+	err = l.during(ctx, false, func(ctx context.Context) error {
 		return l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
 			visible, err = l.store.VisibleBelow(ctx, xid)
 			return !visible && time.Now().Before(deadline), err
@@ -124,7 +124,11 @@ func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
 			Remedy: "the relay retries automatically",
 		}
 	}
-	if err := l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) }); err != nil {
+	l.keeper.streams(true)
+	if err := l.during(ctx, false, func(ctx context.Context) error {
+		return l.sweeps.drain(ctx,
+			l.gates)
+	}); err != nil {
 		return 0, err
 	}
 	if l.handover, err = l.store.InsertLSN(ctx); err != nil {

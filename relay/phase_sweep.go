@@ -61,7 +61,13 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 // forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was
 // committed before the adoption is visible.
 func (l *leadership) forgetDoubt(ctx context.Context, streams []string) error {
-	if err := l.during(ctx, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) }); err != nil {
+	st, err := l.check(ctx)
+	if err != nil {
+		return err
+	}
+	poll := st.Desired == outbox.ModePoll // or only for the time being
+	err = l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
+	if err != nil {
 		return err
 	}
 	for _, s := range streams {

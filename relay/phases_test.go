@@ -208,7 +208,7 @@ func TestDuring(t *testing.T) {
 				w.t.Fatal(err)
 			}
 			w.after(time.Second, func() { c.disturb(w) })
-			err := l.during(context.Background(), func(ctx context.Context) error {
+			err := l.during(context.Background(), false, func(ctx context.Context) error {
 				select {
 				case <-ctx.Done():
 				case <-time.After(5 * time.Second):

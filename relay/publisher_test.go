@@ -118,7 +118,7 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 		r.s.chunks <- chunk(doubtful...)
 		soon()
 		close(r.s.chunks)
-		<-done
+		_ = <-done
 		r.adopt()
 		if err := r.gates.adopt(r.intake, "outbox.order", nil); err != nil {
 			r.t.Fatal(err)

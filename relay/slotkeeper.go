@@ -42,6 +42,8 @@ type slotKeeper struct {
 	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
 	position outbox.LSN
 	still    bool
+	// streamed is set while a stream moves it.
+	streamed bool
 
 	// hit tells a running stream that the budget is exhausted.
 	hitMu sync.Mutex
@@ -166,8 +168,11 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 // watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the
 // middle of it. What that passed may not be visible. The caller holds mu.
 func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
-	// An adoption, too, lets it rest, for as long as the sink does not answer.
-	resting := func(p phase) bool { return p == phaseAdopt || p == phasePoll || p == phaseSweep || p == phaseHandover }
+	// An adoption, too, lets it rest, for as long as the sink does not answer; and a stream that has not begun.
+	resting := func(p phase) bool {
+		return p == phaseAdopt || p == phasePoll || p == phaseSweep || p == phaseHandover || p == phaseStream &&
+			!k.streamed
+	}
 	if moved := k.still && st.Confirmed > k.position; moved {
 		if err := k.moved(ctx); err != nil {
 			return err
@@ -299,14 +304,19 @@ func (k *slotKeeper) exhausted() {
 	}
 }
 
-// onExhausted names what ends the running stream; nil when none runs. A stream moves the slot: where it stood before it
-// began tells nothing any more. That nobody else moved it until then is looked at by the end of the hand-over.
-func (k *slotKeeper) onExhausted(end func()) {
-	if end != nil {
-		k.mu.Lock()
+// streams notes whether a stream moves the slot. Where it stood before tells nothing then; that nobody else moved it
+// until then is checked by the end of the hand-over.
+func (k *slotKeeper) streams(on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.streamed = on
+	if on {
 		k.still = false
-		k.mu.Unlock()
 	}
+}
+
+// onExhausted names what ends the running stream; nil when none runs.
+func (k *slotKeeper) onExhausted(end func()) {
 	k.hitMu.Lock()
 	k.hit = end
 	k.hitMu.Unlock()

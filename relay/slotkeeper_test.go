@@ -25,7 +25,7 @@ func TestTheFirstMoveOfAStreamIsNoSurprise(t *testing.T) {
 	}
 	look()
 	r.activity.enter(phaseStream, "")
-	r.keeper.onExhausted(func() {})
+	r.keeper.streams(true)
 	m.status.Active, m.status.Confirmed = true, 6
 	look()
 	if m.barrier != 0 {

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -87,26 +88,29 @@ func (s *streaming) run(ctx context.Context) error {
 			fail(err)
 		}
 	})
+	go func() {
+		<-intake.Done()
+		if cause := context.Cause(intake); hopeless(cause) {
+			stopWork(cause)
+			return
+		}
+		// The rest of the timeout is for what follows: confirming, standing down, closing.
+		if pause.For(work, max(s.drain-2*time.Second, s.drain/2)) == nil {
+			stopWork(errors.New("drain timeout"))
+		}
+	}()
 	if err := s.lead(intake); err != nil {
 		fail(err)
 	}
 	<-intake.Done()
-	cause := context.Cause(intake)
-	if hopeless(cause) {
-		stopWork(cause)
-	} else {
-		// The rest of the timeout is for what follows: confirming, standing down, closing.
-		deadline := time.AfterFunc(max(s.drain-2*time.Second, s.drain/2),
-			func() { stopWork(errors.New("drain timeout")) })
-		defer deadline.Stop()
-	}
 	working.Wait()
 	stopSource()         // only now, so that the last settled position is confirmed
 	for range s.chunks { //nolint:revive // let the reader finish its hand-over
 	}
 	reading.Wait()
+	s.keeper.streams(false)
 	s.window.reset() // what was not settled is in doubt now, and nobody waits for it
-	return cause
+	return context.Cause(intake)
 }
 
 // started is called by the source when nobody else can move the slot any more. It waits for the owner to end the
@@ -130,10 +134,9 @@ func (s *streaming) started(ctx context.Context) error {
 func (s *streaming) lead(intake context.Context) error {
 	look := time.NewTicker(guardInterval)
 	defer look.Stop()
-	for {
+	for intake.Err() == nil {
 		select {
 		case <-intake.Done():
-			return nil
 		case <-s.ready:
 			handover, err := s.begin(intake)
 			if err == nil {
@@ -149,4 +152,5 @@ func (s *streaming) lead(intake context.Context) error {
 			}
 		}
 	}
+	return nil
 }

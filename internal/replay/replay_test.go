@@ -64,15 +64,15 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 func TestOptionsThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]Options{
-		"say what to replay":      {Rate: "0"},
-		"--all is everything":     {Rate: "0", All: true, Since: "1h"},
-		`--id "x" is not a UUID`:  {Rate: "0", ID: "x"},
-		`--since "yesterday"`:     {Rate: "0", Since: "yesterday"},
-		`--until "-1h"`:           {Rate: "0", Since: "2h", Until: "-1h"},
-		`--rate "fast"`:           {Rate: "fast", All: true},
-		"--to: want":              {Rate: "0", All: true, To: "a b"},
-		"--to outbox.order:gate":  {Rate: "0", All: true, To: "outbox.order:gate"},
-		"--to dead.outbox.order:": {Rate: "0", All: true, To: "dead.outbox.order"},
+		"say what to replay":       {Rate: "0"},
+		"--all selects everything": {Rate: "0", All: true, Since: "1h"},
+		`--id "x" is not a UUID`:   {Rate: "0", ID: "x"},
+		`--since "yesterday"`:      {Rate: "0", Since: "yesterday"},
+		`--until "-1h"`:            {Rate: "0", Since: "2h", Until: "-1h"},
+		`--rate "fast"`:            {Rate: "fast", All: true},
+		"--to: want":               {Rate: "0", All: true, To: "a b"},
+		"--to outbox.order:gate":   {Rate: "0", All: true, To: "outbox.order:gate"},
+		"--to dead.outbox.order:":  {Rate: "0", All: true, To: "dead.outbox.order"},
 	} {
 		var usage *cli.UsageError
 		err := Run(t.Context(), app.Config{}, cli.IO{Stdout: io.Discard, Stderr: io.Discard}, o)
