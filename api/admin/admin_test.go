@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -106,7 +107,7 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &r); err != nil || status != 200 {
 		t.Fatalf("%d %s %v", status, body, err)
 	}
-	if r.Verdict != (ops.Brief{Word: "broken", Why: "no relay runs"}) || r.Desired != outbox.ModeAuto {
+	if !reflect.DeepEqual(r.Verdict, ops.Brief{Word: "broken", Why: "no relay runs"}) || r.Desired != outbox.ModeAuto {
 		t.Errorf("the answer is %s", body)
 	}
 	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 {

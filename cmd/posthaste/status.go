@@ -76,7 +76,7 @@ func (e *env) redisReady(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	return sink.New(sink.Options{Client: client}).Ready(ctx)
+	return sink.New(sink.Options{Client: client, Durability: e.config.Durability}).Ready(ctx)
 }
 
 // some returns the texts that are not empty.
@@ -105,6 +105,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	fmt.Fprintf(w, "%s: %s\n\n", paint(v.Verdict.Word, coloured), v.Verdict.Why)
 	t := cli.Table(w)
 	row := func(k, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", k, fmt.Sprintf(format, args...)) }
+	for _, also := range v.Verdict.Also {
+		row("also", "%s", also)
+	}
 	row("relay", "%s", name)
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
@@ -227,7 +230,10 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 	now := time.Now()
 	if err != nil {
-		gone := ops.Snapshot{Now: now, Asked: ops.Asked{Postgres: ops.Answer{Error: err.Error()}}}
+		refused := sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
+		gone := ops.Snapshot{
+			Now: now, Asked: ops.Asked{Postgres: ops.Answer{Error: err.Error(), Refused: refused}},
+		}
 		v.Verdict = ops.Assess(&gone).Brief()
 	}
 	switch {

@@ -109,8 +109,10 @@ func (p *Serve) build(ctx context.Context) error {
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg,
-		Console: p.console, Redis: sink.New(sink.Options{Client: client}).Ready, WALBudget: c.WALBudget,
-		Addr: c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
+		// The console's client: a question of an operator takes no connection of the API's.
+		Console: p.console, Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
+		WALBudget: c.WALBudget,
+		Addr:      c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
 	}))
 	return nil
 }

@@ -32,7 +32,7 @@ type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
-	AdminAddr       string `help:"Metrics, health, status and mode; loopback by default. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
+	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
 	AdminToken      string `help:"Bearer token that state-changing admin calls require." env:"POSTHASTE_ADMIN_TOKEN"`
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`

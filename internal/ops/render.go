@@ -44,21 +44,33 @@ type Brief struct {
 	Word string `json:"word"`
 	// Why says in one line what is gravest and, if it can be said shortly, what to do.
 	Why string `json:"why"`
+	// Also are the other problems, the gravest first, a line each.
+	Also []string `json:"also,omitempty"`
 }
 
-// Brief is the verdict in a word and a line.
+// Brief is the verdict in a word and a few lines.
 func (v Verdict) Brief() Brief {
 	b := Brief{Word: v.Level.Word(), Why: v.wellLine}
 	switch {
 	case v.Level == Unknown:
 		b.Why = "not everything has been looked at"
 	case v.Level > OK:
-		p := v.Problems[0]
-		if b.Why = p.line; b.Why == "" {
-			b.Why = p.Title + ": " + strings.TrimSuffix(p.Why, ".")
+		b.Why = v.Problems[0].brief()
+		for _, p := range v.Problems[1:min(len(v.Problems), maxAlso+1)] {
+			if !p.Follows {
+				b.Also = append(b.Also, p.brief())
+			}
 		}
 	}
 	return b
+}
+
+// brief is the problem in a line.
+func (p Problem) brief() string {
+	if p.line != "" {
+		return p.line
+	}
+	return p.Title + ": " + strings.TrimSuffix(p.Why, ".")
 }
 
 // Report is the status with the verdict on it: the body of GET /relay, and the output of posthaste status --json.

@@ -140,6 +140,12 @@ func (a *assessment) servers() {
 	pg, rd := a.s.Asked.Postgres, a.s.Asked.Redis
 	line := "Postgres does not answer: " + pg.Error
 	switch {
+	case pg.Refused:
+		line = "Postgres refuses: " + pg.Error
+	case pg.Slow:
+		line = "Postgres is too slow to answer: " + pg.Error
+	}
+	switch {
 	case pg.Slow: // said below
 	case pg.Error != "" && pg.Refused:
 		a.add(Problem{

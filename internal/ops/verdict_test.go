@@ -2,6 +2,7 @@ package ops
 
 import (
 	"encoding/json"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,11 +75,11 @@ func situations() map[string]situation {
 		},
 		"no schema": {
 			func(s *Snapshot) { s.Asked.Postgres = Answer{Error: "the schema is missing", Refused: true} },
-			Broken, "Postgres refuses", partOutbox, "Postgres does not answer: the schema is missing",
+			Broken, "Postgres refuses", partOutbox, "Postgres refuses: the schema is missing",
 		},
 		"postgres slow": {
 			func(s *Snapshot) { s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true },
-			Broken, "Postgres is too slow to answer", partOutbox, "Postgres does not answer: too slow",
+			Broken, "Postgres is too slow to answer", partOutbox, "Postgres is too slow to answer: too slow",
 		},
 		"redis gone": {
 			func(s *Snapshot) { fail(s, &s.Asked.Redis) },
@@ -310,7 +311,7 @@ func TestAllRenderingsAgree(t *testing.T) {
 			}
 			v := Assess(s)
 			page, brief, report := v.Page(), v.Brief(), s.Report()
-			if report.Verdict != brief {
+			if !reflect.DeepEqual(report.Verdict, brief) {
 				t.Errorf("%s, %s: a script reads %+v, a terminal shows %+v", name, what, report.Verdict, brief)
 			}
 			tones := map[string][]string{
@@ -323,6 +324,9 @@ func TestAllRenderingsAgree(t *testing.T) {
 			if page.Level != "ok" && page.Level != "unknown" && page.Title != v.Problems[0].Title {
 				t.Errorf("%s, %s: the page begins with %q, the gravest is %q", name, what, page.Title,
 					v.Problems[0].Title)
+			}
+			if len(brief.Also) != len(page.Also) {
+				t.Errorf("%s, %s: beside it a terminal shows %q, a page %+v", name, what, brief.Also, page.Also)
 			}
 			if s.Relay == nil {
 				continue
