@@ -107,7 +107,10 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &r); err != nil || status != 200 {
 		t.Fatalf("%d %s %v", status, body, err)
 	}
-	if !reflect.DeepEqual(r.Verdict, ops.Brief{Word: "broken", Why: "no relay runs"}) || r.Desired != outbox.ModeAuto {
+	want := ops.Brief{
+		Word: "broken", Why: "no relay runs", Also: []string{"this relay: postgres: not connected yet"},
+	}
+	if !reflect.DeepEqual(r.Verdict, want) || r.Desired != outbox.ModeAuto {
 		t.Errorf("the answer is %s", body)
 	}
 	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 {
