@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -30,18 +29,8 @@ import (
 
 // Options are what the admin interface shows and changes.
 type Options struct {
-	// Pool reaches Postgres. The caller closes it.
-	Pool *pgxpool.Pool
-	// RelayName is the relay whose mode and status are meant.
-	RelayName string
-	// Slots reads the slot's state.
-	Slots outbox.Slots
-	// Relay is the relay of this process; nil in a process without one.
-	Relay *relay.Relay
-	// Redis says why Redis takes no events, for GET /relay in a process without a relay; nil leaves Redis out.
-	Redis func(ctx context.Context) error
-	// WALBudget is how many bytes of WAL the slot may hold back.
-	WALBudget int64
+	// Source is where GET /relay looks; its Pool serves the other calls, too. The caller closes it.
+	ops.Source
 	// Ready answers /readyz.
 	Ready http.Handler
 	// Token, if not empty, is required as bearer token by every call that changes something.
@@ -163,7 +152,7 @@ func RelayReady(r *relay.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		ready := ops.ReadyOf(r.Health())
 		status := http.StatusOK
-		if !ready.OK {
+		if !ready.Ready {
 			status = http.StatusServiceUnavailable
 		}
 		write(w, status, ready)
@@ -176,10 +165,7 @@ const callTimeout = 5 * time.Second
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	from := ops.Source{
-		Pool: s.Pool, RelayName: s.RelayName, Slots: s.Slots, Relay: s.Relay, Redis: s.Redis, WALBudget: s.WALBudget,
-	}
-	snap, err := from.Look(ctx)
+	snap, err := s.Look(ctx)
 	if err != nil {
 		s.fail(w, err)
 		return

@@ -42,9 +42,8 @@ func newWorld(t *testing.T, token string) *world {
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
 	srv := httptest.NewServer(admin.Handler(admin.Options{
-		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay, Ready: admin.RelayReady(relay), Token: token,
-		Gatherer: reg,
-		Logger:   testenv.Logger(t),
+		Source: ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay},
+		Ready:  admin.RelayReady(relay), Token: token, Gatherer: reg, Logger: testenv.Logger(t),
 	}))
 	t.Cleanup(srv.Close)
 	return &world{db: d, url: srv.URL}
@@ -141,8 +140,10 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	}
 	var redis error
 	h := admin.Handler(admin.Options{
-		Pool: d.Pool, RelayName: d.Relay, Slots: slots, Ready: http.NotFoundHandler(),
-		Gatherer: prometheus.NewRegistry(), Redis: func(context.Context) error { return redis },
+		Source: ops.Source{
+			Pool: d.Pool, RelayName: d.Relay, Slots: slots, Redis: func(context.Context) error { return redis },
+		},
+		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
 	})
 	for want, err := range map[string]error{
 		`{"word":"ok","why":"a relay is starting"}`:                nil,

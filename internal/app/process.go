@@ -3,14 +3,23 @@ package app
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"posthaste/api/admin"
+	"posthaste/api/admin/console"
+	"posthaste/cdc"
+	"posthaste/internal/ops"
+	"posthaste/relay"
+	"posthaste/sink"
 )
 
 // Admin addresses of the processes where the settings name none.
@@ -21,6 +30,79 @@ const (
 
 // Publication is the name of the publication that the slot reads.
 const Publication = "posthaste"
+
+// process is what serve and relay have in common: connections, the console, and the admin listener.
+type process struct {
+	config   Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	traces   *tracing
+	pool     *pgxpool.Pool
+	client   io.Closer
+	// creditsClient is a client of its own: it waits longer, and nothing may be resent.
+	creditsClient io.Closer
+	console       *consoleProcess
+	admin         net.Listener
+	server        *http.Server
+}
+
+func newProcess(c Config, log *slog.Logger) process {
+	return process{config: c, log: log, registry: newRegistry(c.Version)}
+}
+
+// connect makes the pool, which connects when it is used.
+func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err error) {
+	if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	p.registry.MustRegister(newPoolMetrics(p.pool))
+	return nil
+}
+
+// listen binds the admin listener, makes the console of a process of a kind, and what serves both. ready answers
+// /readyz; relay is that of a relay's process.
+func (p *process) listen(ctx context.Context, kind string, slots *cdc.Slots, r *relay.Relay,
+	ready http.Handler,
+) (err error) {
+	c := p.config
+	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
+		return err
+	}
+	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Gatherer: p.registry, Logger: p.log})
+	if err != nil {
+		return err
+	}
+	p.server = adminServer(admin.Handler(admin.Options{
+		Source: ops.Source{
+			Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
+			// The console's client: a question of an operator takes no connection of the API's.
+			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
+		},
+		Ready: ready, Token: c.AdminToken, Gatherer: p.registry, Console: p.console, Addr: c.AdminAddr,
+		Bound: p.admin.Addr(), Logger: p.log,
+	}))
+	return nil
+}
+
+// AdminAddr returns where the admin listener is bound.
+func (p *process) AdminAddr() net.Addr { return p.admin.Addr() }
+
+// Close frees what making the process took. It may be called again.
+func (p *process) Close() {
+	defer p.traces.shutdown() // last, because it may wait for a collector
+	if p.admin != nil {
+		_ = p.admin.Close()
+	}
+	for _, c := range []io.Closer{p.client, p.creditsClient} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	p.console.close()
+	if p.pool != nil {
+		p.pool.Close()
+	}
+}
 
 // Listen binds an address. It is the one step of a start that cannot succeed by waiting.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
@@ -81,7 +163,7 @@ func holder() string {
 
 // inTime runs work until ctx ends, and then no longer than the drain timeout: a server that does not answer would hold
 // up the end by one timeout after the other. What is left to the end of the process is what a crash would leave.
-func (c Config) inTime(ctx context.Context, log *slog.Logger, work func(ctx context.Context) error) error {
+func (p *process) inTime(ctx context.Context, work func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	go func() { done <- work(ctx) }()
 	select {
@@ -92,8 +174,8 @@ func (c Config) inTime(ctx context.Context, log *slog.Logger, work func(ctx cont
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(max(c.DrainTimeout, time.Second)):
-		log.Warn("not everything stopped within the drain timeout; exiting anyway")
+	case <-time.After(max(p.config.DrainTimeout, time.Second)):
+		p.log.Warn("not everything stopped within the drain timeout; exiting anyway")
 		return nil
 	}
 }

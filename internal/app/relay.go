@@ -3,19 +3,14 @@ package app
 import (
 	"context"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
 	"posthaste/api/admin"
-	"posthaste/api/admin/console"
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/internal/cli"
@@ -27,22 +22,14 @@ import (
 
 // Relay is what `posthaste relay` runs: the relay, the sync of credits, and the admin listener.
 type Relay struct {
-	config Config
-	log    *slog.Logger
-	pool   *pgxpool.Pool
-	sink   *sink.Sink
-	client interface{ Close() error }
-	// credits is the sync of balances, which has a client of its own.
-	credits       *credits.Sync
-	bank          *credits.Bank
-	payments      *api.Payments
-	creditsClient interface{ Close() error }
-	relay         *relay.Relay
-	console       *consoleProcess
-	registry      *prometheus.Registry
-	traces        *tracing
-	admin         net.Listener
-	server        *http.Server
+	process
+
+	sink *sink.Sink
+	// credits is the sync of balances.
+	credits  *credits.Sync
+	bank     *credits.Bank
+	payments *api.Payments
+	relay    *relay.Relay
 }
 
 // NewRelay builds a relay, which connects when it runs. It holds its listener from here on, so the caller calls
@@ -51,7 +38,7 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 	if c.AdminAddr == "" {
 		c.AdminAddr = defaultRelayAdmin
 	}
-	p := &Relay{config: c, log: log}
+	p := &Relay{process: newProcess(c, log)}
 	if err := p.build(ctx); err != nil {
 		p.Close()
 		return nil, err
@@ -60,16 +47,14 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 }
 
 func (p *Relay) build(ctx context.Context) error {
-	c, reg := p.config, newRegistry(p.config.Version)
-	p.registry = reg
+	c, reg := p.config, p.registry
 	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
+	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	reg.MustRegister(newPoolMetrics(p.pool))
 	client, server, err := sink.NewBoundClient(c.RedisURL)
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -104,19 +89,7 @@ func (p *Relay) build(ctx context.Context) error {
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 	})
-	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
-		return err
-	}
-	p.console, err = newConsole(ctx, c, console.Options{Kind: "relay", Relay: p.relay, Gatherer: reg, Logger: p.log})
-	if err != nil {
-		return err
-	}
-	p.server = adminServer(admin.Handler(admin.Options{
-		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: p.relay, Ready: admin.RelayReady(p.relay),
-		Token: c.AdminToken, Gatherer: reg, Console: p.console, WALBudget: c.WALBudget, Addr: c.AdminAddr,
-		Bound: p.admin.Addr(), Logger: p.log,
-	}))
-	return nil
+	return p.listen(ctx, "relay", slots, p.relay, admin.RelayReady(p.relay))
 }
 
 // buildCredits builds what the relay does for credits beside relaying.
@@ -141,7 +114,7 @@ func (p *Relay) buildCredits() error {
 
 // Run relays until ctx ends, and closes everything.
 func (p *Relay) Run(ctx context.Context) error {
-	return p.config.inTime(ctx, p.log, p.work)
+	return p.inTime(ctx, p.work)
 }
 
 func (p *Relay) work(ctx context.Context) error {
@@ -182,24 +155,3 @@ func (p *Relay) Status() relay.Status { return p.relay.Status() }
 
 // Health returns why the relay is not ready, or degraded.
 func (p *Relay) Health() relay.Health { return p.relay.Health() }
-
-// AdminAddr returns where the admin listener is bound.
-func (p *Relay) AdminAddr() net.Addr { return p.admin.Addr() }
-
-// Close frees what NewRelay took. It may be called again.
-func (p *Relay) Close() {
-	defer p.traces.shutdown() // last, because it may wait for a collector
-	if p.admin != nil {
-		_ = p.admin.Close()
-	}
-	if p.client != nil {
-		_ = p.client.Close()
-	}
-	if p.creditsClient != nil {
-		_ = p.creditsClient.Close()
-	}
-	p.console.close()
-	if p.pool != nil {
-		p.pool.Close()
-	}
-}

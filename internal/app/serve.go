@@ -5,39 +5,24 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
-	"posthaste/api/admin"
-	"posthaste/api/admin/console"
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/cli"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
 // Serve is what `posthaste serve` runs: the API, the credits, and the admin listener.
 type Serve struct {
-	config Config
-	log    *slog.Logger
-	pool   *pgxpool.Pool
-	client interface{ Close() error }
-	// credits has a client of its own: it waits longer, and nothing may be resent.
-	credits       *credits.Bank
-	creditsClient interface{ Close() error }
-	api           *api.Server
-	console       *consoleProcess
-	registry      *prometheus.Registry
-	traces        *tracing
-	public        net.Listener
-	admin         net.Listener
-	server        *http.Server
+	process
+
+	credits *credits.Bank
+	api     *api.Server
+	public  net.Listener
 }
 
 // NewServe builds the API, which connects when it runs. It holds its listeners from here on, so the caller calls
@@ -46,7 +31,7 @@ func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 	if c.AdminAddr == "" {
 		c.AdminAddr = DefaultServeAdmin
 	}
-	p := &Serve{config: c, log: log}
+	p := &Serve{process: newProcess(c, log)}
 	if err := p.build(ctx); err != nil {
 		p.Close()
 		return nil, err
@@ -55,18 +40,16 @@ func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 }
 
 func (p *Serve) build(ctx context.Context) error {
-	c, reg := p.config, newRegistry(p.config.Version)
-	p.registry = reg
+	c, reg := p.config, p.registry
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "api")
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
 	p.traces = setupTracing(ctx, "posthaste-api", c.Version, p.log)
 	poolConfig.ConnConfig.Tracer = p.traces.queries()
-	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
+	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	reg.MustRegister(newPoolMetrics(p.pool))
 	client, err := idem.NewClient(c.RedisURL)
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -101,25 +84,12 @@ func (p *Serve) build(ctx context.Context) error {
 	if p.public, err = Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
-	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
-		return err
-	}
-	if p.console, err = newConsole(ctx, c, console.Options{Kind: "serve", Gatherer: reg, Logger: p.log}); err != nil {
-		return err
-	}
-	p.server = adminServer(admin.Handler(admin.Options{
-		Pool: p.pool, RelayName: c.RelayName, Slots: slots, Ready: p.api.Readyz(), Token: c.AdminToken, Gatherer: reg,
-		// The console's client: a question of an operator takes no connection of the API's.
-		Console: p.console, Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
-		WALBudget: c.WALBudget,
-		Addr:      c.AdminAddr, Bound: p.admin.Addr(), Logger: p.log,
-	}))
-	return nil
+	return p.listen(ctx, "serve", slots, nil, p.api.Readyz())
 }
 
 // Run serves until ctx ends, and closes everything.
 func (p *Serve) Run(ctx context.Context) error {
-	return p.config.inTime(ctx, p.log, p.work)
+	return p.inTime(ctx, p.work)
 }
 
 func (p *Serve) work(ctx context.Context) error {
@@ -155,20 +125,8 @@ func (p *Serve) PublicAddr() net.Addr { return p.public.Addr() }
 
 // Close frees what NewServe took. It may be called again.
 func (p *Serve) Close() {
-	defer p.traces.shutdown() // last, because it may wait for a collector
-	for _, l := range []net.Listener{p.public, p.admin} {
-		if l != nil {
-			_ = l.Close()
-		}
+	if p.public != nil {
+		_ = p.public.Close()
 	}
-	if p.client != nil {
-		_ = p.client.Close()
-	}
-	if p.creditsClient != nil {
-		_ = p.creditsClient.Close()
-	}
-	p.console.close()
-	if p.pool != nil {
-		p.pool.Close()
-	}
+	p.process.Close()
 }

@@ -6,29 +6,18 @@ import (
 	"posthaste/relay"
 )
 
-// Ready is what a relay's /readyz answers with: its role, and its own conditions. They say whether this process does
-// its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay.
-type Ready struct {
-	// Role is "leader" or "standby".
-	Role string `json:"role"`
-	// OK is false when events do not flow, or may not.
-	OK bool `json:"-"`
-	// Reasons says why not; each begins with a name from a closed set.
-	Reasons []string `json:"reasons,omitempty"`
-	// Degraded says what is wrong although events flow.
-	Degraded []string `json:"degraded,omitempty"`
-}
-
-// Readiness is what the verdict says of the relay of this process. It wants a Snapshot with Relay.
-func (v Verdict) Readiness() Ready {
-	r := Ready{Role: v.role, OK: true}
+// Readiness is what the verdict says of the relay of this process: its own conditions. They say whether the process does
+// its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay. It wants a Snapshot with
+// Relay.
+func (v Verdict) Readiness() relay.Health {
+	r := relay.Health{Role: v.role, Ready: true}
 	for _, p := range v.Problems {
 		switch {
 		case p.condition == "":
 		case p.Level.Ready():
 			r.Degraded = append(r.Degraded, p.condition)
 		default:
-			r.OK = false
+			r.Ready = false
 			r.Reasons = append(r.Reasons, p.condition)
 		}
 	}
@@ -36,7 +25,7 @@ func (v Verdict) Readiness() Ready {
 }
 
 // ReadyOf is the readiness of a relay that says h of itself.
-func ReadyOf(h relay.Health) Ready { return Assess(&Snapshot{Relay: &h}).Readiness() }
+func ReadyOf(h relay.Health) relay.Health { return Assess(&Snapshot{Relay: &h}).Readiness() }
 
 // Brief is the verdict in a terminal, in a log, and for scripts.
 type Brief struct {

@@ -332,13 +332,13 @@ func TestAllRenderingsAgree(t *testing.T) {
 				continue
 			}
 			ready := v.Readiness()
-			if ready.OK != s.Relay.Ready && h != nil && s.Relay == h || ready.Role != s.Relay.Role {
+			if ready.Ready != s.Relay.Ready && h != nil && s.Relay == h || ready.Role != s.Relay.Role {
 				t.Errorf("%s, %s: readiness %+v of %+v", name, what, ready, s.Relay)
 			}
-			if !ready.OK && page.Level != "bad" || len(ready.Degraded) > 0 && page.Level == "ok" {
+			if !ready.Ready && page.Level != "bad" || len(ready.Degraded) > 0 && page.Level == "ok" {
 				t.Errorf("%s, %s: readiness %+v, and the page is %s", name, what, ready, page.Level)
 			}
-			if ready.OK != (len(ready.Reasons) == 0) || !same(ready.Reasons, s.Relay.Reasons) ||
+			if ready.Ready != (len(ready.Reasons) == 0) || !same(ready.Reasons, s.Relay.Reasons) ||
 				!same(ready.Degraded, s.Relay.Degraded) {
 				t.Errorf("%s, %s: readiness %+v of %+v", name, what, ready, s.Relay)
 			}
@@ -365,8 +365,8 @@ func TestReadinessIsTheRelays(t *testing.T) {
 		},
 	} {
 		ready := ReadyOf(h)
-		if b, err := json.Marshal(ready); err != nil || string(b) != want || ready.OK != h.Ready {
-			t.Errorf("%s, ready %v, %v; want %s", b, ready.OK, err, want)
+		if b, err := json.Marshal(ready); err != nil || string(b) != want || ready.Ready != h.Ready {
+			t.Errorf("%s, ready %v, %v; want %s", b, ready.Ready, err, want)
 		}
 	}
 }
@@ -381,7 +381,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	if p := v.Page(); p.Title != "Events flow by sweeping, not by the WAL" || len(p.Also) != 0 {
 		t.Errorf("%+v", p)
 	}
-	if r := v.Readiness(); !r.OK || len(r.Degraded) != 1 {
+	if r := v.Readiness(); !r.Ready || len(r.Degraded) != 1 {
 		t.Errorf("%+v", r)
 	}
 }
