@@ -6,9 +6,9 @@ import (
 	"posthaste/relay"
 )
 
-// Readiness is what the verdict says of the relay of this process: its own conditions. They say whether the process does
-// its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay. It wants a Snapshot with
-// Relay.
+// Readiness is what the verdict says of the relay of this process: its own conditions. They say whether the process
+// does its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay. It wants a Snapshot
+// with Relay.
 func (v Verdict) Readiness() relay.Health {
 	r := relay.Health{Role: v.role, Ready: true}
 	for _, p := range v.Problems {
