@@ -17,10 +17,10 @@ func TestCallLock(t *testing.T) {
 		var order []int
 		for n := range 4 {
 			wg.Go(func() {
-				time.Sleep(time.Duration(n) * time.Millisecond)
+				elapse(time.Duration(n) * time.Millisecond)
 				l.Lock()
 				defer l.Unlock()
-				time.Sleep(time.Second)
+				elapse(time.Second)
 				order = append(order, n)
 			})
 		}

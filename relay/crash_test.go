@@ -28,41 +28,41 @@ var scenarios = map[string]scenario{
 	"poll":   {desired: outbox.ModePoll, ends: outbox.ModePoll, standby: true},
 	"toggles": {standby: true, story: func(w *world) {
 		for _, m := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeAuto} {
-			time.Sleep(900 * time.Millisecond)
+			elapse(900 * time.Millisecond)
 			w.do(func() { w.pg.state.Desired = m })
 		}
 	}},
 	"open transaction": {story: func(w *world) {
 		tx := w.begin()
 		tx.insert("order", "z", "done")
-		time.Sleep(8 * time.Second)
+		elapse(8 * time.Second)
 		tx.commitNow()
 	}},
 	"budget": {o: Options{WALBudget: 20_000}, story: func(w *world) {
 		tx := w.begin()
 		tx.insert("user", "y", "done")
-		time.Sleep(7 * time.Second)
+		elapse(7 * time.Second)
 		w.do(func() { w.grow(18_000) })
-		time.Sleep(2 * time.Second)
+		elapse(2 * time.Second)
 		tx.write()
 		w.do(func() { w.grow(18_000) })
-		time.Sleep(3 * time.Second)
+		elapse(3 * time.Second)
 		tx.show()
 	}},
 	"redis": {story: func(w *world) {
-		time.Sleep(1500 * time.Millisecond)
+		elapse(1500 * time.Millisecond)
 		w.do(w.rd.restart)
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(w.rd.flush)
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.rd.down = true })
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.rd.down = false; w.rd.restart() })
 	}},
 	"slot": {story: func(w *world) {
-		time.Sleep(1500 * time.Millisecond)
+		elapse(1500 * time.Millisecond)
 		w.do(w.dropSlot)
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() {
 			if w.pg.slot != nil {
 				w.pg.slot.lost = true
@@ -71,41 +71,41 @@ var scenarios = map[string]scenario{
 				}
 			}
 		})
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.pg.unpublished = true })
 	}},
 	// A commit is streamed long before anybody sees it, and the mode changes meanwhile, twice.
 	"held back": {standby: true, story: func(w *world) {
-		time.Sleep(1500 * time.Millisecond)
+		elapse(1500 * time.Millisecond)
 		tx := w.begin()
 		tx.insert("order", "v", "done")
 		tx.write()
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
-		time.Sleep(4 * time.Second)
+		elapse(4 * time.Second)
 		tx.show()
 		again := w.begin()
 		again.insert("order", "v", "done")
 		again.write()
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
-		time.Sleep(3 * time.Second)
+		elapse(3 * time.Second)
 		again.show()
 	}},
 	// Somebody moves the slot past a commit that nobody sees, while it rests.
 	"moved": {led: true, story: func(w *world) {
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
 		w.eventually("it is swept", time.Minute, func() bool {
 			return w.pg.state.Active == outbox.ModePoll && (w.pg.slot == nil || w.pg.slot.active == nil)
 		})
-		time.Sleep(6 * time.Second) // so that the leader has seen where it rests
+		elapse(6 * time.Second) // so that the leader has seen where it rests
 		tx := w.begin()
 		tx.insert("order", "x", "done")
 		tx.write()
 		w.do(w.moveSlot)
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
-		time.Sleep(7 * time.Second)
+		elapse(7 * time.Second)
 		tx.show()
 	}},
 	"skip":      {standby: true, story: poisonous},
@@ -122,11 +122,11 @@ func poisonous(w *world) {
 		tx.insert("order", "p", "done")
 		tx.insert("user", "q", "done")
 		tx.commitNow()
-		time.Sleep(800 * time.Millisecond)
+		elapse(800 * time.Millisecond)
 	}
 	w.do(func() { w.rd.wrongType["outbox.item"] = true })
 	w.event("item", "r")
-	time.Sleep(2 * time.Second)
+	elapse(2 * time.Second)
 	w.do(func() { w.rd.wrongType["outbox.item"] = false })
 	w.event("item", "s")
 }

@@ -38,7 +38,6 @@ type metrics struct {
 	commitToPublish *prometheus.HistogramVec
 	backlogRows     prometheus.Gauge
 	backlogOldest   prometheus.Gauge
-	inflight        prometheus.GaugeFunc
 	mode            *prometheus.GaugeVec
 	desired         *prometheus.GaugeVec
 	leader          prometheus.Gauge
@@ -92,7 +91,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	m.addEvents(r)
 	m.addState(r)
 	m.addSlot(r)
-	m.inflight = r.NewGaugeFunc(prometheus.GaugeOpts{
+	r.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "outbox_inflight_events", Help: "Events published and not yet settled, bounded by the window.",
 	}, inflight)
 	m.leaders = r.leaders

@@ -17,7 +17,7 @@ func (w *world) load(seed uint64, writers, transactions int) {
 	for n := range writers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(n))) //nolint:gosec // a load, and the same one each time
-			spread := func(d time.Duration) { time.Sleep(time.Duration(r.Int64N(int64(d)))) }
+			spread := func(d time.Duration) { elapse(time.Duration(r.Int64N(int64(d)))) }
 			for range transactions {
 				tx := w.begin()
 				for range 1 + r.IntN(4) {
@@ -62,7 +62,7 @@ func (w *world) settles(mode outbox.Mode) {
 // judge stops everybody in order and looks at what is left.
 func (w *world) judge() {
 	w.t.Helper()
-	time.Sleep(2 * time.Second)
+	elapse(2 * time.Second)
 	all := w.stopAll()
 	w.do(func() {
 		for _, i := range all {

@@ -25,6 +25,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	for {
 		settled := false // everything committed before the adoption is visible
 		done := false
+		wanted := true // polling, not only for the time being
 		var gate time.Time
 		err := l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
 			l.working()
@@ -32,7 +33,10 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 			if errors.Is(err, outbox.ErrSuperseded) {
 				return false, err
 			}
-			if err == nil && st.Desired != outbox.ModePoll {
+			if err == nil {
+				wanted = st.Desired == outbox.ModePoll
+			}
+			if err == nil && !wanted {
 				l.exclusive, err = l.locks.TryPipe(ctx, true)
 				if err != nil || l.exclusive {
 					done = true
@@ -52,21 +56,16 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 			return l.over(err)
 		}
 		xid = 0
-		if err := l.forgetDoubt(ctx, known); err != nil {
+		if err := l.forgetDoubt(ctx, known, wanted); err != nil {
 			return l.over(err)
 		}
 	}
 }
 
 // forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was
-// committed before the adoption is visible.
-func (l *leadership) forgetDoubt(ctx context.Context, streams []string) error {
-	st, err := l.check(ctx)
-	if err != nil {
-		return err
-	}
-	poll := st.Desired == outbox.ModePoll // or only for the time being
-	err = l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
+// committed before the adoption is visible; poll says whether polling is wanted, and the pass ends when that changes.
+func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll bool) error {
+	err := l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
 	if err != nil {
 		return err
 	}

@@ -59,11 +59,11 @@ func TestDoubtIsForgottenAfterAPass(t *testing.T) {
 			w.t.Fatal(err)
 		}
 		row := w.event("order", "a")
-		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}); err != nil || !row.gone {
+		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil || !row.gone {
 			t.Errorf("%v; row gone: %v", err, row.gone)
 		}
 		w.plan = fault{"Sink.ForgetDoubt", w.counts["Sink.ForgetDoubt"], refused}
-		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}); err != nil {
+		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil {
 			t.Errorf("what costs memory only ended the phase: %v", err)
 		}
 	})

@@ -140,7 +140,7 @@ func (w *world) count(name string) (n int) {
 
 // pass lets time pass, and everything happen that does so meanwhile: what it has written may be read then.
 func pass(d time.Duration) {
-	time.Sleep(d)
+	elapse(d)
 	synctest.Wait()
 }
 

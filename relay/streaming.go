@@ -102,7 +102,6 @@ func (s *streaming) run(ctx context.Context) error {
 	if err := s.lead(intake); err != nil {
 		fail(err)
 	}
-	<-intake.Done()
 	working.Wait()
 	stopSource()         // only now, so that the last settled position is confirmed
 	for range s.chunks { //nolint:revive // let the reader finish its hand-over

@@ -98,10 +98,14 @@ func (w *world) grow(bytes int) {
 	w.grown = make(chan struct{})
 }
 
+// elapse lets time pass: it is the clock of a bubble, and nobody waits for it. Several goroutines may call it at once,
+// unlike [pass].
+func elapse(d time.Duration) { time.Sleep(d) }
+
 // eventually waits until cond holds, which is asked with mu held.
 func (w *world) eventually(what string, within time.Duration, cond func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(within); ; elapse(100 * time.Millisecond) {
 		w.mu.Lock()
 		ok := cond() || len(w.wrong) > 0
 		w.mu.Unlock()

@@ -65,17 +65,8 @@ func TestProcessesRunAndEnd(t *testing.T) {
 		"http://" + serve.PublicAddr().String() + "/openapi.yaml",
 		"http://" + relay.AdminAddr().String() + "/healthz",
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: status %d", url, resp.StatusCode)
+		if code := get(t, url); code != http.StatusOK {
+			t.Errorf("%s: status %d", url, code)
 		}
 	}
 	cancel()
@@ -176,7 +167,21 @@ func TestServeHTTPDrains(t *testing.T) {
 	})}
 	done := make(chan error, 1)
 	go func() { done <- app.ServeHTTP(ctx, srv, l, 10*time.Second) }()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String(), nil)
+	if code := get(t, "http://"+l.Addr().String()); code != http.StatusTeapot {
+		t.Errorf("status %d", code)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if _, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", l.Addr().String()); err == nil {
+		t.Error("it still listens")
+	}
+}
+
+// get is the status of the answer to a GET.
+func get(t *testing.T, url string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,13 +190,5 @@ func TestServeHTTPDrains(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusTeapot {
-		t.Errorf("status %d", resp.StatusCode)
-	}
-	if err := <-done; err != nil {
-		t.Errorf("it ended with %v", err)
-	}
-	if _, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", l.Addr().String()); err == nil {
-		t.Error("it still listens")
-	}
+	return resp.StatusCode
 }

@@ -43,7 +43,7 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 	out := make([]Dead, len(list))
 	for i, d := range list {
 		out[i] = Dead{
-			Source: SourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type,
+			Source: sourceRelay, ID: d.ID, AggregateType: d.AggregateType, AggregateID: d.AggregateID, Type: d.Type,
 			Class: d.Class, Error: d.Error, Attempts: d.Attempts, CreatedAt: d.CreatedAt, DeadAt: d.DeadAt,
 			Retrying: d.Retrying,
 		}
@@ -51,8 +51,8 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 	return out, nil
 }
 
-// SourceRelay is the source of what the relay has parked; a group's is its name.
-const SourceRelay = "relay"
+// sourceRelay is the source of what the relay has parked; a group's is its name.
+const sourceRelay = "relay"
 
 // GroupDead shows what a consumer group has given up in the form of the relay's parked events.
 func GroupDead(g consumer.DeadEntry, prefix string) Dead {
@@ -114,7 +114,7 @@ type DeadIn struct {
 
 // DeadName is how people are told of a dead event.
 func DeadName(id, source string) string {
-	if source == SourceRelay {
+	if source == sourceRelay {
 		return id
 	}
 	return id + " (group " + source + ")"
@@ -155,7 +155,7 @@ func (d *DeadIn) Each(
 		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
 			continue // only a group had it, or it is gone since it was listed
 		}
-		said(id.String(), SourceRelay, err)
+		said(id.String(), sourceRelay, err)
 	}
 	return nil
 }
