@@ -7,24 +7,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"posthaste/internal/app"
+	"posthaste/internal/testenv/commandline"
 	"posthaste/relay"
 )
 
 // defaults are the settings of a command line without arguments.
 func defaults(t *testing.T) app.Settings {
 	t.Helper()
-	var line struct{ app.Settings }
-	parser, err := kong.New(&line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := parser.Parse(nil); err != nil {
-		t.Fatal(err)
-	}
-	return line.Settings
+	return commandline.Settings(t)
 }
 
 // faults takes the error of Parse apart.

@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
+	"posthaste/internal/testenv/commandline"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
@@ -44,21 +44,9 @@ func newWorld(t *testing.T) *world {
 // fails unless everything that the benchmark made is gone.
 func (w *world) measure(b any) (report, error) {
 	w.t.Helper()
-	var line struct{ app.Settings }
-	parser, err := kong.New(&line)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if _, err := parser.Parse([]string{
-		"--postgres-url=" + w.db.URL, "--redis-url=" + w.redis.URL(), "--relay-name=" + w.db.Relay,
-		"--admin-addr=127.0.0.1:0", "--log-level=error",
-	}); err != nil {
-		w.t.Fatal(err)
-	}
-	c, err := line.Parse()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	c := commandline.Config(w.t, "--postgres-url="+w.db.URL, "--redis-url="+w.redis.URL(), "--relay-name="+w.db.Relay,
+		"--admin-addr=127.0.0.1:0", "--log-level=error")
+	var err error
 	var out, errOut bytes.Buffer
 	o := cli.IO{Stdout: &out, Stderr: &errOut}
 	switch b := b.(type) {

@@ -9,33 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/demo"
 	"posthaste/internal/testenv"
+	"posthaste/internal/testenv/commandline"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
-
-// config is the configuration of a command line without arguments.
-func config(t *testing.T) app.Config {
-	t.Helper()
-	var line struct{ app.Settings }
-	parser, err := kong.New(&line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := parser.Parse(nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := line.Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
 
 // options are the least a demo can do.
 func options() demo.Options {
@@ -51,7 +32,7 @@ func TestDemoTellsItsStory(t *testing.T) {
 	var out, errOut bytes.Buffer
 	o := options()
 	o.Once = true
-	if err := demo.Run(t.Context(), config(t), cli.IO{Stdout: &out, Stderr: &errOut}, o); err != nil {
+	if err := demo.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}, o); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
 	for _, want := range []string{
@@ -100,7 +81,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	if err := demo.Run(ctx, config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err,
+	if err := demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err,
 		context.Canceled) {
 		t.Errorf("it ends with %v: %s", err, out.String())
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"posthaste/internal/testenv/commandline"
 )
 
 // model is a small program.
@@ -59,7 +61,7 @@ func TestReference(t *testing.T) {
 // What was written is up to date, and what somebody changes by hand is not.
 func TestCheckComparesWhatWriteWrites(t *testing.T) {
 	t.Parallel()
-	dir, c := t.TempDir(), freshConfig(t)
+	dir, c := t.TempDir(), commandline.Config(t)
 	if err := Check(t.Context(), dir, model(t), c); !os.IsNotExist(unwrapped(err)) {
 		t.Errorf("an empty folder: %v", err)
 	}

@@ -8,10 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
-
-	"posthaste/internal/app"
 	"posthaste/internal/testenv"
+	"posthaste/internal/testenv/commandline"
 )
 
 // contractMetrics are the names that others rely on.
@@ -33,7 +31,7 @@ const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_t
 // half.
 func TestMetricsAreTheContracts(t *testing.T) {
 	t.Parallel()
-	all, err := exportedMetrics(t.Context(), freshConfig(t))
+	all, err := exportedMetrics(t.Context(), commandline.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +66,7 @@ func TestMetricsAreTheContracts(t *testing.T) {
 // TestMetricsPage: every metric has its note, no note is stale, and the page is the one that is committed.
 func TestMetricsPage(t *testing.T) {
 	t.Parallel()
-	want, err := metricsReference(t.Context(), freshConfig(t))
+	want, err := metricsReference(t.Context(), commandline.Config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,22 +84,4 @@ func TestMetricsPage(t *testing.T) {
 			}
 		}
 	}
-}
-
-// freshConfig is the configuration of a command line without arguments.
-func freshConfig(t *testing.T) app.Config {
-	t.Helper()
-	var line struct{ app.Settings }
-	parser, err := kong.New(&line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := parser.Parse(nil); err != nil {
-		t.Fatal(err)
-	}
-	c, err := line.Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
