@@ -1,0 +1,205 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
+)
+
+func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
+	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || len(op.Reference) > MaxReference ||
+		(op.Kind != Add && op.Kind != Deduct) {
+		return Result{}, fmt.Errorf("%w: user, amount, reference or kind out of range", ErrUnavailable)
+	}
+	if err := b.check(ctx); err != nil {
+		return Result{}, err
+	}
+	a := attempt{b: b, op: op, bucket: Bucket(op.User)}
+	deadline := time.Now().Add(patience)
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		res, again, err := a.once(ctx)
+		if again == nil {
+			return res, a.certain(err)
+		}
+		if time.Now().After(deadline) {
+			return Result{}, a.certain(again)
+		}
+		if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil {
+			return Result{}, a.certain(again)
+		}
+	}
+}
+
+// attempt is the state of one Apply.
+type attempt struct {
+	b      *Bank
+	op     *Op
+	bucket int16
+	// askedIn is the epoch in which the ledger was found not to have the operation: by the next, it may have it.
+	askedIn int64
+	// doubt is a call whose outcome is unknown: it may have been done, or be done yet. Only a recorded outcome ends it.
+	doubt error
+}
+
+// certain returns err, unless an earlier call may have carried the operation out all the same.
+func (a *attempt) certain(err error) error {
+	if err == nil || a.doubt == nil || errors.Is(err, ErrUnknown) || errors.Is(err, ErrReused) {
+		return err
+	}
+	return fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
+}
+
+// once calls the function and follows what it says. again, if not nil, is the error to give up with if there is no time
+// for another call.
+func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
+	v, err := a.b.view(ctx, a.bucket)
+	if err != nil {
+		return res, nil, err
+	}
+	r, err := a.send(ctx, v)
+	if err != nil {
+		return res, nil, err
+	}
+	switch r[0] {
+	case string(OK), string(Insufficient), string(Overflow):
+		a.b.told(a.bucket, v.epoch, r[7])
+		res, err = a.result(r)
+		return res, nil, err
+	case "REPLAY":
+		a.b.told(a.bucket, v.epoch, r[7])
+		res, err = a.result(r)
+		res.Replayed = true
+		return res, nil, err
+	case "ASK":
+		return a.ledger(ctx, v)
+	case "MISS":
+		// What the ledger did not have before the load, it may have since.
+		a.askedIn = 0
+		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
+		return res, again, err
+	case "EPOCH":
+		again, err = a.b.reopen(ctx, a.bucket, v)
+		return res, again, err
+	case "MISMATCH":
+		// There is a record; perhaps an older encoding made its fingerprint. It outlives this call by an hour at least,
+		// or the ledger would have been asked, so asking again cannot carry anything out.
+		if len(a.op.Older) == 0 {
+			return res, nil, ErrReused
+		}
+		older := *a.op
+		older.Fingerprint, older.Older = older.Older[0], older.Older[1:]
+		a.op = &older
+		return a.once(ctx)
+	case "UNKNOWN":
+		return res, nil, ErrUnknownUser
+	case "FROZEN":
+		return res, nil, ErrFrozen
+	case "BACKPRESSURE":
+		return res, nil, ErrBackpressure
+	default: // CORRUPT, BAD_AMOUNT
+		a.b.log.Error("account cannot be used", "user_id", a.op.User, "code", r[0])
+		return res, nil, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
+	}
+}
+
+// send calls the function; a call whose outcome is unknown is repeated once, because the second one tells.
+func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
+	op := a.op
+	fn := fnAdd
+	if op.Kind == Deduct {
+		fn = fnDeduct
+	}
+	ask := "0"
+	switch {
+	case a.askedIn == v.epoch:
+		ask = "2"
+	case a.old(v):
+		ask = "1"
+	}
+	user, t := op.User.String(), tag(a.bucket)
+	key := t + ":a:" + user
+	fcall := []any{
+		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(),
+		ask,
+		op.Reference,
+	}
+	r, waited, err := a.b.calls.call(ctx, key, fcall)
+	if err != nil && !nothingDone(err) {
+		a.doubt = err
+		r, waited, err = a.b.calls.call(ctx, key, fcall)
+		if err != nil && !nothingDone(err) {
+			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	switch r[0] {
+	case string(OK), string(Insufficient), string(Overflow), "REPLAY":
+		if len(r) != 8 {
+			return nil, fmt.Errorf("%w: the reply of %s has %d fields", ErrUnknown, fn, len(r))
+		}
+		if waited != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnknown, waited)
+		}
+	}
+	return r, nil
+}
+
+// old reports whether Redis may have forgotten an operation under this key: the ledger must be asked then.
+func (a *attempt) old(v view) bool {
+	minted := a.op.MintedAt
+	age := time.Since(minted)
+	limit := youngLimit
+	if a.b.keyMaxAge > 0 {
+		limit = min(limit, a.b.keyMaxAge)
+	}
+	return minted.IsZero() || age > limit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
+}
+
+// ledger looks the operation up in Postgres, because Redis wanted that under v.
+func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
+	look, cancel := context.WithTimeout(ctx, patience)
+	e, err := EntryByOp(look, a.b.pool, a.op.User, a.op.ID)
+	cancel()
+	switch {
+	case errors.Is(err, ErrEntryNotFound):
+		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
+			return Result{}, nil, ErrExpired
+		}
+		a.askedIn = v.epoch
+		return a.once(ctx)
+	case err != nil:
+		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case !a.op.same(e.Fingerprint):
+		return Result{}, nil, ErrReused
+	}
+	res := resultOf(e)
+	res.Replayed = true
+	return res, nil, nil
+}
+
+// result reads the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
+func (a *attempt) result(r []string) (Result, error) {
+	res := Result{
+		OpID: a.op.ID, User: a.op.User, Kind: a.op.Kind, Outcome: Outcome(r[1]), Durability: r[5],
+	}
+	var errs [3]error
+	res.Amount, errs[0] = strconv.ParseInt(r[2], 10, 64)
+	res.Balance, errs[1] = strconv.ParseInt(r[3], 10, 64)
+	res.Seq, errs[2] = strconv.ParseInt(r[4], 10, 64)
+	at, ok := streamTime(r[6])
+	if err := errors.Join(errs[:]...); err != nil || !ok {
+		return Result{}, fmt.Errorf("%w: the reply cannot be read", ErrUnknown)
+	}
+	res.At = at
+	return res, nil
+}
