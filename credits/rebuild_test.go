@@ -1,0 +1,292 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+// Redis forgets everything: nobody changes a balance before the ledger has rebuilt it, and what was lost is counted.
+func TestFlushAll(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	synced := newOp(user, Deduct, 10)
+	w.must(synced, OK)
+	w.settle()
+	for range 3 {
+		w.must(newOp(user, Deduct, 20), OK) // lost
+	}
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	if _, err := w.bank.Balance(t.Context(), user); !errors.Is(err, ErrRecovering) {
+		t.Errorf("balance: got %v, want ErrRecovering", err)
+	}
+	w.refused(synced, ErrRecovering)
+	w.inStep(user, 90)
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 3)
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	// What the ledger has is not done again, although Redis does not know it and the key is young.
+	if r := w.must(synced, OK); !r.Replayed || r.Balance != 90 {
+		t.Errorf("got %+v, want a replay", r)
+	}
+	w.must(newOp(user, Deduct, 90), OK)
+	w.inStep(user, 0)
+}
+
+// Everything is lost before the ledger had any of it.
+func TestFlushAllAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.settle()
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	w.refused(newOp(user, Deduct, 1), ErrUnknownUser)
+	w.must(newOp(user, Add, 50), OK)
+	w.inStep(user, 50)
+}
+
+// The sync alone notices, too, whatever is missing: the epoch, the count, the stream's end, or the whole bucket.
+func TestTheSyncNoticesALoss(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(context.Context, *redis.Client, int16){
+		"everything": func(ctx context.Context, c *redis.Client, _ int16) { c.FlushAll(ctx) },
+		"epoch":      func(ctx context.Context, c *redis.Client, b int16) { c.Del(ctx, epochKey(b)) },
+		"count":      func(ctx context.Context, c *redis.Client, b int16) { c.HSet(ctx, epochKey(b), "n", 1) },
+		"stream":     func(ctx context.Context, c *redis.Client, b int16) { c.Del(ctx, streamKey(b)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			user := w.funded(100)
+			w.must(newOp(user, Deduct, 10), OK)
+			w.settle()
+			w.must(newOp(user, Deduct, 20), OK)
+			lose(t.Context(), w.redis.Client, Bucket(user))
+			w.settle()
+			wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+			balance := int64(90)
+			if name == "epoch" || name == "count" {
+				balance = 70 // the stream was there, and was taken in first
+			}
+			testenv.Eventually(t, 20*time.Second, func() error {
+				_, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1000))
+				return err
+			})
+			w.inStep(user, balance)
+		})
+	}
+}
+
+// The sync notices a loss, and rebuilds, before the processes that were told of more are asked again: they count the
+// rest, each operation once.
+func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	other := w.newBank()
+	for _, b := range []*Bank{w.bank, w.bank, other, w.bank} {
+		if _, err := b.Apply(t.Context(), newOp(user, Deduct, 20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.flush()
+	w.settle()
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	w.inStep(user, 100)
+	w.must(newOp(user, Deduct, 5), OK)
+	for range 2 {
+		other.refresh(t.Context())
+		w.bank.refresh(t.Context())
+	}
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+
+		counter(other.metrics.lost),
+		4)
+	w.inStep(user, 95)
+}
+
+// An old snapshot comes back under load. Every process that has seen more than it refuses at once; nothing is overspent
+// compared with what the ledger has, and the lost operations are counted exactly.
+func TestAnOldSnapshotIsRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "appendonly no", "dbfilename dump.rdb")
+	user := w.funded(1000)
+	for range 5 {
+		w.must(newOp(user, Deduct, 10), OK)
+	}
+	if err := w.redis.Client.Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(filepath.Join(w.redis.Dir, "dump.rdb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		w.must(newOp(user, Deduct, 10), OK)
+	}
+	w.settle() // the ledger has 750
+	for range 7 {
+		w.must(newOp(user, Deduct, 10), OK) // neither the ledger nor the snapshot has them
+	}
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.redis.Dir, "dump.rdb"), old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var ok, refused atomic.Int64
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	for range 4 {
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 10))
+				switch {
+				case err == nil && r.Outcome == OK:
+					ok.Add(1)
+				case errors.Is(err, ErrRecovering):
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if refused.Load() == 0 {
+			return errors.New("nothing was refused yet")
+		}
+		return nil
+	})
+	wantEqual(t, "operations on the old balance", ok.Load(), 0)
+	w.run()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if ok.Load() == 0 {
+			return errors.New("the bucket is still closed")
+		}
+		return nil
+	})
+	close(stop)
+	load.Wait()
+	other := *w
+	other.sync = w.newSync()
+	other.inStep(user, 750-10*min(ok.Load(), 75))
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 7)
+	wantEqual(t, "frozen", w.ledger(user).Frozen, "")
+}
+
+// A crash in the middle of a rebuild: the bucket stays closed until another one has finished it.
+func TestACrashOfTheRebuild(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.flush()
+	crashed := w.newSync()
+	crashed.failpoint = func(name string) error {
+		if name == "after_bump" {
+			return errCrash
+		}
+		return nil
+	}
+	if _, err := crashed.round(t.Context()); !errors.Is(err, errCrash) {
+		t.Fatalf("got %v, want the crash", err)
+	}
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.inStep(user, 100)
+}
+
+// Postgres was restored to a time before the last rebuild: Redis is in an epoch that the ledger does not know.
+func TestTheLedgerForgotAnEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.flush()
+	w.settle()
+	w.must(newOp(user, Deduct, 10), OK)
+	w.inStep(user, 90)
+	w.db.Exec(t, "UPDATE credit_epoch SET epoch = 1, bumped_at = NULL")
+	w.bank = w.newBank() // another process
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.settle()
+	w.must(newOp(user, Deduct, 1), OK)
+	w.inStep(user, 89)
+}
+
+// An operation that was lost and given up did not happen, although Redis still remembers its outcome: a repeat carries
+// it out. One that is in the ledger is replayed.
+func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	kept, lost, refused := newOp(user, Deduct, 10), newOp(user, Deduct, 20), newOp(user, Deduct, 1000)
+	w.must(kept, OK)
+	w.must(refused, Insufficient)
+	w.settle()
+	w.must(lost, OK)
+	w.redis.Client.Del(t.Context(), streamKey(Bucket(user)))
+	w.settle()
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	for op, want := range map[*Op]bool{&kept: true, &lost: false} {
+		if r := w.must(*op, OK); r.Replayed != want {
+			t.Errorf("%+v: replayed %v, want %v", *op, r.Replayed, want)
+		}
+	}
+	if r := w.must(lost, OK); !r.Replayed || r.Balance != 70 {
+		t.Errorf("again: %+v", r)
+	}
+	if r := w.must(refused, Insufficient); !r.Replayed || r.Balance != 90 {
+		t.Errorf("the refusal: %+v", r)
+	}
+	w.inStep(user, 70)
+}
+
+// The ledger is asked, and then the epoch ends: by the next one, what was asked for may be in the ledger.
+func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 10)
+	op.MintedAt = time.Time{} // so that it is asked for
+	a := attempt{b: w.bank, op: &op, bucket: Bucket(user)}
+	v, err := w.bank.view(t.Context(), a.bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.askedIn = v.epoch
+	w.must(op, OK) // another attempt under the same key
+	w.settle()
+	w.flush()
+	w.refused(newOp(user, Deduct, 1), ErrRecovering)
+	w.inStep(user, 90)
+	w.must(newOp(user, Deduct, 1), OK) // loads the account
+	for again := errLoading; again != nil; {
+		var res Result
+		if res, again, err = a.once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if again == nil && !res.Replayed {
+			t.Errorf("it was done twice: %+v", res)
+		}
+	}
+	w.inStep(user, 89)
+}
