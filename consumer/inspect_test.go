@@ -1,0 +1,175 @@
+package consumer_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// The lag is right where Redis' own is not: after a trim, after a deletion, and for a group on an already trimmed
+// stream.
+func TestInspectLag(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ctx := t.Context()
+	inspect := func(want consumer.State) {
+		t.Helper()
+		got, err := consumer.Inspect(ctx, r.Client, "s", "g")
+		got.OldestPending = 0
+		if err != nil || got != want {
+			t.Errorf("got %+v, %v; want %+v", got, err, want)
+		}
+	}
+	read := func(n int64) {
+		t.Helper()
+		if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: "g", Consumer: "c", Streams: []string{"s", ">"},
+			Count: n, NoAck: true,
+		}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(t, r.Client, "s", 100, 1)
+	r.Client.XTrimMaxLen(ctx, "s", 60)
+	var rec record
+	reg := prometheus.NewRegistry()
+	// makes the group
+	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"s"}, Handler: rec.handle, Registerer: reg})
+	settled(t, r.Client, 20*time.Second, "g", "s")
+	_ = c.stop()
+	inspect(consumer.State{Length: 60})
+	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
+		t.Errorf("%v entries counted as lost that were trimmed before the group came into being", n)
+	}
+	fill(t, r.Client, "s", 100, 1)
+	inspect(consumer.State{Length: 160, Lag: 100})
+	read(40)
+	inspect(consumer.State{Length: 160, Lag: 60})
+	r.Client.XTrimMaxLen(ctx, "s", 25) // 35 of the 60 unread are gone
+	if v := r.Client.XInfoGroups(ctx, "s").Val()[0].Lag; v != 60 {
+		t.Errorf("Redis reports lag %d; this test is about it being wrong", v)
+	}
+	inspect(consumer.State{Length: 25, Lag: 25, Lost: 35})
+	inspect(consumer.State{Length: 25, Lag: 25, Lost: 35})
+	read(15)
+	inspect(consumer.State{Length: 25, Lag: 10, Lost: 35}) // found also behind the gap
+	// A deletion among the unread makes Redis' lag unknown.
+	last := r.Client.XRevRangeN(ctx, "s", "+", "-", 2).Val()[1].ID
+	r.Client.XDel(ctx, "s", last)
+	inspect(consumer.State{Length: 24, Lag: 9, Lost: 36})
+	read(100)
+	if got, err := consumer.Inspect(ctx, r.Client, "s", "g"); err != nil || got.Lag != 0 {
+		t.Errorf("at the end: %+v, %v", got, err)
+	}
+}
+
+// What is trimmed before it was read, or after it was delivered and before it was acknowledged, is counted exactly,
+// once over all consumers of the group, and stops nothing.
+func TestTrimmedEntriesAreCounted(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ctx := t.Context()
+	fill(t, r.Client, "outbox.order", 10, 10)
+	// A group that has read 4 of 10, and acknowledged none; its consumer is gone.
+	if err := r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+		Group: "g", Consumer: "gone",
+		Streams: []string{"outbox.order", ">"}, Count: 4,
+	}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err(); err != nil {
+		t.Fatal(err)
+	}
+	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
+	var rec record
+	for _, reg := range regs {
+		start(t, consumer.Options{
+			Client: r.Client, Prefix: "outbox.", ClaimIdle: 300 * time.Millisecond, Handler: rec.handle,
+			Registerer: reg,
+		})
+	}
+	for _, reg := range regs { // one of them may be slow to begin
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if _, found := find(t, reg, "outbox_trim_lost_total"); !found {
+				return errors.New("the stream is not known yet")
+			}
+			return nil
+		})
+	}
+	lost := func() float64 {
+		return sample(t, regs[0], "outbox_trim_lost_total") + sample(t, regs[1], "outbox_trim_lost_total")
+	}
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if got := lost(); got != 7 {
+			return fmt.Errorf("%v entries counted as lost, want 3 unread and 4 pending", got)
+		}
+		return nil
+	})
+	if got := len(rec.times()); got != 3 {
+		t.Errorf("%d events ran, want the 3 that are left", got)
+	}
+	// Trimming what is acknowledged is no loss, and the lag stays right.
+	fill(t, r.Client, "outbox.order", 5, 5)
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, r.Client, "outbox.order", 5, 5)
+	eventuallyRan(t, &rec, 20*time.Second, 13)
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	if got := lost(); got != 7 {
+		t.Errorf("%v lost in the end, want 7 as before", got)
+	}
+}
+
+// Redis does not keep how much a group has read over a restart; that is no loss.
+func TestARestartOfRedisIsNoLoss(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "appendfsync always")
+	ctx := t.Context()
+	var rec record
+	reg := prometheus.NewRegistry()
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"s"}, ClaimIdle: 300 * time.Millisecond,
+		Handler: rec.handle, Registerer: reg,
+	})
+	inspected := func(by string) string {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			now, err := r.Client.Get(ctx, "{s}:counted:g").Result()
+			if err != nil || now == by {
+				return fmt.Errorf("not inspected on this server yet, %w", err)
+			}
+			by = now
+			return nil
+		})
+		return by
+	}
+	fill(t, r.Client, "s", 100, 1)
+	settled(t, r.Client, 20*time.Second, "g", "s")
+	if err := r.Client.XTrimMaxLen(ctx, "s", 60).Err(); err != nil { // acknowledged, every one
+		t.Fatal(err)
+	}
+	before := inspected("")
+	if err := r.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	inspected(before)
+	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
+		t.Errorf("%v entries counted as lost, and none was", n)
+	}
+}

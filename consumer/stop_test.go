@@ -1,0 +1,80 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// An orderly stop lets the running event end and acknowledges it; what waits is taken by another consumer at once, not
+// after the claim time.
+func TestOrderlyStop(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ids := fill(t, r.Client, "outbox.order", 50, 1)
+	var rec record
+	begun, end := make(chan struct{}, 1), make(chan struct{})
+	logs := &syncBuffer{}
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", Logger: slog.New(slog.NewTextHandler(logs, nil)),
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			begun <- struct{}{}
+			<-end
+			return rec.handle(ctx, ev)
+		},
+	})
+	<-begun
+	c.cancel()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping") {
+			return errors.New("not stopping")
+		}
+		return nil
+	})
+	close(end)
+	if err := c.stop(); err != nil {
+		t.Fatalf("Run: %v", err)
+	}
+	if n := len(rec.list()); n != 1 {
+		t.Errorf("%d events ran, want the running one", n)
+	}
+	if st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g"); err != nil || st.Pending+st.Lag != 49 ||
+		st.Pending == 0 {
+		t.Errorf("after the stop: %+v, %v; want 49 pending or unread", st, err)
+	}
+	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Hour, Handler: rec.handle})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	allOnce(t, ids, rec.times())
+	evs := rec.list()
+	for i, ev := range evs {
+		if number(t, ev) != i {
+			t.Fatalf("event %d ran in place %d", number(t, ev), i)
+		}
+	}
+}
+
+// A handler that does not end in time is left behind, and its event is not acknowledged.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	add(t, r.Client, "outbox.order", event{"a", "s", 1})
+	begun := make(chan struct{})
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", DrainTimeout: 50 * time.Millisecond,
+		Handler: func(ctx context.Context, _ consumer.Event) error {
+			close(begun)
+			<-ctx.Done()
+			return nil // wrongly: but it has ended, and says that it is done
+		},
+	})
+	<-begun
+	if err := c.stop(); !errors.Is(err, consumer.ErrDrain) {
+		t.Errorf("Run: %v, want ErrDrain", err)
+	}
+}
