@@ -178,36 +178,6 @@ func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 	}
 }
 
-// desire sets the desired mode as an operator does, with or without a relay.
-func (w *world) desire(mode string) {
-	w.t.Helper()
-	if r := w.once("mode", mode); r.code != 0 {
-		w.t.Fatalf("mode %s: exit %d: %s", mode, r.code, r.errOut)
-	}
-}
-
-// inModes runs do once with a streaming relay and once with a sweeping one.
-func inModes(t *testing.T, do func(t *testing.T, mode string)) {
-	t.Helper()
-	for _, mode := range []string{"cdc", "poll"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			do(t, mode)
-		})
-	}
-}
-
-// relayIn starts a relay in the mode and waits until it is in it.
-func (w *world) relayIn(mode string, extra ...string) *child {
-	w.t.Helper()
-	if mode == "poll" {
-		w.desire("poll")
-	}
-	r := w.spawn("relay", extra...)
-	w.waitMode(mode, 30*time.Second)
-	return r
-}
-
 func TestOneLargeTransaction(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -289,44 +259,6 @@ func (c *child) peakGauge(t *testing.T, name string) func() float64 {
 	return func() float64 { close(stop); return <-done }
 }
 
-// metrics asks the admin listener.
-func (c *child) metrics() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.admin+"/metrics", nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var b bytes.Buffer
-	_, err = b.ReadFrom(resp.Body)
-	return b.String(), err
-}
-
-// shows tells whether /metrics has, or has not, a series that begins with prefix.
-func (c *child) shows(prefix string, want bool) error {
-	text, err := c.metrics()
-	if err == nil && strings.Contains(text, "\n"+prefix) != want {
-		err = fmt.Errorf("series %s: want it there: %v", prefix, want)
-	}
-	return err
-}
-
-// sample finds a series by its name and labels.
-func sample(text, series string) (float64, bool) {
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			v, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			return v, err == nil
-		}
-	}
-	return 0, false
-}
-
 // retained samples, every 100 ms, the WAL that the slot holds back, until the returned function is called.
 func (w *world) retained() func() (peak int64) {
 	w.t.Helper()
@@ -390,15 +322,6 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 		}
 	}()
 	return written
-}
-
-// wait lasts d; it is for what must stay so, not for what must become so.
-func wait(t *testing.T, d time.Duration) {
-	t.Helper()
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
-	}
 }
 
 // settleSlack is what may be written in one settle interval, here a second, beyond the budget: the relay looks at the

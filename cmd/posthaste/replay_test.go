@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -245,37 +243,6 @@ func TestReplayRefuses(t *testing.T) {
 	w.once("replay", "--all").oneLine(t, 1, "refused")
 	w.pgURL = "postgres://127.0.0.1:1/none"
 	w.once("replay", "--all").oneLine(t, 1, "refused")
-}
-
-// start starts a command with its output in one place.
-func (w *world) start(args ...string) *program {
-	w.t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p := &program{done: make(chan struct{})}
-	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
-	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
-	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
-	p.cmd.Stdout, p.cmd.Stderr = p, p
-	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
-	return p
-}
-
-// waitText waits until the program has said something.
-func (p *program) waitText(t *testing.T, text string) {
-	t.Helper()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if out := p.text(); !strings.Contains(out, text) {
-			return fmt.Errorf("the program says %q, want %q", out, text)
-		}
-		return nil
-	})
 }
 
 // waitLen waits until a stream has at least n entries.

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// result is what a command that came to its end said.
+type result struct {
+	code        int
+	out, errOut string
+}
+
+// runToEnd runs the program to its end.
+func runToEnd(t *testing.T, args ...string) result {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // a benchmark takes 10 s
+	defer cancel()
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
+		t.Fatalf("%v: %v: %s", args, err, errOut.String())
+	}
+	return result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
+}
+
+// once runs a command with the world's settings to its end. Flags given here win over them.
+func (w *world) once(args ...string) result {
+	w.t.Helper()
+	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--") })
+	if n < 0 {
+		n = len(args)
+	}
+	return runToEnd(w.t, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
+}
+
+// oneLine fails unless the result is the exit code and one line of error that has the text.
+func (r result) oneLine(t *testing.T, code int, text string) {
+	t.Helper()
+	if r.code != code || strings.Count(r.errOut, "\n") != 1 || !strings.HasPrefix(r.errOut, "posthaste: ") ||
+		!strings.Contains(r.errOut, text) {
+		t.Errorf("exit %d, error output %q; want exit %d and one line with %q", r.code, r.errOut, code, text)
+	}
+}
+
+// program is a process that answers on standard output.
+type program struct {
+	cmd  *exec.Cmd
+	mu   sync.Mutex
+	out  bytes.Buffer
+	done chan struct{}
+}
+
+func (p *program) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Write(b)
+}
+
+func (p *program) text() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// waitText waits until the program has said something.
+func (p *program) waitText(t *testing.T, text string) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if out := p.text(); !strings.Contains(out, text) {
+			return fmt.Errorf("the program says %q, want %q", out, text)
+		}
+		return nil
+	})
+}
+
+// launch starts a command without waiting for anything.
+func (w *world) launch(args ...string) *program {
+	w.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p := &program{done: make(chan struct{})}
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
+	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	p.cmd.Stdout = p
+	if err := p.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
+	return p
+}
+
+// start starts a command with its output in one place.
+func (w *world) start(args ...string) *program {
+	w.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p := &program{done: make(chan struct{})}
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
+	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if err := p.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
+	return p
+}
+
+// readiness is the body of /readyz.
+type readiness struct {
+	Role     string
+	Reasons  []string
+	Degraded []string
+}
+
+// waitReady waits until /readyz answers with the status, and with text somewhere in its reasons.
+func (c *child) waitReady(t *testing.T, status int, text string) {
+	t.Helper()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var h readiness
+		got, err := c.get("/readyz", &h)
+		if err != nil || got != status || !strings.Contains(strings.Join(append(h.Reasons, h.Degraded...), "\n"),
+			text) {
+			return fmt.Errorf("readyz: %d %+v, %w; want %d and %q", got, h, err, status, text)
+		}
+		return nil
+	})
+}
+
+// metrics asks the admin listener.
+func (c *child) metrics() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.admin+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	_, err = b.ReadFrom(resp.Body)
+	return b.String(), err
+}
+
+// shows tells whether /metrics has, or has not, a series that begins with prefix.
+func (c *child) shows(prefix string, want bool) error {
+	text, err := c.metrics()
+	if err == nil && strings.Contains(text, "\n"+prefix) != want {
+		err = fmt.Errorf("series %s: want it there: %v", prefix, want)
+	}
+	return err
+}
+
+// sample finds a series by its name and labels.
+func sample(text, series string) (float64, bool) {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			v, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			return v, err == nil
+		}
+	}
+	return 0, false
+}
+
+// secret is a password that no output may show.
+const secret = "s3cret-Passw0rd"
+
+// withPassword puts the password into a URL; the servers of the tests do not ask for one.
+func withPassword(t *testing.T, raw, host string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "default" // Redis' name for those who give none
+	if u.User != nil {
+		name = u.User.Username()
+	}
+	u.User = url.UserPassword(name, secret)
+	if host != "" {
+		u.Host = host
+	}
+	return u.String()
+}
+
+// hostOf returns host:port of a URL.
+func hostOf(t *testing.T, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
+}
+
+// desire sets the desired mode as an operator does, with or without a relay.
+func (w *world) desire(mode string) {
+	w.t.Helper()
+	if r := w.once("mode", mode); r.code != 0 {
+		w.t.Fatalf("mode %s: exit %d: %s", mode, r.code, r.errOut)
+	}
+}
+
+// inModes runs do once with a streaming relay and once with a sweeping one.
+func inModes(t *testing.T, do func(t *testing.T, mode string)) {
+	t.Helper()
+	for _, mode := range []string{"cdc", "poll"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			do(t, mode)
+		})
+	}
+}
+
+// relayIn starts a relay in the mode and waits until it is in it.
+func (w *world) relayIn(mode string, extra ...string) *child {
+	w.t.Helper()
+	if mode == "poll" {
+		w.desire("poll")
+	}
+	r := w.spawn("relay", extra...)
+	w.waitMode(mode, 30*time.Second)
+	return r
+}
+
+// delivers checks that events flow.
+func (w *world) delivers() {
+	w.t.Helper()
+	load := testenv.StartLoad(w.t, w.db, testenv.LoadOptions{
+		Total: 120,
+		Tag:   fmt.Sprintf("l%d-", len(w.oracle.Others)),
+	})
+	load.Wait()
+	w.oracle.Check(w.t, load, 20*time.Second)
+	w.oracle.Others = append(w.oracle.Others, load)
+}
+
+// wait lasts d; it is for what must stay so, not for what must become so.
+func wait(t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
