@@ -5,11 +5,61 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"posthaste/internal/testenv"
 )
+
+func TestConsumePrintsOneLinePerEvent(t *testing.T) {
+	t.Parallel()
+	const events = 200
+	w := newWorld(t)
+	w.spawn("relay")
+	c := w.launch("consume", "--group=g")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events, Types: []string{"order", "invoice"}})
+	load.Wait()
+	w.oracle.Check(t, load, 20*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := strings.Count(c.text(), "\n"); n < load.Committed() {
+			return fmt.Errorf("%d lines", n)
+		}
+		return nil
+	})
+	entries := map[string]testenv.Entry{}
+	for _, e := range w.oracle.Entries(t, "order", "invoice") {
+		entries[e.ID] = e
+	}
+	for line := range strings.Lines(c.text()) {
+		var fields map[string]json.RawMessage
+		var v struct {
+			ID, Type, Subject, Time, Stream string
+			EntryID                         string `json:"entry_id"`
+			Data                            map[string]any
+		}
+		if json.Unmarshal([]byte(line), &fields) != nil || json.Unmarshal([]byte(line), &v) != nil ||
+			len(fields) != 7 || v.Data == nil {
+			t.Fatalf("line %s", line)
+		}
+		e, ok := entries[v.ID]
+		delete(entries, v.ID)
+		if !ok || v.Type != e.Type || v.Subject != e.Subject || v.Time != e.Time || v.Stream != e.Stream ||
+			v.EntryID != e.EntryID {
+			t.Errorf("line %s for entry %+v", line, e)
+		}
+	}
+	if len(entries) > 0 {
+		t.Errorf("%d events were not printed", len(entries))
+	}
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-c.done
+	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit %d after SIGTERM", code)
+	}
+}
 
 // Two consume processes in one group, killed in turn under load: every event is printed at least once, and nothing is
 // pending at the end.
