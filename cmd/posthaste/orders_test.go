@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+)
+
+// placed is an answer to POST /orders.
+type placed struct {
+	status int
+	body   []byte
+	trace  string
+}
+
+// placeOrder posts one order under a key of its own, and repeats it when it is told to, as a client does: of many
+// orders at once some wait too long for a connection where the machine is slow.
+func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
+	body := fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, uuid.NewString(), amount)
+	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
+	key := strconv.Quote(uuid.NewString())
+	for until := time.Now().Add(20 * time.Second); ; {
+		a, err := postOrder(ctx, base, body, key, trace)
+		again := a.status == http.StatusServiceUnavailable || a.status == http.StatusConflict
+		if err != nil || !again || time.Now().After(until) {
+			return a, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func postOrder(ctx context.Context, base, body, key, trace string) (placed, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/orders", strings.NewReader(body))
+	if err != nil {
+		return placed{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", key)
+	req.Header.Set("Traceparent", trace)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return placed{}, err
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	if _, err := b.ReadFrom(resp.Body); err != nil {
+		return placed{}, err
+	}
+	return placed{resp.StatusCode, b.Bytes(), trace}, nil
+}
+
+func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
+	t.Parallel()
+	const orders = 200
+	w := newWorld(t)
+	w.spawn("relay")
+	api := w.spawn("serve")
+	heard := w.redis.Client.Subscribe(t.Context(), "order.created")
+	defer heard.Close()
+	if _, err := heard.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	messages := heard.Channel()
+	began := time.Now()
+	answers := map[string]placed{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range orders {
+		wg.Go(func() {
+			a, err := placeOrder(t.Context(), api.http, i+1)
+			var order struct{ ID string }
+			if err != nil || a.status != http.StatusCreated || json.Unmarshal(a.body, &order) != nil {
+				t.Errorf("order %d: status %d, %v: %s", i, a.status, err, a.body)
+				return
+			}
+			mu.Lock()
+			answers[order.ID] = a
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	if len(answers) != orders {
+		t.Fatalf("%d orders, want %d", len(answers), orders)
+	}
+	ids := map[string]bool{}
+	for _, m := range rawEntries(t, w, "outbox.order") {
+		subject := m["subject"]
+		a, ok := answers[subject]
+		if !ok {
+			t.Fatalf("event for order %q, which nobody placed, or its second", subject)
+		}
+		checkOrderEvent(t, w, m, a)
+		delete(answers, subject)
+		ids[m["id"]] = true
+	}
+	if len(answers) > 0 || len(ids) != orders {
+		t.Errorf("%d orders without event, %d event ids", len(answers), len(ids))
+	}
+	if n := testenv.Value[int](t, w.db,
+		"SELECT count(DISTINCT id) FROM outbox_history WHERE entry_id IS NOT NULL"); n != orders {
+		t.Errorf("%d events in history, want %d", n, orders)
+	}
+	for range orders {
+		select {
+		case m := <-messages:
+			if !json.Valid([]byte(m.Payload)) {
+				t.Fatalf("message %q", m.Payload)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("not every event was heard on its channel")
+		}
+	}
+	t.Logf("%d orders placed, streamed and settled in %v", orders, time.Since(began).Round(time.Millisecond))
+}
+
+// rawEntries returns the fields of a stream's entries.
+func rawEntries(t *testing.T, w *world, stream string) []map[string]string {
+	t.Helper()
+	list, err := w.redis.Client.XRange(t.Context(), stream, "-", "+").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]map[string]string, len(list))
+	for i, m := range list {
+		out[i] = map[string]string{}
+		for k, v := range m.Values {
+			out[i][k], _ = v.(string)
+		}
+	}
+	return out
+}
+
+var eventTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`)
+
+// checkOrderEvent holds an entry's fields against the contract and the answer the client got.
+func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
+	t.Helper()
+	if len(m) != 7 {
+		t.Errorf("fields %v, want id, type, source, subject, time, data, traceparent", m)
+	}
+	if _, err := uuid.Parse(m["id"]); err != nil {
+		t.Errorf("id %q", m["id"])
+	}
+	if m["type"] != "order.created" || m["source"] != "/posthaste/"+w.db.Relay {
+		t.Errorf("type %q, source %q", m["type"], m["source"])
+	}
+	at, err := time.Parse(time.RFC3339, m["time"])
+	if err != nil || !eventTime.MatchString(m["time"]) || time.Since(at).Abs() > 10*time.Minute {
+		t.Errorf("time %q", m["time"])
+	}
+	// The span is the server's, the trace is the client's.
+	if !strings.HasPrefix(m["traceparent"], a.trace[:36]) {
+		t.Errorf("traceparent %q, the client's was %q", m["traceparent"], a.trace)
+	}
+	var data, body map[string]any
+	if json.Unmarshal([]byte(m["data"]), &data) != nil || json.Unmarshal(a.body, &body) != nil ||
+		fmt.Sprint(data) != fmt.Sprint(body) {
+		t.Errorf("data %s, the answer was %s", m["data"], a.body)
+	}
+}
