@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// waitLen waits until a stream has at least n entries.
+func (w *world) waitLen(stream string, n int64) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		if have, err := w.redis.Client.XLen(w.t.Context(), stream).Result(); err != nil || have < n {
+			return fmt.Errorf("%d entries (%w), want %d", have, err, n)
+		}
+		return nil
+	})
+}
+
+// Killed at any point and run again, a replay goes on exactly where it stopped.
+func TestReplayKilled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const events, kills = 12000, 6
+	ids := w.keep(events, "outbox.order")
+	for i := range kills {
+		p := w.start("replay", "--all", "--rate=3000")
+		w.waitLen("outbox.order", int64((i+1)*500))
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		// What is published after the beginning is not part of it.
+		w.db.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, `+
+			`created_at, published_at, stream, mode)
+			VALUES ($1, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc')`,
+			events+i+1)
+	}
+	v, r := w.replay("--all")
+	if !v.Finished || !v.Resumed || v.Count != events || v.Replayed == 0 || v.Replayed >= events {
+		t.Errorf("the last run: %+v", v)
+	}
+	if !strings.Contains(r.errOut, "continuing the replay begun at") || !strings.Contains(r.errOut, "--restart") {
+		t.Errorf("it does not say that it goes on: %s", r.errOut)
+	}
+	w.wantStream("outbox.order", ids)
+}
+
+// Ctrl-C stops a replay in order and says how to go on.
+func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.keep(10000, "outbox.order")
+	p := w.start("replay", "--all", "--rate=1000/s")
+	w.waitLen("outbox.order", 250)
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit %d", code)
+	}
+	p.waitText(t, "the same command continues from there")
+	p.waitText(t, "of 10,000 events are published")
+	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 10000 {
+		t.Errorf("the second run: %+v", v)
+	}
+	w.wantStream("outbox.order", ids)
+}
+
+// A replay that Redis has forgotten does not promise to go on.
+func TestReplayForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(10000, "outbox.order")
+	p := w.start("replay", "--all", "--rate=1000")
+	w.waitLen("outbox.order", 250)
+	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") ||
+		!strings.Contains(out, "starts over if that is nothing") {
+		t.Errorf("exit %d: %s", p.cmd.ProcessState.ExitCode(), out)
+	}
+}
+
+// Two at once: the second takes over, and between them each event is published once.
+func TestReplayTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.keep(10000, "outbox.order")
+	first := w.start("replay", "--all", "--rate=1000")
+	w.waitLen("outbox.order", 250)
+	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed {
+		t.Errorf("the second: %+v", v)
+	}
+	<-first.done
+	if out := first.text(); first.cmd.ProcessState.ExitCode() != 1 ||
+		!strings.Contains(out, "another process has taken this replay over") {
+		t.Errorf("the first: exit %d: %s", first.cmd.ProcessState.ExitCode(), out)
+	}
+	w.wantStream("outbox.order", ids)
+}
+
+// Redis full, read-only, cut off and restarted: the replay waits, says so, and loses and doubles nothing.
+func TestReplayThroughTrouble(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "appendonly yes", "appendfsync always")
+	proxy := testenv.NewProxy(t, w.redis.Addr())
+	w.rdURL = "redis://" + proxy.Addr()
+	const events = 30000
+	ids := w.keep(events, "outbox.order")
+	ctx, client := t.Context(), w.redis.Client
+	p := w.start("replay", "--all", "--rate=2000")
+	set := func(args ...any) {
+		t.Helper()
+		if err := client.Do(ctx, append([]any{"config", "set"}, args...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	goesOn := 0
+	trouble := func(words string, begin, end func()) {
+		t.Helper()
+		before := client.XLen(ctx, "outbox.order").Val()
+		begin()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if out := p.text(); strings.Count(out, "; waiting\n") <= goesOn || !strings.Contains(out, words) {
+				return fmt.Errorf("it does not say once more that it waits, with %q: %s", words, out)
+			}
+			return nil
+		})
+		end()
+		goesOn++
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if n := strings.Count(p.text(), "going on\n"); n < goesOn {
+				return fmt.Errorf("it goes on %d times, want %d: %s", n, goesOn, p.text())
+			}
+			return nil
+		})
+		w.waitLen("outbox.order", before+1)
+	}
+	w.waitLen("outbox.order", 500)
+	trouble("raise maxmemory", func() { set("maxmemory", "1") }, func() { set("maxmemory", "0") })
+	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") },
+		func() { client.Do(ctx, "replicaof", "no", "one") })
+	for i := range 3 {
+		trouble("", func() {
+			proxy.Toxic(fmt.Sprintf(
+				`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 1+i*4))
+		}, func() { proxy.Remove("lost") })
+	}
+	// Only the first error is said: that of a call that was under way, or a refused connection.
+	trouble("", proxy.Down, func() {
+		if err := w.redis.Kill(); err != nil {
+			t.Error(err)
+		}
+		if err := w.redis.Start(ctx); err != nil {
+			t.Error(err)
+		}
+		proxy.Up()
+	})
+	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
+		"'posthaste%replay%' AND datname = current_database()")
+	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
+		t.Errorf("the rest: %+v", v)
+	}
+	w.wantStream("outbox.order", ids)
+}
+
+// A replay into the live streams while the relay works and changes its mode: the live events are neither lost nor
+// doubled nor reordered, and each replayed one comes once.
+func TestReplayBesideALiveRelay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.spawn("relay", "--log-level=info")
+	w.waitMode("cdc", 20*time.Second)
+	types := []string{"order", "invoice"}
+	old := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 3000, Types: types})
+	old.Wait()
+	w.oracle.Check(t, old, 20*time.Second)
+	before := w.oracle.Entries(t, types...)
+	epoch := w.redis.Client.HGet(t.Context(), "{outbox.order}:gate", "source").Val()
+
+	live := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800, Types: types})
+	until := testenv.Value[time.Time](t, w.db,
+		"SELECT max(published_at) FROM outbox_history WHERE id = ANY($1::uuid[])", idsOf(before))
+	p := w.start("replay", "--all", "--until="+until.Format(time.RFC3339Nano), "--rate=1500")
+	for i := range 4 {
+		if i%2 == 0 {
+			r.setMode("poll")
+			w.waitMode("poll", 20*time.Second)
+		} else {
+			r.setMode("auto")
+			w.waitMode("cdc", 20*time.Second)
+		}
+	}
+	<-p.done
+	live.Stop()
+	oracle := w.oracle
+	oracle.Others = []*testenv.Load{old}
+	oracle.Check(t, live, 20*time.Second)
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Fatalf("exit %d: %s", code, p.text())
+	}
+	if now := w.redis.Client.HGet(t.Context(), "{outbox.order}:gate", "source").Val(); now != epoch {
+		t.Error("the gate is another database's")
+	}
+	// What was there comes once more, of the same aggregate in the same order. (Oldest rows of history may be the live
+	// load's: it began before the replay's upper bound was read.)
+	for _, typ := range types {
+		var want, have []string
+		for _, e := range before {
+			if e.Stream == "outbox."+typ {
+				want = append(want, e.Subject+" "+e.ID)
+			}
+		}
+		known := map[string]bool{}
+		for _, e := range before {
+			known[e.ID] = true
+		}
+		for _, e := range rawEntries(t, w, "outbox."+typ) {
+			if e["replayed"] != "" && known[e["id"]] {
+				have = append(have, e["subject"]+" "+e["id"])
+			}
+		}
+		slices.SortStableFunc(want, bySubject)
+		slices.SortStableFunc(have, bySubject)
+		if !slices.Equal(want, have) {
+			t.Errorf("%s: %d replayed, want the %d that were there, in order per aggregate", typ, len(have), len(want))
+		}
+	}
+}
+
+func idsOf(entries []testenv.Entry) []string {
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+	}
+	return ids
+}
+
+// bySubject orders lines "subject id" by their subjects alone.
+func bySubject(a, b string) int {
+	a, _, _ = strings.Cut(a, " ")
+	b, _, _ = strings.Cut(b, " ")
+	return strings.Compare(a, b)
+}
+
+// An event whose transaction is slow to commit is published before others that are visible already. The replay waits
+// for it.
+func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.keep(10, "outbox.order")
+	tx, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }() // the pool's end would wait for it
+	var late string
+	err = tx.QueryRow(t.Context(),
+		`INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+			`published_at, stream, mode)
+		VALUES (11, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc') `+
+			`RETURNING id::text`).Scan(&late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := w.start("replay", "--all", "--rate=0")
+	p.waitText(t, "waiting for 1 transactions that write history")
+	if n := w.redis.Client.Exists(t.Context(), "outbox.order").Val(); n != 0 {
+		t.Error("it does not wait")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	w.wantStream("outbox.order", append(ids, late))
+}
+
+// Partitions that are dropped before the replay has reached them are missed, and said so.
+func TestReplaySaysWhatLeftHistory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.keep(10000, "outbox.order")
+	p := w.start("replay", "--all", "--rate=2000")
+	w.waitLen("outbox.order", 250)
+	w.db.Exec(t, "DELETE FROM outbox_history WHERE seq > 9900")
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(),
+		"100 of 10,000 events left history before they were replayed") {
+		t.Errorf("exit %d: %s", code, p.text())
+	}
+}
