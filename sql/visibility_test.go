@@ -1,0 +1,171 @@
+package sql_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+func begin(tb testing.TB, d *testenv.Database) pgx.Tx {
+	tb.Helper()
+	tx, err := d.Pool.Begin(tb.Context())
+	must(tb, err)
+	tb.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// held is a server whose commits are in the WAL, and nobody sees them.
+func held(tb testing.TB) (*testenv.Database, func()) {
+	tb.Helper()
+	pg := testenv.NewServer(tb)
+	d := pg.Database(tb)
+	set := func(value string) {
+		ctx := context.Background() // releasing is also a cleanup
+		for _, stmt := range []string{
+			"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'",
+			"SELECT pg_reload_conf()",
+		} {
+			if _, err := d.Pool.Exec(ctx, stmt); err != nil {
+				tb.Errorf("%s: %v", stmt, err)
+			}
+		}
+		testenv.Eventually(tb, 20*time.Second, func() error {
+			c, err := pgx.Connect(ctx, d.URL)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = c.Close(ctx) }()
+			var got string
+			if err := c.QueryRow(ctx, "SHOW synchronous_standby_names").Scan(&got); err != nil || got != value {
+				return fmt.Errorf("it is %q: %w", got, err)
+			}
+			return nil
+		})
+	}
+	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only who asks for it is held back
+	d.Pool.Reset()
+	set("nobody")
+	d.WaitHeld(tb)
+	return d, sync.OnceFunc(func() { set("") })
+}
+
+// insertHeld commits an event whose commit is held back, and returns it once its commit record is in the WAL.
+func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
+	tb.Helper()
+	c, err := pgx.Connect(tb.Context(), d.URL)
+	must(tb, err)
+	var pid int
+	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+	row := &outbox.Row{Event: outbox.Event{
+		ID: uuid.New(), AggregateType: "order", AggregateID: "held",
+		Type: "order.changed",
+	}}
+	tx, err := c.Begin(tb.Context())
+	must(tb, err)
+	must(tb, tx.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).
+		Scan(&row.Seq, &row.XID))
+	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
+	must(tb, err)
+	done := make(chan error, 1)
+	go func() { done <- tx.Commit(context.Background()) }()
+	tb.Cleanup(func() {
+		if err := <-done; err != nil {
+			tb.Errorf("the held commit: %v", err)
+		}
+		_ = c.Close(context.Background())
+	})
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		var waits bool
+		err := d.Pool.QueryRow(tb.Context(),
+			"SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
+		if err != nil || !waits {
+			return fmt.Errorf("the commit is not held: %w", err)
+		}
+		return nil
+	})
+	return row
+}
+
+// An older transaction that writes keeps the mark from being reached; a younger one does not.
+func TestMarkWaitsForOlderTransactions(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	older := begin(t, d)
+	_, err := older.Exec(t.Context(), "SELECT pg_current_xact_id()")
+	must(t, err)
+	before, err := s.InsertLSN(t.Context())
+	must(t, err)
+	lsn, xid, err := s.Mark(t.Context())
+	must(t, err)
+	if lsn < before || xid == 0 {
+		t.Errorf("mark %v, %d", lsn, xid)
+	}
+	younger := begin(t, d)
+	_, err = younger.Exec(t.Context(), "SELECT pg_current_xact_id()")
+	must(t, err)
+	if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || ok {
+		t.Errorf("visible with an older transaction open: %v, %v", ok, err)
+	}
+	must(t, older.Commit(t.Context()))
+	// Other tests' transactions on this server have to end too; that which fills a history of a million takes a while.
+	testenv.Eventually(t, 5*time.Minute, func() error {
+		if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || !ok {
+			return fmt.Errorf("not visible: %w", err)
+		}
+		return nil
+	})
+}
+
+// A commit that is in the WAL and not visible yet: whoever reads the WAL knows of the row, the table does not show it,
+// and every answer says that this is not final.
+func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
+	t.Parallel()
+	d, release := held(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	ctx := t.Context()
+	must(t, s.Register(ctx))
+	row := insertHeld(t, d)
+	t.Cleanup(release)
+	_, xid, err := s.Mark(ctx)
+	must(t, err)
+	if ok, err := s.VisibleBelow(ctx, xid); err != nil || ok {
+		t.Errorf("VisibleBelow: %v, %v", ok, err)
+	}
+	calls := map[string]func() (outbox.Found, error){
+		"lookup": func() (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{row}) },
+		"settle": func() (outbox.Found, error) { return s.Settle(ctx, []outbox.Settlement{settlement(row)}) },
+		"hunt":   func() (outbox.Found, error) { return s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}) },
+		"park":   func() (outbox.Found, error) { return s.Park(ctx, owner(t, s), row, "too_large", "why", 3) },
+	}
+	for name, call := range calls {
+		if f, err := call(); err != nil || met(f) != 0 || f.Snapshot.Visible(row.XID) {
+			t.Errorf("%s while it is held: %+v, %v", name, f, err)
+		}
+	}
+	release()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if ok, err := s.VisibleBelow(ctx, xid); err != nil || !ok {
+			return fmt.Errorf("not visible: %w", err)
+		}
+		return nil
+	})
+	for _, name := range []string{"lookup", "settle"} {
+		if f, err := calls[name](); err != nil || met(f) != 1 || !f.Snapshot.Visible(row.XID) {
+			t.Errorf("%s afterwards: %+v, %v", name, f, err)
+		}
+	}
+	if f, err := s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 ||
+		!f.Snapshot.Visible(row.XID) {
+		t.Errorf("hunt at last: %+v, %v", f, err)
+	}
+}
