@@ -1,0 +1,259 @@
+package ops
+
+import (
+	"time"
+
+	"posthaste/outbox"
+	"posthaste/relay"
+	"posthaste/sink"
+)
+
+// situation is one thing that can be wrong, and what an operator reads first about it.
+type situation struct {
+	change func(s *Snapshot)
+	level  Level
+	// title and part are the page's, line is in the terminal's line.
+	title, part, line string
+}
+
+// well is a snapshot in which all is well.
+func well() *Snapshot {
+	now := time.Unix(1_700_000_000, 0)
+	s := &Snapshot{Now: now, WALBudget: 1000, Fresh: 15 * time.Second, Looked: 256}
+	s.Asked.Postgres, s.Asked.Redis = Answer{AsOf: &now}, Answer{AsOf: &now}
+	s.Postgres = Postgres{
+		Status: Status{
+			Mode: outbox.ModeCDC, Desired: outbox.ModeAuto, Owner: "host:1", Slot: Slot{Exists: true, Active: true},
+		},
+		Led: true, Relays: 1,
+	}
+	s.Redis = Memory{Policy: "noeviction"}
+	return s
+}
+
+// fail is an error that lasts a minute.
+func fail(s *Snapshot, a *Answer) {
+	since := s.Now.Add(-time.Minute)
+	a.Error, a.Since = "dial tcp: refused", &since
+}
+
+// late lets events wait.
+func late(rows int64, oldest time.Duration) func(s *Snapshot) {
+	return func(s *Snapshot) { s.Postgres.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()} }
+}
+
+// group makes it the only group.
+func group(g sink.Group) func(s *Snapshot) {
+	g.Stream = "outbox.order"
+	return func(s *Snapshot) { s.Groups = []sink.Group{g} }
+}
+
+// situations are everything that can be wrong.
+func situations() map[string]situation {
+	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
+	return map[string]situation{
+		"all well":      {func(*Snapshot) {}, OK, fine, "", streamed},
+		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
+		"redis was not asked": {
+			func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", "not everything",
+		},
+		"no relay, redis was not asked": {func(s *Snapshot) {
+			s.Asked.Redis = Answer{}
+			s.Postgres.Led, s.Postgres.Relays = false, 0
+		}, Broken, "No relay publishes", partPath, "no relay runs"},
+		"a moment of backlog": {late(7, time.Second), OK, fine, "", streamed},
+
+		"postgres gone": {
+			func(s *Snapshot) { fail(s, &s.Asked.Postgres) },
+			Broken, "Postgres does not answer", partOutbox, "Postgres does not answer: dial tcp: refused",
+		},
+		"no schema": {
+			func(s *Snapshot) { s.Asked.Postgres = Answer{Error: "the schema is missing", Refused: true} },
+			Broken, "Postgres refuses", partOutbox, "Postgres refuses: the schema is missing",
+		},
+		"postgres slow": {
+			func(s *Snapshot) { s.Asked.Postgres.Error, s.Asked.Postgres.Slow = "too slow", true },
+			Broken, "Postgres is too slow to answer", partOutbox, "Postgres is too slow to answer: too slow",
+		},
+		"redis gone": {
+			func(s *Snapshot) { fail(s, &s.Asked.Redis) },
+			Failing, "Redis does not take events", partRedis, "dial tcp: refused",
+		},
+		"redis gone, events wait": {func(s *Snapshot) {
+			fail(s, &s.Asked.Redis)
+			late(2, time.Second)(s)
+		}, Broken, "Redis does not take events", partRedis, "refused; 2 events wait, the oldest for 1s"},
+		"redis never came": {
+			func(s *Snapshot) { s.Asked.Redis = Answer{Error: "refused"} },
+			Failing, "Redis does not take events", partRedis, "refused",
+		},
+
+		"no relay": {
+			func(s *Snapshot) { s.Postgres.Led, s.Postgres.Relays = false, 0 },
+			Broken, "No relay publishes", partPath, "no relay runs",
+		},
+		"relay takes over": {
+			func(s *Snapshot) { s.Postgres.Led = false },
+			Degraded, "No relay publishes", partPath, "no relay leads, 1 connected",
+		},
+		"nobody takes over": {func(s *Snapshot) {
+			s.Postgres.Led = false
+			late(7, 300*time.Second)(s)
+		}, Broken, "No relay publishes", partPath, "no relay leads, 1 connected; 7 events wait, the oldest for 5m00s"},
+		"not late yet": {late(7, lateAfter-1), OK, fine, "", streamed},
+		"late": {
+			late(7, 6*time.Second),
+			Degraded, "Events are late: the oldest waits 6 s", partOutbox, "7 events wait, the oldest for 6s",
+		},
+		"very late": {
+			late(7, 300*time.Second),
+			Broken, "Events are late: the oldest waits 5 min", partOutbox, "7 events wait, the oldest for 5m00s",
+		},
+		"late, and why": {func(s *Snapshot) {
+			s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
+			late(7, time.Minute)(s)
+		}, Broken, "Events are late: the oldest waits 60 s", partOutbox, "for 1m00s; wal_level: not logical"},
+
+		"not ready": {
+			func(s *Snapshot) { s.Relay = &relay.Health{Reasons: []string{"gap: redis lost data"}} },
+			Failing, "This relay is not ready", partPath, "this relay: gap: redis lost data",
+		},
+		"not ready, events wait": {func(s *Snapshot) {
+			s.Relay = &relay.Health{Reasons: []string{"gap: redis lost data"}}
+			late(7, time.Second)(s)
+		}, Broken, "This relay is not ready", partPath, "this relay: gap: redis lost data"},
+		"ready, but": {
+			func(s *Snapshot) { s.Relay = &relay.Health{Degraded: []string{"stalled: part 3"}} },
+			Degraded, "This relay is degraded", partPath, "this relay: stalled: part 3",
+		},
+		"degraded": {
+			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical" },
+			Degraded, "Events flow by sweeping, not by the WAL", partPath,
+			"events are swept although the stream is wanted: wal_level: not logical",
+		},
+		"degraded, and the stream is a must": {func(s *Snapshot) {
+			s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModeCDC
+			s.Postgres.Degraded = "wal_level: not logical"
+		}, Failing, "Events flow by sweeping, not by the WAL", partPath, "wal_level: not logical"},
+		"just back": {
+			func(s *Snapshot) { s.Postgres.Degraded = "slot_lost: wal_removed" },
+			Degraded, "Events are streamed again, for a moment only so far", partPath,
+			"events are streamed again, but only since a moment ago; before: slot_lost: wal_removed",
+		},
+		"poll by choice": {
+			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModePoll },
+			OK, fine, "", "events are swept, as desired",
+		},
+		"draining": {
+			func(s *Snapshot) { s.Postgres.Mode = outbox.ModePoll },
+			OK, fine, "", "events are swept; the stream follows when the backlog is drained",
+		},
+		"starting": {func(s *Snapshot) { s.Postgres.Mode = outbox.ModeStandby }, OK, fine, "", "a relay is starting"},
+		"slot lost": {
+			func(s *Snapshot) { s.Postgres.Slot.Lost, s.Postgres.Slot.Reason = true, "wal_removed" },
+			Degraded, "The replication slot is lost", partPath, "the slot is lost (wal_removed)",
+		},
+		"slot lost, and nobody needs it": {func(s *Snapshot) {
+			s.Postgres.Slot.Lost, s.Postgres.Mode, s.Postgres.Desired = true, outbox.ModePoll, outbox.ModePoll
+		}, OK, fine, "", "as desired"},
+		"within the budget": {func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 800 }, OK, fine, "", streamed},
+		"much WAL": {
+			func(s *Snapshot) { s.Postgres.Slot.RetainedBytes = 900 },
+			Degraded, "The slot holds back much WAL", partPath, "the slot holds 900 B of WAL; the budget is 1000 B",
+		},
+		"budget not known": {func(s *Snapshot) {
+			s.Postgres.Slot.RetainedBytes, s.WALBudget = 1<<40, 0
+		}, OK, fine, "", streamed},
+
+		"poison": {
+			func(s *Snapshot) { s.Dead = DeadCount{Relay: 2, First: "WRONGTYPE"} },
+			Failing, "2 events are parked, not published", partPath, "2 events are parked (posthaste dead list)",
+		},
+		"given up": {
+			func(s *Snapshot) { s.Dead = DeadCount{Groups: 1} },
+			Degraded, "1 event is given up by a consumer group", partGroups,
+			"1 event is given up by a consumer group: Its",
+		},
+		"on its way again": {func(s *Snapshot) { s.Dead = DeadCount{Retrying: 1} }, OK, fine, "", streamed},
+		"abandoned": {
+			group(sink.Group{Name: "old", Lag: 5, Idle: 3 * time.Hour}),
+			Degraded, "Nobody reads for group old on outbox.order", partGroups, "Nobody reads for group old",
+		},
+		"behind": {
+			group(sink.Group{Name: "g", Pending: 5, Idle: 2 * time.Minute}),
+			Degraded, "Group g on outbox.order does not keep up", partGroups,
+			"Group g on outbox.order does not keep up: 0 unread",
+		},
+		"read too slowly": {
+			group(sink.Group{Name: "g", Lag: 5000, Pending: 1, Waits: time.Hour}),
+			Degraded, "Group g on outbox.order does not keep up", partGroups, "5,000 unread",
+		},
+		"reading":         {group(sink.Group{Name: "g", Lag: 5000, Waits: time.Minute}), OK, fine, "", streamed},
+		"read everything": {group(sink.Group{Name: "g"}), OK, fine, "", streamed},
+		"lost to one": {
+			group(sink.Group{Name: "g", Lost: 12}),
+			Broken, "Lost to group g on outbox.order: 12 entries", partGroups,
+			"Lost to group g on outbox.order: 12 entries: They",
+		},
+
+		"dead not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Dead) }, Degraded, "Dead events are not known", partPath, "not known",
+		},
+		"groups not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Groups) },
+			Degraded, "Consumer groups are not known", partGroups, "not known",
+		},
+		"feed not known": {
+			func(s *Snapshot) { fail(s, &s.Asked.Streams) },
+			Degraded, "The streams cannot be read", partRedis, "cannot be read",
+		},
+		"not known for a moment": {
+			func(s *Snapshot) {
+				s.Asked.Dead.Error, s.Asked.Dead.Since = "no answer in time",
+					&s.Now
+			}, OK, fine, "", streamed,
+		},
+		"not known since its server was away": {func(s *Snapshot) {
+			fail(s, &s.Asked.Dead)
+			s.Asked.Redis.Well = s.Now.Add(-time.Second)
+		}, OK, fine, "", streamed},
+		"old": {func(s *Snapshot) {
+			then := s.Now.Add(-20 * time.Second)
+			s.Asked.Postgres.AsOf = &then
+		}, Degraded, "What is shown of Postgres is 20 s old", partOutbox, "20 s old"},
+		"not too many streams": {func(s *Snapshot) { s.Streams = 256 }, OK, fine, "", streamed},
+		"too many streams": {
+			func(s *Snapshot) { s.Streams = 257 },
+			Degraded, "256 of 257 streams are checked", partRedis, "256 of 257 streams",
+		},
+
+		"flushed": {func(s *Snapshot) {
+			lost := s.Now.Add(-4 * time.Minute)
+			s.Lost = &lost
+		}, Broken, "Redis has lost data", partRedis, "Redis has lost data"},
+		"lost to a restart": {
+			func(s *Snapshot) {
+				s.Lost = &s.Now // said once
+				s.Postgres.Losses = []Loss{
+					{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"},
+				}
+			}, Broken, "Redis lost 1,266 settled events of outbox.order", partRedis,
+			"of outbox.order; to restore them: posthaste replay",
+		},
+		"failed over": {
+			func(s *Snapshot) {
+				s.Postgres.Losses = []Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
+			}, Degraded, "Postgres has gone back in time: events settled shortly before may be published twice",
+			partOutbox, "may be published twice; see the page",
+		},
+		"eviction": {
+			func(s *Snapshot) { s.Redis.Policy = "allkeys-lru" },
+			Degraded, "Redis may delete events", partRedis,
+			"Redis may delete events: Its maxmemory-policy is allkeys-lru",
+		},
+		"full": {
+			func(s *Snapshot) { s.Redis = Memory{UsedBytes: 95, MaxBytes: 100, Policy: "noeviction"} },
+			Degraded, "Redis is nearly full", partRedis, "Redis is nearly full: 95 B of 100 B.",
+		},
+	}
+}
