@@ -1,0 +1,381 @@
+package ops
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// assessment is a verdict in the making.
+type assessment struct {
+	s *Snapshot
+	// reachable: neither server has failed to answer.
+	reachable bool
+	// slotTold is the level at which it was said that the slot cannot be used; Unknown if it was not.
+	slotTold Level
+	problems []Problem
+}
+
+// add takes a problem. Names and errors in it are anybody's who may write to Redis: a character that turns the
+// direction of writing would make something else of the sentence around it.
+func (a *assessment) add(p Problem) {
+	p.Title, p.Why, p.Remedy, p.line = Printable(p.Title), Printable(p.Why), Printable(p.Remedy), Printable(p.line)
+	a.problems = append(a.problems, p)
+}
+
+// blocked is the level of what stops events: it depends on whether any wait.
+func (a *assessment) blocked() Level {
+	if a.s.Asked.Postgres.known() && a.s.Postgres.Backlog.Rows == 0 {
+		return Failing
+	}
+	return Broken
+}
+
+// waiting says what waits in the outbox; "" if nothing does, or that is not known.
+func (a *assessment) waiting() string {
+	b := a.s.Postgres.Backlog
+	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(b.Rows), Rough(seconds(b.OldestSeconds)))
+}
+
+// servers looks whether both servers answer.
+func (a *assessment) servers() {
+	pg, rd := a.s.Asked.Postgres, a.s.Asked.Redis
+	line := "Postgres does not answer: " + pg.Error
+	switch {
+	case pg.Refused:
+		line = "Postgres refuses: " + pg.Error
+	case pg.Slow:
+		line = "Postgres is too slow to answer: " + pg.Error
+	}
+	switch {
+	case pg.Slow: // said below
+	case pg.Error != "" && pg.Refused:
+		a.add(Problem{
+			Level: Broken, Part: partOutbox, Title: "Postgres refuses", line: line, Action: actionDoctor,
+			Why:    "What was committed is safe. " + sentence(pg.Error),
+			Remedy: "Fix what it reports; posthaste doctor names the command.",
+		})
+	case pg.Error != "":
+		a.add(Problem{
+			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", line: line, Action: actionDoctor,
+			Why:    "Nothing can be ordered and nothing moves; what was committed is safe. " + sentence(pg.Error),
+			Remedy: "Start Postgres, or fix the network to it. Everything continues automatically.",
+		})
+	}
+	if rd.Error != "" {
+		why := "Events are late, none is lost: they wait in Postgres"
+		if pg.known() {
+			why += fmt.Sprintf(" (%s now)", humanize.Comma(a.s.Postgres.Backlog.Rows))
+		}
+		a.add(Problem{
+			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
+			Why:    why + ". " + sentence(rd.Error),
+			Remedy: "Start Redis, or fix what it reports. Everything continues automatically.",
+			line:   join(rd.Error, a.waiting()),
+		})
+	}
+	if pg.Slow {
+		// After Redis: without it the outbox grows until counting takes too long, and the cause comes first.
+		a.add(Problem{
+			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
+			Action: actionDoctor,
+			Why:    "What was committed is safe; how much of it is waiting is not known. " + sentence(pg.Error),
+			Remedy: "Check that a relay is running, its log, locks on outbox, and the load of Postgres.",
+		})
+	}
+}
+
+// flow looks whether events move.
+func (a *assessment) flow() {
+	p := a.s.Postgres
+	oldest := seconds(p.Backlog.OldestSeconds)
+	if !p.Led {
+		why := "Events wait in Postgres and none is lost"
+		if p.Owner != "" {
+			why += "; " + p.Owner + " led last"
+		}
+		problem := Problem{
+			Level: Broken, Part: partPath, Title: "No relay publishes", Why: why + ".",
+			Remedy: "Start posthaste relay. If it is running, its log says why it does not lead.",
+			line:   join("no relay runs", a.waiting()),
+		}
+		if p.Relays > 0 {
+			problem.line = join(fmt.Sprintf("no relay leads, %d connected", p.Relays), a.waiting())
+		}
+		if p.Relays > 0 && oldest < veryLateAfter {
+			problem.Level = Degraded
+			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log says " +
+				"why."
+		}
+		a.add(problem)
+		return
+	}
+	if oldest < lateAfter {
+		return
+	}
+	level := Degraded
+	if oldest >= veryLateAfter {
+		level = Broken
+	}
+	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", humanize.Comma(p.Backlog.Rows))
+	if p.Degraded != "" {
+		why += " " + sentence(p.Degraded)
+	}
+	a.add(Problem{
+		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
+		Remedy: "If the backlog shrinks, wait. Otherwise check the doctor's findings and the relay's log.",
+		Action: actionDoctor, Follows: !a.reachable, line: join(a.waiting(), p.Degraded),
+	})
+}
+
+// slot looks at the stream and the WAL it holds.
+func (a *assessment) slot() {
+	p := a.s.Postgres
+	wanted := p.Desired != outbox.ModePoll
+	unusable := Degraded
+	if p.Desired == outbox.ModeCDC {
+		unusable = Failing // whoever asks for it does not want the sweep
+	}
+	switch {
+	case !p.Led || p.Degraded == "":
+	case p.Mode == outbox.ModeCDC:
+		a.slotTold = unusable
+		a.add(Problem{
+			Level: unusable, Part: partPath, Title: "Events are streamed again, for a moment only so far",
+			Why:    "Before: " + sentence(p.Degraded),
+			Remedy: "Wait some seconds: this is taken back when the stream lasts.",
+			line:   "events are streamed again, but only since a moment ago; before: " + p.Degraded,
+		})
+	case wanted:
+		a.slotTold = unusable
+		a.add(Problem{
+			Level: unusable, Part: partPath, Title: "Events flow by sweeping, not by the WAL",
+			Why: sentence(p.Degraded), Action: actionMode,
+			Remedy: "Nothing is lost, and the relay retries automatically. To stop that for now, choose poll.",
+			line:   "events are swept although the stream is wanted: " + p.Degraded,
+		})
+	}
+	if p.Slot.Lost && wanted { // nobody needs it otherwise, and it holds nothing back
+		reason := because(p.Slot.Reason)
+		a.add(Problem{
+			Level: Degraded, Part: partPath, Title: "The replication slot is lost", Action: actionDoctor,
+			Why:    "Postgres has invalidated it" + reason + "; the table is swept meanwhile.",
+			Remedy: "The relay creates a new one automatically. If it does not, check the doctor's findings.",
+			line:   "the slot is lost" + reason,
+		})
+	}
+	if muchWAL(p.Slot.RetainedBytes, a.s.WALBudget) {
+		a.add(Problem{
+			Level: Degraded, Part: partPath, Title: "The slot holds back much WAL",
+			Why:    size(p.Slot.RetainedBytes) + " of the budget of " + size(a.s.WALBudget) + ".",
+			Remedy: "The relay acts on it automatically. If no relay is running, start one.",
+			line:   "the slot holds " + size(p.Slot.RetainedBytes) + " of WAL; the budget is " + size(a.s.WALBudget),
+		})
+	}
+}
+
+// relay ranks what the relay of this process says of itself.
+func (a *assessment) relay() {
+	if a.s.Relay == nil {
+		return
+	}
+	// What Postgres says of the slot comes from the same relay.
+	told := func(level Level, condition string) bool {
+		return a.slotTold != Unknown && a.slotTold.Ready() == level.Ready() &&
+			condition == slotCondition+a.s.Postgres.Degraded
+	}
+	add := func(level Level, title, condition string) {
+		a.add(Problem{
+			Level: level, Part: partPath, Title: title, Why: sentence(condition),
+			Remedy: "The doctor names the remedy.",
+			Action: actionDoctor, line: "this relay: " + condition, condition: condition,
+			Follows: !a.reachable || told(level, condition),
+		})
+	}
+	for _, condition := range a.s.Relay.Reasons {
+		add(a.blocked(), "This relay is not ready", condition)
+	}
+	for _, condition := range a.s.Relay.Degraded {
+		add(Degraded, "This relay is degraded", condition)
+	}
+}
+
+// old says that what a server answered is not from now: this process was stopped, or asks less often because it took
+// long.
+func (a *assessment) old() {
+	for _, l := range []struct {
+		name, part string
+		asOf       *time.Time
+	}{{"Postgres", partOutbox, a.s.Asked.Postgres.AsOf}, {"Redis", partRedis, a.s.Asked.Redis.AsOf}} {
+		if a.s.Fresh == 0 || l.asOf == nil || a.s.Now.Sub(*l.asOf) < a.s.Fresh {
+			continue
+		}
+		a.add(Problem{
+			Level: Degraded, Part: l.part,
+			Title: "What is shown of " + l.name + " is " + span(a.s.Now.Sub(*l.asOf)) + " old",
+			Why:   "It takes long to answer, or this process was suspended.",
+			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries " +
+				"them again.",
+		})
+	}
+}
+
+// unknown says what could not be looked at although both servers answer: not to know of a problem is not to have none.
+func (a *assessment) unknown() {
+	// What failed together with its server is looked at again within that time.
+	asked, now := a.s.Asked, a.s.Now
+	back := asked.Postgres.Well
+	if asked.Redis.Well.After(back) {
+		back = asked.Redis.Well
+	}
+	for _, l := range []struct {
+		part, title string
+		Answer
+	}{
+		{partPath, "Dead events are not known", asked.Dead},
+		{partGroups, "Consumer groups are not known", asked.Groups},
+		{partRedis, "The streams cannot be read", asked.Streams},
+	} {
+		if l.Error == "" || l.Since == nil || now.Sub(*l.Since) < unknownAfter || now.Sub(back) < unknownAfter {
+			continue
+		}
+		a.add(Problem{
+			Level: Degraded, Part: l.part, Title: l.title, Action: actionDoctor,
+			Why:    "Problems with them would not show here. " + sentence(l.Error),
+			Remedy: "Check that this process may read them, and that the server is not slow.",
+		})
+	}
+}
+
+func (a *assessment) dead() {
+	d := a.s.Dead
+	if d.Relay > 0 {
+		a.add(Problem{
+			Level: Failing, Part: partPath, Title: are(d.Relay) + " parked, not published",
+			Why: "Redis rejected it: " + sentence(d.First), Remedy: "Fix the cause, then press Retry.",
+			Action: actionDead,
+			line:   are(d.Relay) + " parked (posthaste dead list)",
+		})
+	}
+	if d.Groups > 0 {
+		a.add(Problem{
+			Level: Degraded, Part: partGroups, Title: are(d.Groups) + " given up by a consumer group",
+			Why: "Its consumers failed repeatedly.", Remedy: "Fix the consumer, then press Retry.",
+			Action: actionDead,
+		})
+	}
+}
+
+// are counts events and goes on with the verb.
+func are(events int) string {
+	if events == 1 {
+		return "1 event is"
+	}
+	return humanize.Comma(int64(events)) + " events are"
+}
+
+// owed says what waits for a group; after a deletion in the stream Redis cannot tell how much of it is unread.
+func owed(g sink.Group) string {
+	unread := humanize.Comma(g.Lag)
+	if g.Lag < 0 {
+		unread = "An unknown number"
+	}
+	return fmt.Sprintf("%s unread, %s not acknowledged", unread, humanize.Comma(g.Pending))
+}
+
+func (a *assessment) groups() {
+	for _, g := range a.s.Groups {
+		on := g.Name + " on " + g.Stream
+		switch StateOf(g) {
+		case Abandoned:
+			a.add(Problem{
+				Level: Degraded, Part: partGroups, Title: "Nobody reads for group " + on, Action: actionGroups,
+				Why: fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.",
+					owed(g), span(g.Idle)),
+				Remedy: "Start its consumers, or, if it is no longer needed: " + DropGroupCommand(g.Stream, g.Name),
+			})
+		case Slow:
+			a.add(Problem{
+				Level: Degraded, Part: partGroups, Title: "Group " + on + " does not keep up", Action: actionGroups,
+				Why:    fmt.Sprintf("%s, waiting for %s.", owed(g), span(max(g.Idle, g.Waits))),
+				Remedy: "Check that its consumers are running, and their logs.",
+			})
+		case UpToDate, Behind:
+		}
+		if g.Lost > 0 {
+			a.add(Problem{
+				Level: Broken, Part: partGroups,
+				Title:  "Lost to group " + on + ": " + humanize.Comma(g.Lost) + " entries",
+				Why:    "They were trimmed from the stream before the group had read them.",
+				Remedy: "posthaste replay publishes them again from the history.", Action: actionGroups,
+			})
+		}
+	}
+}
+
+// losses says what Redis, or Postgres, has forgotten.
+func (a *assessment) losses() {
+	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
+	for _, l := range a.s.Postgres.Losses {
+		p := Problem{
+			Level: Broken, Part: partRedis, Title: l.Text(), Remedy: l.Remedy,
+			Why: noticed(l.Noticed) + ". They had been acknowledged, and are in the history; what waited in Postgres " +
+				"is published again automatically.",
+			line: l.Text() + "; to restore them: " + l.Remedy,
+		}
+		if l.Stream == "" {
+			p.Level, p.Part = Degraded, partOutbox
+			p.Why = noticed(l.Noticed) + ". What the new primary had not received is forgotten: that events were " +
+				"settled, and commits whose events are in their streams."
+			p.line = l.Text() + "; " + l.Remedy
+		}
+		a.add(p)
+	}
+	if lost := a.s.Lost; lost != nil && len(a.s.Postgres.Losses) == 0 {
+		a.add(Problem{
+			Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
+			Why: noticed(*lost) + ": streams or gates have disappeared. What waited in Postgres is published " +
+				"again; what was settled before, and a group had not read, is only in the history.",
+			Remedy: "Find out who flushed it, restarted it without its data, or failed it over; posthaste replay " +
+				"publishes again what consumers miss. This stays for 15 minutes.",
+		})
+	}
+}
+
+func (a *assessment) memory() {
+	m := a.s.Redis
+	if unsafePolicy(m.Policy) {
+		a.add(Problem{
+			Level: Degraded, Part: partRedis, Title: "Redis may delete events", Action: actionDoctor,
+			Why:    "Its maxmemory-policy is " + m.Policy + ": when memory is short, streams and gates go.",
+			Remedy: "CONFIG SET maxmemory-policy noeviction",
+		})
+	}
+	if m.MaxBytes > 0 && float64(m.UsedBytes) > fullAt*float64(m.MaxBytes) {
+		a.add(Problem{
+			Level: Degraded, Part: partRedis, Title: "Redis is nearly full", Action: actionGroups,
+			Why: size(m.UsedBytes) + " of " + size(m.MaxBytes) + ". " +
+				"At the limit publishing stops, and events wait in Postgres.",
+			Remedy: "Raise maxmemory, or shorten the streams. A group that nobody reads holds trimming.",
+		})
+	}
+}
+
+// limits says what is not looked at.
+func (a *assessment) limits() {
+	if n := a.s.Streams; a.s.Looked > 0 && n > a.s.Looked {
+		a.add(Problem{
+			Level: Degraded, Part: partRedis,
+			Title:  fmt.Sprintf("%d of %s streams are checked", a.s.Looked, humanize.Comma(int64(n))),
+			Why:    "Problems with the groups of the others do not show here.",
+			Remedy: "posthaste groups list shows all of them.",
+		})
+	}
+}
