@@ -1,12 +1,10 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -264,143 +262,6 @@ func TestAMarkerIsHandedOn(t *testing.T) {
 		soon()
 		if passed, known := r.s.progress(); passed != 77 || known {
 			r.t.Errorf("passed %v, known %v; nobody has said yet that the stream runs", passed, known)
-		}
-	})
-}
-
-// An event that is refused for its own sake is tried three times, then parked; the others go on, and only they are
-// settled.
-func TestPublisherParksWhatIsRefused(t *testing.T) {
-	t.Parallel()
-	for policy, want := range map[Poison]struct {
-		published []int
-		parked    []int
-	}{
-		PoisonSkip:     {[]int{0, 2, 3}, []int{1}},
-		PoisonBlockKey: {[]int{0}, []int{1, 2, 3}},
-	} {
-		inRig(t, Options{Poison: policy}, func(r *rig) {
-			rows := r.commit("done", "poison", "done")
-			r.goPublish()
-			r.s.chunks <- chunk(rows...)
-			first := <-r.s.flights
-			rows = append(rows, r.commit("done")...)
-			r.s.chunks <- chunk(rows[3])
-			second := <-r.s.flights
-			var published, parked []int64
-			for _, n := range want.published {
-				published = append(published, rows[n].Seq)
-			}
-			for _, d := range r.pg.dead {
-				parked = append(parked, d.Seq)
-			}
-			wantSeqs(t, r.published("outbox.order"), published...)
-			if n := len(first.items) + len(second.items); n != len(published) {
-				t.Errorf("%s: %d rows are to be settled, want %d", policy, n, len(published))
-			}
-			if len(parked) != len(want.parked) || parked[0] != rows[1].Seq || r.pg.dead[0].Attempts != 3 {
-				t.Errorf("%s: parked %+v, want the rows %v, after three attempts", policy, r.pg.dead, want.parked)
-			}
-			for _, d := range r.pg.dead[1:] {
-				if d.Class != "blocked" || d.Error != "waits for parked event "+rows[1].ID.String() {
-					t.Errorf("parked behind it: %+v", d)
-				}
-			}
-		})
-	}
-}
-
-// A stream that has refused an event parks the next one at once: nobody waits for it twice.
-func TestAStreamThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		r.goPublish()
-		r.rd.wrongType["outbox.order"] = true
-		for range 3 {
-			r.s.chunks <- chunk(r.commit("done")...)
-			<-r.s.flights
-		}
-		var attempts []int
-		for _, d := range r.pg.dead {
-			attempts = append(attempts, d.Attempts)
-		}
-		if !slices.Equal(attempts, []int{3, 1, 1}) {
-			r.t.Errorf("parked after %v attempts, want 3, 1 and 1", attempts)
-		}
-	})
-}
-
-// A row is parked when it is visible: before that it is not there to be parked, and must not be passed by.
-func TestParkingWaitsUntilTheRowIsVisible(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin()
-		tx.insert("order", "a", "poison")
-		tx.write()
-		r.goPublish()
-		r.s.chunks <- chunk(tx.delivered()...)
-		pass(10 * time.Second)
-		if len(r.s.flights) > 0 || len(r.pg.dead) > 0 {
-			r.t.Fatal("it is passed by, or parked, before anybody sees it")
-		}
-		tx.show()
-		<-r.s.flights
-		if len(r.pg.dead) != 1 {
-			r.t.Errorf("%d are parked", len(r.pg.dead))
-		}
-	})
-}
-
-// A park is the present owner's: one that is superseded ends the stream.
-func TestAParkEndsWithItsOwner(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("poison")
-		done := r.goPublish()
-		r.do(func() { r.pg.state.Owner.Epoch++ })
-		r.s.chunks <- chunk(rows...)
-		if err := <-done; !errors.Is(err, outbox.ErrSuperseded) || len(r.pg.dead) > 0 {
-			r.t.Errorf("ended with %v, %d parked", err, len(r.pg.dead))
-		}
-	})
-}
-
-// hanging is a Store that cannot park for a while.
-type hanging struct {
-	outbox.Store
-	broken atomic.Bool
-}
-
-func (h *hanging) Park(
-	ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int,
-) (outbox.Found, error) {
-	if h.broken.Load() {
-		return outbox.Found{}, errors.New("the dead table is gone")
-	}
-	return h.Store.Park(ctx, o, row, class, reason, attempts)
-}
-
-// A stream that waits because it cannot park says so after a while, and takes it back.
-func TestAParkThatFailsIsSaid(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		h := &hanging{Store: r.s.publisher.store}
-		h.broken.Store(true)
-		r.s.publisher.store = h
-		r.goPublish()
-		r.s.chunks <- chunk(r.commit("poison")...)
-		pass(patience - time.Second)
-		if bad, _ := r.i.reasons(); len(bad) > 0 {
-			r.t.Errorf("said too early: %v", bad)
-		}
-		pass(3 * time.Second)
-		if bad, _ := r.i.reasons(); len(bad) != 1 || !strings.HasPrefix(bad[0], "park: the dead table is gone") {
-			r.t.Errorf("reasons %v", bad)
-		}
-		h.broken.Store(false)
-		<-r.s.flights
-		if bad, _ := r.i.reasons(); len(bad) > 0 {
-			r.t.Errorf("not taken back: %v", bad)
 		}
 	})
 }
