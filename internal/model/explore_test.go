@@ -1,0 +1,208 @@
+package model
+
+import (
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strings"
+)
+
+// machine goes through the states of a plan.
+type machine struct {
+	plan plan
+	// parts is how many parts there are.
+	parts int8
+	// broken is the safeguard that is removed, "" for none.
+	broken string
+	// labels: steps say what they are.
+	labels bool
+	out    []successor
+}
+
+type successor struct {
+	state state
+	label string
+}
+
+// without reports whether a safeguard is removed.
+func (m *machine) without(safeguard string) bool { return m.broken == safeguard }
+
+func (m *machine) emit(s state, format string, args ...any) {
+	m.normalize(&s)
+	var label string
+	if m.labels {
+		label = fmt.Sprintf(format, args...)
+	}
+	m.out = append(m.out, successor{s, label})
+}
+
+// normalize makes one state of those in which nothing can differ any more.
+func (m *machine) normalize(s *state) {
+	prune := m.broken == "" && s.budget.rdBack == 0 // it may give an old owner its gate back
+	for i := range s.procs {
+		p := &s.procs[i]
+		if p.pc == idle {
+			*p = proc{}
+			continue
+		}
+		// Whoever holds no lock, and can neither publish nor write, does not exist.
+		if prune && int(s.leader) != i+1 && !p.assistant && p.flying == (call{}) &&
+			(p.server != s.server || p.epoch < s.pg.epoch) && p.epoch < s.rd.gate.epoch {
+			*p = proc{}
+		}
+	}
+	if s.late != (call{}) && prune && s.late.epoch < s.rd.gate.epoch {
+		s.late = call{}
+	}
+	if s.procs[0].pc == idle && s.procs[1].pc != idle {
+		s.procs[0], s.procs[1] = s.procs[1], s.procs[0]
+		if s.leader > 0 {
+			s.leader = 3 - s.leader
+		}
+	}
+	if s.budget.pgBack == 0 {
+		s.standby = postgres{}
+	}
+}
+
+func (m *machine) steps(s *state) []successor {
+	m.out = m.out[:0]
+	m.write(s)
+	m.fail(s)
+	m.relay(s)
+	return m.out
+}
+
+func (m *machine) start(b budget) state {
+	s := state{budget: b}
+	s.pg.next = 1
+	s.rd.gate.whole = true
+	return s
+}
+
+// explore goes through every state within the budget, breadth first. It returns how many there are, and for a violation
+// what it is and the steps that lead there. It gives up behind most states. A state is known by 64 bits of hash: with a
+// million of them, one in thirty million runs overlooks one.
+func (m *machine) explore(b budget, most int) (states int, wrong string, trace []string) {
+	type origin struct{ from, which int32 }
+	type waiting struct {
+		state
+		at int32
+	}
+	seed := maphash.MakeSeed()
+	first := m.start(b)
+	known := map[uint64]bool{maphash.Comparable(seed, first): true}
+	frontier, origins := []waiting{{first, 0}}, []origin{{-1, 0}}
+	for len(frontier) > 0 && len(known) < most {
+		var following []waiting
+		for i := range frontier {
+			w := &frontier[i]
+			next := m.steps(&w.state)
+			if wrong = m.judge(&w.state, len(next) == 0); wrong != "" {
+				var path []int32
+				for at := w.at; at > 0; at = origins[at].from {
+					path = append(path, origins[at].which)
+				}
+				return len(known), wrong, m.retrace(first, path)
+			}
+			for which, n := range next {
+				if h := maphash.Comparable(seed, n.state); !known[h] {
+					known[h] = true
+					following = append(following, waiting{n.state, int32(len(origins))})
+					origins = append(origins, origin{w.at, int32(which)})
+				}
+			}
+		}
+		frontier = following
+	}
+	return len(known), "", nil
+}
+
+// retrace says the steps of a path, which is given from its end.
+func (m *machine) retrace(s state, path []int32) (labels []string) {
+	m.labels = true
+	defer func() { m.labels = false }()
+	for _, which := range slices.Backward(path) {
+		next := m.steps(&s)[which]
+		labels = append(labels, next.label)
+		s = next.state
+	}
+	return labels
+}
+
+// judge says what is wrong with a state; last: nothing more can happen.
+func (m *machine) judge(s *state, last bool) string {
+	if s.needless {
+		return "a relay adopts for an event that was not missing"
+	}
+	ids := s.rd.ids()
+	if ids&s.pg.dead != 0 {
+		return "an event is parked, and in the stream"
+	}
+	var seen set
+	for i, n := range s.rd.stream[:s.rd.len] {
+		e := n - 1
+		if seen.has(e) {
+			return fmt.Sprintf("event %d is in the stream twice", n)
+		}
+		seen = seen.with(e)
+		for _, o := range s.rd.stream[:i] {
+			a, b := m.plan.events[o-1], m.plan.events[e]
+			if a.aggregate == b.aggregate && o-1 > e && s.pg.tx[a.tx].phase != lost &&
+				s.pg.tx[b.tx].phase != lost && !s.pg.tx[b.tx].silent { // nobody can know that it has to wait
+				return fmt.Sprintf("event %d is behind event %d", n, o)
+			}
+		}
+		t, again := s.pg.tx[m.plan.events[e].tx], s.timeline > 0 // then its commit may have been forgotten
+		if t.phase < written || t.phase == written && !again || t.phase == aborted {
+			return fmt.Sprintf("event %d is in the stream, and was not committed", n)
+		}
+	}
+	for e := range int8(len(m.plan.events)) {
+		xid, seq, there := m.row(&s.pg, e)
+		if ids.has(e) || s.pg.tx[m.plan.events[e].tx].phase != visible || s.pg.dead.has(e) {
+			continue
+		}
+		if s.pg.dropped.has(e) {
+			return fmt.Sprintf("the row of event %d is dropped, and it is not in the stream", e+1)
+		}
+		whole := s.rd.gate.whole && s.pg.timeline == s.timeline &&
+			s.rd.gate.n >= s.pg.n && s.rd.gate.epoch >= s.pg.raised
+		settled := s.pg.mark[m.part(&s.pg, e)].settled(xid, seq) || seq <= s.pg.base
+		if there && whole && settled {
+			return fmt.Sprintf("event %d is settled, and not in the stream", e+1)
+		}
+		if last {
+			return fmt.Sprintf("nothing more happens, and event %d is not in the stream", e+1)
+		}
+	}
+	if last {
+		return m.rest(s)
+	}
+	return ""
+}
+
+// rest says what is wrong when everybody has done what there is to do.
+func (m *machine) rest(s *state) string {
+	if s.leader == 0 {
+		return "nobody leads"
+	}
+	for e := range int8(len(m.plan.events)) {
+		xid, seq, there := m.row(&s.pg, e)
+		if there && !s.pg.dead.has(e) && seq > s.pg.base && !s.pg.mark[m.part(&s.pg, e)].settled(xid, seq) {
+			return fmt.Sprintf("nothing more happens, and event %d is not settled", e+1)
+		}
+	}
+	if p := s.procs[s.leader-1]; p.pc == streaming && s.pg.slot < s.pg.len {
+		return "nothing more happens, and the slot holds WAL back"
+	}
+	return ""
+}
+
+func (m *machine) stream(r *redis) string {
+	var b strings.Builder
+	for _, e := range r.stream[:r.len] {
+		fmt.Fprintf(&b, " %d", e)
+	}
+	return "[" + strings.TrimSpace(b.String()) + "]"
+}

@@ -1,0 +1,388 @@
+package model
+
+// This file has the steps of the relays. A step is what nothing can come between: a statement, a script, a look at what
+// the process remembers.
+
+// relay emits what the relays can do next.
+func (m *machine) relay(s *state) {
+	if s.late != (call{}) {
+		n := *s
+		if !m.refuses(s, s.late) {
+			m.arrive(&n, s.late)
+		}
+		n.late = call{}
+		m.emit(n, "a call of a dead relay arrives: event %d", s.late.event)
+	}
+	for i := range s.procs {
+		p := &s.procs[i]
+		if p.pc == idle {
+			m.lead(s, i)
+			m.assist(s, i)
+			continue
+		}
+		if s.budget.crash > 0 {
+			n := *s
+			n.budget.crash--
+			m.die(&n, i)
+			m.emit(n, "relay %d is killed", i+1)
+		}
+		if s.budget.lock > 0 && int(s.leader) == i+1 {
+			n := *s
+			n.budget.lock--
+			n.leader = 0
+			m.emit(n, "relay %d loses its lock and does not know", i+1)
+		}
+		if p.flying != (call{}) {
+			m.publish(s, i)
+			continue
+		}
+		if !m.session(s, p) {
+			n := *s
+			m.die(&n, i)
+			m.emit(n, "relay %d has lost its session", i+1)
+			continue
+		}
+		if p.pc > raising && m.astray(s, p) {
+			m.again(s, i, "finds another Redis")
+			continue
+		}
+		switch p.pc {
+		case raising:
+			m.raise(s, i)
+		case looking:
+			m.look(s, i)
+		case restoring:
+			m.restore(s, i)
+		case sweeping:
+			m.sweep(s, i)
+		case streaming:
+			m.follow(s, i)
+		}
+		m.forget(s, i)
+		if s.budget.toggle > 0 && p.pc >= sweeping && !p.assistant {
+			n := *s
+			n.budget.toggle--
+			m.again(&n, i, "changes the mode")
+		}
+	}
+}
+
+// astray: Redis is not the one that was adopted, or not as it was.
+func (m *machine) astray(s *state, p *proc) bool {
+	return s.rd.gate.epoch < p.epoch || s.rd.gate.n < p.n || p.pc >= sweeping && !s.rd.gate.whole
+}
+
+// die ends a process. What it has sent arrives in its own time.
+func (m *machine) die(s *state, i int) {
+	if f := s.procs[i].flying; f != (call{}) {
+		s.late = f
+	}
+	s.procs[i] = proc{}
+	if int(s.leader) == i+1 {
+		s.leader = 0
+	}
+}
+
+// lead emits that an instance becomes the leader.
+func (m *machine) lead(s *state, i int) {
+	if s.leader == 0 && !s.pg.foreign && (i == 0 || s.procs[0].pc != idle) {
+		n := *s
+		n.leader = int8(i + 1)
+		m.adopt(&n, i, "leads")
+	}
+}
+
+// adopt emits the first step of an adoption: the epoch is written.
+func (m *machine) adopt(s *state, i int, why string) {
+	for _, poll := range []bool{false, true} {
+		if poll && s.budget.toggle == 0 && s.budget.assist == 0 {
+			continue
+		}
+		n := *s
+		n.pg.epoch++
+		n.pg.sync()
+		n.procs[i] = proc{pc: raising, poll: poll, epoch: n.pg.epoch, server: s.server}
+		m.emit(n, "relay %d %s: epoch %d, polling %v", i+1, why, n.pg.epoch, poll)
+	}
+}
+
+// again emits that a relay adopts once more, or stands down if it must not.
+func (m *machine) again(s *state, i int, why string) {
+	p := &s.procs[i]
+	if int(s.leader) == i+1 && !p.assistant && m.session(s, p) && s.pg.epoch == p.epoch {
+		m.adopt(s, i, why)
+		return
+	}
+	n := *s
+	m.die(&n, i)
+	m.emit(n, "relay %d %s: stands down", i+1, why)
+}
+
+// owns reports whether a statement that asks for the epoch finds it.
+func (m *machine) owns(s *state, p *proc) bool {
+	return m.session(s, p) && (s.pg.epoch == p.epoch || m.without("a mark's write asks for the epoch"))
+}
+
+// session reports whether the relay's sessions are with the server that runs: a statement fails where they are not. A
+// pool connects anew by itself; who remembers something from before must not use it then.
+func (m *machine) session(s *state, p *proc) bool {
+	return p.server == s.server || m.without("a snapshot is written before it is used")
+}
+
+func (m *machine) raise(s *state, i int) {
+	p := &s.procs[i]
+	n := *s
+	g := &n.rd.gate
+	if g.epoch >= p.epoch {
+		if !m.owns(s, p) || int(s.leader) != i+1 {
+			m.again(s, i, "is fenced")
+			return
+		}
+		n.pg.epoch = g.epoch + 1
+		n.pg.sync()
+		n.procs[i].epoch = n.pg.epoch
+		m.emit(n, "relay %d overtakes the gate: epoch %d", i+1, n.pg.epoch)
+		return
+	}
+	q := &n.procs[i]
+	g.epoch, g.nonce = q.epoch, q.server
+	if !m.without("unsettled ids become doubt") {
+		for _, u := range g.unsettled {
+			g.doubt |= u
+		}
+	}
+	g.claim, g.last, g.unsettled = [lanes]int8{}, [lanes]int8{}, [lanes]set{}
+	if g.n < s.pg.n && !m.without("the gate's count is noted") ||
+		s.rd.gate.epoch < s.pg.raised && !m.without("the gate's epoch is noted") ||
+		s.pg.timeline != s.timeline && !m.without("the timeline is noted") {
+		g.whole = false
+	}
+	g.whole = g.whole || m.without("a gate that is new is not whole") && s.rd.gate.epoch == 0
+	g.looked = false
+	q.pc = looking
+	q.doubtUntil = n.pg.next
+	q.last, q.n = [lanes]int8{}, g.n
+	m.emit(n, "relay %d raises the gate", i+1)
+}
+
+// look compares what should be in the stream with what is there, if either side may have forgotten.
+func (m *machine) look(s *state, i int) {
+	if !m.owns(s, &s.procs[i]) {
+		m.again(s, i, "may not note the gate's epoch")
+		return
+	}
+	n := *s
+	p := &n.procs[i]
+	n.pg.raised = p.epoch
+	n.pg.sync()
+	p.pc = sweeping
+	if !s.rd.gate.whole {
+		p.pc = restoring
+		n.rd.gate.looked = true
+		ids := s.rd.ids()
+		for e := range int8(len(m.plan.events)) {
+			xid, seq, seen := m.row(&s.pg, e)
+			t := s.pg.tx[m.plan.events[e].tx].phase
+			settled := t == visible && s.pg.mark[m.part(&s.pg, e)].settled(xid, seq)
+			switch {
+			case s.pg.dead.has(e) || t == visible && seq <= s.pg.base:
+			case ids.has(e) && !settled && !m.without("what is in the stream is in doubt"):
+				n.rd.gate.doubt = n.rd.gate.doubt.with(e)
+			case !ids.has(e) && settled && seen && !m.without("what is missing is published again"):
+				p.missing = p.missing.with(e)
+			}
+		}
+	}
+	m.emit(n, "relay %d looks: missing %s, in doubt %s", i+1, m.names(p.missing), m.names(n.rd.gate.doubt))
+}
+
+func (m *machine) restore(s *state, i int) {
+	p := &s.procs[i]
+	for e := range int8(len(m.plan.events)) {
+		if p.missing.has(e) {
+			n := *s
+			n.procs[i].missing &^= set(1) << e
+			m.send(&n, i, e, restoreLane, 1)
+			return
+		}
+	}
+	n := *s
+	if !m.owns(s, p) {
+		m.again(s, i, "may not say that the stream is whole")
+		return
+	}
+	if !s.rd.gate.looked && !m.without("a gate that has not been looked at is not whole") {
+		m.again(s, i, "finds a gate that was not looked at")
+		return
+	}
+	n.pg.timeline = s.timeline
+	n.pg.n = p.n
+	n.pg.sync()
+	n.rd.gate.whole = true
+	n.procs[i].pc = sweeping
+	m.emit(n, "relay %d has made the stream whole", i+1)
+}
+
+// send emits that an event is on its way.
+func (m *machine) send(n *state, i int, e, lane, claim int8) {
+	p := &n.procs[i]
+	p.flying = call{e + 1, lane, p.epoch, claim, p.last[lane] + 1, p.n, p.server}
+	m.emit(*n, "relay %d sends event %d in lane %d", i+1, e+1, lane)
+}
+
+// publish emits that the call arrives and is answered.
+func (m *machine) publish(s *state, i int) {
+	n := *s
+	p := &n.procs[i]
+	c := p.flying
+	p.flying = call{}
+	if p.refused || m.refuses(s, c) {
+		m.park(s, i, c)
+		return
+	}
+	p.refused = false
+	if s.budget.reply > 0 {
+		lost := n
+		lost.budget.reply--
+		lost.procs[i].flying = c
+		m.arrive(&lost, c)
+		m.emit(lost, "event %d arrives, and the answer does not: the stream is %s", c.event, m.stream(&lost.rd))
+	}
+	if !m.arrive(&n, c) {
+		n.procs[i].flying = call{}
+		if p.assistant && s.rd.gate.epoch == p.epoch {
+			p.part = 0 // another one has claimed it
+			m.emit(n, "relay %d is refused: the part is another's", i+1)
+			return
+		}
+		m.again(&n, i, "is refused")
+		return
+	}
+	p.last[c.lane]++
+	p.n = n.rd.gate.n
+	m.passed(s, p, c.event-1)
+	m.emit(n, "event %d arrives: the stream is %s", c.event, m.stream(&n.rd))
+}
+
+// raise fences the earlier claims of a lane. What they have published is in doubt.
+func (g *gate) raise(lane, claim int8) {
+	if g.claim[lane] < claim {
+		g.doubt |= g.unsettled[lane]
+		g.claim[lane], g.last[lane], g.unsettled[lane] = claim, 0, 0
+	}
+}
+
+// passed is what a relay does when it knows that an event is published or parked.
+func (m *machine) passed(s *state, p *proc, e int8) {
+	switch p.pc {
+	case sweeping:
+		_, seq, _ := m.row(&s.pg, e)
+		p.mark.cursor = seq
+	case streaming:
+		p.published = p.published.with(e)
+		m.step(p, s)
+	}
+}
+
+// refuses reports whether Redis refuses the event for its own sake. The gate is asked first, and an event that is in
+// doubt is in the stream.
+func (m *machine) refuses(s *state, c call) bool {
+	return m.plan.txs[m.plan.events[c.event-1].tx].poison && !s.cured &&
+		s.rd.gate.epoch == c.epoch && s.rd.gate.claim[c.lane] <= c.claim && !s.rd.gate.doubt.has(c.event-1)
+}
+
+// park emits that the relay knows of the refusal, and writes it down.
+func (m *machine) park(s *state, i int, c call) {
+	n := *s
+	p := &n.procs[i]
+	if !p.refused {
+		p.refused = true
+		if !m.without("a refusal raises the claim") {
+			n.rd.gate.raise(c.lane, c.claim)
+		}
+		m.emit(n, "event %d is refused", c.event)
+		return
+	}
+	p.refused, p.flying = false, call{}
+	mine := m.owns(s, p)
+	if m.without("a park asks for the epoch") {
+		mine = m.session(s, p)
+	}
+	if p.pc == sweeping && s.pg.claim[p.part-1] != p.claim && !m.without("a park asks for the claim") {
+		mine = false
+	}
+	if !mine {
+		n.procs[i].flying = call{}
+		m.again(&n, i, "may not park")
+		return
+	}
+	n.pg.dead = n.pg.dead.with(c.event - 1)
+	n.pg.sync()
+	m.passed(s, p, c.event-1)
+	m.emit(n, "relay %d parks event %d", i+1, c.event)
+}
+
+// arrive is the script that publishes. It reports whether it was let through.
+func (m *machine) arrive(n *state, c call) bool {
+	g := &n.rd.gate
+	if g.epoch != c.epoch && !m.without("the gate asks for the epoch") ||
+		g.nonce != c.nonce && g.epoch == c.epoch && !m.without("the gate asks for the nonce") {
+		return false
+	}
+	if !g.whole && c.lane != restoreLane && !m.without("nothing is published before the stream is whole") {
+		return false
+	}
+	if g.n < c.least && !m.without("the gate asks how far it has come") {
+		return false
+	}
+	l := c.lane
+	if g.claim[l] > c.claim && !m.without("the gate asks for the claim") {
+		return false
+	}
+	if g.claim[l] < c.claim {
+		if c.number != 1 {
+			return false
+		}
+		if m.without("a claim inherits doubt") {
+			g.unsettled[l] = 0
+		}
+		g.raise(l, c.claim)
+	}
+	if !m.without("the gate asks for the number") {
+		switch c.number {
+		case g.last[l]: // the same call again
+			return g.unsettled[l].has(c.event - 1)
+		case g.last[l] + 1:
+		default:
+			return false
+		}
+	}
+	g.last[l] = c.number
+	g.unsettled[l] = g.unsettled[l].with(c.event - 1)
+	if g.doubt.has(c.event - 1) {
+		g.doubt &^= set(1) << (c.event - 1)
+		return true
+	}
+	if n.rd.len < maxEv { // else it is there twice, which judge has seen
+		n.rd.stream[n.rd.len] = c.event
+		n.rd.len++
+		g.n++
+	}
+	return true
+}
+
+// forget emits that doubt is dropped: everything that can be in it is settled.
+func (m *machine) forget(s *state, i int) {
+	p := &s.procs[i]
+	if p.pc < sweeping || p.assistant || s.rd.gate.doubt == 0 || s.rd.gate.epoch != p.epoch {
+		return
+	}
+	for part := range m.parts {
+		if !s.pg.mark[part].s.allBelow(p.doubtUntil) && !m.without("doubt stays until it is settled") {
+			return
+		}
+	}
+	n := *s
+	n.rd.gate.doubt = 0
+	m.emit(n, "relay %d forgets the doubt", i+1)
+}

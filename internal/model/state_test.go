@@ -1,0 +1,320 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+)
+
+// The bounds of a scenario. Everything that counts or numbers something fits into an int8.
+const (
+	maxTx   = 4
+	maxEv   = 4
+	maxPart = 2
+	// streamLane and restoreLane are the lanes of the gate behind those of the parts.
+	streamLane  = maxPart
+	restoreLane = maxPart + 1
+	lanes       = maxPart + 2
+)
+
+// set is a set of small numbers: events, or transaction ids.
+type set uint16
+
+func (s set) has(n int8) bool { return s>>n&1 == 1 }
+func (s set) with(n int8) set { return s | 1<<n }
+
+// phase is how far a transaction has come.
+type phase int8
+
+const (
+	planned   phase = iota
+	numbered        // it has its id
+	written         // its rows are in the table, and nobody sees them
+	committed       // its commit record is in the WAL
+	visible
+	aborted
+	lost // forgotten by a server that crashed or went back
+)
+
+// tx is a transaction of a writer.
+type tx struct {
+	phase phase
+	xid   int8
+	// seq is the number of its first event.
+	seq int8
+	// silent: the table was not in the publication when it was written.
+	silent bool
+}
+
+// snapshot is a pg_snapshot: the ids that had ended, and the first one that it knows nothing of.
+type snapshot struct {
+	ended set
+	xmax  int8
+}
+
+func (s snapshot) sees(xid int8) bool { return xid < s.xmax && s.ended.has(xid) }
+
+// allBelow reports whether every transaction before xid had ended. Ids begin at 1.
+func (s snapshot) allBelow(xid int8) bool {
+	below := set(1)<<xid - 2
+	return s.xmax >= xid && s.ended&below == below
+}
+
+// bound is a snapshot with the last number that had been given out behind it. No row that it sees has a higher one: who
+// has one is another server's, or has an id that was given out twice.
+type bound struct {
+	snapshot
+	hi int8
+}
+
+func (b bound) holds(xid, seq int8) bool { return b.sees(xid) && seq <= b.hi }
+
+// mark says what of a part is settled: what s holds, and what t holds up to the cursor, while there is a t.
+type mark struct {
+	s, t   bound
+	cursor int8
+	open   bool // there is a t
+}
+
+func (m mark) settled(xid, seq int8) bool {
+	return m.s.holds(xid, seq) || m.open && seq <= m.cursor && m.t.holds(xid, seq)
+}
+
+// record is an entry of the WAL: the rows of a transaction, or its end.
+type record struct {
+	tx  int8
+	end bool
+	ok  bool // committed
+}
+
+// postgres is the server, as far as a crash or a failover can take it back.
+type postgres struct {
+	tx   [maxTx]tx
+	next int8 // the next id
+	// ended are the ids that have ended, latest the highest of them.
+	ended  set
+	latest int8
+	seq    int8 // the last number given out
+	wal    [2 * maxTx]record
+	len    int8
+	synced int8 // how much of the WAL is on disk
+	// seqSynced is a number that the sequence never goes back behind.
+	seqSynced int8
+	epoch     int8
+	claim     [maxPart]int8
+	mark      [maxPart]mark
+	// slot is the position in the WAL that the slot starts from; barrier: older transactions have to end first.
+	slot, barrier int8
+	// timeline is the server's when the stream was last found whole.
+	timeline int8
+	// n is how many entries the gate had let through when the last mark or cursor was written.
+	n int8
+	// raised is the highest epoch that a gate was raised to.
+	raised  int8
+	dropped set  // events whose rows retention has deleted
+	moved   set  // events whose rows are in another part than they were
+	dead    set  // parked events
+	foreign bool // restored on another server, and not adopted there
+	base    int8 // numbers up to here are settled, whatever their id
+}
+
+// gate is what Redis keeps beside a stream.
+type gate struct {
+	epoch int8
+	// nonce tells two owners of one epoch apart: an epoch is given out once by each process of Postgres.
+	nonce int8
+	claim [lanes]int8
+	last  [lanes]int8
+	// unsettled are the events of each lane's batches that are not settled.
+	unsettled [lanes]set
+	doubt     set
+	n         int8 // the entries that it has let through
+	// whole: the stream lacks nothing that was settled. A gate that is made anew is not, until an adoption says so.
+	whole bool
+	// looked: what the owner found in the stream when it was not whole is in doubt.
+	looked bool
+}
+
+// redis is the server, as far as it can go back. There is one stream.
+type redis struct {
+	stream [maxEv]int8 // events, from 1
+	len    int8
+	gate   gate
+}
+
+func (r *redis) ids() (ids set) {
+	for _, e := range r.stream[:r.len] {
+		ids = ids.with(e - 1)
+	}
+	return ids
+}
+
+type counter int8
+
+const (
+	idle counter = iota
+	raising
+	looking
+	restoring
+	sweeping
+	streaming
+)
+
+// proc is an instance of the relay. What it remembers may be out of date.
+type proc struct {
+	pc        counter
+	assistant bool
+	poll      bool // it sweeps under the shared lock
+	epoch     int8
+	server    int8 // the process that its sessions are with
+	last      [lanes]int8
+	missing   set
+	n         int8 // of the gate, as the last reply has it
+	swept     set  // the parts that it has swept since it adopted
+	// doubtUntil: what is in doubt may be forgotten when everything older has ended, and is settled.
+	doubtUntil int8
+	// of a sweep
+	part  int8 // from 1; 0: none is claimed
+	claim int8
+	mark  mark
+	// of a stream
+	pos       int8
+	next      int8 // the event of the transaction at pos that is next
+	published set
+	marks     [maxPart]mark
+	// of a bound that is being taken: how far it has come, and what is known of it.
+	taking int8
+	b      bound
+	lsn    int8
+	// flying is the event that is on its way to Redis, from 1, with its lane and number.
+	flying  call
+	refused bool // and Redis does not take it
+}
+
+type call struct {
+	event, lane, epoch, claim, number, least, nonce int8
+}
+
+// state is everything. Two equal states are one.
+type state struct {
+	pg       postgres
+	server   int8 // the process of Postgres
+	timeline int8
+	rd       redis
+	leader   int8 // the instance that holds the lock, from 1
+	procs    [2]proc
+	late     call // a call of a process that has died
+	// standby and dump are what a failover and a restore go back to.
+	standby       postgres
+	dump          redis
+	copied, saved bool
+	cured         bool // Redis takes what it refused
+	needless      bool // a relay has adopted for an event that was not missing
+	budget        budget
+}
+
+// budget is what may happen yet.
+type budget struct {
+	crash, lock, toggle, assist, pgCrash, pgBack, copy, rdBack, flush, silent, slot, drop, update, cure, reply int8
+}
+
+func parseBudget(s string) (b budget) {
+	for _, f := range strings.Fields(s) {
+		switch f {
+		case "crash":
+			b.crash++
+		case "lock":
+			b.lock++
+		case "toggle":
+			b.toggle++
+		case "assist":
+			b.assist++
+		case "pgcrash":
+			b.pgCrash++
+		case "pgback":
+			b.pgBack++
+		case "rdback":
+			b.rdBack++
+		case "copy":
+			b.copy++
+		case "update":
+			b.update++
+		case "reply":
+			b.reply++
+		case "cure":
+			b.cure++
+		case "flush":
+			b.flush++
+		case "silent":
+			b.silent++
+		case "slot":
+			b.slot++
+		case "drop":
+			b.drop++
+		default:
+			panic("unknown fault " + f)
+		}
+	}
+	return b
+}
+
+// plan is what the writers do: transactions, in an order that the aggregates' locks enforce.
+type plan struct {
+	txs    []writer
+	events []event
+}
+
+type writer struct {
+	first, n int8
+	async    bool // it commits without waiting for the disk
+	prepared bool // it survives a crash while it is open
+	mayAbort bool
+	poison   bool // Redis refuses its events
+}
+
+type event struct {
+	aggregate byte
+	part, tx  int8
+}
+
+// parsePlan reads transactions such as "A0 A0+B1~ C1&": events by aggregate and part; ~ commits asynchronously, & is
+// prepared, ? may roll back, ! is refused by Redis.
+func parsePlan(s string) (p plan) {
+	for k, f := range strings.Fields(s) {
+		t := writer{first: int8(len(p.events))}
+		t.async, t.prepared, t.mayAbort = strings.Contains(f, "~"), strings.Contains(f, "&"), strings.Contains(f, "?")
+		t.poison = strings.Contains(f, "!")
+		for e := range strings.SplitSeq(strings.Trim(f, "~&?!"), "+") {
+			p.events = append(p.events, event{e[0], int8(e[1] - '0'), int8(k)})
+			t.n++
+		}
+		p.txs = append(p.txs, t)
+	}
+	if len(p.txs) > maxTx || len(p.events) > maxEv {
+		panic("too large a plan: " + s)
+	}
+	return p
+}
+
+// row is a row as a session sees it.
+func (m *machine) row(pg *postgres, e int8) (xid, seq int8, seen bool) {
+	t := pg.tx[m.plan.events[e].tx]
+	return t.xid, t.seq + e - m.plan.txs[m.plan.events[e].tx].first, t.phase == visible && !pg.dropped.has(e)
+}
+
+// part is the part of an event's row.
+func (m *machine) part(pg *postgres, e int8) int8 {
+	if pg.moved.has(e) {
+		return 1 - m.plan.events[e].part
+	}
+	return m.plan.events[e].part
+}
+
+func (m *machine) names(s set) string {
+	var b strings.Builder
+	for e := range m.plan.events {
+		if s.has(int8(e)) {
+			fmt.Fprintf(&b, " %c%d", m.plan.events[e].aggregate, e+1)
+		}
+	}
+	return "{" + strings.TrimSpace(b.String()) + "}"
+}
