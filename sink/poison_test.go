@@ -45,6 +45,31 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	f.wantStored(events[2], next)
 }
 
+// Who has a part is known to the gate from the first call on, also where that was refused for the stream's sake: the
+// event is parked then, and a call of the sweeper before that arrives late must not publish it.
+func TestARefusalFencesEarlierClaims(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	events := makeEvents(3)
+	before := f.sink.Lane(stream, o, partLane(3, 1))
+	f.publish(before, events[0])
+	f.do("RENAME", stream, "aside")
+	f.do("SET", stream, "not a stream")
+	after := f.sink.Lane(stream, o, partLane(3, 2))
+	d := after.Deliver(events[1:2])
+	if _, err := d.Publish(t.Context()); sink.Class(err) != "wrongtype" {
+		t.Fatalf("got %v, want wrongtype", err)
+	}
+	f.do("RENAME", "aside", stream)
+	f.wantDoubt(1) // what the claim before has published is not forgotten
+	_, err := before.Deliver(events[1:2]).Publish(t.Context())
+	wantFenced(t, err, 1)
+	d.Skip(nil)
+	f.publish(after, events[2])
+	f.wantStored(events[0], events[2])
+}
+
 // A batch stops half-way, and then its stream becomes something else: the poison is the event behind those published.
 func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	t.Parallel()

@@ -42,11 +42,10 @@ elseif number ~= last + 1 then
   return {'GAP'}
 end
 
+local wrong
 if from < count then
   local t = redis.call('TYPE', stream).ok
-  if t ~= 'none' and t ~= 'stream' then
-    return {'XADD', batch, 0, n, 'WRONGTYPE the key of the stream holds a ' .. t}
-  end
+  if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
   if t == 'none' and n > 0 then return {'GAP'} end -- somebody has deleted the stream alone
   if t == 'stream' and redis.call('XLEN', stream) == 0 and forgot(last_id_of(stream), n, g[6]) then return {'GAP'} end
 end
@@ -74,6 +73,10 @@ hdel(gate, drop)
 hdel(gate, unsettled(lane, gone, settled))
 local before = doubtful
 doubtful = doubtful + hset(gate, inherited)
+if wrong then -- refused behind the claim: whoever had the lane before is fenced, though nothing was published
+  if doubtful ~= before then set_doubt(gate, doubtful) end
+  return {'XADD', batch, 0, n, wrong}
+end
 
 local known = {}
 if doubtful > 0 then
