@@ -32,7 +32,7 @@ var faults = []string{
 // settled is there; and when nothing more happens everything is there, is settled, and no WAL is held back.
 func TestAMarkSettlesWhatIsInTheStream(t *testing.T) {
 	t.Parallel()
-	most := 3_000
+	most := 1_000
 	if full {
 		most = 150_000
 	}
@@ -48,6 +48,9 @@ func TestAMarkSettlesWhatIsInTheStream(t *testing.T) {
 		}
 	}
 }
+
+// deep takes 425,000 states to be missed, and is removed at full counts only.
+const deep = "a snapshot is written before it is used"
 
 // Each safeguard is removed in turn, and something breaks: here the plan and the faults that show it.
 func TestEverySafeguardOfTheMarkIsNeeded(t *testing.T) {
@@ -68,7 +71,7 @@ func TestEverySafeguardOfTheMarkIsNeeded(t *testing.T) {
 		"a park asks for the epoch":                       {"A0!", "cure lock"},
 		"a pass goes on where it stopped":                 {"A0", "crash"},
 		"a refusal raises the claim":                      {"A0!", "cure assist"},
-		"a snapshot is written before it is used":         {"A0 A0~ A0", "pgcrash"},
+		deep:                                              {"A0 A0~ A0", "pgcrash"},
 		"doubt stays until it is settled":                 {"A0", "crash"},
 		"hi bounds what is settled":                       {"A0 A0", "copy"},
 		"marks are per part":                              {"A0 B1", ""},
@@ -89,6 +92,9 @@ func TestEverySafeguardOfTheMarkIsNeeded(t *testing.T) {
 		"what is in the stream is in doubt":               {"A0", "pgback"},
 		"what is missing is published again":              {"A0", "flush"},
 	} {
+		if broken == deep && !full {
+			continue
+		}
 		n, wrong, _ := newMachine(where[0], broken).explore(parseBudget(where[1]), 2_000_000)
 		if wrong == "" {
 			t.Errorf("without %q nothing is found wrong in %d states of %q with %q", broken, n, where[0], where[1])
