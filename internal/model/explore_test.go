@@ -159,7 +159,7 @@ func (m *machine) judge(s *state, last bool) string {
 		}
 	}
 	for e := range int8(len(m.plan.events)) {
-		xid, seq, there := m.row(&s.pg, e)
+		_, _, there := m.row(&s.pg, e)
 		if ids.has(e) || s.pg.tx[m.plan.events[e].tx].phase != visible || s.pg.dead.has(e) {
 			continue
 		}
@@ -168,8 +168,7 @@ func (m *machine) judge(s *state, last bool) string {
 		}
 		whole := s.rd.gate.whole && s.pg.timeline == s.timeline &&
 			s.rd.gate.n >= s.pg.n && s.rd.gate.epoch >= s.pg.raised
-		settled := s.pg.mark[m.part(&s.pg, e)].settled(xid, seq) || seq <= s.pg.base
-		if there && whole && settled {
+		if there && whole && m.settled(&s.pg, e) {
 			return fmt.Sprintf("event %d is settled, and not in the stream", e+1)
 		}
 		if last {
@@ -188,8 +187,7 @@ func (m *machine) rest(s *state) string {
 		return "nobody leads"
 	}
 	for e := range int8(len(m.plan.events)) {
-		xid, seq, there := m.row(&s.pg, e)
-		if there && !s.pg.dead.has(e) && seq > s.pg.base && !s.pg.mark[m.part(&s.pg, e)].settled(xid, seq) {
+		if _, _, there := m.row(&s.pg, e); there && !s.pg.dead.has(e) && !m.settled(&s.pg, e) {
 			return fmt.Sprintf("nothing more happens, and event %d is not settled", e+1)
 		}
 	}

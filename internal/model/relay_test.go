@@ -240,7 +240,6 @@ func (m *machine) publish(s *state, i int) {
 		m.park(s, i, c)
 		return
 	}
-	p.refused = false
 	if s.budget.reply > 0 {
 		lost := n
 		lost.budget.reply--
@@ -249,7 +248,6 @@ func (m *machine) publish(s *state, i int) {
 		m.emit(lost, "event %d arrives, and the answer does not: the stream is %s", c.event, m.stream(&lost.rd))
 	}
 	if !m.arrive(&n, c) {
-		n.procs[i].flying = call{}
 		if p.assistant && s.rd.gate.epoch == p.epoch {
 			p.part = 0 // another one has claimed it
 			m.emit(n, "relay %d is refused: the part is another's", i+1)
@@ -312,7 +310,6 @@ func (m *machine) park(s *state, i int, c call) {
 		mine = false
 	}
 	if !mine {
-		n.procs[i].flying = call{}
 		m.again(&n, i, "may not park")
 		return
 	}

@@ -264,10 +264,10 @@ func (m *machine) naturalize(s *state) {
 	for {
 		first := int8(-1)
 		for e := range int8(len(m.plan.events)) {
-			xid, seq, seen := m.row(&s.pg, e)
-			settled := s.pg.mark[m.part(&s.pg, e)].settled(xid, seq) || s.pg.dead.has(e) || seq <= s.pg.base
+			_, seq, seen := m.row(&s.pg, e)
 			_, now, _ := m.row(pg, e)
-			if seen && !settled && now <= pg.base && (first < 0 || seq < m.seqOf(&s.pg, first)) {
+			if seen && !m.settled(&s.pg, e) && !s.pg.dead.has(e) && now <= pg.base &&
+				(first < 0 || seq < m.seqOf(&s.pg, first)) {
 				first = e
 			}
 		}

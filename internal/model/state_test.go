@@ -181,7 +181,9 @@ type proc struct {
 	next      int8 // the event of the transaction at pos that is next
 	published set
 	marks     [maxPart]mark
-	// of a bound that is being taken: how far it has come, and what is known of it.
+	// of a bound that is being taken: how far it has come, and what is known of it. 1: the snapshot is taken. A stream
+	// goes on with 2, it is written; 3, the position is read; 4, nothing is missing. A sweep that has come to its end
+	// is at 1 again.
 	taking int8
 	b      bound
 	lsn    int8
@@ -218,41 +220,13 @@ type budget struct {
 }
 
 func parseBudget(s string) (b budget) {
+	counts := map[string]*int8{
+		"crash": &b.crash, "lock": &b.lock, "toggle": &b.toggle, "assist": &b.assist, "reply": &b.reply,
+		"pgcrash": &b.pgCrash, "pgback": &b.pgBack, "copy": &b.copy, "rdback": &b.rdBack, "flush": &b.flush,
+		"silent": &b.silent, "slot": &b.slot, "drop": &b.drop, "update": &b.update, "cure": &b.cure,
+	}
 	for _, f := range strings.Fields(s) {
-		switch f {
-		case "crash":
-			b.crash++
-		case "lock":
-			b.lock++
-		case "toggle":
-			b.toggle++
-		case "assist":
-			b.assist++
-		case "pgcrash":
-			b.pgCrash++
-		case "pgback":
-			b.pgBack++
-		case "rdback":
-			b.rdBack++
-		case "copy":
-			b.copy++
-		case "update":
-			b.update++
-		case "reply":
-			b.reply++
-		case "cure":
-			b.cure++
-		case "flush":
-			b.flush++
-		case "silent":
-			b.silent++
-		case "slot":
-			b.slot++
-		case "drop":
-			b.drop++
-		default:
-			panic("unknown fault " + f)
-		}
+		*counts[f]++ // an unknown fault is nil, and panics
 	}
 	return b
 }
@@ -299,6 +273,12 @@ func parsePlan(s string) (p plan) {
 func (m *machine) row(pg *postgres, e int8) (xid, seq int8, seen bool) {
 	t := pg.tx[m.plan.events[e].tx]
 	return t.xid, t.seq + e - m.plan.txs[m.plan.events[e].tx].first, t.phase == visible && !pg.dropped.has(e)
+}
+
+// settled reports whether the row of an event is settled in the table, by its mark or by its number.
+func (m *machine) settled(pg *postgres, e int8) bool {
+	xid, seq, _ := m.row(pg, e)
+	return pg.mark[m.part(pg, e)].settled(xid, seq) || seq <= pg.base
 }
 
 // part is the part of an event's row.

@@ -19,42 +19,34 @@ func (m *machine) step(p *proc, s *state) {
 
 // settledIn reports whether a streamed event is not owed.
 func (m *machine) settledIn(s *state, p *proc, e int8) bool {
-	t := s.pg.tx[m.plan.events[e].tx]
-	seq := t.seq + e - m.plan.txs[m.plan.events[e].tx].first
-	return p.marks[m.plan.events[e].part].s.holds(t.xid, seq) || s.pg.dead.has(e)
+	return m.holds(s, p, e) || s.pg.dead.has(e)
 }
 
 func (m *machine) follow(s *state, i int) {
 	p := &s.procs[i]
-	alive := m.session(s, p)
-	if alive {
-		q := *p
-		m.advance(s, &q)
-		if q.pos < s.pg.synced {
-			r := s.pg.wal[q.pos]
-			e := m.plan.txs[r.tx].first + q.next
-			n := *s
-			n.procs[i] = q
-			if m.settledIn(s, p, e) && !m.without("the stream asks the mark") {
-				m.step(&n.procs[i], s)
-				m.emit(n, "relay %d passes event %d: it is settled", i+1, e+1)
-			} else {
-				m.send(&n, i, e, streamLane, 1)
-			}
-		} else if q.pos != p.pos {
-			n := *s
-			n.procs[i] = q
-			m.emit(n, "relay %d passes what is not for it", i+1)
+	n := *s
+	q := &n.procs[i]
+	m.advance(s, q)
+	switch {
+	case q.pos < s.pg.synced:
+		e := m.plan.txs[s.pg.wal[q.pos].tx].first + q.next
+		if m.settledIn(s, p, e) && !m.without("the stream asks the mark") {
+			m.step(q, s)
+			m.emit(n, "relay %d passes event %d: it is settled", i+1, e+1)
+		} else {
+			m.send(&n, i, e, streamLane, 1)
 		}
+	case q.pos != p.pos:
+		m.emit(n, "relay %d passes what is not for it", i+1)
 	}
-	if s.pg.slot < 0 && alive {
+	if s.pg.slot < 0 {
 		m.again(s, i, "has no slot")
 		return
 	}
 	switch p.taking {
 	case 0:
 		switch {
-		case !alive || !m.behind(s, p):
+		case !m.behind(s, p):
 		case m.without("the snapshot before the position") && p.lsn == 0:
 			m.position(s, i)
 		default:
@@ -105,13 +97,19 @@ func (m *machine) behind(s *state, p *proc) bool {
 
 // held reports whether the marks hold all of a transaction.
 func (m *machine) held(s *state, p *proc, k int8) bool {
-	t, w := s.pg.tx[k], m.plan.txs[k]
+	w := m.plan.txs[k]
 	for e := w.first; e < w.first+w.n; e++ {
-		if !p.marks[m.plan.events[e].part].s.holds(t.xid, t.seq+e-w.first) {
+		if !m.holds(s, p, e) {
 			return false
 		}
 	}
 	return true
+}
+
+// holds reports whether the mark of the part that an event was streamed for holds it.
+func (m *machine) holds(s *state, p *proc, e int8) bool {
+	xid, seq, _ := m.row(&s.pg, e)
+	return p.marks[m.plan.events[e].part].s.holds(xid, seq)
 }
 
 // prove compares the rows that the mark would settle with what was published or parked.
@@ -123,7 +121,7 @@ func (m *machine) prove(s *state, i int) {
 			if p.published.has(e) || m.without("a mark moves on evidence") {
 				continue
 			}
-			n.needless = !s.pg.tx[m.plan.events[e].tx].silent && m.broken != "rows stay in their part"
+			n.needless = !s.pg.tx[m.plan.events[e].tx].silent && !s.pg.moved.has(e)
 			m.again(&n, i, "misses an event")
 			return
 		}
@@ -158,9 +156,6 @@ func (m *machine) move(s *state, i int) {
 // confirm emits that the slot moves behind the transactions that the marks hold.
 func (m *machine) confirm(s *state, i int) {
 	p := &s.procs[i]
-	if !m.session(s, p) || s.pg.slot < 0 {
-		return
-	}
 	to := s.pg.slot
 	for ; to < p.pos; to++ {
 		r := s.pg.wal[to]

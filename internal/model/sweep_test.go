@@ -1,12 +1,18 @@
 package model
 
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
 // assist emits that an instance sweeps along with a leader that polls.
 func (m *machine) assist(s *state, i int) {
 	if s.budget.assist == 0 || s.leader == 0 || int(s.leader) == i+1 {
 		return
 	}
 	l := &s.procs[s.leader-1]
-	if !l.poll || l.pc != sweeping || !m.session(s, l) || s.pg.epoch != l.epoch {
+	if !l.poll || l.pc != sweeping || s.pg.epoch != l.epoch {
 		return
 	}
 	n := *s
@@ -25,12 +31,8 @@ func (m *machine) due(pg *postgres, part int8, mk *mark, b *bound) (events []int
 		}
 		events = append(events, e)
 	}
-	// By number: the events of a later transaction may have lower ones.
-	for a := range events {
-		for b := a; b > 0 && m.seqOf(pg, events[b]) < m.seqOf(pg, events[b-1]); b-- {
-			events[b], events[b-1] = events[b-1], events[b]
-		}
-	}
+	// The events of a later transaction may have lower numbers.
+	slices.SortFunc(events, func(a, b int8) int { return cmp.Compare(m.seqOf(pg, a), m.seqOf(pg, b)) })
 	return events
 }
 
@@ -57,7 +59,7 @@ func (m *machine) sweep(s *state, i int) {
 	}
 	rows := m.due(&s.pg, part, &p.mark, b)
 	// The mark's cursor settles what it has passed; what is due is behind it.
-	if at := s.pg.mark[part].cursor; at < p.mark.cursor && m.session(s, p) {
+	if at := s.pg.mark[part].cursor; at < p.mark.cursor {
 		if !mine {
 			m.again(s, i, "may not write the cursor")
 			return
@@ -66,7 +68,7 @@ func (m *machine) sweep(s *state, i int) {
 		n.pg.mark[part].cursor = p.mark.cursor
 		n.pg.n = max(n.pg.n, p.n)
 		n.pg.sync()
-		m.settle(&n, i, p.part-1)
+		m.settle(&n, i, part)
 		m.emit(n, "relay %d writes cursor %d of part %d", i+1, p.mark.cursor, part)
 	}
 	if len(rows) > 0 {
@@ -151,7 +153,7 @@ func (m *machine) claim(s *state, i int) {
 		}
 		m.emit(n, "relay %d claims part %d", i+1, part)
 	}
-	if p.assistant || p.poll || !all || !m.session(s, p) {
+	if p.assistant || p.poll || !all {
 		return
 	}
 	n := *s
@@ -196,7 +198,7 @@ func (m *machine) take(s *state, i int) {
 	}
 	p.b.hi = s.pg.seq
 	if m.without("hi bounds what is settled") {
-		p.b.hi = 100
+		p.b.hi = math.MaxInt8
 	}
 	m.note(s, n, i)
 }
