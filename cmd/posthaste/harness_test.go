@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -99,35 +100,28 @@ func (p *program) waitText(t *testing.T, text string) {
 // launch starts a command without waiting for anything.
 func (w *world) launch(args ...string) *program {
 	w.t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	p := &program{done: make(chan struct{})}
-	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
-	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
-	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
-	p.cmd.Stdout = p
-	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
-	return p
+	return w.begin(&program{}, nil, args)
 }
 
 // start starts a command with its output in one place.
 func (w *world) start(args ...string) *program {
 	w.t.Helper()
+	p := &program{}
+	return w.begin(p, p, args)
+}
+
+// begin starts a command as p, which takes its output; what it says beside that goes to errOut, or nowhere.
+func (w *world) begin(p *program, errOut io.Writer, args []string) *program {
+	w.t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	p := &program{done: make(chan struct{})}
+	p.done = make(chan struct{})
 	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
 	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Stdout, p.cmd.Stderr = p, errOut
 	if err := p.cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}

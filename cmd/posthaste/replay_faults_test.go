@@ -50,13 +50,20 @@ func TestReplayKilled(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
+// replaying has a replay of 10,000 events begin, at a rate that leaves it under way, and returns their ids.
+func (w *world) replaying(rate string) (p *program, ids []string) {
+	w.t.Helper()
+	ids = w.keep(10000, "outbox.order")
+	p = w.start("replay", "--all", "--rate="+rate)
+	w.waitLen("outbox.order", 250)
+	return p, ids
+}
+
 // Ctrl-C stops a replay in order and says how to go on.
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	ids := w.keep(10000, "outbox.order")
-	p := w.start("replay", "--all", "--rate=1000/s")
-	w.waitLen("outbox.order", 250)
+	p, ids := w.replaying("1000/s")
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -76,9 +83,7 @@ func TestReplayInterrupted(t *testing.T) {
 func TestReplayForgotten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.keep(10000, "outbox.order")
-	p := w.start("replay", "--all", "--rate=1000")
-	w.waitLen("outbox.order", 250)
+	p, _ := w.replaying("1000")
 	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,9 +98,7 @@ func TestReplayForgotten(t *testing.T) {
 func TestReplayTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	ids := w.keep(10000, "outbox.order")
-	first := w.start("replay", "--all", "--rate=1000")
-	w.waitLen("outbox.order", 250)
+	first, ids := w.replaying("1000")
 	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed {
 		t.Errorf("the second: %+v", v)
 	}
