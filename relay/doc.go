@@ -13,9 +13,9 @@
 // one aggregate keep their order. What that rests on:
 //
 //   - A leader reads nothing from the table or the slot before it has written itself into the table as the owner and
-//     has
-//     raised every known gate: what earlier owners published and did not settle is in doubt then, and is not published
-//     again. A follower may sweep a moment earlier; it raises the gate of each stream before it publishes there.
+//     has raised every known gate: what earlier owners published and did not settle is in doubt then, and is not
+//     published again. A follower may sweep a moment earlier; it raises the gate of each stream before it publishes
+//     there.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
 //   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the
 //     audit notices that it did not (auditor.go).

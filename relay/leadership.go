@@ -179,6 +179,11 @@ func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.
 	}
 }
 
+// drain makes one pass over the table, as during does what it is given.
+func (l *leadership) drain(ctx context.Context, poll bool) error {
+	return l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
+}
+
 // unusable notes why the slot cannot be streamed. Events go on by the sweep; whether that is good enough is the desired
 // mode's to say.
 func (l *leadership) unusable(ctx context.Context, err error) {

@@ -15,9 +15,6 @@ const visibleWait = 5 * time.Second
 
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
 func (l *leadership) handOver(ctx context.Context) (transition, error) {
-	drain := func() error {
-		return l.during(ctx, false, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
-	}
 	refuse := func(err error) (transition, error) {
 		var fenced *outbox.FencedError
 		if errors.Is(err, errToggled) || errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
@@ -28,7 +25,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 		return onNotReady, err
 	}
 	// The bulk first, so that the exact part is short.
-	if err := drain(); err != nil {
+	if err := l.drain(ctx, false); err != nil {
 		return refuse(err)
 	}
 	status, err := l.keeper.look(ctx)
@@ -48,7 +45,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	if err != nil {
 		return refuse(err)
 	}
-	if err := drain(); err != nil {
+	if err := l.drain(ctx, false); err != nil {
 		return refuse(err)
 	}
 	l.noted = status.Confirmed
@@ -125,10 +122,7 @@ func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
 		}
 	}
 	l.keeper.streams(true)
-	if err := l.during(ctx, false, func(ctx context.Context) error {
-		return l.sweeps.drain(ctx,
-			l.gates)
-	}); err != nil {
+	if err := l.drain(ctx, false); err != nil {
 		return 0, err
 	}
 	if l.handover, err = l.store.InsertLSN(ctx); err != nil {

@@ -65,8 +65,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 // forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was
 // committed before the adoption is visible; poll says whether polling is wanted, and the pass ends when that changes.
 func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll bool) error {
-	err := l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
-	if err != nil {
+	if err := l.drain(ctx, poll); err != nil {
 		return err
 	}
 	for _, s := range streams {

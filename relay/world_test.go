@@ -100,7 +100,7 @@ func (w *world) grow(bytes int) {
 
 // elapse lets time pass: it is the clock of a bubble, and nobody waits for it. Several goroutines may call it at once,
 // unlike [pass].
-func elapse(d time.Duration) { time.Sleep(d) }
+func elapse(d time.Duration) { _ = pause.For(context.Background(), d) }
 
 // eventually waits until cond holds, which is asked with mu held.
 func (w *world) eventually(what string, within time.Duration, cond func() bool) {

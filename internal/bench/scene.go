@@ -149,8 +149,7 @@ func (s *scene) until(ctx context.Context, p *app.Relay, what string,
 		if time.Since(changed) > time.Minute {
 			h := p.Health()
 			return fmt.Errorf("nothing has changed for a minute while waiting for %s; the relay says: %v %v", what,
-				h.Reasons,
-				h.Degraded)
+				h.Reasons, h.Degraded)
 		}
 		if err := pause.For(ctx, 5*time.Millisecond); err != nil {
 			return err

@@ -81,8 +81,8 @@ func TestDemoIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	if err := demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: &out, Stderr: &out}, options()); !errors.Is(err,
-		context.Canceled) {
+	err := demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: &out, Stderr: &out}, options())
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("it ends with %v: %s", err, out.String())
 	}
 }
