@@ -36,8 +36,8 @@ func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
 				after = before
 				return nil
 			}
-			if _, err = tx.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::pg_lsn)", s.opt.Slot,
-				target.String()); err != nil {
+			if _, err = tx.Exec(ctx, "SELECT pg_catalog.pg_replication_slot_advance($1, $2::pg_lsn)",
+				s.opt.Slot, target.String()); err != nil {
 				return err
 			}
 			after, err = readState(ctx, tx, s.opt.Slot)
@@ -68,10 +68,11 @@ func (s *Slots) Nudge(ctx context.Context) error {
 	name := fmt.Sprintf("%.40s_nudge_%08x", s.opt.Slot, rand.Uint32()) //nolint:gosec // a name, not a secret
 	err = s.bounded(ctx, nudgeTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		// Temporary: an error or the end of the session removes it.
-		if _, err := tx.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput', true)", name); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_create_logical_replication_slot($1, 'pgoutput', true)",
+			name); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, "SELECT pg_drop_replication_slot($1)", name)
+		_, err := tx.Exec(ctx, "SELECT pg_catalog.pg_drop_replication_slot($1)", name)
 		return err
 	})
 	if err == nil || sqlState(err) == pgerrcode.QueryCanceled {
@@ -84,15 +85,17 @@ func (s *Slots) Nudge(ctx context.Context) error {
 func (s *Slots) logSnapshot(ctx context.Context) (done bool, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		const allowed = "SELECT coalesce(" +
-			"has_function_privilege(to_regprocedure('pg_log_standby_snapshot()'), 'EXECUTE'), false)"
+			"pg_catalog.has_function_privilege(" +
+			"pg_catalog.to_regprocedure('pg_catalog.pg_log_standby_snapshot()'), 'EXECUTE'), false)"
 		if err := tx.QueryRow(ctx, allowed).Scan(&done); err != nil || !done {
 			return err
 		}
-		if _, err := tx.Exec(ctx, "SELECT pg_log_standby_snapshot()"); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_log_standby_snapshot()"); err != nil {
 			return err
 		}
 		// The record is not flushed by itself, and decoding ends at what is flushed. A commit with a transaction id is.
-		_, err := tx.Exec(ctx, "SELECT pg_current_xact_id(), set_config('synchronous_commit', 'local', true)")
+		_, err := tx.Exec(ctx,
+			"SELECT pg_current_xact_id(), pg_catalog.set_config('synchronous_commit', 'local', true)")
 		return err
 	})
 	if err != nil {

@@ -48,10 +48,10 @@ func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) err
 
 // create makes the slot. The transaction has written nothing, as logical slots demand.
 func (s *Slots) create(ctx context.Context, version int) error {
-	stmt := "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false)"
+	stmt := "SELECT pg_catalog.pg_create_logical_replication_slot($1, 'pgoutput', false, false)"
 	if version >= 170000 {
 		// temporary, two-phase, failover
-		stmt = "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false, true)"
+		stmt = "SELECT pg_catalog.pg_create_logical_replication_slot($1, 'pgoutput', false, false, true)"
 	}
 	err := s.bounded(ctx, createTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, stmt, s.opt.Slot)

@@ -78,7 +78,8 @@ func (s *Slots) bounded(ctx context.Context, timeout time.Duration,
 	ctx, cancel := context.WithTimeout(ctx, timeout+5*time.Second)
 	defer cancel()
 	return pgx.BeginFunc(ctx, s.opt.Pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)",
+		_, err := tx.Exec(ctx, "SELECT pg_catalog.set_config('statement_timeout', $1, true), "+
+			"pg_catalog.set_config('lock_timeout', $1, true)",
 			fmt.Sprint(timeout.Milliseconds()))
 		if err != nil {
 			return fmt.Errorf("set the statement timeout: %w", err)
@@ -135,7 +136,7 @@ func (s *Slots) Drop(ctx context.Context) error {
 		}
 		err := s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx,
-				"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+				"SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
 				s.opt.Slot)
 			return err
 		})
@@ -193,8 +194,8 @@ func (s *Slots) Evict(ctx context.Context) error {
 func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		// Not in the WHERE clause, whose conditions are evaluated in any order: that terminates everybody's walsenders.
-		err := tx.QueryRow(ctx, `SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_replication_slots
-			WHERE slot_name = $1 AND active_pid IS NOT NULL`, s.opt.Slot).Scan(&pid, nil)
+		err := tx.QueryRow(ctx, `SELECT active_pid, pg_catalog.pg_terminate_backend(active_pid)
+			FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL`, s.opt.Slot).Scan(&pid, nil)
 		if errors.Is(err, pgx.ErrNoRows) {
 			pid, err = 0, nil
 		}

@@ -9,5 +9,8 @@
 // inbox in consumer/inbox, because a consumer imports it without the relay's side; those of the doctor and the trace in
 // internal/ops, because they look at what no other part has a use for.
 //
-// Names are unqualified on purpose: every connection has posthaste's schema in front of its search path (ConnConfig).
+// Names of tables are unqualified on purpose: every connection has posthaste's schema in front of its search path
+// (ConnConfig). Names of functions are not, unless they have no arguments, and operators get arguments of exactly the
+// types of one in pg_catalog: otherwise a function or an operator in the schema that fits better would be called, with
+// the rights of whoever relays. A search path with pg_catalog in front does not prevent that.
 package sql

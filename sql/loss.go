@@ -91,7 +91,7 @@ func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, sinc
 ) error {
 	var first, last *time.Time
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true)",
+		if _, err := tx.Exec(ctx, "SELECT pg_catalog.set_config('statement_timeout', $1, true)",
 			fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package sql
 
 import (
 	"context"
+	stdsql "database/sql"
 	"embed"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/database"
 	"github.com/pressly/goose/v3/lock"
 
 	"posthaste/internal/pause"
@@ -66,11 +68,7 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	if err != nil {
 		return nil, fmt.Errorf("read the migrations: %w", err)
 	}
-	locker, err := lock.NewPostgresSessionLocker()
-	if err != nil {
-		return nil, fmt.Errorf("prepare the migration lock: %w", err)
-	}
-	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithSessionLocker(locker),
+	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithSessionLocker(migrating{}),
 		goose.WithTableName(versionTable), goose.WithSlog(log), goose.WithAllowOutofOrder(false))
 	if err != nil {
 		return nil, fmt.Errorf("prepare the migrations: %w", err)
@@ -102,6 +100,77 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 // everybody else waits behind it, a running relay too. migrateRest is how long they are let through before it tries
 // again.
 const migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
+
+// migrating lets one process migrate at a time, in one version table that nobody else has made: its owner could have
+// given it triggers, which would run with the rights of this role. It stands in for goose's lock, and is the same lock:
+// goose calls its functions without their schema, and would take what somebody has put into ours.
+type migrating struct{}
+
+// SessionLock implements lock.SessionLocker.
+func (m migrating) SessionLock(ctx context.Context, conn *stdsql.Conn) error {
+	for locked := false; !locked; {
+		if err := conn.QueryRowContext(ctx, query("lock_try"), lock.DefaultLockID).Scan(&locked); err != nil {
+			return fmt.Errorf("take the migration lock: %w", err)
+		}
+		if !locked {
+			if err := pause.For(ctx, migrateRest); err != nil {
+				return fmt.Errorf("wait for another migration: %w", err)
+			}
+		}
+	}
+	if err := m.versions(ctx, conn); err != nil {
+		return errors.Join(err, m.SessionUnlock(context.WithoutCancel(ctx), conn))
+	}
+	return nil
+}
+
+// SessionUnlock implements lock.SessionLocker.
+func (migrating) SessionUnlock(ctx context.Context, conn *stdsql.Conn) error {
+	if _, err := conn.ExecContext(ctx, query("lock_drop"), lock.DefaultLockID); err != nil {
+		return fmt.Errorf("give the migration lock back: %w", err)
+	}
+	return nil
+}
+
+// versions makes the version table as goose would, or looks at whose it is.
+func (migrating) versions(ctx context.Context, conn *stdsql.Conn) error {
+	var ours bool
+	var owner string
+	err := conn.QueryRowContext(ctx, query("version_table"), versionTable).Scan(&ours, &owner)
+	switch {
+	case errors.Is(err, stdsql.ErrNoRows):
+		return createVersions(ctx, conn)
+	case err != nil:
+		return fmt.Errorf("look for the version table: %w", err)
+	case !ours:
+		return fmt.Errorf("%s belongs to role %q: run posthaste migrate as that role if it is to own posthaste's "+
+			"tables, otherwise drop what it has made in the schema", versionTable, owner)
+	}
+	return nil
+}
+
+func createVersions(ctx context.Context, conn *stdsql.Conn) error {
+	store, err := database.NewStore(database.DialectPostgres, versionTable)
+	if err != nil {
+		return fmt.Errorf("prepare the version table: %w", err)
+	}
+	tx, err := conn.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("make the version table: %w", err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	err = store.CreateVersionTable(ctx, tx)
+	if err == nil {
+		err = store.Insert(ctx, tx, database.InsertRequest{Version: 0})
+	}
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return fmt.Errorf("make the version table: %w", err)
+	}
+	return nil
+}
 
 // createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
 // there is nothing to create, so it is asked for only when needed.

@@ -5,8 +5,8 @@ SELECT
     t.tablename IS NOT NULL                                                 AS listed,
     -- Row filters and column lists exist since Postgres 15. A row that is filtered out would be missed silently, a
     -- column that is left out stops the decoder.
-    coalesce(to_jsonb(t) ->> 'rowfilter' IS NULL
-        AND coalesce(to_jsonb(t) -> 'attnames' ?& $4::text[], true), false) AS whole
+    coalesce(pg_catalog.to_jsonb(t) ->> 'rowfilter'::text IS NULL
+        AND coalesce(pg_catalog.to_jsonb(t) -> 'attnames'::text ?& $4::text[], true), false) AS whole
 FROM (SELECT) AS one
 LEFT JOIN pg_publication p ON p.pubname = $1
 LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3

@@ -92,10 +92,11 @@ func partitionName(day time.Time) string { return "inbox_p" + day.Format("200601
 func makePartition(ctx context.Context, db *pgxpool.Pool, day time.Time) error {
 	name := partitionName(day)
 	var exists bool
-	if err := db.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", name).Scan(&exists); err != nil || exists {
+	err := db.QueryRow(ctx, "SELECT pg_catalog.to_regclass($1) IS NOT NULL", name).Scan(&exists)
+	if err != nil || exists {
 		return err
 	}
-	err := locked(ctx, db, func(tx pgx.Tx) error {
+	err = locked(ctx, db, func(tx pgx.Tx) error {
 		var late bool
 		if err := tx.QueryRow(ctx, query("default_has_day"), day).Scan(&late); err != nil || late {
 			return err

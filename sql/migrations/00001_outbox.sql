@@ -4,21 +4,21 @@
 -- may insert (id, aggregate_type, aggregate_id, event_type, payload[, headers]) in its own transaction.
 CREATE TABLE outbox (
     -- All events of one aggregate fall into one part, so a sweeper that owns the part keeps their order.
-    part           smallint     NOT NULL GENERATED ALWAYS AS ((hashtextextended(aggregate_id, 0) & 15)::smallint) STORED,
+    part           smallint     NOT NULL GENERATED ALWAYS AS ((pg_catalog.hashtextextended(aggregate_id, 0) & 15::bigint)::smallint) STORED,
     -- CACHE stays 1: a cached sequence would give a later insert of the same aggregate a smaller number.
     seq            bigint       NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 1),
     id             uuid         NOT NULL,
     -- Braces would split a stream and its gate over two Cluster slots.
     aggregate_type text         NOT NULL CHECK (aggregate_type ~ '^[a-zA-Z0-9_.:-]{1,64}$'),
-    aggregate_id   text         NOT NULL CHECK (octet_length(aggregate_id) <= 1024),
+    aggregate_id   text         NOT NULL CHECK (pg_catalog.octet_length(aggregate_id) <= 1024),
     event_type     varchar(255) NOT NULL,
     -- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader forever.
-    payload        jsonb        NOT NULL CHECK (octet_length(payload::text) <= 8388608),
-    headers        jsonb                 CHECK (octet_length(headers::text) <= 65536),
+    payload        jsonb        NOT NULL CHECK (pg_catalog.octet_length(payload::text) <= 8388608),
+    headers        jsonb                 CHECK (pg_catalog.octet_length(headers::text) <= 65536),
     created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),
     -- What a sweeper bounds a batch by, computed once at the insert instead of at every read.
     bytes          integer      NOT NULL GENERATED ALWAYS AS
-        (octet_length(payload::text) + coalesce(octet_length(headers::text), 0) + octet_length(aggregate_id)) STORED,
+        (pg_catalog.octet_length(payload::text) + coalesce(pg_catalog.octet_length(headers::text), 0) + pg_catalog.octet_length(aggregate_id)) STORED,
     -- The only index: one index per insert is what keeps writes cheap.
     PRIMARY KEY (part, seq)
 ) WITH (
@@ -62,7 +62,7 @@ CREATE TABLE outbox_part (
     part  smallint PRIMARY KEY CHECK (part BETWEEN 0 AND 15),
     claim bigint   NOT NULL DEFAULT 0
 );
-INSERT INTO outbox_part (part) SELECT generate_series(0, 15);
+INSERT INTO outbox_part (part) SELECT pg_catalog.generate_series(0, 15);
 
 -- Every stream ever published to; a row is committed before the stream's first publish, because an adoption raises the
 -- gates of exactly these streams.
@@ -99,7 +99,7 @@ CREATE TABLE relay_state (
     active_mode       text        NOT NULL DEFAULT 'standby' CHECK (active_mode IN ('cdc', 'poll', 'standby')),
     -- The fencing token, raised by one at every adoption, and the nonce that tells two holders of one number apart.
     epoch             bigint      NOT NULL DEFAULT 0,
-    nonce             bytea       NOT NULL DEFAULT '\x00000000000000000000000000000000' CHECK (octet_length(nonce) = 16),
+    nonce             bytea       NOT NULL DEFAULT '\x00000000000000000000000000000000' CHECK (pg_catalog.octet_length(nonce) = 16),
     -- Everything committed at or below it was looked up in the table before it was streamed.
     handover_lsn      pg_lsn,
     -- This database's identity towards Redis.

@@ -5,13 +5,13 @@ CREATE TABLE orders (
     id         uuid        PRIMARY KEY,
     user_id    uuid        NOT NULL,
     -- The first 16 bytes of a SHA-256 over the key and its scope; the key itself is never stored.
-    idem_key   bytea       NOT NULL CHECK (octet_length(idem_key) = 16),
+    idem_key   bytea       NOT NULL CHECK (pg_catalog.octet_length(idem_key) = 16),
     -- The fingerprint of the validated command: the same key with another one is refused.
-    idem_fp    bytea       NOT NULL CHECK (octet_length(idem_fp) BETWEEN 1 AND 33),
+    idem_fp    bytea       NOT NULL CHECK (pg_catalog.octet_length(idem_fp) BETWEEN 1 AND 33),
     -- The guard's token when the order was written; 0 without the guard. For people, not for decisions.
     fence      bigint      NOT NULL DEFAULT 0,
     amount     bigint      NOT NULL CHECK (amount > 0 AND amount <= 999999999999999),
-    currency   char(3)     NOT NULL CHECK (currency ~ '^[A-Z]{3}$'),
+    currency   char(3)     NOT NULL CHECK (currency ~ '^[A-Z]{3}$'::text),
     -- A refusal for business reasons is a row too, under the same unique key: one index arbitrates success against
     -- refusal.
     status     text        NOT NULL CHECK (status IN ('PENDING', 'REJECTED')),

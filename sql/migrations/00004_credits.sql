@@ -33,7 +33,7 @@ CREATE TABLE credit_entries (
     seq           bigint      NOT NULL CHECK (seq > 0),
     -- A hash of the idempotency key and its scope, and the id of the event.
     op_id         uuid        NOT NULL,
-    fp            bytea       NOT NULL CHECK (octet_length(fp) BETWEEN 1 AND 33),
+    fp            bytea       NOT NULL CHECK (pg_catalog.octet_length(fp) BETWEEN 1 AND 33),
     kind          text        NOT NULL CHECK (kind IN ('add', 'deduct')),
     outcome       text        NOT NULL CHECK (outcome IN ('OK', 'INSUFFICIENT', 'OVERFLOW')),
     amount        bigint      NOT NULL CHECK (amount BETWEEN 1 AND 999999999999),

@@ -12,11 +12,11 @@ CREATE TABLE order_payments (
     refund_id  uuid        NOT NULL,
     user_id    uuid        NOT NULL,
     -- The order's key and fingerprint, and what it will be.
-    idem_key   bytea       NOT NULL CHECK (octet_length(idem_key) = 16),
-    idem_fp    bytea       NOT NULL CHECK (octet_length(idem_fp) BETWEEN 1 AND 33),
+    idem_key   bytea       NOT NULL CHECK (pg_catalog.octet_length(idem_key) = 16),
+    idem_fp    bytea       NOT NULL CHECK (pg_catalog.octet_length(idem_fp) BETWEEN 1 AND 33),
     order_id   uuid        NOT NULL,
     amount     bigint      NOT NULL CHECK (amount BETWEEN 1 AND 999999999999),
-    currency   char(3)     NOT NULL CHECK (currency ~ '^[A-Z]{3}$'),
+    currency   char(3)     NOT NULL CHECK (currency ~ '^[A-Z]{3}$'::text),
     -- Of the order's event; NULL for none.
     headers    jsonb,
     created_at timestamptz NOT NULL,
@@ -29,7 +29,7 @@ CREATE INDEX order_payments_due ON order_payments (due) WHERE due IS NOT NULL;
 -- what was deducted, moved in the transaction that takes the operation. An account that vanishes leaves a difference.
 ALTER TABLE credit_epoch ADD COLUMN issued bigint NOT NULL DEFAULT 0;
 UPDATE credit_epoch e SET issued = s.total
-FROM (SELECT get_byte(sha256(uuid_send(user_id)), 0) AS bucket, sum(balance) AS total FROM credit_accounts GROUP BY 1) s
+FROM (SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.uuid_send(user_id)), 0) AS bucket, pg_catalog.sum(balance) AS total FROM credit_accounts GROUP BY 1) s
 WHERE s.bucket = e.bucket;
 
 -- +goose Down

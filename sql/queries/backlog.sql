@@ -1,1 +1,1 @@
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at))), 0)::float8 FROM outbox
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - pg_catalog.min(created_at) FILTER (WHERE pg_catalog.isfinite(created_at))), 0)::float8 FROM outbox

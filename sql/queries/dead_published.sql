@@ -2,4 +2,4 @@
 DELETE FROM outbox_dead d
 WHERE d.retry_seq IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM outbox o
-                  WHERE o.part = (hashtextextended(d.aggregate_id, 0) & 15)::smallint AND o.seq = d.retry_seq AND o.id = d.id)
+                  WHERE o.part = (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AND o.seq = d.retry_seq AND o.id = d.id)

@@ -1,1 +1,1 @@
-SELECT pg_advisory_unlock($1::bigint)
+SELECT pg_catalog.pg_advisory_unlock($1::bigint)

@@ -1,2 +1,2 @@
 -- Keyed by the table: advisory locks are the database's, and another application may use the same numbers.
-SELECT hashtextextended('posthaste ' || $1::text || ' ' || 'outbox'::regclass::oid, 0)
+SELECT pg_catalog.hashtextextended('posthaste ' || $1::text || ' ' || 'outbox'::regclass::oid::text, 0)

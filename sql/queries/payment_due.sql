@@ -7,7 +7,7 @@ WITH taken AS (
 )
 SELECT t.op_id, t.refund_id, t.user_id, t.idem_key, t.idem_fp, t.order_id, t.amount, t.currency, t.headers::text, t.created_at,
     coalesce(o.status, ''), coalesce(o.pay_with, ''), coalesce(e.outcome, ''), coalesce(r.outcome, ''),
-    (extract(epoch FROM clock_timestamp() - t.created_at) * 1000000)::bigint
+    (extract(epoch FROM clock_timestamp() - t.created_at) * 1000000::numeric)::bigint
 FROM taken t
 LEFT JOIN orders o ON o.user_id = t.user_id AND o.idem_key = t.idem_key
 LEFT JOIN credit_entries e ON e.user_id = t.user_id AND e.op_id = t.op_id

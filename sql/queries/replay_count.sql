@@ -1,4 +1,4 @@
-SELECT stream, count(*), min(published_at), max(published_at)
+SELECT stream, count(*), pg_catalog.min(published_at), pg_catalog.max(published_at)
 FROM history
-WHERE published_at >= $3 AND published_at <= $4 AND ($5 = '' OR event_type = $5) AND ($6 = '' OR stream = $6)
+WHERE published_at >= $3 AND published_at <= $4 AND ($5::text = '' OR event_type::text = $5) AND ($6::text = '' OR stream = $6)
 GROUP BY stream ORDER BY stream

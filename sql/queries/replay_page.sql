@@ -5,12 +5,12 @@ SELECT w.published_at, w.seq, w.id, w.aggregate_type, w.aggregate_id, w.event_ty
        CASE WHEN w.wanted THEN w.payload::text END, CASE WHEN w.wanted THEN w.headers::text END,
        coalesce(w.event_time, w.created_at), w.stream, w.wanted
 FROM (
-    SELECT page.*, sum(page.bytes) OVER run - page.bytes AS bytes_before,
+    SELECT page.*, pg_catalog.sum(page.bytes) OVER run - page.bytes AS bytes_before,
            count(*) FILTER (WHERE page.wanted) OVER run - page.wanted::integer AS events_before
     FROM (
-        SELECT h.*, CASE WHEN h.wanted THEN octet_length(h.payload::text) ELSE 0 END AS bytes
+        SELECT h.*, CASE WHEN h.wanted THEN pg_catalog.octet_length(h.payload::text) ELSE 0 END AS bytes
         FROM (
-            SELECT *, ($6 = '' OR event_type = $6) AND ($7 = '' OR stream = $7) AS wanted
+            SELECT *, ($6::text = '' OR event_type::text = $6) AND ($7::text = '' OR stream = $7) AS wanted
             FROM history
             WHERE published_at >= $3 AND (published_at, seq) > ($3, $4::bigint) AND published_at <= $5
             ORDER BY published_at, seq LIMIT $8

@@ -1,1 +1,1 @@
-SELECT to_regclass($1::text) IS NOT NULL
+SELECT pg_catalog.to_regclass($1::text) IS NOT NULL

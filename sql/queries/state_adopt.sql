@@ -7,8 +7,8 @@ WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (
     -- The timeline that is written now: the control file still names the old one for a while after a promotion.
-    SELECT s.system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
-    FROM pg_control_system() s, set_config('synchronous_commit', 'local', true)
+    SELECT s.system_identifier, ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+    FROM pg_control_system() s, pg_catalog.set_config('synchronous_commit', 'local', true)
 ), adopted AS (
     UPDATE relay_state r
     SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL,
@@ -19,7 +19,7 @@ WITH was AS MATERIALIZED (
     RETURNING r.timeline
 ), suspected AS (
     INSERT INTO outbox_loss (stream, after_entry, until_ms, since, events)
-    SELECT s.stream, s.after_entry, s.until_ms, clock_timestamp() - s.age * interval '1 ms' - interval '5 min', s.events
+    SELECT s.stream, s.after_entry, s.until_ms, clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min', s.events
     FROM adopted, unnest($7::text[], $8::text[], $9::bigint[], $10::bigint[], $11::bigint[]) AS s(stream, after_entry, until_ms, age, events)
 ), failed_over AS (
     INSERT INTO outbox_loss (stream, events)

@@ -4,10 +4,10 @@
 -- nothing else is up to there.
 WITH pick AS MATERIALIZED (
     SELECT w.seq FROM (
-        SELECT o.seq, sum(o.bytes) OVER (ORDER BY o.seq ROWS UNBOUNDED PRECEDING) - o.bytes AS before
+        SELECT o.seq, pg_catalog.sum(o.bytes) OVER (ORDER BY o.seq ROWS UNBOUNDED PRECEDING) - o.bytes AS before
         FROM outbox o WHERE o.part = $1 ORDER BY o.seq LIMIT $2
     ) w WHERE w.before < $3
 )
-DELETE FROM outbox WHERE part = $1 AND seq <= (SELECT max(seq) FROM pick)
+DELETE FROM outbox WHERE part = $1 AND seq <= (SELECT pg_catalog.max(seq) FROM pick)
 RETURNING seq, id, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
-    CASE WHEN isfinite(created_at) THEN created_at ELSE clock_timestamp() END
+    CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END

@@ -3,7 +3,7 @@
 WITH gone AS (
     DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1))
     RETURNING seq, id, aggregate_type, aggregate_id, event_type, payload, headers,
-        CASE WHEN isfinite(created_at) THEN created_at ELSE clock_timestamp() END AS created_at
+        CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END AS created_at
 )
 INSERT INTO outbox_dead AS d (id, seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
 SELECT id, seq, aggregate_type, aggregate_id, event_type, CASE WHEN $3::boolean THEN payload END, CASE WHEN $3::boolean THEN headers END,

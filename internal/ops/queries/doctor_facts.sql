@@ -1,14 +1,14 @@
 -- What the doctor wants to know of the server. It needs no schema.
-SELECT current_setting('server_version_num')::integer,
-       current_setting('wal_level'),
-       current_setting('max_replication_slots')::integer,
+SELECT pg_catalog.current_setting('server_version_num')::integer,
+       pg_catalog.current_setting('wal_level'),
+       pg_catalog.current_setting('max_replication_slots')::integer,
        (SELECT count(*) FROM pg_replication_slots)::integer,
-       current_setting('max_wal_senders')::integer,
+       pg_catalog.current_setting('max_wal_senders')::integer,
        (SELECT count(*) FROM pg_stat_replication)::integer,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
        -- A managed service may give the right by membership.
        EXISTS (SELECT 1 FROM pg_roles WHERE rolname = current_user AND (rolreplication OR rolsuper)
-               OR rolname = 'rds_replication' AND pg_has_role(oid, 'USAGE')),
+               OR rolname = 'rds_replication' AND pg_catalog.pg_has_role(oid, 'USAGE')),
        pg_is_in_recovery(),
-       current_setting('synchronized_standby_slots', true),
+       pg_catalog.current_setting('synchronized_standby_slots', true),
        (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout')
