@@ -42,6 +42,12 @@ func TestRoles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// As in Postgres 14, and in clusters upgraded from it.
+	superuser := connect(t, pg.URL("template1"))
+	if _, err := superuser.Exec(t.Context(), "GRANT CREATE ON SCHEMA public TO PUBLIC"); err != nil {
+		t.Fatal(err)
+	}
+	_ = superuser.Close(t.Context()) // a database in use is no template
 	psql := filepath.Join(bin, "psql")
 	if _, err := os.Stat(psql); err != nil {
 		psql = "psql" // packages of servers alone come without it

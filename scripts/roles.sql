@@ -15,6 +15,8 @@ REVOKE ALL ON DATABASE posthaste FROM PUBLIC;
 GRANT CONNECT ON DATABASE posthaste TO posthaste_api;
 
 \connect posthaste
+-- Nobody else puts functions where the relay looks for tables. Before 15 everybody may, and after an upgrade still.
+REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 -- Only members of this role can see what holds the WAL back (the oldest open transaction, in any database).
 GRANT pg_read_all_stats TO posthaste;
 -- Frees WAL immediately instead of at the next background record (from 16 on).

@@ -187,11 +187,14 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 
 // rights tells what the role may not do. The tables' owner may everything but the last.
 func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
-	var lacks, hiding string
+	var lacks, hiding, creators string
 	var published, partitions, publication, statistics bool
 	err := conn.QueryRow(ctx, query("doctor_rights")).Scan(&lacks, &partitions, &publication, &statistics, &hiding)
 	if err == nil {
 		err = conn.QueryRow(ctx, query("doctor_publication"), d.config.Publication).Scan(&published)
+	}
+	if err == nil {
+		err = conn.QueryRow(ctx, query("doctor_creators")).Scan(&creators)
 	}
 	if err != nil {
 		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", oneLine(err))
@@ -203,6 +206,12 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	if lacks != "" {
 		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role",
 			"this role lacks %s", lacks)
+	}
+	if creators != "" {
+		d.add(SeverityFail, "schema rights",
+			"REVOKE CREATE ON SCHEMA "+d.config.Schema+" FROM "+creators+"; or a schema of its own (--schema)",
+			"%s may create in schema %s: functions made there could be called with the relay's rights",
+			creators, d.config.Schema)
 	}
 	if hiding != "" {
 		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",

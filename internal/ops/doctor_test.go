@@ -75,6 +75,39 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	}
 }
 
+// Whoever may create in the schema is named, unless the tables are his to use anyway.
+func TestDoctorNamesWhoMayCreateInTheSchema(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	own, writer := d.Name+"_own", d.Name+"_writer"
+	for _, stmt := range []string{
+		"CREATE ROLE " + own, "CREATE ROLE " + writer, "ALTER TABLE outbox OWNER TO " + own,
+		"GRANT CREATE ON SCHEMA public TO " + own,
+	} {
+		d.Exec(t, stmt)
+	}
+	t.Cleanup(func() {
+		_, _ = d.Pool.Exec(context.Background(),
+			"DROP OWNED BY "+own+", "+writer+" CASCADE; DROP ROLE "+own+", "+writer)
+	})
+	if _, f := diagnose(t, d, d.URL); f["schema rights"].Check != "" {
+		t.Errorf("the tables' owner: %+v", f["schema rights"])
+	}
+	for _, c := range []struct{ grant, revoke, named string }{
+		{"GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "PUBLIC"},
+		{"GRANT CREATE ON SCHEMA public TO " + writer, "REVOKE CREATE ON SCHEMA public FROM " + writer, writer},
+		{"ALTER DATABASE " + d.Name + " OWNER TO " + writer, "ALTER DATABASE " + d.Name + " OWNER TO postgres", writer},
+	} {
+		d.Exec(t, c.grant)
+		ok, f := diagnose(t, d, d.URL)
+		got := f["schema rights"]
+		if ok || got.Severity != ops.SeverityFail || !strings.HasPrefix(got.Detail, c.named+" ") {
+			t.Errorf("%s: ok %v, %+v", c.grant, ok, got)
+		}
+		d.Exec(t, c.revoke)
+	}
+}
+
 // A Postgres that hangs takes its own time only: Redis is looked at all the same, and found well.
 func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	t.Parallel()

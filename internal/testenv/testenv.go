@@ -120,7 +120,16 @@ func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	return local.StartPostgres(ctx, bin, dir, append(append([]string{}, fast...), settings...)...)
+	pg, err := local.StartPostgres(ctx, bin, dir, append(append([]string{}, fast...), settings...)...)
+	if err != nil {
+		return nil, err
+	}
+	// As from 15 on.
+	if err := execOn(ctx, pg.URL("template1"), "REVOKE CREATE ON SCHEMA public FROM PUBLIC"); err != nil {
+		_ = pg.Stop("immediate")
+		return nil, err
+	}
+	return pg, nil
 }
 
 func sharedServer() (*local.Postgres, error) {
