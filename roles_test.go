@@ -7,16 +7,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/local"
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -58,11 +62,121 @@ func TestRoles(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("roles.sql: %v\n%s", err, out)
 	}
+	// As the script of the first version left it: migrate takes it back.
+	if _, err := connect(t, pg.URL("posthaste")).Exec(t.Context(), "ALTER DEFAULT PRIVILEGES FOR ROLE posthaste "+
+		"IN SCHEMA public GRANT SELECT, INSERT ON TABLES TO posthaste_api"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := sql.Migrate(t.Context(), as("posthaste", pg), "public", slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatalf("migrate as the owner: %v", err)
 	}
+	for _, member := range []string{
+		"CREATE ROLE shop LOGIN IN ROLE posthaste_emit", "CREATE ROLE alice LOGIN IN ROLE posthaste_operator",
+	} {
+		if _, err := connect(t, pg.URL("postgres")).Exec(t.Context(), member); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Run("owner", func(t *testing.T) { testOwner(t, connect(t, as("posthaste", pg))) })
-	t.Run("api", func(t *testing.T) { testAPI(t, connect(t, as("posthaste_api", pg))) })
+	t.Run("api", func(t *testing.T) { testAPI(t, pg) })
+	t.Run("emit", func(t *testing.T) { testEmit(t, connect(t, as("shop", pg))) })
+	t.Run("operator", func(t *testing.T) { testOperator(t, pg) })
+	for role, may := range rights {
+		t.Run("no more for "+role, func(t *testing.T) {
+			testNoMore(t, connect(t, as("posthaste", pg)), connect(t, as(role, pg)), may)
+		})
+	}
+}
+
+// rights are what each role may do to posthaste's tables beside reading, as "table.column: privilege", or "table:
+// privilege"; * is every column. Whoever may read, may read everything.
+var rights = map[string]struct {
+	reads bool
+	may   []string
+}{
+	"posthaste_api": {true, []string{
+		"orders.*: INSERT", "order_payments.*: INSERT", "credit_epoch.bucket: INSERT",
+		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
+		"outbox.event_type: INSERT",
+		"outbox.payload: INSERT", "outbox.headers: INSERT",
+	}},
+	"shop": {false, []string{
+		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
+		"outbox.event_type: INSERT",
+		"outbox.payload: INSERT", "outbox.headers: INSERT",
+	}},
+	"alice": {true, []string{
+		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
+		"relay_state.changed_at: UPDATE", "relay_state.source: UPDATE", "relay_state.system_identifier: UPDATE",
+		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
+		"outbox.event_type: INSERT",
+		"outbox.payload: INSERT", "outbox.headers: INSERT", "outbox.created_at: INSERT",
+		"outbox_dead.retry_seq: UPDATE", "outbox_dead: DELETE", "outbox_loss.replayed_at: UPDATE",
+		"credit_accounts.frozen: UPDATE", "credit_epoch.bucket: INSERT", "credit_epoch.bumped_at: UPDATE",
+	}},
+}
+
+// testNoMore tries every right on every table and column as the role: it has those in may, and no others.
+func testNoMore(t *testing.T, owner, c *pgx.Conn, want struct {
+	reads bool
+	may   []string
+},
+) {
+	var columns [][2]string
+	rows, err := owner.Query(t.Context(), `SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a
+		ON a.attrelid = c.oid WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')
+		AND a.attnum > 0 AND NOT a.attisdropped ORDER BY 1, 2`)
+	if err == nil {
+		columns, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (c [2]string, err error) {
+			return c, r.Scan(&c[0], &c[1])
+		})
+	}
+	if err != nil || len(columns) < 100 {
+		t.Fatalf("%d columns, %v", len(columns), err)
+	}
+	tried := map[string]string{}
+	partition := func(table string) bool { return strings.HasSuffix(table, "_default") }
+	for _, col := range columns {
+		table, column := col[0], col[1]
+		tried[table+"."+column+": SELECT"] = fmt.Sprintf("SELECT %s FROM %s LIMIT 0", column, table)
+		tried[table+"."+column+": INSERT"] = fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %[2]s "+
+			"FROM (SELECT (NULL::%[1]s).*) AS none WHERE false", table, column)
+		tried[table+"."+column+": UPDATE"] = fmt.Sprintf("UPDATE %s SET %s = DEFAULT WHERE false", table, column)
+		tried[table+": DELETE"] = "DELETE FROM " + table + " WHERE false"
+		tried[table+": TRUNCATE"] = "TRUNCATE " + table
+		tried[table+": TRIGGER"] = fmt.Sprintf("CREATE TRIGGER t BEFORE INSERT ON %s EXECUTE FUNCTION "+
+			"suppress_redundant_updates_trigger()", table)
+		tried[table+": LOCK"] = "LOCK TABLE " + table + " IN ACCESS EXCLUSIVE MODE"
+		tried[table+": DROP"] = "DROP TABLE " + table + " CASCADE"
+	}
+	for what, stmt := range tried {
+		table, _, _ := strings.Cut(what, ".")
+		_, privilege, _ := strings.Cut(what, ": ")
+		table, _, _ = strings.Cut(table, ":")
+		should := want.reads && privilege == "SELECT" && !partition(table) || slices.Contains(want.may, what) ||
+			slices.Contains(want.may, table+".*: "+privilege)
+		if privilege == "LOCK" {
+			// Whoever may update or delete in a table may lock it, too.
+			should = slices.ContainsFunc(want.may, func(m string) bool {
+				return m == table+": DELETE"
+			})
+		}
+		tx, err := c.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = tx.Exec(t.Context(), stmt)
+		_ = tx.Rollback(t.Context())
+		var pe *pgconn.PgError
+		denied := errors.As(err, &pe) && (pe.Code == pgerrcode.InsufficientPrivilege ||
+			pe.Code == pgerrcode.GeneratedAlways) // nobody may
+		switch {
+		case should && err != nil:
+			t.Errorf("%s (%s): %v", what, stmt, err)
+		case !should && !denied:
+			t.Errorf("%s (%s): got %v, want permission denied", what, stmt, err)
+		}
+	}
 }
 
 func connect(tb testing.TB, url string) *pgx.Conn {
@@ -98,44 +212,136 @@ func testOwner(t *testing.T, c *pgx.Conn) {
 	}
 }
 
-func testAPI(t *testing.T, c *pgx.Conn) {
-	tx, err := c.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(),
-		`INSERT INTO orders (id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
-		VALUES ($1, $1, decode(repeat('00', 16), 'hex'), '\x00', 1, 'EUR', 'PENDING', now()) ON CONFLICT DO NOTHING`,
-		uuid.New()); err != nil {
-		t.Errorf("insert an order: %v", err)
-	}
-	if _, err := sql.InsertEvent(t.Context(), tx, sql.Event{
-		AggregateType: "order", AggregateID: "1",
-		Type: "order.created", Payload: []byte("{}"),
-	}); err != nil {
-		t.Errorf("insert an event: %v", err)
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Errorf("commit: %v", err)
-	}
-	for _, stmt := range []string{
-		"SELECT id FROM orders", "SELECT id FROM outbox",
-		"SELECT max(version_id) FROM posthaste_migrations",
-	} {
-		if _, err := c.Exec(t.Context(), stmt); err != nil {
-			t.Errorf("%s: %v", stmt, err)
-		}
-	}
-	for _, stmt := range []string{
-		"DELETE FROM outbox", "UPDATE orders SET amount = 2", "TRUNCATE outbox", "UPDATE relay_state SET epoch = 0",
-		"DROP TABLE orders", "CREATE TABLE public.mine ()", "DROP PUBLICATION posthaste",
-		"SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
-	} {
+// refused checks that each statement is denied.
+func refused(t *testing.T, c *pgx.Conn, stmts ...string) {
+	t.Helper()
+	for _, stmt := range stmts {
 		_, err := c.Exec(t.Context(), stmt)
 		var pe *pgconn.PgError
-		if !errors.As(err, &pe) || pe.Code != pgerrcode.InsufficientPrivilege &&
-			!strings.Contains(pe.Message, "owner") {
+		if !errors.As(err, &pe) ||
+			pe.Code != pgerrcode.InsufficientPrivilege && !strings.Contains(pe.Message, "owner") {
 			t.Errorf("%s: got %v, want permission denied", stmt, err)
 		}
 	}
+}
+
+// forNobody are refused to every role but the owner: a version that makes serve and relay refuse to start, money from
+// nothing, an event that replay publishes, a place in the order of events, a time in the past.
+var forNobody = []string{
+	"INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)",
+	"INSERT INTO credit_accounts (user_id, balance, last_seq, updated_at) VALUES (gen_random_uuid(), 1000, 0, now())",
+	`INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at,
+		stream, mode)
+		VALUES (1, gen_random_uuid(), 'order', '1', 'order.created', '{}', now(), now(), 'outbox.order', 'cdc')`,
+	`INSERT INTO outbox (seq, id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
+		VALUES (1, gen_random_uuid(), 'order', '1', 'order.created', '{}')`,
+	"UPDATE orders SET amount = 2", "TRUNCATE outbox", "DELETE FROM outbox", "UPDATE relay_state SET epoch = 0",
+	"DROP TABLE orders", "CREATE TABLE public.mine ()", "DROP PUBLICATION posthaste",
+	"CREATE FUNCTION public.hashtextextended(text, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+	"SELECT pg_create_logical_replication_slot('mine', 'pgoutput')", "SELECT setval('outbox_seq_seq', 1)",
+}
+
+func pool(t *testing.T, role string, pg *testenv.Server) *sql.Pool {
+	t.Helper()
+	cfg, err := sql.PoolConfig(as(role, pg), "public", "roles")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+func testAPI(t *testing.T, pg *testenv.Server) {
+	ctx, p := t.Context(), pool(t, "posthaste_api", pg)
+	for _, err := range []error{sql.CheckSchema(ctx, p), sql.CheckOrderTables(ctx, p), sql.CheckWritable(ctx, p)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	o := &sql.Order{
+		ID: uuid.New(), UserID: uuid.New(), Fingerprint: []byte{1}, Amount: 1, Currency: "EUR",
+		Status: sql.OrderPending, CreatedAt: time.Now(),
+	}
+	tx, err := sql.BeginOrder(ctx, p, o, &sql.Event{
+		AggregateType: "order", AggregateID: o.ID.String(), Type: "order.created", Payload: []byte("{}"),
+	})
+	if err == nil {
+		err = tx.Commit(ctx)
+	}
+	if err != nil {
+		t.Errorf("place an order: %v", err)
+	}
+	if _, err := sql.NotePayment(ctx, p, &sql.Payment{
+		OpID: uuid.New(), RefundID: uuid.New(), UserID: uuid.New(), Fingerprint: []byte{1}, OrderID: uuid.New(),
+		Amount: 1, Currency: "USD", CreatedAt: time.Now(),
+	}, time.Minute); err != nil {
+		t.Errorf("note a payment: %v", err)
+	}
+	c := connect(t, as("posthaste_api", pg))
+	if _, err := c.Exec(ctx, "INSERT INTO credit_epoch (bucket) VALUES (1) ON CONFLICT DO NOTHING"); err != nil {
+		t.Errorf("use a bucket: %v", err)
+	}
+	refused(t, c, forNobody...)
+	refused(t, c, "DELETE FROM outbox_dead", "INSERT INTO relay_state (name) VALUES ('mine')")
+}
+
+func testEmit(t *testing.T, c *pgx.Conn) {
+	err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
+		_, err := sql.InsertEvent(t.Context(), tx, sql.Event{
+			AggregateType: "order", AggregateID: "1", Type: "order.created", Payload: []byte("{}"),
+			Headers: map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+		})
+		return err
+	})
+	if err != nil {
+		t.Errorf("insert an event: %v", err)
+	}
+	refused(t, c, forNobody...)
+	refused(t, c, "SELECT id FROM outbox", "SELECT id FROM orders",
+		"INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at) "+
+			"VALUES (gen_random_uuid(), 'order', '1', 'order.created', '{}', 'infinity')")
+}
+
+// testOperator does what the commands do that write: mode, adopt, dead, replay, credits unfreeze.
+func testOperator(t *testing.T, pg *testenv.Server) {
+	ctx, p, owner := t.Context(), pool(t, "alice", pg), connect(t, as("posthaste", pg))
+	for name, err := range map[string]error{
+		"register": sql.Register(ctx, p, "default"), "rename": sql.Register(ctx, p, "other"),
+		"set the mode": sql.SetDesired(ctx, p, "other", outbox.ModePoll), "identify": sql.Identify(ctx, p),
+		"note a replay": sql.BroughtBack(ctx, p, time.Now(), time.Now(), ""),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	id := uuid.New()
+	for _, stmt := range []string{
+		`INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error, class,
+			attempts) VALUES ($1, 1, 'order', '1', 'order.created', '{}', now(), 'no', 'no', 1)`,
+		"INSERT INTO credit_accounts (user_id, balance, last_seq, frozen, updated_at) VALUES ($1, 1, 1, 'why', now())",
+	} {
+		if _, err := owner.Exec(ctx, stmt, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sql.RetryDead(ctx, p, id); err != nil {
+		t.Errorf("retry: %v", err)
+	}
+	if err := sql.DropDead(ctx, p, id); err != nil {
+		t.Errorf("drop: %v", err)
+	}
+	c := connect(t, as("alice", pg))
+	for _, stmt := range []string{
+		"SELECT FROM credit_epoch FOR UPDATE SKIP LOCKED", "UPDATE credit_accounts SET frozen = NULL",
+	} {
+		if _, err := c.Exec(ctx, stmt); err != nil {
+			t.Errorf("%s: %v", stmt, err)
+		}
+	}
+	refused(t, c, forNobody...)
+	refused(t, c, "UPDATE credit_accounts SET balance = 2")
 }

@@ -52,7 +52,8 @@ func (e schemaError) Permanent() bool { return e.permanent }
 func (schemaError) Condition() string { return "schema" }
 
 // Migrate applies the embedded migrations to schema in the database at url, and returns the versions it applied. It
-// may run in many places at once: a session lock lets one work and the others wait.
+// may run in many places at once: a session lock lets one work and the others wait. Roles named like the files in
+// rights get exactly the rights written there.
 func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64, error) {
 	cfg, err := ConnConfig(url, schema, "migrate")
 	if err != nil {
@@ -83,10 +84,15 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 		for _, r := range done {
 			applied = append(applied, r.Source.Version)
 		}
+		busy := SQLState(err) == pgerrcode.LockNotAvailable
+		if err == nil {
+			err = grant(ctx, db, schema)
+			busy = passing(err)
+		}
 		if err == nil {
 			return applied, nil
 		}
-		if SQLState(err) != pgerrcode.LockNotAvailable {
+		if !busy {
 			return applied, fmt.Errorf("migrate: %w", err)
 		}
 		log.Warn("a table is in use; trying again", "err", err)
@@ -94,6 +100,16 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 			return applied, fmt.Errorf("migrate: %w", err)
 		}
 	}
+}
+
+// passing reports an error of grant that somebody else's work at the same time explains: a lock that is held, or a
+// partition that was made or dropped.
+func passing(err error) bool {
+	switch SQLState(err) {
+	case pgerrcode.LockNotAvailable, pgerrcode.UndefinedTable, pgerrcode.InternalError: // tuple concurrently updated
+		return true
+	}
+	return false
 }
 
 // migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say):

@@ -65,6 +65,9 @@ type source[T any] struct {
 // staleAfter is from when on a look counts as none: the longest pause between two is shorter while somebody looks.
 const staleAfter = 30 * time.Second
 
+// errNoRelay is the error of a table that no relay has worked on yet.
+var errNoRelay = errors.New("no relay has run yet")
+
 // errSlow is the error of a server that answers, but not what was asked.
 var errSlow = errors.New("it answers, but not these queries in time: the outbox is very large or locked, or the " +
 	"server is busy")
@@ -304,6 +307,9 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 		// No relay has run yet; posthaste status makes the row in the same way.
 		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
 			p, err = ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+		}
+		if sql.Denied(err) { // the role of serve cannot
+			err = errNoRelay
 		}
 	}
 	if err != nil {

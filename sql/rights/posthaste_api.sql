@@ -1,0 +1,5 @@
+-- What serve may do beside reading posthaste's tables.
+GRANT INSERT ON orders, order_payments TO posthaste_api;
+GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers) ON outbox TO posthaste_api;
+-- A bucket's first operation.
+GRANT INSERT (bucket) ON credit_epoch TO posthaste_api;
