@@ -1,11 +1,14 @@
 package sink
 
 import (
+	"bytes"
 	"context"
 	"encoding"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,8 +25,9 @@ const (
 	argSettled = 12
 	argLet     = 13
 	argHeads   = 14
+	argPubSub  = 16
 	argTraced  = 17
-	argEvents  = 18
+	argEvents  = 19
 )
 
 // call holds the arguments of a lane's script calls. They are used again from batch to batch, and refer to the events
@@ -32,15 +36,13 @@ type call struct {
 	args   []any
 	heads  []byte
 	traces []string
+	pubsub bool
 }
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
-	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, s.source, "0", nil)
-	if s.pubsub {
-		args[argTraced-1] = "1"
-	}
-	return call{args: args}
+	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, s.source, nil, nil, s.channel)
+	return call{args: args, pubsub: s.pubsub}
 }
 
 // encode returns the arguments that publish events under number. They are valid until the next call.
@@ -54,6 +56,7 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 		c.traces = append(c.traces, t)
 	}
 	args := c.args[:argEvents]
+	args[argPubSub] = c.announced(events)
 	args[argNumber], args[argSettled], args[argLet], args[argHeads], args[argTraced] = number, settled, let, c.heads,
 		"0"
 	if traced {
@@ -67,6 +70,24 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 	}
 	c.args = args
 	return args
+}
+
+// announced says which of events are published on a channel, too: "" for none, "1" for all, else a digit each.
+func (c *call) announced(events []*outbox.Event) string {
+	if !c.pubsub {
+		return ""
+	}
+	reserved := func(e *outbox.Event) bool { return strings.HasPrefix(e.Type, "__") }
+	if !slices.ContainsFunc(events, reserved) {
+		return "1"
+	}
+	digits := bytes.Repeat([]byte{'1'}, len(events))
+	for i, e := range events {
+		if reserved(e) {
+			digits[i] = '0'
+		}
+	}
+	return string(digits)
 }
 
 // release lets go of the events.

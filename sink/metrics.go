@@ -38,7 +38,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		pubsub: f.NewCounter(prometheus.CounterOpts{
 			Name: "outbox_pubsub_failed_total",
-			Help: "Events whose PUBLISH Redis refused; they are in the stream. Rises when the channel is forbidden.",
+			Help: "Events that are in their stream and were not published on their channel. Rises when Redis refuses " +
+				"PUBLISH, and with types that begin with __, whose channels are Redis' own.",
 		}),
 		length: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "outbox_stream_length",

@@ -3,6 +3,7 @@ package sink_test
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -126,6 +127,56 @@ func TestARefusedPublishIsCountedAndTheEntryStays(t *testing.T) {
 	f.wantStored(events...)
 	if n := f.metric("outbox_pubsub_failed_total"); n != 4 {
 		t.Errorf("%v failed, want 4", n)
+	}
+}
+
+// The channels that begin with __ are Redis' own: a message there would look like Redis' word to whoever listens.
+// Whoever may insert an event chooses its type.
+func TestNoEventSpeaksOnAChannelOfRedis(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, prefix string
+		types, want  []string
+	}{
+		{"alone", "", []string{"__keyspace@0__:session"}, nil},
+		{
+			"among others", "",
+			[]string{"order.created", "__keyspace@0__:session", "_x", "__redis__:invalidate", "order.paid"},
+			[]string{"order.created", "_x", "order.paid"},
+		},
+		{"with a prefix", "shop:", []string{"order.created", "__sentinel__:hello"}, []string{"shop:order.created"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := on(t, testenv.Redis(t), sink.Options{PubSub: true, ChannelPrefix: c.prefix})
+			sub := f.server.Client.PSubscribe(t.Context(), "*")
+			defer sub.Close()
+			if _, err := sub.Receive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			events := makeEvents(len(c.types))
+			for i, e := range events {
+				e.Type = c.types[i]
+			}
+			f.publish(f.lane(f.adopted(1)), events...)
+			f.wantStored(events...)
+			f.must(f.server.Client.Publish(t.Context(), "end", "").Err())
+			var got []string
+			for {
+				m, err := sub.ReceiveMessage(t.Context())
+				f.must(err)
+				if m.Channel == "end" {
+					break
+				}
+				got = append(got, m.Channel)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("channels %q, want %q", got, c.want)
+			}
+			if n := f.metric("outbox_pubsub_failed_total"); int(n) != len(c.types)-len(c.want) {
+				t.Errorf("%v counted, want %d", n, len(c.types)-len(c.want))
+			}
+		})
 	}
 }
 

@@ -31,8 +31,10 @@ type Options struct {
 	Server *Server
 	// Source is the source field of every entry, for example /posthaste/default.
 	Source string
-	// PubSub also publishes each payload on the channel named by the event's type.
-	PubSub bool
+	// PubSub also publishes each payload on the channel named by the event's type, behind ChannelPrefix. A type that
+	// begins with __ is no channel: those are Redis' own.
+	PubSub        bool
+	ChannelPrefix string
 	// Durability is what Confirm waits for.
 	Durability Durability
 	// MaxLen is the length Trim shortens a stream to, approximately; 0 never trims.
@@ -51,6 +53,7 @@ type Sink struct {
 	server  *Server
 	source  string
 	pubsub  bool
+	channel string
 	durable Durability
 	maxLen  int64
 	force   bool
@@ -75,7 +78,8 @@ func New(o Options) *Sink {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sink{
-		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, durable: o.Durability, maxLen: o.MaxLen,
+		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, channel: o.ChannelPrefix,
+		durable: o.Durability, maxLen: o.MaxLen,
 		force: o.TrimForce, m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)

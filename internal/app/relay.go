@@ -61,8 +61,9 @@ func (p *Relay) build(ctx context.Context) error {
 	}
 	p.client = client
 	p.sink = sink.New(sink.Options{
-		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub, Durability: c.Durability,
-		MaxLen: c.StreamMaxlen, TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
+		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub,
+		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
+		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
 	if err := p.buildCredits(); err != nil {
 		return err

@@ -38,6 +38,7 @@ type Settings struct {
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
 	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
+	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
 	WALBudget       string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." env:"POSTHASTE_WAL_BUDGET" default:"1GiB"`
 	RedisDurability string `help:"What a row's deletion waits for: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
@@ -71,28 +72,31 @@ type Config struct {
 	Slot         string
 	StreamPrefix string
 	PubSub       bool
-	History      time.Duration
-	WALBudget    int64
-	Durability   sink.Durability
-	Window       int
-	WindowBytes  int
-	SweepWorkers int
-	Poison       relay.Poison
-	TrimForce    bool
-	StreamMaxlen int64
-	RateLimit    float64
-	KeyMaxAge    time.Duration
-	AuthKeys     bool
-	AuthKeysFile string
-	DrainTimeout time.Duration
-	LogLevel     slog.Level
-	LogText      bool
+	// ChannelPrefix begins the names of channels.
+	ChannelPrefix string
+	History       time.Duration
+	WALBudget     int64
+	Durability    sink.Durability
+	Window        int
+	WindowBytes   int
+	SweepWorkers  int
+	Poison        relay.Poison
+	TrimForce     bool
+	StreamMaxlen  int64
+	RateLimit     float64
+	KeyMaxAge     time.Duration
+	AuthKeys      bool
+	AuthKeysFile  string
+	DrainTimeout  time.Duration
+	LogLevel      slog.Level
+	LogText       bool
 }
 
 var (
 	relayNamePattern = regexp.MustCompile(`^[a-z0-9_]{1,50}$`)
 	schemaPattern    = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]{0,62}$`)
 	prefixPattern    = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{0,64}$`)
+	channelPattern   = regexp.MustCompile(`^([a-zA-Z0-9.:-][a-zA-Z0-9_.:-]{0,63})?$`) // __ begins Redis' own
 )
 
 // parser collects the faults of settings.
@@ -162,15 +166,16 @@ func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	c := Config{
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
-		Schema:       p.match("schema", s.Schema, schemaPattern),
-		RelayName:    p.match("relay-name", s.RelayName, relayNamePattern),
-		StreamPrefix: p.match("stream-prefix", s.StreamPrefix, prefixPattern),
-		PubSub:       p.choice("pubsub", s.Pubsub, "on", "off") == "on",
-		History:      p.duration("history", s.History, 0),
-		WALBudget:    p.size("wal-budget", s.WALBudget, 16<<20),
-		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
-		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
-		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
+		Schema:        p.match("schema", s.Schema, schemaPattern),
+		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
+		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
+		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
+		History:       p.duration("history", s.History, 0),
+		WALBudget:     p.size("wal-budget", s.WALBudget, 16<<20),
+		Window:        int(p.number("window", s.Window, 1, 10_000_000)),
+		WindowBytes:   int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SweepWorkers:  int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
 			string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",

@@ -52,6 +52,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		"admin-addr":       func(s *app.Settings) { s.AdminAddr = ":70000" },
 		"schema":           func(s *app.Settings) { s.Schema = "a b" },
 		"relay-name":       func(s *app.Settings) { s.RelayName = "A" },
+		"channel-prefix":   func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
 		"stream-prefix":    func(s *app.Settings) { s.StreamPrefix = "a b" },
 		"pubsub":           func(s *app.Settings) { s.Pubsub = "maybe" },
 		"history":          func(s *app.Settings) { s.History = "soon" },
@@ -79,7 +80,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		}
 	}
 	_, err := s.Parse()
-	if list := faults(err); len(list) != 23 || strings.Contains(err.Error(), secret) {
+	if list := faults(err); len(list) != 24 || strings.Contains(err.Error(), secret) {
 		t.Errorf("%d faults: %v", len(list), err)
 	}
 }

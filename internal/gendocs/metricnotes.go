@@ -270,7 +270,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_pubsub_failed_total",
-			"Redis refuses PUBLISH to the user (ACL); the streams have the events all the same.",
+			"Redis refuses PUBLISH to the user (ACL), or event types begin with `__`, and such channels are Redis' " +
+				"own; the streams have the events all the same.",
 			"sum(rate(outbox_pubsub_failed_total[5m]))",
 		},
 		{

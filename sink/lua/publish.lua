@@ -1,15 +1,15 @@
 -- Publishes one numbered batch of a lane, once.
 -- KEYS stream, gate
 -- ARGV source, epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
---      let through, heads, the entries' source field, pubsub ("1"), traced ("1"), then per event type, subject, data and, if
---      traced, traceparent. heads has per event 16 bytes of id, 36 of its text, 27 of time.
+--      let through, heads, the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a digit per
+--      event), traced ("1"), what channels begin with, then per event type, subject, data and, if traced, traceparent. heads has per event 16 bytes of id, 36 of its text, 27 of time.
 -- Answers {OK, batch, lost pubs, n}, {XADD, batch, lost pubs, n, error} when it stopped after the events in batch, {GAP},
 -- {FENCED, epoch} or {FOREIGN, source}. batch is what the gate holds in u:, n how many events it has let through.
-local HEAD, FIRST = 79, 13
+local HEAD, FIRST = 79, 14
 local stream, gate = KEYS[1], KEYS[2]
 local epoch, lane, claim, lnonce = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local number, settled, least, heads, esource = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local pubsub, traced = ARGV[12] == '1', ARGV[13] == '1'
+local pubsub, traced, prefix = ARGV[12], ARGV[13] == '1', ARGV[14]
 local width = traced and 4 or 3
 local count = #heads / HEAD
 if #ARGV ~= FIRST + count * width then return redis.error_reply('ERR wrong number of arguments for a batch') end
@@ -114,7 +114,13 @@ for i = from + 1, count do
     end
     out[#out + 1] = id .. char(#r) .. r
     n, newest = n + 1, r
-    if pubsub and type(call('PUBLISH', ARGV[a + 1], ARGV[a + 3])) == 'table' then lost = lost + 1 end
+    if pubsub ~= '' then
+      if pubsub ~= '1' and string.byte(pubsub, i) == 48 then
+        lost = lost + 1
+      elseif type(call('PUBLISH', prefix .. ARGV[a + 1], ARGV[a + 3])) == 'table' then
+        lost = lost + 1
+      end
+    end
   end
 end
 
