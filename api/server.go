@@ -14,6 +14,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/shared"
 	"posthaste/sql"
 )
 
@@ -21,6 +22,9 @@ import (
 type Options struct {
 	// Pool reaches Postgres; see sql.PoolConfig. The caller closes it.
 	Pool *sql.Pool
+	// Probe reaches the same database for the handler of Readyz, so that asking takes no connection of the orders'.
+	// nil: Pool. The caller closes it.
+	Probe *sql.Pool
 	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
 	Redis idem.Redis
 	// Credits keeps the balances. nil: the credit routes answer 503.
@@ -48,6 +52,9 @@ type Options struct {
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
 	pool *sql.Pool
+	// probe is for looks at Postgres.
+	probe *sql.Pool
+	ready shared.Look[Readiness]
 	// poolSize is how many connections the pool may hold.
 	poolSize int
 	redis    idem.Redis
@@ -84,6 +91,11 @@ func New(o Options) (*Server, error) {
 		keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
+	if s.probe = o.Probe; s.probe == nil {
+		s.probe = o.Pool
+	}
+	s.ready.Timeout = readyTimeout
+	s.ready.Read = func(ctx context.Context) (Readiness, error) { return s.Ready(ctx), nil }
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"posthaste/internal/ops"
+	"posthaste/internal/shared"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sql"
@@ -29,7 +30,8 @@ import (
 
 // Options are what the admin interface shows and changes.
 type Options struct {
-	// Source is where GET /relay looks; its Pool serves the other calls, too. The caller closes it.
+	// Source is where GET /relay looks; its Pool serves the other calls, too. It should be no other work's: see Conns.
+	// The caller closes it.
 	ops.Source
 	// Ready answers /readyz.
 	Ready http.Handler
@@ -48,9 +50,16 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Conns is how many connections are in use at most by the reads, which ask once for all who read at the same time, and
+// how many are left to what changes something.
+const Conns = 2 + 2
+
 type server struct {
 	Options
 	log *slog.Logger
+	// status and dead are what reads answer with.
+	status shared.Look[ops.Report]
+	dead   shared.Look[[]ops.Dead]
 }
 
 // Handler returns the admin interface.
@@ -59,26 +68,51 @@ func Handler(o Options) http.Handler {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &server{Options: o, log: o.Logger.With("component", "admin")}
+	s.status.Timeout, s.dead.Timeout = callTimeout, callTimeout
+	s.status.Read = func(ctx context.Context) (ops.Report, error) {
+		snap, err := s.Look(ctx)
+		if err != nil {
+			return ops.Report{}, err
+		}
+		return snap.Report(), nil
+	}
+	s.dead.Read = func(ctx context.Context) ([]ops.Dead, error) { return ops.ListDead(ctx, s.Pool) }
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", alive)
 	mux.Handle("GET /readyz", o.Ready)
-	mux.HandleFunc("GET /relay", s.relay)
+	mux.HandleFunc("GET /relay", ours(s.relay))
 	mux.HandleFunc("PUT /relay/mode", s.guarded(s.setMode))
-	mux.HandleFunc("GET /relay/dead", s.listDead)
+	mux.HandleFunc("GET /relay/dead", ours(s.listDead))
 	mux.HandleFunc("POST /relay/dead/{id}/retry", s.guarded(s.retryDead))
 	mux.HandleFunc("DELETE /relay/dead/{id}", s.guarded(s.dropDead))
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/", ours(pprof.Index))
+	mux.HandleFunc("GET /debug/pprof/cmdline", ours(pprof.Cmdline))
+	mux.HandleFunc("GET /debug/pprof/profile", ours(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/symbol", ours(pprof.Symbol))
+	mux.HandleFunc("GET /debug/pprof/trace", ours(pprof.Trace))
 	if s.Console != nil {
 		mux.Handle("/console/", s.Console)
 		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	}
 	// A page of another origin, open in the operator's browser, must not be able to switch modes.
 	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
+}
+
+// sameOrigin asks of a read what browsers are asked of what changes something.
+var sameOrigin = http.NewCrossOriginProtection()
+
+// ours refuses to be read by pages of other origins. They could not see the answer, but have it made again and again.
+// (Health and metrics cost little, and are for everybody; the console sees to itself.)
+func ours(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		as := &http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header}
+		if sameOrigin.Check(as) != nil {
+			problem(w, http.StatusForbidden, "this is not for pages of other origins")
+			return
+		}
+		next(w, r)
+	}
 }
 
 // knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to
@@ -163,17 +197,16 @@ func RelayReady(r *relay.Relay) http.Handler {
 const callTimeout = 5 * time.Second
 
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-	defer cancel()
-	snap, err := s.Look(ctx)
+	report, err := s.status.Get(r.Context())
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
-	write(w, http.StatusOK, snap.Report())
+	write(w, http.StatusOK, report)
 }
 
-func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
+// readMode reads the mode that is asked for; on failure it has answered.
+func readMode(w http.ResponseWriter, r *http.Request) (outbox.Mode, bool) {
 	var body struct {
 		Mode string `json:"mode"`
 	}
@@ -181,11 +214,19 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&body); err != nil {
 		problem(w, http.StatusBadRequest, `the body must be {"mode":"auto"|"cdc"|"poll"}`)
-		return
+		return "", false
 	}
 	mode, err := outbox.ParseMode(body.Mode)
 	if err != nil {
 		problem(w, http.StatusUnprocessableEntity, err.Error())
+		return "", false
+	}
+	return mode, true
+}
+
+func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
+	mode, ok := readMode(w, r)
+	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
@@ -194,14 +235,13 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err)
 		return
 	}
+	s.changed()
 	s.log.Info("mode set", "desired", mode)
 	write(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 }
 
 func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-	defer cancel()
-	dead, err := ops.ListDead(ctx, s.Pool)
+	dead, err := s.dead.Get(r.Context())
 	if err != nil {
 		s.fail(w, err)
 		return
@@ -217,17 +257,27 @@ func (s *server) dropDead(w http.ResponseWriter, r *http.Request) {
 	s.onDead(w, r, "dropped", func(ctx context.Context, id uuid.UUID) error { return sql.DropDead(ctx, s.Pool, id) })
 }
 
+// deadID accepts the 36-character form only; uuid.Parse knows others.
+func deadID(s string) (uuid.UUID, error) {
+	if len(s) != 36 {
+		return uuid.Nil, errors.New("not 36 characters")
+	}
+	return uuid.Parse(s)
+}
+
 func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 	act func(ctx context.Context, id uuid.UUID) error,
 ) {
-	id, err := uuid.Parse(r.PathValue("id"))
+	id, err := deadID(r.PathValue("id"))
 	if err != nil {
 		problem(w, http.StatusBadRequest, "the id must be a UUID")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	switch err := act(ctx, id); {
+	err = act(ctx, id)
+	s.changed()
+	switch {
 	case errors.Is(err, sql.ErrNotParked):
 		problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
 	case errors.Is(err, sql.ErrUnreadable):
@@ -238,6 +288,12 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 		s.log.Info("parked event "+done, "event_id", id) //nolint:sloglint // two constants
 		write(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
 	}
+}
+
+// changed has the next reads look again.
+func (s *server) changed() {
+	s.status.Forget()
+	s.dead.Forget()
 }
 
 // guarded asks for the token, if one is set.

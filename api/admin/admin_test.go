@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,7 +12,9 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +33,8 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 type world struct {
 	db  *testenv.Database
 	url string
+	// seen counts the requests that have arrived.
+	seen *atomic.Int64
 }
 
 func newWorld(t *testing.T, token string) *world {
@@ -41,12 +46,17 @@ func newWorld(t *testing.T, token string) *world {
 	}
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
-	srv := httptest.NewServer(admin.Handler(admin.Options{
+	h := admin.Handler(admin.Options{
 		Source: ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay},
 		Ready:  admin.RelayReady(relay), Token: token, Gatherer: reg, Logger: testenv.Logger(t),
+	})
+	seen := new(atomic.Int64)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen.Add(1)
+		h.ServeHTTP(w, r)
 	}))
 	t.Cleanup(srv.Close)
-	return &world{db: d, url: srv.URL}
+	return &world{db: d, url: srv.URL, seen: seen}
 }
 
 func (w *world) call(t *testing.T, method, path, body string, header ...string) (int, string) {
@@ -138,18 +148,16 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	if _, err := lock.Exec(t.Context(), leads); err != nil {
 		t.Fatal(err)
 	}
-	var redis error
-	h := admin.Handler(admin.Options{
-		Source: ops.Source{
-			Pool: d.Pool, RelayName: d.Relay, Slots: slots, Redis: func(context.Context) error { return redis },
-		},
-		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
-	})
 	for want, err := range map[string]error{
 		`{"word":"ok","why":"a relay is starting"}`:                nil,
 		`{"word":"degraded","why":"redis unreachable: no answer"}`: errors.New("redis unreachable:\nno answer"),
 	} {
-		redis = err
+		h := admin.Handler(admin.Options{
+			Source: ops.Source{
+				Pool: d.Pool, RelayName: d.Relay, Slots: slots, Redis: func(context.Context) error { return err },
+			},
+			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
+		})
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/relay", nil))
 		if body := rec.Body.String(); rec.Code != 200 || !strings.Contains(body, `"verdict":`+want) ||
@@ -190,6 +198,72 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
 			t.Errorf("%v: %d, want 403", h, status)
 		}
+		for _, path := range []string{"/relay", "/relay/dead", "/debug/pprof/"} {
+			if status, _ := w.call(t, "GET", path, "", h...); status != 403 {
+				t.Errorf("%s, %v: %d, want 403", path, h, status)
+			}
+		}
+		for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200} {
+			if status, _ := w.call(t, "GET", path, "", h...); status != want {
+				t.Errorf("%s, %v: %d, want %d", path, h, status, want)
+			}
+		}
+	}
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
+	for _, h := range [][]string{{"Sec-Fetch-Site", "none"}, {"Sec-Fetch-Site", "same-origin"}, {"Origin", w.url}} {
+		if status, body := w.call(t, "GET", "/relay", "", h...); status != 200 {
+			t.Errorf("%v: %d %s", h, status, body)
+		}
+	}
+}
+
+// Whoever asks while somebody else does waits for the same look: it takes one connection and one round of statements.
+func TestManyWhoReadCostOneLook(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
+	before := w.db.Pool.Stat().AcquireCount()
+	if status, body := w.call(t, "GET", "/relay", ""); status != 200 {
+		t.Fatalf("%d %s", status, body)
+	}
+	one := w.db.Pool.Stat().AcquireCount() - before
+	lock, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(t.Context(), "LOCK TABLE outbox, outbox_dead"); err != nil {
+		t.Fatal(err)
+	}
+	const many = 20
+	answers := make(chan int, 2*many)
+	for _, path := range []string{"/relay", "/relay/dead"} {
+		for range many {
+			go func() {
+				status, _ := w.call(t, "GET", path, "")
+				answers <- status
+			}()
+		}
+	}
+	begun := w.db.Pool.Stat().AcquireCount()
+	testenv.Eventually(t, 4*time.Second, func() error {
+		if n := w.seen.Load(); n != 2+2*many {
+			return fmt.Errorf("%d requests arrived", n)
+		}
+		return nil
+	})
+	if n := w.db.Pool.Stat().AcquiredConns(); n > 3 { // the lock's, and one for each path
+		t.Errorf("%d connections in use", n)
+	}
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * many {
+		if status := <-answers; status != 200 {
+			t.Errorf("status %d", status)
+		}
+	}
+	if took := w.db.Pool.Stat().AcquireCount() - begun; took > 2*one+2 {
+		t.Errorf("%d connections were taken, and %d for one look", took, one)
 	}
 }
 

@@ -71,20 +71,16 @@ func (p *Serve) build(ctx context.Context) error {
 		Registerer: reg,
 	})
 	p.api, err = api.New(api.Options{
-		Pool: p.pool, Redis: client, Credits: p.credits, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge,
-		Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
+		Pool: p.pool, Probe: p.adminPool, Redis: client, Credits: p.credits, Keys: keys, RateLimit: c.RateLimit,
+		KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
 	})
-	if err != nil {
-		return err
-	}
-	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
 		return err
 	}
 	if p.public, err = Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
-	return p.listen(ctx, "serve", slots, nil, p.api.Readyz())
+	return p.listen(ctx, "serve", nil, p.api.Readyz())
 }
 
 // Run serves until ctx ends, and closes everything.
