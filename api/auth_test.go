@@ -146,3 +146,29 @@ func TestResponsesCarrySecurityHeaders(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseKeys: every key of a file that is taken stands in it, and errors quote nothing.
+func FuzzParseKeys(f *testing.F) {
+	for _, seed := range []string{
+		"", "# c\n", hashOf("x") + " *", hashOf("x") + " " + testUser + "\r\n\n", strings.ToUpper(hashOf("x")) + "\t*",
+		hashOf("x") + " * *", hashOf("x") + "00 *",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		k, err := ParseKeys(strings.NewReader(text))
+		if err != nil {
+			for field := range strings.FieldsSeq(text) {
+				if len(field) > 40 && strings.Contains(err.Error(), field) {
+					t.Fatalf("%q: %v", text, err)
+				}
+			}
+			return
+		}
+		for _, key := range k.list {
+			if !strings.Contains(strings.ToLower(text), hex.EncodeToString(key.hash[:])) {
+				t.Fatalf("%q: %x", text, key.hash)
+			}
+		}
+	})
+}
