@@ -4,17 +4,12 @@ package admin
 
 import (
 	"context"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/http/pprof"
-	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -35,17 +30,14 @@ type Options struct {
 	ops.Source
 	// Ready answers /readyz.
 	Ready http.Handler
-	// Token, if not empty, is required as bearer token by every call that changes something.
-	Token string
 	// Gatherer feeds /metrics.
 	Gatherer prometheus.Gatherer
 	// Console serves /console/; nil for none.
 	Console http.Handler
-	// Addr is the address as the operator wrote it, Bound what it became. On a loopback listener only requests for
-	// loopback names and for Addr's host are answered; on another one, without a Token, pages under a name with a dot
-	// that is not Addr's host change nothing. nil Bound: every request is answered.
-	Addr  string
-	Bound net.Addr
+	// Access says who may do what.
+	Access
+	// Profiles serves profiles of this process.
+	Profiles bool
 	// Logger may be nil.
 	Logger *slog.Logger
 }
@@ -81,86 +73,18 @@ func Handler(o Options) http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", alive)
 	mux.Handle("GET /readyz", o.Ready)
-	mux.HandleFunc("GET /relay", ours(s.relay))
-	mux.HandleFunc("PUT /relay/mode", s.guarded(s.setMode))
-	mux.HandleFunc("GET /relay/dead", ours(s.listDead))
-	mux.HandleFunc("POST /relay/dead/{id}/retry", s.guarded(s.retryDead))
-	mux.HandleFunc("DELETE /relay/dead/{id}", s.guarded(s.dropDead))
-	mux.HandleFunc("GET /debug/pprof/", ours(pprof.Index))
-	mux.HandleFunc("GET /debug/pprof/cmdline", ours(pprof.Cmdline))
-	mux.HandleFunc("GET /debug/pprof/profile", ours(pprof.Profile))
-	mux.HandleFunc("GET /debug/pprof/symbol", ours(pprof.Symbol))
-	mux.HandleFunc("GET /debug/pprof/trace", ours(pprof.Trace))
+	mux.HandleFunc("GET /relay", s.reads(s.relay))
+	mux.HandleFunc("PUT /relay/mode", s.writes(s.setMode))
+	mux.HandleFunc("GET /relay/dead", s.reads(s.listDead))
+	mux.HandleFunc("POST /relay/dead/{id}/retry", s.writes(s.retryDead))
+	mux.HandleFunc("DELETE /relay/dead/{id}", s.writes(s.dropDead))
+	addProfiles(mux, &s.Access, s.Profiles)
 	if s.Console != nil {
-		mux.Handle("/console/", s.Console)
+		mux.Handle("/console/", s.console(s.Console))
 		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	}
 	// A page of another origin, open in the operator's browser, must not be able to switch modes.
 	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
-}
-
-// sameOrigin asks of a read what browsers are asked of what changes something.
-var sameOrigin = http.NewCrossOriginProtection()
-
-// ours refuses to be read by pages of other origins. They could not see the answer, but have it made again and again.
-// (Health and metrics cost little, and are for everybody; the console sees to itself.)
-func ours(next http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		as := &http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header}
-		if sameOrigin.Check(as) != nil {
-			problem(w, http.StatusForbidden, "this is not for pages of other origins")
-			return
-		}
-		next(w, r)
-	}
-}
-
-// knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to
-// its address counts as the same origin in a browser. On a loopback listener that page could read everything;
-// elsewhere, where a process does not know all its names, it must at least not change anything, as long as no token is
-// asked for. (curl sends no Origin.)
-func (s *server) knownHost(next http.Handler) http.Handler {
-	bound, ok := s.Bound.(*net.TCPAddr)
-	if !ok {
-		return next
-	}
-	asked, _, _ := net.SplitHostPort(s.Addr)
-	local := bound.IP.IsLoopback()
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host := hostOf(r.Host)
-		addr, err := netip.ParseAddr(host)
-		known := err == nil && addr.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
-			host != "" && strings.EqualFold(host, asked)
-		switch {
-		case known:
-		case local:
-			problem(w, http.StatusMisdirectedRequest,
-				"this listener answers for this machine only; use 127.0.0.1 or localhost, or name the host in "+
-					"--admin-addr")
-			return
-		// An address cannot be made to resolve to another, and a name without a dot is nobody else's.
-		case r.Header.Get("Origin") != "" && !safe(r.Method) && s.Token == "" && err != nil &&
-			strings.Contains(host, "."):
-			problem(w, http.StatusMisdirectedRequest,
-				"without an admin token nothing is changed under this name; set POSTHASTE_ADMIN_TOKEN, use an "+
-					"address, or name the host in --admin-addr")
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// safe reports whether requests of a method change nothing.
-func safe(method string) bool {
-	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions
-}
-
-// hostOf is the name or address in a Host header.
-func hostOf(header string) string {
-	if h, _, err := net.SplitHostPort(header); err == nil {
-		header = h
-	}
-	return strings.ToLower(strings.Trim(header, "[]"))
 }
 
 // Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its
@@ -294,19 +218,6 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 func (s *server) changed() {
 	s.status.Forget()
 	s.dead.Forget()
-}
-
-// guarded asks for the token, if one is set.
-func (s *server) guarded(next http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if s.Token != "" && (!ok || subtle.ConstantTimeCompare([]byte(given), []byte(s.Token)) != 1) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			problem(w, http.StatusUnauthorized, "this call needs the admin token")
-			return
-		}
-		next(w, r)
-	}
 }
 
 // fail answers for an error of Postgres; its text may be shown to an operator, it holds no secrets.

@@ -44,8 +44,8 @@ func FuzzLoopbackHost(f *testing.F) {
 		f.Add(seed)
 	}
 	h := Handler(Options{
-		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Addr: "127.0.0.1:9091",
-		Bound: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091},
+		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
+		Access: Access{Addr: "127.0.0.1:9091", Bound: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091}},
 	})
 	f.Fuzz(func(t *testing.T, host string) {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/healthz", nil)

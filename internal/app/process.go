@@ -91,6 +91,10 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
+	if bound, ok := p.admin.Addr().(*net.TCPAddr); ok && !bound.IP.IsLoopback() && c.AdminToken == "" && !c.AdminOpen {
+		return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token, or --admin-open=on to "+
+			"let anybody who reaches it read and change everything", c.AdminAddr))
+	}
 	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Gatherer: p.registry, Logger: p.log})
 	if err != nil {
 		return err
@@ -102,8 +106,11 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 			// The console's client: a question of an operator takes no connection of the API's.
 			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
 		},
-		Ready: ready, Token: c.AdminToken, Gatherer: p.registry, Console: p.console, Addr: c.AdminAddr,
-		Bound: p.admin.Addr(), Logger: p.log,
+		Ready: ready, Gatherer: p.registry, Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
+		Access: admin.Access{
+			Token: c.AdminToken, ReadToken: c.AdminReadToken, Addr: c.AdminAddr, Bound: p.admin.Addr(),
+			Hosts: c.AdminHosts,
+		},
 	}))
 	return nil
 }
