@@ -105,6 +105,9 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 	if !who.may(c.UserID) {
 		return nil, &problem{kind: kindForbiddenUser}
 	}
+	if c.PayWith != "" && !who.has(ScopeCredit) {
+		return nil, &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(ScopeCredit)}
+	}
 	return &c, nil
 }
 

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 
 	"posthaste/credits"
 	"posthaste/idem"
@@ -60,12 +60,11 @@ type Server struct {
 	redis    idem.Redis
 	guard    *idem.Guard
 	// lease is the guard's.
-	lease   time.Duration
-	credits *credits.Bank
-	accept  AcceptFunc
-	keys    *Keys
-	// limits has a bucket per key, or one; nil for no limit.
-	limits    []*rate.Limiter
+	lease     time.Duration
+	credits   *credits.Bank
+	accept    AcceptFunc
+	keys      *Keys
+	limits    limits
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
@@ -103,7 +102,7 @@ func New(o Options) (*Server, error) {
 	if s.keys == nil {
 		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
 	}
-	s.limits = newLimits(o.Keys, o.RateLimit)
+	s.limits.perSecond = o.RateLimit
 	if s.lease = o.Lease; s.lease == 0 {
 		s.lease = idem.DefaultLease
 	}
@@ -112,21 +111,6 @@ func New(o Options) (*Server, error) {
 	})
 	s.engine = s.routes()
 	return s, nil
-}
-
-func newLimits(k *Keys, perSecond float64) []*rate.Limiter {
-	if perSecond <= 0 {
-		return nil
-	}
-	n := 1
-	if k != nil {
-		n = len(k.list)
-	}
-	limits := make([]*rate.Limiter, n)
-	for i := range limits {
-		limits[i] = newLimit(perSecond)
-	}
-	return limits
 }
 
 // Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the
@@ -174,8 +158,13 @@ func (s *Server) routes() *gin.Engine {
 // evictionEvery is how often Run looks at Redis' eviction policy.
 const evictionEvery = 15 * time.Second
 
-// Run watches Redis' eviction policy until ctx ends, and returns nil then.
+// Run watches Redis' eviction policy and the file of API keys until ctx ends, and returns nil then.
 func (s *Server) Run(ctx context.Context) error {
+	if s.keys != nil {
+		var watch sync.WaitGroup
+		watch.Go(func() { s.keys.run(ctx, s.log) })
+		defer watch.Wait()
+	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()
 	s.checkEviction(ctx)

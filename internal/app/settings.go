@@ -55,7 +55,7 @@ type Settings struct {
 	RateLimit       string `help:"Requests per second and API key; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
 	KeyMaxAge       string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." env:"POSTHASTE_KEY_MAX_AGE" default:"0"`
 	Auth            string `help:"none (user_id comes from the body; a loud warning) or keys." env:"POSTHASTE_AUTH" default:"none"`
-	AuthKeysFile    string `help:"With auth=keys: lines of sha256-hex and user UUID, or * for any user." env:"POSTHASTE_AUTH_KEYS_FILE"`
+	AuthKeysFile    string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP." env:"POSTHASTE_AUTH_KEYS_FILE"`
 	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
 	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
 	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
