@@ -1,128 +1,75 @@
 package api
 
 import (
-	"bufio"
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/hex"
-	"errors"
-	"fmt"
-	"io"
-	"os"
+	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
 )
 
-// principal is who a request acts for.
+// principal is who a request acts for, and what it may do.
 type principal struct {
 	// any: every user. The request names one.
 	any  bool
 	user uuid.UUID
+	// scopes are what it may do; nil: everything.
+	scopes []Scope
 }
 
 func (p principal) may(user uuid.UUID) bool { return p.any || p.user == user }
 
-// Keys are the API keys that may use the API. Only their SHA-256 is known here: keys are random and long, so a slow
-// hash would protect nothing.
-type Keys struct{ list []apiKey }
-
-type apiKey struct {
-	hash [sha256.Size]byte
-	who  principal
+// has reports whether the key is for s. A user's own key may spend what the user has. Making credits is for keys that
+// may act for anybody.
+func (p principal) has(s Scope) bool {
+	return (p.scopes == nil || slices.Contains(p.scopes, s)) && (s != ScopeMint || p.any)
 }
 
-// LoadKeys reads a file of keys; see ParseKeys.
-func LoadKeys(path string) (*Keys, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open the file of API keys: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	return ParseKeys(f)
-}
-
-// ParseKeys reads one key per line: the SHA-256 of the key in hexadecimal, a space, and the id of the user it stands
-// for, or * for a key that may act for any user. Empty lines and lines that start with # are skipped. Errors name the
-// line, never its content. A file without keys is an error: it would lock everybody out.
-func ParseKeys(r io.Reader) (*Keys, error) {
-	var k Keys
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
-		if line == "" || line[0] == '#' {
-			continue
-		}
-		key, err := parseAPIKey(line)
-		if err != nil {
-			return nil, fmt.Errorf("file of API keys, line %d: %w", n, err)
-		}
-		k.list = append(k.list, key)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read the file of API keys: %w", err)
-	}
-	if len(k.list) == 0 {
-		return nil, errors.New("the file of API keys has no keys")
-	}
-	return &k, nil
-}
-
-func parseAPIKey(line string) (apiKey, error) {
-	var k apiKey
-	f := strings.Fields(line)
-	if len(f) != 2 {
-		return k, errors.New("want a SHA-256 in hexadecimal and a user id")
-	}
-	hash, err := hex.DecodeString(f[0])
-	if err != nil || len(hash) != len(k.hash) {
-		return k, errors.New("the first field is not a SHA-256 in hexadecimal")
-	}
-	copy(k.hash[:], hash)
-	if f[1] == "*" {
-		k.who = principal{any: true}
-		return k, nil
-	}
-	user, ok := uuidOf(f[1])
-	if !ok {
-		return k, errors.New("the second field is neither a user id nor *")
-	}
-	k.who = principal{user: user}
-	return k, nil
-}
-
-// find returns the place of a key, or -1. It compares with every key in constant time, so that the time it takes tells
-// nothing about any of them.
-func (k *Keys) find(key string) int {
-	hash := sha256.Sum256([]byte(key))
-	found := -1
-	for i := range k.list {
-		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(hash[:], k.list[i].hash[:]), i, found)
-	}
-	return found
-}
-
-// authenticate finds out who asks, and holds the rate limit against it. Both come before the guard: what they refuse
-// stores nothing.
+// authenticate finds out who asks, and holds the rate limit and the key's scopes against it. All come before the guard:
+// what they refuse stores nothing.
 func (s *Server) authenticate(c *gin.Context) {
-	i := 0
+	x, hash := exchangeOf(c), keyHash{}
 	if s.keys == nil {
-		exchangeOf(c).who = principal{any: true}
+		x.who = principal{any: true}
 	} else {
-		if i = s.keys.find(bearer(c)); i < 0 {
+		key := s.keys.find(bearer(c))
+		if key == nil || !key.expires.IsZero() && !time.Now().Before(key.expires) {
 			c.Header("WWW-Authenticate", `Bearer realm="posthaste"`)
-			writeProblem(c, &problem{kind: kindUnauthorized})
+			p := &problem{kind: kindUnauthorized}
+			if key != nil {
+				p.detail = "the key has expired"
+			}
+			writeProblem(c, p)
 			return
 		}
-		exchangeOf(c).who = s.keys.list[i].who
+		x.who, x.key, hash = key.who, key.name, key.hash
 	}
-	if s.limits == nil {
+	if wait := s.limits.spend(hash); wait > 0 {
+		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
 		return
 	}
-	if wait := spend(s.limits[i]); wait > 0 {
-		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
+	if need := scopeOf(c); !x.who.has(need) {
+		p := &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(need)}
+		if need == ScopeMint && !x.who.any {
+			p = &problem{kind: kindForbidden}
+		}
+		writeProblem(c, p)
 	}
+}
+
+// scopeOf is what a request needs; an order that credits pay for needs ScopeCredit, too.
+func scopeOf(c *gin.Context) Scope {
+	switch {
+	case c.Request.Method == http.MethodGet:
+		return ScopeRead
+	case c.FullPath() == routeAdd:
+		return ScopeMint
+	case c.FullPath() == routeDeduct:
+		return ScopeCredit
+	}
+	return ScopeOrder
 }
 
 // bearer returns the request's bearer token, "" if it has none or several.

@@ -1,9 +1,14 @@
 package api
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,13 +115,22 @@ func TestTheRateLimitIsPerKeyAndComesBeforeTheGuard(t *testing.T) {
 func TestFilesOfKeys(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"":                                 "no keys",
-		"# only a comment\n":               "no keys",
-		"abc " + testUser:                  "line 1",
-		"\n" + hashOf("x"):                 "line 2",
-		hashOf("x") + " nobody":            "line 1",
-		hashOf("x") + " " + testUser + "x": "line 1",
-		hashOf("x") + " a b":               "line 1",
+		"":                                            "no keys",
+		"# only a comment\n":                          "no keys",
+		"abc " + testUser:                             "line 1",
+		"\n" + hashOf("x"):                            "line 2",
+		hashOf("x") + " nobody":                       "line 1",
+		hashOf("x") + " " + testUser + "x":            "line 1",
+		hashOf("x") + " a b":                          "line 1",
+		hashOf("") + " *":                             "hash of an empty key",
+		hashOf("x") + " * name=":                      "a name has",
+		hashOf("x") + " * scopes=":                    "the scopes are",
+		hashOf("x") + " * scopes=all":                 "the scopes are",
+		hashOf("x") + " * expires=soon":               "neither a date",
+		hashOf("x") + " * more=1":                     "there may be",
+		hashOf("x") + " * name=a name=b":              "twice",
+		hashOf("x") + " " + testUser + " scopes=mint": "only a key for any user",
+		hashOf("x") + " *\n" + hashOf("x") + " *":     "line 2: the key has a line already",
 	} {
 		_, err := ParseKeys(strings.NewReader(text))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), hashOf("x")) {
@@ -125,6 +139,143 @@ func TestFilesOfKeys(t *testing.T) {
 	}
 	if _, err := LoadKeys("/nonexistent/keys"); err == nil {
 		t.Error("a missing file was read")
+	}
+}
+
+// A request without a key is nobody's, also where the file was written by a version that took the hash of nothing.
+func TestNothingIsNoKey(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(o *Options) {
+		o.Keys = testKeys(t)
+		(*o.Keys.set.Load())[sha256.Sum256(nil)] = &apiKey{who: principal{any: true}}
+	})
+	for _, h := range [][]string{
+		nil,
+		{"Authorization", ""},
+		{"Authorization", "Bearer"},
+		{"Authorization", "Bearer "},
+		{"Authorization", "Bearer \t "},
+		{"Authorization", "Basic x"},
+	} {
+		minting := w.do("POST", "/add/"+testUser, `{"amount":1}`, append(h, idem.KeyHeader, newKey())...)
+		want(t, minting, 401, "unauthorized")
+		want(t, w.post(newKey(), orderJSON(1), h...), 401, "unauthorized")
+	}
+}
+
+func TestScopesAndExpiry(t *testing.T) {
+	t.Parallel()
+	keys, err := ParseKeys(strings.NewReader(hashOf("reads") + " " + testUser + " name=dash scopes=read\n" +
+		hashOf("orders") + " " + testUser + " scopes=order expires=2999-01-01\n" +
+		hashOf("spends") + " " + testUser + " scopes=order,credit\n" +
+		hashOf("mints") + " * scopes=mint\n" + hashOf("robot") + " * scopes=read,order,credit\n" +
+		hashOf("user") + " " + testUser + "\n" + hashOf("any") + " * expires=2999-01-01T00:00:00Z\n" +
+		hashOf("old") + " * expires=2020-01-01\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, func(o *Options) { o.Keys = keys })
+	const order, paid = `{"amount":1,"currency":"USD","user_id":"` + testUser + `"}`,
+		`{"amount":1,"currency":"USD","pay_with":"credits","user_id":"` + testUser + `"}`
+	// Without a bank the credit routes answer 503 to those who may use them.
+	for key, want := range map[string][6]int{
+		//       GET, order, paid, deduct, balance, add
+		"reads":  {200, 403, 403, 403, 503, 403},
+		"orders": {403, 201, 403, 403, 403, 403},
+		"spends": {403, 201, 503, 503, 403, 403},
+		"mints":  {403, 403, 403, 403, 403, 503},
+		"robot":  {200, 201, 503, 503, 503, 403},
+		"user":   {200, 201, 503, 503, 503, 403},
+		"any":    {200, 201, 503, 503, 503, 503},
+		"old":    {401, 401, 401, 401, 401, 401},
+	} {
+		auth := []string{"Authorization", "Bearer " + key}
+		got := [6]int{
+			w.do("GET", "/orders?user_id="+testUser, "", auth...).status,
+			w.post(newKey(), order, auth...).status,
+			w.post(newKey(), paid, auth...).status,
+			w.do("POST", "/deduct/"+testUser, `{"amount":1}`, append(auth, idem.KeyHeader, newKey())...).status,
+			w.do("GET", "/balance/"+testUser, "", auth...).status,
+			w.do("POST", "/add/"+testUser, `{"amount":1}`, append(auth, idem.KeyHeader, newKey())...).status,
+		}
+		if got != want {
+			t.Errorf("%s: %v, want %v", key, got, want)
+		}
+	}
+}
+
+// Keys come and go with the file. One that cannot be taken changes nothing.
+func TestKeysFollowTheirFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "keys")
+	write := func(mode os.FileMode, text string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(0o602, hashOf("first")+" *\n")
+	if _, err := LoadKeys(path); err == nil || !strings.Contains(err.Error(), "written by anybody") {
+		t.Fatalf("a file that anybody may write: %v", err)
+	}
+	write(0o644, hashOf("first")+" *\n")
+	keys, err := LoadKeys(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, func(o *Options) { o.Keys = keys })
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.s.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	status := func(key string) int {
+		return w.do("GET", "/orders?user_id="+testUser, "", "Authorization", "Bearer "+key).status
+	}
+	becomes := func(key string, want int) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if got := status(key); got != want {
+				return fmt.Errorf("%s: %d, want %d", key, got, want)
+			}
+			return nil
+		})
+	}
+	becomes("first", 200)
+	write(0o600, hashOf("second")+" *\n"+hashOf("third")+" *\n")
+	becomes("second", 200)
+	becomes("first", 401)
+	write(0o600, "nonsense\n")
+	if err := keys.Reload(); err == nil {
+		t.Error("nonsense was taken")
+	}
+	if got := status("third"); got != 200 {
+		t.Errorf("a file that was not taken: %d", got)
+	}
+	write(0o600, hashOf("fourth")+" *\n")
+	becomes("fourth", 200)
+}
+
+// Asking for a key costs the same however many there are.
+func BenchmarkFindKey(b *testing.B) {
+	for _, n := range []int{1, 10_000} {
+		var text strings.Builder
+		for i := range n {
+			text.WriteString(hashOf(fmt.Sprint(i)) + " *\n")
+		}
+		k, err := ParseKeys(strings.NewReader(text.String()))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				k.find("a key that is not there")
+			}
+		})
 	}
 }
 
@@ -145,4 +296,32 @@ func TestResponsesCarrySecurityHeaders(t *testing.T) {
 			t.Errorf("headers %v", r.header)
 		}
 	}
+}
+
+// FuzzParseKeys: every key of a file that is taken stands in it, and errors quote nothing.
+func FuzzParseKeys(f *testing.F) {
+	for _, seed := range []string{
+		"", "# c\n", hashOf("x") + " *", hashOf("x") + " " + testUser + "\r\n\n", strings.ToUpper(hashOf("x")) + "\t*",
+		hashOf("x") + " * *", hashOf("x") + "00 *", hashOf("") + " *",
+		hashOf("x") + " * scopes=read,mint name=a expires=2030-01-01",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		k, err := ParseKeys(strings.NewReader(text))
+		if err != nil {
+			for field := range strings.FieldsSeq(text) {
+				if len(field) > 40 && strings.Contains(err.Error(), field) {
+					t.Fatalf("%q: %v", text, err)
+				}
+			}
+			return
+		}
+		for hash, key := range *k.set.Load() {
+			if !strings.Contains(strings.ToLower(text), hex.EncodeToString(hash[:])) || hash == sha256.Sum256(nil) ||
+				!key.who.any && slices.Contains(key.who.scopes, ScopeMint) {
+				t.Fatalf("%q: %x %+v", text, hash, key)
+			}
+		}
+	})
 }

@@ -3,9 +3,7 @@ package api
 import (
 	"encoding/json"
 	"regexp"
-	"sort"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -55,9 +53,9 @@ var (
 
 // decodeCommand reads the body of POST /orders. user is the one the API key stands for; nil: the body must name one.
 func decodeCommand(body []byte, who principal) (*Command, *problem) {
-	m, err := decodeObject(body)
-	if err != nil {
-		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
+	m, prob := decodeObject(body)
+	if prob != nil {
+		return nil, prob
 	}
 	var c Command
 	var faults []fieldError
@@ -101,21 +99,16 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 			})
 		}
 	}
-	for name := range m {
-		faults = append(faults, fieldError{"/" + escapePointer(clip(name)), "is not known"})
-	}
-	if len(faults) > 0 {
-		sort.Slice(faults, func(i, j int) bool { return faults[i].Pointer < faults[j].Pointer })
-		return nil, &problem{kind: kindValidation, errors: faults[:min(len(faults), 20)]}
+	if prob := refuse(faults, m); prob != nil {
+		return nil, prob
 	}
 	if !who.may(c.UserID) {
 		return nil, &problem{kind: kindForbiddenUser}
 	}
+	if c.PayWith != "" && !who.has(ScopeCredit) {
+		return nil, &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(ScopeCredit)}
+	}
 	return &c, nil
-}
-
-func escapePointer(s string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(s)
 }
 
 func parseUUID(raw json.RawMessage) (uuid.UUID, bool) {

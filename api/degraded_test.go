@@ -126,7 +126,9 @@ func TestReadiness(t *testing.T) {
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
 }
 
+// readyz asks for what is true now, whoever asked before.
 func readyz(s *Server) (int, string) {
+	s.ready.Forget()
 	rec := httptest.NewRecorder()
 	s.Readyz().ServeHTTP(rec, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/readyz", nil))
 	return rec.Code, rec.Body.String()

@@ -5,88 +5,144 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"sort"
+	"strings"
 	"unicode/utf8"
 )
 
-// maxDepth bounds the nesting of a body. Nothing we accept is nested at all.
-const maxDepth = 32
+// Bounds of a body, beside MaxBody. Nothing that is accepted has more than four members, or is nested at all; what is
+// refused costs no more than reading it once.
+const (
+	maxDepth = 32
+	// maxNames is how many names a text may have, at all depths together.
+	maxNames = 64
+	// maxFaults is how many faults an answer lists.
+	maxFaults = 20
+)
+
+// errManyNames means that a text has more names than anything that is accepted here.
+var errManyNames = fmt.Errorf("has more than %d members", maxNames)
 
 // decodeObject reads one JSON object, strictly: no duplicate names at any depth, valid UTF-8, nothing behind it. The
-// values are left as they were written.
-func decodeObject(body []byte) (map[string]json.RawMessage, error) {
-	if !utf8.Valid(body) {
-		return nil, errors.New("the text is not UTF-8")
-	}
-	if err := checkNames(body); err != nil {
-		return nil, err
-	}
+// values are left as they were written. An object with too many members is a fault of validation: it is JSON.
+func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
 	var m map[string]json.RawMessage
-	if err := json.Unmarshal(body, &m); err != nil {
-		return nil, errors.New("the text is not a JSON object")
+	err := checkText(body)
+	if err == nil && (json.Unmarshal(body, &m) != nil || m == nil) {
+		err = errors.New("the text is not a JSON object")
 	}
-	if m == nil {
-		return nil, errors.New("the text is not a JSON object")
+	switch {
+	case errors.Is(err, errManyNames):
+		return nil, &problem{kind: kindValidation, errors: []fieldError{{"", err.Error()}}}
+	case err != nil:
+		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
 	}
 	return m, nil
 }
 
-// checkNames walks the text once and refuses what encoding/json would let pass: duplicate names, trailing data, depth.
-func checkNames(body []byte) error {
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.UseNumber()
-	w := walker{d: d}
-	if err := w.value(0); err != nil {
-		return err
+// checkText refuses what is no JSON, and what encoding/json would let pass: duplicate names, depth, and text that is
+// not UTF-8. It stops at errManyNames, so that it keeps few names however many there are.
+func checkText(body []byte) error {
+	if !utf8.Valid(body) {
+		return errors.New("the text is not UTF-8")
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("there is data behind the JSON object")
+	if !json.Valid(body) {
+		return errors.New("the text is not JSON, or has data behind it")
+	}
+	w := walker{text: body}
+	return w.walk()
+}
+
+// walker looks at the names in a text that is valid JSON.
+type walker struct {
+	text []byte
+	// open are the containers around the place that is looked at.
+	open [maxDepth]container
+	// depth is how many of them there are, count how many names there were.
+	depth, count int
+}
+
+type container struct {
+	object bool
+	// name says that the next string is the name of a member.
+	name  bool
+	names map[string]bool
+}
+
+func (w *walker) walk() error {
+	for i := 0; i < len(w.text); i++ {
+		switch b := w.text[i]; b {
+		case '{', '[':
+			if w.depth == maxDepth {
+				return errors.New("the text is nested too deeply")
+			}
+			w.open[w.depth] = container{object: b == '{', name: b == '{'}
+			w.depth++
+		case '}', ']':
+			w.depth--
+		case ',':
+			in := &w.open[w.depth-1]
+			in.name = in.object
+		case '"':
+			end := stringEnd(w.text, i)
+			if err := w.str(w.text[i:end]); err != nil {
+				return err
+			}
+			i = end - 1
+		}
 	}
 	return nil
 }
 
-type walker struct{ d *json.Decoder }
-
-func (w walker) value(depth int) error {
-	if depth > maxDepth {
-		return errors.New("the text is nested too deeply")
+// str looks at a string, in its quotes.
+func (w *walker) str(quoted []byte) error {
+	if w.depth == 0 || !w.open[w.depth-1].name {
+		return nil
 	}
-	t, err := w.d.Token()
-	if err != nil {
+	in := &w.open[w.depth-1]
+	in.name = false
+	if w.count++; w.count > maxNames {
+		return errManyNames
+	}
+	var name string
+	if err := json.Unmarshal(quoted, &name); err != nil {
 		return errors.New("the text is not JSON")
 	}
-	switch t {
-	case json.Delim('{'):
-		return w.members(depth, make(map[string]bool))
-	case json.Delim('['):
-		return w.members(depth, nil)
+	if in.names[name] {
+		return fmt.Errorf("the name %q occurs twice", clip(name))
 	}
+	if in.names == nil {
+		in.names = make(map[string]bool)
+	}
+	in.names[name] = true
 	return nil
 }
 
-// members reads up to the closing delimiter; names is nil in an array.
-func (w walker) members(depth int, names map[string]bool) error {
-	for w.d.More() {
-		if names != nil {
-			t, err := w.d.Token()
-			if err != nil {
-				return errors.New("the text is not JSON")
-			}
-			name, _ := t.(string)
-			if names[name] {
-				return fmt.Errorf("the name %q occurs twice", clip(name))
-			}
-			names[name] = true
+// stringEnd returns the place behind the string that begins at i, in valid JSON.
+func stringEnd(text []byte, i int) int {
+	for i++; ; i++ {
+		i += bytes.IndexAny(text[i:], `"\`)
+		if text[i] == '"' {
+			return i + 1
 		}
-		if err := w.value(depth + 1); err != nil {
-			return err
-		}
+		i++
 	}
-	if _, err := w.d.Token(); err != nil {
-		return errors.New("the text is not JSON")
-	}
-	return nil
 }
+
+// refuse is the answer to a body with faults; unknown are the members that nobody asked for. It is nil without either.
+func refuse(faults []fieldError, unknown map[string]json.RawMessage) *problem {
+	for name := range unknown {
+		faults = append(faults, fieldError{"/" + pointerEscapes.Replace(clip(name)), "is not known"})
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	sort.Slice(faults, func(i, j int) bool { return faults[i].Pointer < faults[j].Pointer })
+	return &problem{kind: kindValidation, errors: faults[:min(len(faults), maxFaults)]}
+}
+
+// pointerEscapes are those of RFC 6901.
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
 
 // clip keeps what a client sent from filling an error text.
 func clip(s string) string {

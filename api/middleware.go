@@ -20,6 +20,8 @@ type exchange struct {
 	// end is when the reply left; bookkeeping may follow it.
 	end time.Time
 	who principal
+	// key is the name of the API key, "" if it has none.
+	key string
 }
 
 const exchangeKey = "posthaste.exchange"
@@ -51,7 +53,7 @@ func (s *Server) observe(c *gin.Context) {
 		strconv.Itoa(c.Writer.Status())),
 		x.end.Sub(x.start).Seconds(), c.Request.Header.Get("Traceparent"))
 	s.log.Debug("request", "request_id", x.id, "route", route, "method", methodLabel(c.Request.Method),
-		"status", c.Writer.Status(), "duration", x.end.Sub(x.start))
+		"status", c.Writer.Status(), "duration", x.end.Sub(x.start), "key", x.key)
 }
 
 // methodLabel bounds the label: a client may invent methods.

@@ -32,6 +32,10 @@ var (
 		http.StatusForbidden, "forbidden_user", "The API key may not act for this user", false,
 		true,
 	}
+	kindForbiddenScope = kind{
+		http.StatusForbidden, "forbidden_scope", "The API key is not for this", false,
+		true,
+	}
 	kindRateLimited = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}
 	kindKeyMissing  = kind{
 		http.StatusBadRequest, "idempotency_key_missing", "The Idempotency-Key header is required",
@@ -83,7 +87,8 @@ var (
 )
 
 var kinds = []kind{
-	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindRateLimited, kindKeyMissing, kindKeyInvalid,
+	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindForbiddenScope, kindRateLimited,
+	kindKeyMissing, kindKeyInvalid,
 	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
 	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
 	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,

@@ -41,7 +41,7 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 }
 
 func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degraded []string) {
-	err := sql.CheckSchema(ctx, s.pool)
+	err := sql.CheckSchema(ctx, s.probe)
 	switch {
 	case err == nil:
 		s.fitted.Store(true)
@@ -50,10 +50,10 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		degraded, err = []string{"schema_newer"}, nil
 	}
 	if err == nil {
-		err = sql.CheckOrderTables(ctx, s.pool)
+		err = sql.CheckOrderTables(ctx, s.probe)
 	}
 	if err == nil {
-		err = sql.CheckWritable(ctx, s.pool)
+		err = sql.CheckWritable(ctx, s.probe)
 	}
 	var tables *sql.OrderTablesError
 	switch {
@@ -110,10 +110,13 @@ func (s *Server) checkEviction(ctx context.Context) string {
 }
 
 // Readyz returns the handler of /readyz on the admin listener: 503 with reasons while no order can be taken, else 200,
-// with what is degraded.
+// with what is degraded. Whoever asks at about the same time shares a look.
 func (s *Server) Readyz() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		state := s.Ready(r.Context())
+		state, err := s.ready.Get(r.Context())
+		if err != nil {
+			return // whoever asked is gone
+		}
 		body, err := json.Marshal(state)
 		if err != nil {
 			panic(err) // strings

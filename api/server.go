@@ -5,15 +5,16 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/shared"
 	"posthaste/sql"
 )
 
@@ -21,6 +22,9 @@ import (
 type Options struct {
 	// Pool reaches Postgres; see sql.PoolConfig. The caller closes it.
 	Pool *sql.Pool
+	// Probe reaches the same database for the handler of Readyz, so that asking takes no connection of the orders'.
+	// nil: Pool. The caller closes it.
+	Probe *sql.Pool
 	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
 	Redis idem.Redis
 	// Credits keeps the balances. nil: the credit routes answer 503.
@@ -48,17 +52,19 @@ type Options struct {
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
 	pool *sql.Pool
+	// probe is for looks at Postgres.
+	probe *sql.Pool
+	ready shared.Look[Readiness]
 	// poolSize is how many connections the pool may hold.
 	poolSize int
 	redis    idem.Redis
 	guard    *idem.Guard
 	// lease is the guard's.
-	lease   time.Duration
-	credits *credits.Bank
-	accept  AcceptFunc
-	keys    *Keys
-	// limits has a bucket per key, or one; nil for no limit.
-	limits    []*rate.Limiter
+	lease     time.Duration
+	credits   *credits.Bank
+	accept    AcceptFunc
+	keys      *Keys
+	limits    limits
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
@@ -84,6 +90,11 @@ func New(o Options) (*Server, error) {
 		keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
+	if s.probe = o.Probe; s.probe == nil {
+		s.probe = o.Pool
+	}
+	s.ready.Timeout = readyTimeout
+	s.ready.Read = func(ctx context.Context) (Readiness, error) { return s.Ready(ctx), nil }
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -91,7 +102,7 @@ func New(o Options) (*Server, error) {
 	if s.keys == nil {
 		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
 	}
-	s.limits = newLimits(o.Keys, o.RateLimit)
+	s.limits.perSecond = o.RateLimit
 	if s.lease = o.Lease; s.lease == 0 {
 		s.lease = idem.DefaultLease
 	}
@@ -100,21 +111,6 @@ func New(o Options) (*Server, error) {
 	})
 	s.engine = s.routes()
 	return s, nil
-}
-
-func newLimits(k *Keys, perSecond float64) []*rate.Limiter {
-	if perSecond <= 0 {
-		return nil
-	}
-	n := 1
-	if k != nil {
-		n = len(k.list)
-	}
-	limits := make([]*rate.Limiter, n)
-	for i := range limits {
-		limits[i] = newLimit(perSecond)
-	}
-	return limits
 }
 
 // Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the
@@ -162,8 +158,13 @@ func (s *Server) routes() *gin.Engine {
 // evictionEvery is how often Run looks at Redis' eviction policy.
 const evictionEvery = 15 * time.Second
 
-// Run watches Redis' eviction policy until ctx ends, and returns nil then.
+// Run watches Redis' eviction policy and the file of API keys until ctx ends, and returns nil then.
 func (s *Server) Run(ctx context.Context) error {
+	if s.keys != nil {
+		var watch sync.WaitGroup
+		watch.Go(func() { s.keys.run(ctx, s.log) })
+		defer watch.Wait()
+	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()
 	s.checkEviction(ctx)

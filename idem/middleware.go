@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -22,7 +23,8 @@ type HTTPOptions struct {
 	// Route scopes the key beside the method, and is the metrics label; one of Options.Routes.
 	Route string
 	// Scope returns whom the key belongs to, for example the authenticated user's id: put the guard behind the
-	// authentication. Required.
+	// authentication. Required. A request without a scope, "", is refused (401): keys of callers without a name would
+	// be those of one caller.
 	Scope func(r *http.Request) string
 	// Lookup asks the database for the finished operation; see Request.Lookup. nil: none.
 	Lookup func(r *http.Request, k Key, f Fingerprint) (Found, error)
@@ -83,9 +85,10 @@ func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
 	return gd.ticket.key, gd.ticket.fp, true
 }
 
-// SetRef notes what the result of a guarded request is, for HTTPOptions.Render: its body is then not kept in Redis.
+// SetRef notes what the result of a guarded request is, for HTTPOptions.Render: its body is then not kept in Redis. A
+// ref with '|' or a line break, which separate the parts of a record, is not noted: the body is kept then.
 func SetRef(ctx context.Context, ref string) {
-	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok {
+	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok && !strings.ContainsAny(ref, "|\r\n") {
 		gd.ref = ref
 	}
 }
@@ -108,6 +111,13 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 		refuse(w, refusal{status: http.StatusBadRequest, code: code, title: err.Error(), safeNewKey: true})
 		return
 	}
+	scope := o.Scope(r)
+	if scope == "" {
+		refuse(w, refusal{
+			status: http.StatusUnauthorized, code: "unauthorized", title: "The key would be nobody's", safeNewKey: true,
+		})
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
 	if err != nil {
 		refuse(w, refusal{
@@ -119,7 +129,7 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))
 	wait, _ := ParseWait(r.Header)
 	req := Request{
-		Key:         NewKey(o.Scope(r), r.Method, o.Route, client),
+		Key:         NewKey(scope, r.Method, o.Route, client),
 		Fingerprint: NewFingerprint(1, r.Header.Get("Content-Type"), r.URL.RequestURI(), string(body)),
 		Route:       o.Route, Wait: wait,
 	}

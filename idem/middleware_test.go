@@ -228,6 +228,51 @@ func TestLongResponsesArePointers(t *testing.T) {
 	})
 }
 
+// Callers without a name are not one caller: each would get the other's response.
+func TestWithoutAScopeNothingIsRun(t *testing.T) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
+		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+	) {
+		var runs atomic.Int64
+		s := serve(idem.HTTPOptions{}, func(http.ResponseWriter, *http.Request) { runs.Add(1) })
+		status, _, text := pay(t, s, "", key, "1")
+		if status != 401 || !strings.Contains(text, `"code":"unauthorized"`) || runs.Load() != 0 {
+			t.Errorf("status %d, %s, %d runs", status, text, runs.Load())
+		}
+		if status, _, _ := pay(t, s, "u", key, "1"); status != 200 {
+			t.Errorf("with a scope: status %d", status)
+		}
+	})
+}
+
+// A reference that a record cannot hold is not kept, and the response is: what is replayed is right all the same.
+func TestAReferenceCannotForgeARecord(t *testing.T) {
+	for name, ref := range map[string]string{"separator": "1|x", "line": "1\n{}\nforged", "return": "1\rx"} {
+		t.Run(name, func(t *testing.T) {
+			eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
+				serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
+			) {
+				var runs atomic.Int64
+				s := serve(idem.HTTPOptions{
+					Render: func(w http.ResponseWriter, _ *http.Request, rec idem.Record) {
+						_, _ = fmt.Fprintf(w, "rendered %q", rec.Ref)
+					},
+				}, func(w http.ResponseWriter, r *http.Request) {
+					runs.Add(1)
+					idem.SetRef(r.Context(), ref)
+					_, _ = io.WriteString(w, "receipt")
+				})
+				for range 2 {
+					if status, _, text := pay(t, s, "u", key, "1"); status != 200 || text != "receipt" ||
+						runs.Load() != 1 {
+						t.Errorf("status %d, %q, %d runs", status, text, runs.Load())
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
 		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,

@@ -147,7 +147,7 @@ func unscoped(t *testing.T, weak bool) bool {
 	r := testenv.Redis(t, "appendonly no")
 	o := HTTPOptions{}
 	if weak {
-		o.Scope = func(*http.Request) string { return "" }
+		o.Scope = func(*http.Request) string { return "everybody" }
 	}
 	g := guardOn(t, r.URL())
 	receipt := func(w http.ResponseWriter, r *http.Request) {

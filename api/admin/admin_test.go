@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,7 +12,9 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,9 +33,11 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 type world struct {
 	db  *testenv.Database
 	url string
+	// seen counts the requests that have arrived.
+	seen *atomic.Int64
 }
 
-func newWorld(t *testing.T, token string) *world {
+func newWorld(t *testing.T, token string, edit ...func(*admin.Options)) *world {
 	t.Helper()
 	d := testenv.Postgres(t)
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
@@ -41,12 +46,21 @@ func newWorld(t *testing.T, token string) *world {
 	}
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
-	srv := httptest.NewServer(admin.Handler(admin.Options{
+	o := admin.Options{
 		Source: ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots, Relay: relay},
-		Ready:  admin.RelayReady(relay), Token: token, Gatherer: reg, Logger: testenv.Logger(t),
+		Ready:  admin.RelayReady(relay), Access: admin.Access{Token: token}, Gatherer: reg, Logger: testenv.Logger(t),
+	}
+	for _, f := range edit {
+		f(&o)
+	}
+	h := admin.Handler(o)
+	seen := new(atomic.Int64)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen.Add(1)
+		h.ServeHTTP(w, r)
 	}))
 	t.Cleanup(srv.Close)
-	return &world{db: d, url: srv.URL}
+	return &world{db: d, url: srv.URL, seen: seen}
 }
 
 func (w *world) call(t *testing.T, method, path, body string, header ...string) (int, string) {
@@ -138,18 +152,16 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	if _, err := lock.Exec(t.Context(), leads); err != nil {
 		t.Fatal(err)
 	}
-	var redis error
-	h := admin.Handler(admin.Options{
-		Source: ops.Source{
-			Pool: d.Pool, RelayName: d.Relay, Slots: slots, Redis: func(context.Context) error { return redis },
-		},
-		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
-	})
 	for want, err := range map[string]error{
 		`{"word":"ok","why":"a relay is starting"}`:                nil,
 		`{"word":"degraded","why":"redis unreachable: no answer"}`: errors.New("redis unreachable:\nno answer"),
 	} {
-		redis = err
+		h := admin.Handler(admin.Options{
+			Source: ops.Source{
+				Pool: d.Pool, RelayName: d.Relay, Slots: slots, Redis: func(context.Context) error { return err },
+			},
+			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
+		})
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/relay", nil))
 		if body := rec.Body.String(); rec.Code != 200 || !strings.Contains(body, `"verdict":`+want) ||
@@ -177,8 +189,58 @@ func TestTheTokenGuardsWhatChangesSomething(t *testing.T) {
 		"Bearer secret"); status != 200 {
 		t.Errorf("with the token: %d %s", status, body)
 	}
-	if status, _ := w.call(t, "GET", "/relay", ""); status != 200 {
-		t.Errorf("reading needs the token: %d", status)
+	if status, _ := w.call(t, "GET", "/relay", "", "Authorization", "Bearer secret"); status != 200 {
+		t.Errorf("reading with the token: %d", status)
+	}
+}
+
+// Only health and metrics are for everybody once there is a token. One that may read changes nothing.
+func TestReadingNeedsATokenToo(t *testing.T) {
+	t.Parallel()
+	console := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	w := newWorld(t, "secret", func(o *admin.Options) { o.Console, o.ReadToken, o.Profiles = console, "look", true })
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`, "Authorization", "Bearer secret")
+	for path, want := range map[string]int{
+		"/relay": 200, "/relay/dead": 200, "/console/api/state": 418, "/debug/pprof/": 200, "/debug/pprof/heap": 200,
+	} {
+		for auth, want := range map[string]int{
+			"": 401, "Bearer wrong": 401, "Bearer ": 401, "look": 401, "Bearer look": want, "Bearer secret": want,
+		} {
+			if status, _ := w.call(t, "GET", path, "", "Authorization", auth); status != want {
+				t.Errorf("%s with %q: %d, want %d", path, auth, status, want)
+			}
+		}
+	}
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/console/": 418} {
+		if status, _ := w.call(t, "GET", path, ""); status != want {
+			t.Errorf("%s: %d, want %d", path, status, want)
+		}
+	}
+	for _, c := range []struct{ method, path string }{
+		{"PUT", "/relay/mode"}, {"DELETE", "/relay/dead/" + uuid.NewString()}, {"PUT", "/console/api/mode"},
+	} {
+		if status, _ := w.call(t, c.method, c.path, `{"mode":"poll"}`, "Authorization", "Bearer look"); status != 403 {
+			t.Errorf("%s %s: %d, want 403", c.method, c.path, status)
+		}
+	}
+}
+
+// A profile is for whoever has asked for profiles, is bounded, and never shows the command line.
+func TestProfiles(t *testing.T) {
+	t.Parallel()
+	for on, want := range map[bool]map[string]int{
+		false: {"": 200, "heap": 404, "profile?seconds=1": 404, "cmdline": 404},
+		true: {
+			"": 200, "heap": 200, "cmdline": 404, "profile?seconds=31": 400, "trace?seconds=1e9": 400,
+			"heap?seconds=-1": 400, "profile?seconds=NaN": 400, "trace?seconds=0.01": 200,
+		},
+	} {
+		w := newWorld(t, "", func(o *admin.Options) { o.Profiles = on })
+		for path, want := range want {
+			if status, body := w.call(t, "GET", "/debug/pprof/"+path, ""); status != want {
+				t.Errorf("%v, %s: %d %.80s, want %d", on, path, status, body, want)
+			}
+		}
 	}
 }
 
@@ -190,6 +252,72 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
 			t.Errorf("%v: %d, want 403", h, status)
 		}
+		for _, path := range []string{"/relay", "/relay/dead", "/debug/pprof/"} {
+			if status, _ := w.call(t, "GET", path, "", h...); status != 403 {
+				t.Errorf("%s, %v: %d, want 403", path, h, status)
+			}
+		}
+		for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200} {
+			if status, _ := w.call(t, "GET", path, "", h...); status != want {
+				t.Errorf("%s, %v: %d, want %d", path, h, status, want)
+			}
+		}
+	}
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
+	for _, h := range [][]string{{"Sec-Fetch-Site", "none"}, {"Sec-Fetch-Site", "same-origin"}, {"Origin", w.url}} {
+		if status, body := w.call(t, "GET", "/relay", "", h...); status != 200 {
+			t.Errorf("%v: %d %s", h, status, body)
+		}
+	}
+}
+
+// Whoever asks while somebody else does waits for the same look: it takes one connection and one round of statements.
+func TestManyWhoReadCostOneLook(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "")
+	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
+	before := w.db.Pool.Stat().AcquireCount()
+	if status, body := w.call(t, "GET", "/relay", ""); status != 200 {
+		t.Fatalf("%d %s", status, body)
+	}
+	one := w.db.Pool.Stat().AcquireCount() - before
+	lock, err := w.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(t.Context(), "LOCK TABLE outbox, outbox_dead"); err != nil {
+		t.Fatal(err)
+	}
+	const many = 20
+	answers := make(chan int, 2*many)
+	for _, path := range []string{"/relay", "/relay/dead"} {
+		for range many {
+			go func() {
+				status, _ := w.call(t, "GET", path, "")
+				answers <- status
+			}()
+		}
+	}
+	begun := w.db.Pool.Stat().AcquireCount()
+	testenv.Eventually(t, 4*time.Second, func() error {
+		if n := w.seen.Load(); n != 2+2*many {
+			return fmt.Errorf("%d requests arrived", n)
+		}
+		return nil
+	})
+	if n := w.db.Pool.Stat().AcquiredConns(); n > 3 { // the lock's, and one for each path
+		t.Errorf("%d connections in use", n)
+	}
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * many {
+		if status := <-answers; status != 200 {
+			t.Errorf("status %d", status)
+		}
+	}
+	if took := w.db.Pool.Stat().AcquireCount() - begun; took > 2*one+2 {
+		t.Errorf("%d connections were taken, and %d for one look", took, one)
 	}
 }
 
@@ -199,7 +327,7 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	get := func(bound net.Addr, asked, host string) int {
 		h := admin.Handler(admin.Options{
 			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
-			Bound: bound, Addr: asked,
+			Access: admin.Access{Bound: bound, Addr: asked, Hosts: []string{"named.example"}},
 		})
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/healthz", nil)
 		r.Host = host
@@ -210,7 +338,7 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091}
 	for host, want := range map[string]int{
 		"127.0.0.1:9091": 200, "127.0.0.1": 200, "[::1]:9091": 200, "localhost:9091": 200, "LOCALHOST": 200,
-		"relay.localhost": 200, "127.8.8.8": 200,
+		"relay.localhost": 200, "127.8.8.8": 200, "named.example:1": 200,
 		"evil.example": 421, "evil.example:9091": 421, "localhost.evil.example": 421, "10.0.0.1": 421, "": 421,
 		"127.0.0.1.evil.example": 421,
 	} {
@@ -233,8 +361,10 @@ func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 	t.Parallel()
 	put := func(token, asked, host, origin string) int {
 		h := admin.Handler(admin.Options{
-			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Token: token, Addr: asked,
-			Bound: &net.TCPAddr{IP: net.IPv6unspecified, Port: 9091},
+			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Access: admin.Access{
+				Token: token, Addr: asked, Bound: &net.TCPAddr{IP: net.IPv6unspecified, Port: 9091},
+				Hosts: []string{"named.example"},
+			},
 		})
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/relay/mode", strings.NewReader("nonsense"))
 		r.Host = host
@@ -249,13 +379,14 @@ func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 		"evil.example:9091": 421, "evil.example": 421, "EVIL.example.": 421, "127.0.0.1.evil.example:9091": 421,
 		"a..b":       421,
 		"relay:9091": 400, "127.0.0.1:9091": 400, "10.1.2.3:9091": 400, "[fd00::1]:9091": 400, "[::1]:9091": 400,
-		"localhost:9091": 400, "relay.localhost": 400,
+		"localhost:9091": 400, "relay.localhost": 400, "named.example": 400, "": 421,
 	} {
 		if got := put("", "0.0.0.0:9091", host, "http://"+host); got != want {
 			t.Errorf("a page of %q: %d, want %d", host, got, want)
 		}
-		if got := put("", "0.0.0.0:9091", host, ""); got != 400 {
-			t.Errorf("curl to %q: %d, want 400", host, got)
+		// A page that counts as the same origin sends no Origin when it reads, as curl never does.
+		if got := put("", "0.0.0.0:9091", host, ""); got != want {
+			t.Errorf("without an origin, to %q: %d, want %d", host, got, want)
 		}
 	}
 	if got := put("", "ops.example:9091", "ops.example:9091", "http://ops.example:9091"); got != 400 {

@@ -31,7 +31,7 @@ func TestConsoleInABrowser(t *testing.T) {
 	b := &browserWorld{w: w, user: uuid.NewString()}
 	b.relay = w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	b.guarded = w.spawn("relay", "--admin-token=open-sesame")
+	b.guarded = w.spawn("relay", "--admin-token=open-sesame", "--admin-read-token=look")
 	b.serve = w.spawn("serve")
 	w.spawn("consume", "--group=mailer", "--claim-idle=1s")
 	control := httptest.NewServer(b.routes())
@@ -41,7 +41,7 @@ func TestConsoleInABrowser(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "node", "console.test.mjs")
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "RELAY="+b.relay.admin, "GUARDED="+b.guarded.admin, "SERVE="+b.serve.admin,
-		"CONTROL="+control.URL, "TOKEN=open-sesame")
+		"CONTROL="+control.URL, "TOKEN=open-sesame", "READ_TOKEN=look")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// That signal is sent when the thread that forked ends.

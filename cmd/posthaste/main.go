@@ -42,6 +42,7 @@ type commandLine struct {
 	Adopt       adoptCmd       `cmd:"" help:"Take over streams last written by another database."`
 	Credits     creditsCmd     `cmd:"" help:"Inspect and repair the ledger of credits."`
 	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
+	Keygen      keygenCmd      `cmd:"" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`
 	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`

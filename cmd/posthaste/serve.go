@@ -2,17 +2,33 @@ package main
 
 import (
 	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
 
 	"posthaste/internal/app"
 )
 
 type serveCmd struct{}
 
-// Run serves until a signal.
+// Run serves until a signal. SIGHUP has the file of API keys read again.
 func (serveCmd) Run(ctx context.Context, e *env) error {
 	p, err := app.NewServe(ctx, e.config, e.config.Logger())
 	if err != nil {
 		return err
 	}
-	return p.Run(ctx)
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	var reload sync.WaitGroup
+	reload.Go(func() {
+		for range hangup {
+			p.ReloadKeys()
+		}
+	})
+	err = p.Run(ctx)
+	signal.Stop(hangup)
+	close(hangup)
+	reload.Wait()
+	return err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/internal/app"
+	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -98,6 +99,29 @@ func TestTakenAddress(t *testing.T) {
 }
 
 // A pool is for a schema of this version; the error says where it was looked for.
+// Whoever reaches a listener beyond loopback could read and change everything.
+func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(c *app.Config){
+		"nothing": func(*app.Config) {},
+		"token":   func(c *app.Config) { c.AdminToken = "secret" },
+		"open":    func(c *app.Config) { c.AdminOpen = true },
+	} {
+		c := config(t)
+		c.AdminAddr = "0.0.0.0:0"
+		change(&c)
+		serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
+		if err == nil {
+			serve.Close()
+		}
+		var usage *cli.UsageError
+		if refused := errors.As(err, &usage) && strings.Contains(err.Error(), "--admin-open=on"); refused !=
+			(name == "nothing") || !refused && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestWithPoolWantsTheSchema(t *testing.T) {
 	t.Parallel()
 	c := config(t)

@@ -43,7 +43,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 		return nil, err
 	}
 	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), c.Version, c.RelayName, c.StreamPrefix
-	o.Pool, o.Redis, o.Slots, o.Doctor, o.Token = p.pool, p.client, slots, c.DoctorOptions(), c.AdminToken
+	o.Pool, o.Redis, o.Slots, o.Doctor = p.pool, p.client, slots, c.DoctorOptions()
 	o.Doctor.WriterOnly = o.Relay == nil
 	p.Console = console.New(o)
 	return p, nil

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,10 +17,11 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
-	"posthaste/cdc"
+	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/relay"
 	"posthaste/sink"
+	"posthaste/sql"
 )
 
 // Admin addresses of the processes where the settings name none.
@@ -38,7 +40,9 @@ type process struct {
 	registry *prometheus.Registry
 	traces   *tracing
 	pool     *pgxpool.Pool
-	client   io.Closer
+	// adminPool is for what operators and probes ask: it must not wait for, or hold up, the work.
+	adminPool *pgxpool.Pool
+	client    io.Closer
 	// creditsClient is a client of its own: it waits longer, and nothing may be resent.
 	creditsClient io.Closer
 	console       *consoleProcess
@@ -56,17 +60,40 @@ func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err erro
 		return err
 	}
 	p.registry.MustRegister(newPoolMetrics(p.pool))
-	return nil
+	cfg, err := sql.PoolConfig(p.config.PostgresURL, p.config.Schema, "admin")
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	cfg.MaxConns, cfg.MinConns = admin.Conns+probes, 0
+	// Whatever they ask, and whether or not anybody still waits for it.
+	cfg.ConnConfig.RuntimeParams["statement_timeout"] = strconv.FormatInt(adminTimeout.Milliseconds(), 10)
+	p.adminPool, err = pgxpool.NewWithConfig(ctx, cfg)
+	return err
 }
+
+// adminTimeout bounds a statement of the admin interface.
+const adminTimeout = 5 * time.Second
+
+// probes is how many connections the readiness of the API takes: everybody who asks shares one look.
+const probes = 1
+
+// countAtMost is how many waiting events GET /relay counts.
+const countAtMost = 100_000
 
 // listen binds the admin listener, makes the console of a process of a kind, and what serves both. ready answers
 // /readyz; relay is that of a relay's process.
-func (p *process) listen(ctx context.Context, kind string, slots *cdc.Slots, r *relay.Relay,
-	ready http.Handler,
-) (err error) {
+func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready http.Handler) (err error) {
 	c := p.config
+	slots, err := c.Slots(p.adminPool, p.log)
+	if err != nil {
+		return err
+	}
 	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
 		return err
+	}
+	if bound, ok := p.admin.Addr().(*net.TCPAddr); ok && !bound.IP.IsLoopback() && c.AdminToken == "" && !c.AdminOpen {
+		return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token, or --admin-open=on to "+
+			"let anybody who reaches it read and change everything", c.AdminAddr))
 	}
 	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Gatherer: p.registry, Logger: p.log})
 	if err != nil {
@@ -74,12 +101,16 @@ func (p *process) listen(ctx context.Context, kind string, slots *cdc.Slots, r *
 	}
 	p.server = adminServer(admin.Handler(admin.Options{
 		Source: ops.Source{
-			Pool: p.pool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
+			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
+			Most: countAtMost,
 			// The console's client: a question of an operator takes no connection of the API's.
 			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
 		},
-		Ready: ready, Token: c.AdminToken, Gatherer: p.registry, Console: p.console, Addr: c.AdminAddr,
-		Bound: p.admin.Addr(), Logger: p.log,
+		Ready: ready, Gatherer: p.registry, Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
+		Access: admin.Access{
+			Token: c.AdminToken, ReadToken: c.AdminReadToken, Addr: c.AdminAddr, Bound: p.admin.Addr(),
+			Hosts: c.AdminHosts,
+		},
 	}))
 	return nil
 }
@@ -99,8 +130,10 @@ func (p *process) Close() {
 		}
 	}
 	p.console.close()
-	if p.pool != nil {
-		p.pool.Close()
+	for _, pool := range []*pgxpool.Pool{p.pool, p.adminPool} {
+		if pool != nil {
+			pool.Close()
+		}
 	}
 }
 

@@ -90,7 +90,7 @@ func (p *Relay) build(ctx context.Context) error {
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 	})
-	return p.listen(ctx, "relay", slots, p.relay, admin.RelayReady(p.relay))
+	return p.listen(ctx, "relay", p.relay, admin.RelayReady(p.relay))
 }
 
 // buildCredits builds what the relay does for credits beside relaying.

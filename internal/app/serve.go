@@ -22,7 +22,9 @@ type Serve struct {
 
 	credits *credits.Bank
 	api     *api.Server
-	public  net.Listener
+	// keys is nil without authentication.
+	keys   *api.Keys
+	public net.Listener
 }
 
 // NewServe builds the API, which connects when it runs. It holds its listeners from here on, so the caller calls
@@ -55,9 +57,8 @@ func (p *Serve) build(ctx context.Context) error {
 		return cli.Usage(err.Error())
 	}
 	p.client = client
-	var keys *api.Keys
 	if c.AuthKeys {
-		if keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
+		if p.keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
 			return cli.Usage(err.Error())
 		}
 	}
@@ -71,20 +72,16 @@ func (p *Serve) build(ctx context.Context) error {
 		Registerer: reg,
 	})
 	p.api, err = api.New(api.Options{
-		Pool: p.pool, Redis: client, Credits: p.credits, Keys: keys, RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge,
-		Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
+		Pool: p.pool, Probe: p.adminPool, Redis: client, Credits: p.credits, Keys: p.keys, RateLimit: c.RateLimit,
+		KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
 	})
-	if err != nil {
-		return err
-	}
-	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
 		return err
 	}
 	if p.public, err = Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
-	return p.listen(ctx, "serve", slots, nil, p.api.Readyz())
+	return p.listen(ctx, "serve", nil, p.api.Readyz())
 }
 
 // Run serves until ctx ends, and closes everything.
@@ -118,6 +115,18 @@ func (p *Serve) checkSchema(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// ReloadKeys reads the file of API keys now. (A change of the file is noticed within a second or two anyway.)
+func (p *Serve) ReloadKeys() {
+	if p.keys == nil {
+		return
+	}
+	if err := p.keys.Reload(); err != nil {
+		p.log.Error("the file of API keys was not taken; the keys remain as they were", "err", err)
+		return
+	}
+	p.log.Info("API keys reloaded")
 }
 
 // PublicAddr returns where the API is bound.

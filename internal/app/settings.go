@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"regexp"
@@ -33,7 +34,11 @@ type Settings struct {
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
 	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
-	AdminToken      string `help:"Bearer token that state-changing admin calls require." env:"POSTHASTE_ADMIN_TOKEN"`
+	AdminToken      string `help:"Bearer token that everything on the admin listener requires but health and metrics." env:"POSTHASTE_ADMIN_TOKEN"`
+	AdminReadToken  string `help:"Bearer token that may read on the admin listener, and change nothing; needs an admin token." env:"POSTHASTE_ADMIN_READ_TOKEN"`
+	AdminHosts      string `help:"Further names, separated by commas, that the admin listener answers to." env:"POSTHASTE_ADMIN_HOSTS"`
+	AdminOpen       string `help:"Whether an admin listener beyond loopback may go without a token: anybody who reaches it reads and changes everything. on or off." env:"POSTHASTE_ADMIN_OPEN" default:"off"`
+	AdminPprof      string `help:"Whether the admin listener serves profiles: on or off." env:"POSTHASTE_ADMIN_PPROF" default:"off"`
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
@@ -51,7 +56,7 @@ type Settings struct {
 	RateLimit       string `help:"Requests per second and API key; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
 	KeyMaxAge       string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." env:"POSTHASTE_KEY_MAX_AGE" default:"0"`
 	Auth            string `help:"none (user_id comes from the body; a loud warning) or keys." env:"POSTHASTE_AUTH" default:"none"`
-	AuthKeysFile    string `help:"With auth=keys: lines of sha256-hex and user UUID, or * for any user." env:"POSTHASTE_AUTH_KEYS_FILE"`
+	AuthKeysFile    string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP." env:"POSTHASTE_AUTH_KEYS_FILE"`
 	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
 	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
 	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
@@ -62,16 +67,22 @@ type Config struct {
 	// Version is the version of the binary. It is no setting: main fills it in.
 	Version string
 
-	PostgresURL  string
-	RedisURL     string
-	HTTPAddr     string
-	AdminAddr    string
-	AdminToken   string
-	Schema       string
-	RelayName    string
-	Slot         string
-	StreamPrefix string
-	PubSub       bool
+	PostgresURL string
+	RedisURL    string
+	HTTPAddr    string
+	AdminAddr   string
+	AdminToken  string
+	// AdminReadToken may read only. AdminHosts are further names of the admin listener. AdminOpen lets it go without a
+	// token beyond loopback. AdminProfiles has it serve profiles.
+	AdminReadToken string
+	AdminHosts     []string
+	AdminOpen      bool
+	AdminProfiles  bool
+	Schema         string
+	RelayName      string
+	Slot           string
+	StreamPrefix   string
+	PubSub         bool
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
@@ -166,6 +177,9 @@ func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	c := Config{
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
+		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
+		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
+		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
 		Schema:        p.match("schema", s.Schema, schemaPattern),
 		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
 		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
@@ -194,6 +208,9 @@ func (s Settings) Parse() (Config, error) {
 	if c.RateLimit, err = strconv.ParseFloat(s.RateLimit, 64); err != nil || !(c.RateLimit >= 0 && c.RateLimit < 1e9) {
 		p.bad("rate-limit", s.RateLimit, "requests per second, 0 for off")
 	}
+	if c.AdminReadToken != "" && (c.AdminToken == "" || c.AdminToken == c.AdminReadToken) {
+		p.faults = append(p.faults, errors.New("--admin-read-token needs --admin-token, another one"))
+	}
 	p.auth(&c)
 	p.address("http-addr", c.HTTPAddr)
 	p.address("admin-addr", c.AdminAddr)
@@ -218,6 +235,25 @@ func (p *parser) auth(c *Config) {
 	} else if _, err := os.Stat(c.AuthKeysFile); err != nil {
 		p.faults = append(p.faults, fmt.Errorf("--auth-keys-file: %w", err))
 	}
+}
+
+var hostPattern = regexp.MustCompile(`^[a-zA-Z0-9._:-]{1,253}$`)
+
+// hosts reads names and addresses without ports.
+func (p *parser) hosts(name, value string) []string {
+	if value == "" {
+		return nil
+	}
+	var list []string
+	for host := range strings.SplitSeq(value, ",") {
+		host = strings.Trim(strings.TrimSpace(host), "[]")
+		if _, port, err := net.SplitHostPort(host); !hostPattern.MatchString(host) || err == nil && port != "" {
+			p.bad(name, value, "names without ports, separated by commas")
+			return nil
+		}
+		list = append(list, host)
+	}
+	return list
 }
 
 func (p *parser) address(name, value string) {

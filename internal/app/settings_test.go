@@ -50,6 +50,10 @@ func TestParseNamesEveryFault(t *testing.T) {
 		"redis-url":        func(s *app.Settings) { s.RedisURL = "redis://:" + secret + "@h/first" },
 		"http-addr":        func(s *app.Settings) { s.HTTPAddr = "localhost" },
 		"admin-addr":       func(s *app.Settings) { s.AdminAddr = ":70000" },
+		"admin-read-token": func(s *app.Settings) { s.AdminReadToken = "look" },
+		"admin-hosts":      func(s *app.Settings) { s.AdminHosts = "ops.example:9091" },
+		"admin-open":       func(s *app.Settings) { s.AdminOpen = "yes" },
+		"admin-pprof":      func(s *app.Settings) { s.AdminPprof = "1" },
 		"schema":           func(s *app.Settings) { s.Schema = "a b" },
 		"relay-name":       func(s *app.Settings) { s.RelayName = "A" },
 		"channel-prefix":   func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
@@ -80,7 +84,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		}
 	}
 	_, err := s.Parse()
-	if list := faults(err); len(list) != 24 || strings.Contains(err.Error(), secret) {
+	if list := faults(err); len(list) != 28 || strings.Contains(err.Error(), secret) {
 		t.Errorf("%d faults: %v", len(list), err)
 	}
 }

@@ -41,7 +41,7 @@ func (a *assessment) waiting() string {
 	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s events wait, the oldest for %s", humanize.Comma(b.Rows), Rough(seconds(b.OldestSeconds)))
+	return fmt.Sprintf("%s events wait, the oldest for %s", b.size(), Rough(seconds(b.OldestSeconds)))
 }
 
 // servers looks whether both servers answer.
@@ -72,7 +72,7 @@ func (a *assessment) servers() {
 	if rd.Error != "" {
 		why := "Events are late, none is lost: they wait in Postgres"
 		if pg.known() {
-			why += fmt.Sprintf(" (%s now)", humanize.Comma(a.s.Postgres.Backlog.Rows))
+			why += fmt.Sprintf(" (%s now)", a.s.Postgres.Backlog.size())
 		}
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
@@ -124,7 +124,7 @@ func (a *assessment) flow() {
 	if oldest >= veryLateAfter {
 		level = Broken
 	}
-	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", humanize.Comma(p.Backlog.Rows))
+	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", p.Backlog.size())
 	if p.Degraded != "" {
 		why += " " + sentence(p.Degraded)
 	}

@@ -75,7 +75,13 @@ type Postgres struct {
 func ReadPostgres(
 	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay,
 ) (Postgres, error) {
-	st, err := readStatus(ctx, pool, name, slots, relay)
+	return readPostgres(ctx, pool, name, slots, relay, 0)
+}
+
+func readPostgres(
+	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay, most int64,
+) (Postgres, error) {
+	st, err := readStatus(ctx, pool, name, slots, relay, most)
 	if err != nil {
 		return Postgres{}, err
 	}
@@ -105,6 +111,8 @@ type Source struct {
 	Redis func(ctx context.Context) error
 	// WALBudget is the setting.
 	WALBudget int64
+	// Most bounds how many events are counted that wait, so that a look costs the same however many they are; 0: all.
+	Most int64
 }
 
 // redisTimeout bounds the question to Redis: a server that hangs must not hold up what Postgres told.
@@ -114,7 +122,7 @@ const redisTimeout = 2 * time.Second
 func (s Source) Look(ctx context.Context) (*Snapshot, error) {
 	asked := make(chan Answer, 1)
 	go func() { asked <- s.askRedis(ctx) }()
-	p, err := ReadPostgres(ctx, s.Pool, s.RelayName, s.Slots, s.Relay)
+	p, err := readPostgres(ctx, s.Pool, s.RelayName, s.Slots, s.Relay, s.Most)
 	var dead []Dead
 	if err == nil && p.Dead > 0 {
 		dead, err = ListDead(ctx, s.Pool)

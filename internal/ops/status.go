@@ -62,8 +62,32 @@ func (l Loss) Text() string {
 
 // Backlog is what is in the outbox.
 type Backlog struct {
-	Rows          int64   `json:"rows"`
+	Rows int64 `json:"rows"`
+	// AtLeast says that Rows is where counting ended: there may be more.
+	AtLeast       bool    `json:"at_least,omitempty"`
 	OldestSeconds float64 `json:"oldest_seconds"`
+}
+
+// size says how many rows there are.
+func (b Backlog) size() string {
+	if b.AtLeast {
+		return "at least " + humanize.Comma(b.Rows)
+	}
+	return humanize.Comma(b.Rows)
+}
+
+// readBacklog counts what is in the outbox, most rows at most; 0: all of them.
+func readBacklog(ctx context.Context, pool *pgxpool.Pool, most int64) (Backlog, error) {
+	if most == 0 {
+		rows, oldest, err := sql.Backlog(ctx, pool)
+		return Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}, err
+	}
+	var b Backlog
+	if err := pool.QueryRow(ctx, query("backlog_bounded"), most).Scan(&b.Rows, &b.OldestSeconds); err != nil {
+		return b, fmt.Errorf("count the backlog: %w", err)
+	}
+	b.AtLeast, b.OldestSeconds = b.Rows == most, max(b.OldestSeconds, 0)
+	return b, nil
 }
 
 // Slot is the replication slot's state.
@@ -79,9 +103,10 @@ type Slot struct {
 	MaxKeepBytes      int64  `json:"max_keep_bytes"`
 }
 
-// readStatus assembles the status from Postgres, and from relay if it is not nil.
+// readStatus assembles the status from Postgres, and from relay if it is not nil. It counts most rows of the outbox at
+// most; 0: all of them.
 func readStatus(
-	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay,
+	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay, most int64,
 ) (Status, error) {
 	st, err := sql.ReadState(ctx, pool, name)
 	if err != nil {
@@ -91,11 +116,9 @@ func readStatus(
 		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder,
 		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
 	}
-	rows, oldest, err := sql.Backlog(ctx, pool)
-	if err != nil {
+	if out.Backlog, err = readBacklog(ctx, pool, most); err != nil {
 		return out, err
 	}
-	out.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}
 	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
 		return out, err
 	}

@@ -142,6 +142,10 @@ func (a *assessment) well() (sentence, line string) {
 	if p.Backlog.Rows == 0 {
 		return sentence + "; no event is waiting.", line
 	}
-	return fmt.Sprintf("%s; %s on the way, the oldest for %s.", sentence, count(p.Backlog.Rows, "event"),
+	on := count(p.Backlog.Rows, "event")
+	if p.Backlog.AtLeast {
+		on = "at least " + on
+	}
+	return fmt.Sprintf("%s; %s on the way, the oldest for %s.", sentence, on,
 		span(seconds(p.Backlog.OldestSeconds))), line
 }

@@ -71,8 +71,6 @@ type Options struct {
 	Gatherer prometheus.Gatherer
 	// Doctor is what the doctor looks at.
 	Doctor ops.DoctorOptions
-	// Token, if not empty, is required by everything that changes something.
-	Token  string
 	Logger *slog.Logger
 }
 
@@ -216,19 +214,12 @@ func (c *Console) static(next http.Handler) http.Handler {
 // csrfHeader carries the token that only a page of this origin can have read.
 const csrfHeader = "X-Posthaste-Csrf"
 
-// guarded lets through what comes from our own page and, if a token is set, from somebody who has it.
+// guarded lets through what comes from our own page. (Who may do what is the listener's to say.)
 func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !same(r.Header.Get(csrfHeader), c.csrf) {
 			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+
 				"; reload the page")
-			return
-		}
-		bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if c.o.Token != "" && (!ok || !same(bearer, c.o.Token)) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			problem(w, http.StatusUnauthorized,
-				"this call needs the admin token (POSTHASTE_ADMIN_TOKEN of this process)")
 			return
 		}
 		if !enter(c.actions) {
@@ -263,7 +254,7 @@ const callTimeout = 5 * time.Second
 
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, map[string]any{
-		"csrf": c.csrf, "token_required": c.o.Token != "", "kind": c.o.Kind, "relay": c.o.RelayName,
+		"csrf": c.csrf, "kind": c.o.Kind, "relay": c.o.RelayName,
 		"holder": c.o.Holder, "version": c.o.Version,
 	})
 }

@@ -88,25 +88,6 @@ func TestChangesNeedTheTokenOfThePage(t *testing.T) {
 	}
 }
 
-func TestChangesNeedTheAdminTokenToo(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, func(o *console.Options) { o.Token = "secret" })
-	for _, auth := range []string{"", "Bearer wrong", "secret", "Bearer "} {
-		if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf,
-			"Authorization", auth); status != 401 {
-			t.Errorf("with %q: %d, want 401", auth, status)
-		}
-	}
-	if status, _ := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf, "Authorization",
-		"Bearer secret"); status != 200 {
-		t.Errorf("with both: %d", status)
-	}
-	if _, body := w.call("GET", "/console/api/session", ""); strings.Contains(body, "secret") ||
-		!strings.Contains(body, `"token_required":true`) {
-		t.Errorf("session: %s", body)
-	}
-}
-
 func TestEventsComeWithoutTheirPayload(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

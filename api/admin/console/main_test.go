@@ -77,7 +77,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	go func() { done <- c.Run(ctx) }()
 	srv := httptest.NewUnstartedServer(admin.Handler(admin.Options{
 		Source: ops.Source{Pool: pool, RelayName: w.db.Relay, Slots: slots},
-		Ready:  http.NotFoundHandler(), Token: o.Token, Gatherer: o.Gatherer, Console: c,
+		Ready:  http.NotFoundHandler(), Gatherer: o.Gatherer, Console: c,
 	}))
 	srv.Config.ReadTimeout = 2 * time.Second // the stream has to outlive it
 	srv.Config.IdleTimeout = time.Minute     // or a request may meet a connection that the server is closing

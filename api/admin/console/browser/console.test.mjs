@@ -5,7 +5,7 @@ import { createRequire } from 'node:module';
 import { after, before, test } from 'node:test';
 import { chromium } from 'playwright-core';
 
-const { RELAY, GUARDED, SERVE, CONTROL, TOKEN, POSTHASTE_SCREENSHOTS: SHOTS } = process.env;
+const { RELAY, GUARDED, SERVE, CONTROL, TOKEN, READ_TOKEN, POSTHASTE_SCREENSHOTS: SHOTS } = process.env;
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const DESKTOP = { width: 1280, height: 860 };
 const PHONE = { width: 360, height: 780 };
@@ -208,26 +208,33 @@ test('a dead event is found, retried and arrives', async () => {
   await page.context().close();
 });
 
-test('without the tokens nothing is changed', async () => {
+test('without the tokens nothing is shown or changed', async () => {
   const put = (headers) => fetch(`${GUARDED}/console/api/mode`, { method: 'PUT', headers, body: '{"mode":"poll"}' });
-  assert.equal((await put({ Authorization: `Bearer ${TOKEN}` })).status, 403, 'without the page’s token');
-  const { csrf } = await (await fetch(`${GUARDED}/console/api/session`)).json();
+  const as = (token) => ({ Authorization: `Bearer ${token}` });
+  assert.equal((await put(as(TOKEN))).status, 403, 'without the page’s token');
+  assert.equal((await fetch(`${GUARDED}/console/api/session`)).status, 401, 'without any token');
+  const { csrf } = await (await fetch(`${GUARDED}/console/api/session`, { headers: as(READ_TOKEN) })).json();
   assert.equal((await put({ 'X-Posthaste-Csrf': csrf })).status, 401, 'without the admin token');
+  assert.equal((await put({ 'X-Posthaste-Csrf': csrf, ...as(READ_TOKEN) })).status, 403, 'with the read token');
 
-  const page = await open(GUARDED, { expected: ['401'] });
-  await verdict(page, 'ok');
-  const ask = async () => {
-    await page.locator('#switch [data-mode="cdc"]').click();
+  const page = await open(GUARDED, { expected: ['401', '403'], live: 'the admin token is missing' });
+  const answer = async (token) => {
     await page.locator('#ask[open]').waitFor();
+    await page.locator('#ask-token').fill(token);
+    await page.locator('#ask-yes').click();
   };
-  await ask();
-  await page.locator('#ask-token').fill('wrong');
-  await page.locator('#ask-yes').click();
+  await answer('wrong');
   await page.locator('#ask-error', { hasText: 'is wrong' }).waitFor();
   await axe(page, 'the dialog');
-  assert.equal((await relay()).desired, 'auto');
-  await page.locator('#ask-token').fill(TOKEN);
+  await answer(READ_TOKEN);
+  await page.locator('#ask[open]').waitFor({ state: 'detached' });
+  await verdict(page, 'ok');
+  await page.locator('#switch [data-mode="cdc"]').click();
+  assert.equal(await page.locator('#ask-token-label').isVisible(), false, 'asked for a token that is there');
   await page.locator('#ask-yes').click();
+  await page.locator('#ask-error', { hasText: 'may read only' }).waitFor();
+  assert.equal((await relay()).desired, 'auto');
+  await answer(TOKEN);
   await until('desired cdc', 5000, async () => (await relay()).desired === 'cdc');
   await page.locator('#ask[open]').waitFor({ state: 'detached' });
   await page.reload(); // the token is kept for this tab
@@ -270,7 +277,13 @@ if (SHOTS) test('pictures for the documentation', async () => {
 });
 
 test('a lost process is shown as such', async () => {
-  const page = await open(GUARDED, { expected: ['ERR_CONNECTION_REFUSED', 'ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET'] });
+  const page = await open(GUARDED, {
+    expected: ['401', 'ERR_CONNECTION_REFUSED', 'ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET'],
+    live: 'the admin token is missing',
+  });
+  await page.locator('#ask-token').fill(READ_TOKEN);
+  await page.locator('#ask-yes').click();
+  await page.locator('#connection', { hasText: 'live' }).waitFor();
   await verdict(page, 'ok');
   // What the page asks for at its start has come: a question without an answer would be one more complaint.
   await page.locator('#doctor-age', { hasText: 'as of' }).waitFor();

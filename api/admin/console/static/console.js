@@ -33,12 +33,13 @@ class CallError extends Error {
   }
 }
 
+const authorized = () => (token ? { Authorization: `Bearer ${token}` } : {});
+
 async function call(method, path, body) {
-  const headers = {};
+  const headers = authorized();
   if (method !== 'GET') {
     headers['Content-Type'] = 'application/json';
     headers['X-Posthaste-Csrf'] = session?.csrf ?? '';
-    if (token) headers.Authorization = `Bearer ${token}`;
   }
   let resp;
   try {
@@ -62,6 +63,18 @@ async function change(method, path, body) {
   }
 }
 
+// needToken asks for the token without which there is nothing to see, once.
+function needToken() {
+  locked = true;
+  if (declined || $('ask').open) return;
+  declined = true;
+  ask({
+    title: 'This console needs the admin token', yes: 'Open', token: true,
+    body: [h('p', null, 'It is the value of POSTHASTE_ADMIN_TOKEN of this process. A read token shows everything and changes nothing.')],
+    act: async () => { await loadSession(); start(); },
+  });
+}
+
 async function loadSession() {
   session = await call('GET', 'session');
   const facts = [['relay', session.relay], ['this process', `${session.kind} ${session.holder}`], ['version', session.version]];
@@ -79,25 +92,53 @@ async function loadHistory() {
 
 // ---- the live connection
 
-let source = null;
+let source = null; // aborts the stream that is read
+let locked = false; // this process wants a token that we have not
+let declined = false;
 
-function connect() {
-  source?.close();
+// connect reads the stream of events. (An EventSource could not send the token.)
+async function connect() {
+  source?.abort();
   tried = since();
-  source = new EventSource('api/stream');
-  source.onopen = () => { crowded = ''; };
-  source.addEventListener('state', (e) => {
-    alive();
-    onState(JSON.parse(e.data));
-  });
-  source.addEventListener('events', (e) => {
-    alive();
-    onEvents(JSON.parse(e.data));
-  });
-  source.onerror = () => {
-    // The browser tries again by itself, unless the answer was an error.
-    if (source.readyState === EventSource.CLOSED) retryLater();
-  };
+  const mine = new AbortController();
+  source = mine;
+  let status = 0;
+  try {
+    const resp = await fetch('api/stream', { headers: authorized(), signal: mine.signal, cache: 'no-store' });
+    status = resp.status;
+    if (resp.ok) {
+      crowded = '';
+      locked = false;
+      for await (const [name, data] of messages(resp.body)) {
+        alive();
+        if (name === 'state') onState(JSON.parse(data));
+        if (name === 'events') onEvents(JSON.parse(data));
+      }
+    }
+  } catch { /* it broke, or was aborted */ }
+  if (source !== mine) return;
+  if (status === 401) needToken();
+  else if (status === 0 || status === 200) setTimeout(() => { if (source === mine) connect(); }, 1000);
+  else retryLater();
+}
+
+// messages takes an event stream apart.
+async function* messages(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split('\n\n');
+    rest = blocks.pop();
+    for (const block of blocks) {
+      let name = '';
+      for (const line of block.split('\n')) {
+        if (line.startsWith('event: ')) name = line.slice(7);
+        if (line.startsWith('data: ')) yield [name, line.slice(6)];
+      }
+    }
+  }
 }
 
 let retrying = null;
@@ -136,6 +177,11 @@ function watchConnection() {
   if (lostSince === null) {
     lostSince = (heard ?? opened).wall;
     document.body.classList.add('stale');
+  }
+  if (locked) {
+    level(pill, 'warn');
+    text(pill, 'the admin token is missing');
+    return;
   }
   if (ago(tried) > PATIENCE) connect(); // neither an error nor a word: the connection hangs
   level(pill, 'bad');
@@ -403,7 +449,7 @@ function dropDead(d) {
 
 let asked = null;
 
-function ask({ title, body, yes, danger, act }) {
+function ask({ title, body, yes, danger, token: wanted, act }) {
   asked = { act };
   text($('ask-title'), title);
   $('ask-body').replaceChildren(...body);
@@ -412,7 +458,7 @@ function ask({ title, body, yes, danger, act }) {
   $('ask-yes').disabled = false;
   $('ask-error').hidden = true;
   $('ask-token').value = '';
-  $('ask-token-label').hidden = !(session?.token_required && !token);
+  $('ask-token-label').hidden = !wanted;
   $('ask').showModal();
   ($('ask-token-label').hidden ? $('ask-yes') : $('ask-token')).focus();
 }
@@ -421,7 +467,7 @@ $('ask-no').addEventListener('click', () => $('ask').close());
 $('ask-form').addEventListener('submit', async (e) => {
   e.preventDefault();
   const now = asked;
-  if ($('ask-token').value) token = $('ask-token').value;
+  if ($('ask-token').value) token = $('ask-token').value.trim();
   $('ask-yes').disabled = true;
   try {
     await now.act();
@@ -429,7 +475,7 @@ $('ask-form').addEventListener('submit', async (e) => {
     if (asked === now) $('ask').close();
   } catch (err) {
     if (asked !== now) return;
-    if (err.status === 401) {
+    if (err.status === 401 || err.status === 403) { // none, a wrong one, or one that may read only
       token = null;
       try { sessionStorage.removeItem('posthaste-token'); } catch { /* was in memory only */ }
       $('ask-token-label').hidden = false;
@@ -572,9 +618,13 @@ $('theme').addEventListener('click', () => {
 });
 text($('theme'), `Theme: ${themed()}`);
 
+function start() {
+  connect();
+  loadHistory().catch(() => {}).finally(() => loadDoctor(false));
+}
+
 drawCharts();
 drawEvents();
-connect();
 setInterval(watchConnection, 500);
-loadSession().then(loadHistory).catch(() => {}).finally(() => loadDoctor(false));
-setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null) loadDoctor(false); }, 60000);
+loadSession().then(start, (err) => { if (err.status === 401) needToken(); else start(); });
+setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null && !locked) loadDoctor(false); }, 60000);

@@ -1,0 +1,256 @@
+package api
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Scope is one thing that an API key may be for.
+type Scope string
+
+// The scopes. A key without any named has all that its user may do.
+const (
+	// ScopeRead reads orders and balances, ScopeOrder places orders, ScopeCredit spends credits (also for an order),
+	// ScopeMint makes them: for keys of any user only.
+	ScopeRead   Scope = "read"
+	ScopeOrder  Scope = "order"
+	ScopeCredit Scope = "credit"
+	ScopeMint   Scope = "mint"
+)
+
+var scopes = []Scope{ScopeRead, ScopeOrder, ScopeCredit, ScopeMint}
+
+// keyHash is the SHA-256 of a key.
+type keyHash [sha256.Size]byte
+
+type apiKey struct {
+	hash keyHash
+	who  principal
+	// name is for logs; it may be empty.
+	name string
+	// expires is when the key stops being valid; zero: never.
+	expires time.Time
+}
+
+// keySet are the keys of a file, by their hashes. Looking one up takes the same time however many there are, and what
+// that time tells is about a hash of what was sent: nobody can choose it.
+type keySet map[keyHash]*apiKey
+
+// Keys are the API keys that may use the API. Only their SHA-256 is known here: keys are random and long, so a slow
+// hash would protect nothing. Safe for concurrent use.
+type Keys struct {
+	set atomic.Pointer[keySet]
+	// path is the file, "" for none; seen is what it was like when it was read last.
+	path string
+	seen atomic.Pointer[fileState]
+}
+
+type fileState struct {
+	changed time.Time
+	size    int64
+	mode    fs.FileMode
+}
+
+// LoadKeys reads a file of keys; see ParseKeys. Others than the owner and the group must not be able to write to it.
+func LoadKeys(path string) (*Keys, error) {
+	k := &Keys{path: path}
+	return k, k.Reload()
+}
+
+// ParseKeys reads one key per line: the SHA-256 of the key in hexadecimal, and the id of the user it stands for, or *
+// for a key that may act for any user. Then there may be, in any order, name=… for logs, scopes=… with scopes separated
+// by commas, and expires=…, a date or a time in RFC 3339. Empty lines and lines that start with # are skipped. Errors
+// name the line, never its content. A file without keys is an error: it would lock everybody out. So is the hash of an
+// empty key, which would let everybody in.
+func ParseKeys(r io.Reader) (*Keys, error) {
+	set, err := parseKeys(r)
+	if err != nil {
+		return nil, err
+	}
+	k := &Keys{}
+	k.set.Store(&set)
+	return k, nil
+}
+
+// Reload reads the file again. On an error the keys remain what they were.
+func (k *Keys) Reload() error {
+	if k.path == "" {
+		return nil
+	}
+	f, err := os.Open(k.path)
+	if err != nil {
+		return fmt.Errorf("open the file of API keys: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("open the file of API keys: %w", err)
+	}
+	k.seen.Store(stateOf(info))
+	if info.Mode().Perm()&0o002 != 0 {
+		return errors.New("the file of API keys may be written by anybody; chmod o-w it")
+	}
+	set, err := parseKeys(f)
+	if err != nil {
+		return err
+	}
+	k.set.Store(&set)
+	return nil
+}
+
+func stateOf(i fs.FileInfo) *fileState { return &fileState{i.ModTime(), i.Size(), i.Mode()} }
+
+// keysEvery is how often the file is looked at.
+const keysEvery = time.Second
+
+// run reads the file again when it has changed, until ctx ends. What is wrong with it is logged, and the keys remain
+// what they were.
+func (k *Keys) run(ctx context.Context, log *slog.Logger) {
+	if k.path == "" {
+		return
+	}
+	if s := k.seen.Load(); s != nil && s.mode.Perm()&0o004 != 0 {
+		log.Warn("the file of API keys may be read by anybody on this machine; chmod o-r it", "mode", s.mode.String())
+	}
+	look := time.NewTicker(keysEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		info, err := os.Stat(k.path)
+		if seen := k.seen.Load(); err != nil && seen == nil || err == nil && seen != nil && *seen == *stateOf(info) {
+			continue
+		}
+		if err != nil {
+			k.seen.Store(nil) // once
+			log.Error("the file of API keys cannot be read; the keys remain as they were", "err", err)
+			continue
+		}
+		if err := k.Reload(); err != nil {
+			log.Error("the file of API keys was not taken; the keys remain as they were", "err", err)
+			continue
+		}
+		log.Info("API keys reloaded", "keys", len(*k.set.Load()))
+	}
+}
+
+// find returns the key, or nil if there is none.
+func (k *Keys) find(key string) *apiKey {
+	if key == "" {
+		return nil
+	}
+	return (*k.set.Load())[sha256.Sum256([]byte(key))]
+}
+
+func parseKeys(r io.Reader) (keySet, error) {
+	set := make(keySet)
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		key, err := parseAPIKey(line)
+		if err == nil && set[key.hash] != nil {
+			err = errors.New("the key has a line already")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("file of API keys, line %d: %w", n, err)
+		}
+		set[key.hash] = key
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read the file of API keys: %w", err)
+	}
+	if len(set) == 0 {
+		return nil, errors.New("the file of API keys has no keys")
+	}
+	return set, nil
+}
+
+func parseAPIKey(line string) (*apiKey, error) {
+	f := strings.Fields(line)
+	if len(f) < 2 {
+		return nil, errors.New("want a SHA-256 in hexadecimal and a user id")
+	}
+	k := &apiKey{}
+	hash, err := hex.DecodeString(f[0])
+	if err != nil || len(hash) != len(k.hash) {
+		return nil, errors.New("the first field is not a SHA-256 in hexadecimal")
+	}
+	if k.hash = keyHash(hash); k.hash == sha256.Sum256(nil) {
+		return nil, errors.New("that is the hash of an empty key, which everybody has")
+	}
+	if k.who.any = f[1] == "*"; !k.who.any {
+		var ok bool
+		if k.who.user, ok = uuidOf(f[1]); !ok {
+			return nil, errors.New("the second field is neither a user id nor *")
+		}
+	}
+	given := map[string]bool{}
+	for _, field := range f[2:] {
+		name, value, _ := strings.Cut(field, "=")
+		if given[name] {
+			return nil, errors.New("a field is given twice")
+		}
+		given[name] = true
+		if err := k.field(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+var keyName = regexp.MustCompile(`^[a-zA-Z0-9_.@:-]{1,64}$`)
+
+// field takes one of the fields behind the user.
+func (k *apiKey) field(name, value string) (err error) {
+	switch name {
+	case "name":
+		if k.name = value; !keyName.MatchString(value) {
+			return errors.New("a name has 1 to 64 letters, digits and the characters _.@:-")
+		}
+	case "scopes":
+		k.who.scopes, err = parseScopes(value, k.who.any)
+	case "expires":
+		if k.expires, err = time.Parse(time.RFC3339, value); err != nil {
+			k.expires, err = time.Parse(time.DateOnly, value)
+		}
+		if err != nil {
+			return errors.New("expires is neither a date nor a time in RFC 3339")
+		}
+	default:
+		return errors.New("behind the user there may be name=, scopes= and expires=")
+	}
+	return err
+}
+
+func parseScopes(value string, anyUser bool) ([]Scope, error) {
+	var list []Scope
+	for s := range strings.SplitSeq(value, ",") {
+		if !slices.Contains(scopes, Scope(s)) {
+			return nil, errors.New("the scopes are read, order, credit and mint, separated by commas")
+		}
+		list = append(list, Scope(s))
+	}
+	if !anyUser && slices.Contains(list, ScopeMint) {
+		return nil, errors.New("only a key for any user (*) may mint")
+	}
+	return list, nil
+}

@@ -1,0 +1,48 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/sql"
+)
+
+// Whoever asks for readiness takes no connection that orders need, and shares the answer with all who ask.
+func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
+	t.Parallel()
+	var probe *sql.Pool
+	w := newWorld(t, func(o *Options) {
+		cfg := o.Pool.Config()
+		cfg.MaxConns = 1
+		var err error
+		if probe, err = pgxpool.NewWithConfig(context.Background(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(probe.Close)
+		o.Probe = probe
+	})
+	before := w.s.pool.Stat().AcquireCount()
+	h := w.s.Readyz()
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+			if rec.Code != http.StatusOK {
+				t.Errorf("%d %s", rec.Code, rec.Body)
+			}
+		})
+	}
+	all.Wait()
+	if n := w.s.pool.Stat().AcquireCount() - before; n != 0 {
+		t.Errorf("%d connections of the orders' were taken", n)
+	}
+	if n := probe.Stat().AcquireCount(); n == 0 || n > 20 {
+		t.Errorf("%d connections were taken", n)
+	}
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"posthaste/api"
+	"posthaste/internal/cli"
+)
+
+type keygenCmd struct {
+	User    string `help:"Id of the user that the key stands for, or * for any user." required:""`
+	Name    string `help:"Name for logs."`
+	Scopes  string `help:"What the key may do: read, order, credit (spend), mint (for any user only), separated by commas. Default: all that its user may."`
+	Expires string `help:"When the key ends: a date, or a time in RFC 3339. Default: never."`
+}
+
+// Run prints the line, which is no secret, where it can be appended to the file, and the key beside it. Nobody can
+// find out the key from the line.
+func (c keygenCmd) Run(_ context.Context, e *env) error {
+	key := "ph_" + rand.Text()
+	sum := sha256.Sum256([]byte(key))
+	line := []string{hex.EncodeToString(sum[:]), c.User}
+	for _, f := range [][2]string{{"name", c.Name}, {"scopes", c.Scopes}, {"expires", c.Expires}} {
+		if f[1] != "" {
+			line = append(line, f[0]+"="+f[1])
+		}
+	}
+	text := strings.Join(line, " ")
+	if len(strings.Fields(text)) != len(line) {
+		return cli.Usage("a value has a space in it")
+	}
+	if _, err := api.ParseKeys(strings.NewReader(text)); err != nil {
+		return cli.Usage(strings.TrimPrefix(err.Error(), "file of API keys, line 1: "))
+	}
+	fmt.Fprintln(e.Stdout, text)
+	fmt.Fprintln(e.Stderr, key)
+	return nil
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// What keygen prints can be used as it is, in a process that runs, and a hangup does not end that process.
+func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	file := filepath.Join(t.TempDir(), "keys")
+	add := func(args ...string) string {
+		t.Helper()
+		r := w.once(append([]string{"keygen"}, args...)...)
+		line, key := r.out, strings.TrimSpace(r.errOut)
+		if r.code != 0 || strings.Count(line, "\n") != 1 || len(key) < 20 || strings.Contains(line, key) {
+			t.Fatalf("exit %d: %q, %q", r.code, line, key)
+		}
+		f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err == nil {
+			_, err = f.WriteString(line)
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	first := add("--user=*", "--name=shop", "--scopes=read", "--expires=2999-01-01")
+	c := w.spawn("serve", "--auth=keys", "--auth-keys-file="+file)
+	takes := func(key string) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			url := c.http + "/orders?user_id=0b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e22"
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+			if err != nil {
+				return err
+			}
+			req.Header.Set("Authorization", "Bearer "+key)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return err
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				return fmt.Errorf("status %d", resp.StatusCode)
+			}
+			return nil
+		})
+	}
+	takes(first)
+	second := add("--user=*")
+	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	takes(second)
+	takes(first)
+	w.once("keygen", "--user=nobody").oneLine(t, 2, "neither a user id nor *")
+	w.once("keygen", "--user=*", "--name=a b").oneLine(t, 2, "space")
+	c.stop()
+}
