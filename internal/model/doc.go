@@ -5,17 +5,27 @@
 // nothing more can happen, whether everything is settled and no WAL is held back.
 //
 // The table outbox is a log: a row is never deleted because it is settled. A row is settled if the mark of its part
-// holds it: a snapshot in which its transaction has ended, and a number that is not lower than its own. A mark moves in
-// two steps. A snapshot is written first, then everything that it sees and the mark does not hold is published or found
-// to be, then what was written becomes the mark. The gate in Redis keeps its owner, its lanes, how many entries it has
-// let through, and the ids of batches that no mark holds yet.
+// holds it: a snapshot in which its transaction has ended, and a number that is not lower than its own.
 //
-// What the model takes for granted, and what a test against real servers has to show when this is built: a snapshot
-// that was written by a transaction that is on disk knows of no id that Postgres gives out again; a streamed
-// transaction is on disk; the row that a part is claimed with is locked while a mark, a cursor or a parked event is
-// written. What it leaves out: batches of several events, several streams, trimming, and rows that a writer deletes
-// before they are published.
+// A sweep takes a snapshot and publishes what it sees and the mark does not; then the snapshot is the mark. For a
+// hand-over the snapshot is written first, all parts are swept up to it, and it becomes the mark of every part. A
+// stream constructs its mark: it takes a snapshot with a list of what that sees and the mark does not, and leaves out
+// each transaction that it has not published as a whole. What it still has not published when it has come to the end of
+// the WAL as of then, it has missed.
+//
+// A snapshot that is not written is used only in the session that took it. Every write of a mark asks for the owner,
+// and for the server that the owner has adopted; whoever does not know whether it was done adopts anew. A relay may go
+// on with new sessions after Postgres has crashed, or another server has been promoted, until it knows that its lock is
+// lost. The gate in Redis keeps its owner, its lanes, how many entries it has let through, and the ids of batches that
+// no mark holds yet.
+//
+// What the model takes for granted, and what a test against real servers has to show: a snapshot that was written by a
+// transaction that is on disk knows of no id that Postgres gives out again; a streamed transaction is on disk; the
+// session that writes the mark of a part has the part locked, for as long as the server works on its statement.
+// What it leaves out: batches of several events, several streams, trimming, and rows that a writer deletes before they
+// are published. What Redis has lost is published again at once here; posthaste counts it, and people do the rest.
 //
 // A silent gap in the publication is noticed and what it hid is published, behind what was streamed meanwhile: nobody
-// can know that it has to wait. No other order is given up.
+// can know that it has to wait. An event that was parked and is retried is published behind what came after it. No
+// other order is given up.
 package model

@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"slices"
 	"strings"
 )
@@ -14,6 +15,8 @@ type machine struct {
 	parts int8
 	// broken is the safeguard that is removed, "" for none.
 	broken string
+	// prefix are the steps that come first, by a part of what they say; "" for none.
+	prefix string
 	// labels: steps say what they are.
 	labels bool
 	out    []successor
@@ -29,6 +32,7 @@ func (m *machine) without(safeguard string) bool { return m.broken == safeguard 
 
 func (m *machine) emit(s state, format string, args ...any) {
 	m.normalize(&s)
+	m.compare(&s)
 	var label string
 	if m.labels {
 		label = fmt.Sprintf(format, args...)
@@ -38,7 +42,8 @@ func (m *machine) emit(s state, format string, args ...any) {
 
 // normalize makes one state of those in which nothing can differ any more.
 func (m *machine) normalize(s *state) {
-	prune := m.broken == "" && s.budget.rdBack == 0 // it may give an old owner its gate back
+	// These may give an old owner its gate or its state back.
+	prune := m.broken == "" && s.budget.rdBack == 0 && s.budget.pgBack == 0
 	for i := range s.procs {
 		p := &s.procs[i]
 		if p.pc == idle {
@@ -47,7 +52,7 @@ func (m *machine) normalize(s *state) {
 		}
 		// Whoever holds no lock, and can neither publish nor write, does not exist.
 		if prune && int(s.leader) != i+1 && !p.assistant && p.flying == (call{}) &&
-			(p.server != s.server || p.epoch < s.pg.epoch) && p.epoch < s.rd.gate.epoch {
+			!m.owner(s, p.epoch, p.nonce) && p.epoch < s.rd.gate.epoch {
 			*p = proc{}
 		}
 	}
@@ -63,6 +68,22 @@ func (m *machine) normalize(s *state) {
 	if s.budget.pgBack == 0 {
 		s.standby = postgres{}
 	}
+	if s.hung.part > 0 && (s.hung.server != s.server || prune && !m.owner(s, s.hung.epoch, s.hung.nonce)) {
+		s.hung = statement{}
+	}
+}
+
+// compare notes what the marks hold, and what they do not hold any more.
+func (m *machine) compare(s *state) {
+	var held set
+	for e := range int8(len(m.plan.events)) {
+		if s.pg.tx[m.plan.events[e].tx].phase == visible && m.settled(&s.pg, e) {
+			held = held.with(e)
+		}
+	}
+	s.back = s.back || s.held&^held != 0
+	s.held |= held
+	s.sent |= s.rd.ids()
 }
 
 func (m *machine) steps(s *state) []successor {
@@ -75,8 +96,20 @@ func (m *machine) steps(s *state) []successor {
 
 func (m *machine) start(b budget) state {
 	s := state{budget: b}
-	s.pg.next = 1
+	s.pg.next, s.pg.ended = 1, 1
 	s.rd.gate.whole = true
+	if m.prefix == "" {
+		return s
+	}
+	m.labels = true
+	defer func() { m.labels = false }()
+	for part := range strings.SplitSeq(m.prefix, "; ") {
+		i := slices.IndexFunc(m.steps(&s), func(n successor) bool { return strings.Contains(n.label, part) })
+		if i < 0 {
+			panic("no such step: " + part)
+		}
+		s = m.out[i].state
+	}
 	return s
 }
 
@@ -135,10 +168,10 @@ func (m *machine) judge(s *state, last bool) string {
 	if s.needless {
 		return "a relay adopts for an event that was not missing"
 	}
-	ids := s.rd.ids()
-	if ids&s.pg.dead != 0 {
-		return "an event is parked, and in the stream"
+	if s.back {
+		return "a mark holds less than before"
 	}
+	ids := s.rd.ids()
 	var seen set
 	for i, n := range s.rd.stream[:s.rd.len] {
 		e := n - 1
@@ -148,7 +181,7 @@ func (m *machine) judge(s *state, last bool) string {
 		seen = seen.with(e)
 		for _, o := range s.rd.stream[:i] {
 			a, b := m.plan.events[o-1], m.plan.events[e]
-			if a.aggregate == b.aggregate && o-1 > e && s.pg.tx[a.tx].phase != lost &&
+			if a.aggregate == b.aggregate && o-1 > e && s.pg.tx[a.tx].phase != lost && !s.pg.dead.has(e) &&
 				s.pg.tx[b.tx].phase != lost && !s.pg.tx[b.tx].silent { // nobody can know that it has to wait
 				return fmt.Sprintf("event %d is behind event %d", n, o)
 			}
@@ -160,8 +193,15 @@ func (m *machine) judge(s *state, last bool) string {
 	}
 	for e := range int8(len(m.plan.events)) {
 		_, _, there := m.row(&s.pg, e)
-		if ids.has(e) || s.pg.tx[m.plan.events[e].tx].phase != visible || s.pg.dead.has(e) {
+		id := m.plan.events[e].of
+		if ids.has(id) && m.parked(&s.pg, e) && !m.retrying(s, e) {
+			return fmt.Sprintf("event %d is parked, and in the stream", e+1)
+		}
+		if ids.has(id) || s.pg.tx[m.plan.events[e].tx].phase != visible || s.pg.dead.has(e) {
 			continue
+		}
+		if m.settled(&s.pg, e) && !s.sent.has(id) {
+			return fmt.Sprintf("event %d is settled, and was never in the stream", e+1)
 		}
 		if s.pg.dropped.has(e) {
 			return fmt.Sprintf("the row of event %d is dropped, and it is not in the stream", e+1)
@@ -171,7 +211,7 @@ func (m *machine) judge(s *state, last bool) string {
 		if there && whole && m.settled(&s.pg, e) {
 			return fmt.Sprintf("event %d is settled, and not in the stream", e+1)
 		}
-		if last {
+		if last && !m.waits(s, e) {
 			return fmt.Sprintf("nothing more happens, and event %d is not in the stream", e+1)
 		}
 	}
@@ -187,11 +227,18 @@ func (m *machine) rest(s *state) string {
 		return "nobody leads"
 	}
 	for e := range int8(len(m.plan.events)) {
-		if _, _, there := m.row(&s.pg, e); there && !s.pg.dead.has(e) && !m.settled(&s.pg, e) {
+		if _, _, there := m.row(&s.pg, e); there && !m.parked(&s.pg, e) && !m.settled(&s.pg, e) &&
+			!m.waits(s, e) {
 			return fmt.Sprintf("nothing more happens, and event %d is not settled", e+1)
 		}
 	}
-	if p := s.procs[s.leader-1]; p.pc == streaming && s.pg.slot < s.pg.len {
+	p := s.procs[s.leader-1]
+	if p.published != 0 {
+		return "nothing more happens, and what was published is not settled"
+	}
+	if p.pc == streaming && s.pg.slot < s.pg.len && !slices.ContainsFunc(m.plan.txs, func(t writer) bool {
+		return t.stuck && !s.cured
+	}) {
 		return "nothing more happens, and the slot holds WAL back"
 	}
 	return ""
@@ -203,4 +250,24 @@ func (m *machine) stream(r *redis) string {
 		fmt.Fprintf(&b, " %d", e)
 	}
 	return "[" + strings.TrimSpace(b.String()) + "]"
+}
+
+// wander goes through the states in a random way, until nothing more can happen or for 400 steps.
+func (m *machine) wander(b budget, random *rand.Rand) (wrong string, trace []string) {
+	s := m.start(b)
+	var path []int32
+	for range 400 {
+		next := m.steps(&s)
+		if wrong = m.judge(&s, len(next) == 0); wrong != "" {
+			slices.Reverse(path)
+			return wrong, m.retrace(m.start(b), path)
+		}
+		if len(next) == 0 {
+			break
+		}
+		which := random.IntN(len(next))
+		path = append(path, int32(which))
+		s = next[which].state
+	}
+	return "", nil
 }

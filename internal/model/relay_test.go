@@ -13,6 +13,14 @@ func (m *machine) relay(s *state) {
 		n.late = call{}
 		m.emit(n, "a call of a dead relay arrives: event %d", s.late.event)
 	}
+	if s.hung.part > 0 {
+		n := *s
+		n.hung = statement{}
+		if m.owner(s, s.hung.epoch, s.hung.nonce) {
+			m.put(&n, s.hung.part, s.hung.to)
+		}
+		m.emit(n, "a statement that nobody waits for any more arrives")
+	}
 	for i := range s.procs {
 		p := &s.procs[i]
 		if p.pc == idle {
@@ -36,10 +44,13 @@ func (m *machine) relay(s *state) {
 			m.publish(s, i)
 			continue
 		}
-		if !m.session(s, p) {
+		if p.server != s.server || p.adrift {
 			n := *s
 			m.die(&n, i)
-			m.emit(n, "relay %d has lost its session", i+1)
+			m.emit(n, "relay %d has lost its sessions", i+1)
+		}
+		if p.server != s.server {
+			m.drift(s, i)
 			continue
 		}
 		if p.pc > raising && m.astray(s, p) {
@@ -83,6 +94,24 @@ func (m *machine) die(s *state, i int) {
 	}
 }
 
+// drift emits that a relay goes on with new sessions: it does not know yet that it has lost its lock. What it has
+// looked at in the old ones it must not use; what it has published, and what was written, it knows.
+func (m *machine) drift(s *state, i int) {
+	n := *s
+	p := &n.procs[i]
+	if p.pc < sweeping {
+		return
+	}
+	p.server, p.adrift = s.server, true
+	if !m.without("evidence and mark are one session") {
+		p.look = look{}
+	}
+	if !m.without("a pass ends in the session that began it") {
+		p.part, p.claim, p.mark = 0, 0, mark{}
+	}
+	m.emit(n, "relay %d goes on with new sessions", i+1)
+}
+
 // lead emits that an instance becomes the leader.
 func (m *machine) lead(s *state, i int) {
 	if s.leader == 0 && !s.pg.foreign && (i == 0 || s.procs[0].pc != idle) {
@@ -100,8 +129,9 @@ func (m *machine) adopt(s *state, i int, why string) {
 		}
 		n := *s
 		n.pg.epoch++
+		n.pg.nonce, n.pg.adopted, n.pg.pass = s.server, s.timeline, bound{}
 		n.pg.sync()
-		n.procs[i] = proc{pc: raising, poll: poll, epoch: n.pg.epoch, server: s.server}
+		n.procs[i] = proc{pc: raising, poll: poll, epoch: n.pg.epoch, nonce: s.server, server: s.server}
 		m.emit(n, "relay %d %s: epoch %d, polling %v", i+1, why, n.pg.epoch, poll)
 	}
 }
@@ -109,7 +139,7 @@ func (m *machine) adopt(s *state, i int, why string) {
 // again emits that a relay adopts once more, or stands down if it must not.
 func (m *machine) again(s *state, i int, why string) {
 	p := &s.procs[i]
-	if int(s.leader) == i+1 && !p.assistant && m.session(s, p) && s.pg.epoch == p.epoch {
+	if int(s.leader) == i+1 && !p.assistant && p.server == s.server && s.pg.epoch == p.epoch {
 		m.adopt(s, i, why)
 		return
 	}
@@ -118,15 +148,50 @@ func (m *machine) again(s *state, i int, why string) {
 	m.emit(n, "relay %d %s: stands down", i+1, why)
 }
 
-// owns reports whether a statement that asks for the epoch finds it.
+// owns reports whether a statement that asks for the owner finds it.
 func (m *machine) owns(s *state, p *proc) bool {
-	return m.session(s, p) && (s.pg.epoch == p.epoch || m.without("a mark's write asks for the epoch"))
+	return p.server == s.server && m.owner(s, p.epoch, p.nonce)
 }
 
-// session reports whether the relay's sessions are with the server that runs: a statement fails where they are not. A
-// pool connects anew by itself; who remembers something from before must not use it then.
-func (m *machine) session(s *state, p *proc) bool {
-	return p.server == s.server || m.without("a snapshot is written before it is used")
+func (m *machine) owner(s *state, epoch, nonce int8) bool {
+	return (s.pg.epoch == epoch || m.without("a mark's write asks for the epoch")) &&
+		(s.pg.nonce == nonce || m.without("a mark's write asks for the nonce")) &&
+		(s.pg.adopted == s.timeline && !s.pg.foreign || m.without("a mark's write asks for the server"))
+}
+
+// put writes a mark: of one part, or of every part.
+func (m *machine) put(n *state, part int8, to mark) {
+	for k := range n.pg.mark {
+		if part > maxPart || int(part) == k+1 {
+			n.pg.mark[k] = to
+		}
+	}
+	n.pg.sync()
+}
+
+// hang emits that a relay gives up waiting for the write of a mark, which arrives yet or does not.
+func (m *machine) hang(s *state, i int, part int8, to mark) {
+	if s.budget.hang == 0 || s.hung.part > 0 {
+		return
+	}
+	p := &s.procs[i]
+	n := *s
+	n.budget.hang--
+	n.hung = statement{to, part, p.epoch, p.nonce, s.server}
+	if part <= maxPart {
+		q := &n.procs[i]
+		q.part, q.claim, q.mark = 0, 0, mark{}
+	} else if p.pc == streaming {
+		n.procs[i].look = look{}
+	}
+	if part > maxPart && !m.without("an unknown end of a mark's write is an adoption") {
+		m.again(&n, i, "does not know whether its mark is written")
+		m.put(&n, part, to)
+		n.hung = statement{}
+		m.again(&n, i, "does not know that its mark is written")
+		return
+	}
+	m.emit(n, "relay %d does not wait for its mark any more", i+1)
 }
 
 func (m *machine) raise(s *state, i int) {
@@ -139,18 +204,21 @@ func (m *machine) raise(s *state, i int) {
 			return
 		}
 		n.pg.epoch = g.epoch + 1
+		n.pg.nonce = p.nonce
 		n.pg.sync()
 		n.procs[i].epoch = n.pg.epoch
 		m.emit(n, "relay %d overtakes the gate: epoch %d", i+1, n.pg.epoch)
 		return
 	}
 	q := &n.procs[i]
-	g.epoch, g.nonce = q.epoch, q.server
+	g.epoch, g.nonce = q.epoch, q.nonce
 	if !m.without("unsettled ids become doubt") {
 		for _, u := range g.unsettled {
 			g.doubt |= u
 		}
+		g.doubt |= g.inherited
 	}
+	g.inherited = 0
 	g.claim, g.last, g.unsettled = [lanes]int8{}, [lanes]int8{}, [lanes]set{}
 	if g.n < s.pg.n && !m.without("the gate's count is noted") ||
 		s.rd.gate.epoch < s.pg.raised && !m.without("the gate's epoch is noted") ||
@@ -181,14 +249,14 @@ func (m *machine) look(s *state, i int) {
 		n.rd.gate.looked = true
 		ids := s.rd.ids()
 		for e := range int8(len(m.plan.events)) {
-			xid, seq, seen := m.row(&s.pg, e)
-			t := s.pg.tx[m.plan.events[e].tx].phase
-			settled := t == visible && s.pg.mark[m.part(&s.pg, e)].settled(xid, seq)
+			_, _, seen := m.row(&s.pg, e)
+			t, id := s.pg.tx[m.plan.events[e].tx].phase, m.plan.events[e].of
+			settled := t == visible && m.settled(&s.pg, e)
 			switch {
-			case s.pg.dead.has(e) || t == visible && seq <= s.pg.base:
-			case ids.has(e) && !settled && !m.without("what is in the stream is in doubt"):
-				n.rd.gate.doubt = n.rd.gate.doubt.with(e)
-			case !ids.has(e) && settled && seen && !m.without("what is missing is published again"):
+			case s.pg.dead.has(e) || id != e && t == planned:
+			case ids.has(id) && !settled && !m.without("what is in the stream is in doubt"):
+				n.rd.gate.doubt = n.rd.gate.doubt.with(id)
+			case !ids.has(id) && settled && seen && !m.without("what is missing is published again"):
 				p.missing = p.missing.with(e)
 			}
 		}
@@ -226,7 +294,7 @@ func (m *machine) restore(s *state, i int) {
 // send emits that an event is on its way.
 func (m *machine) send(n *state, i int, e, lane, claim int8) {
 	p := &n.procs[i]
-	p.flying = call{e + 1, lane, p.epoch, claim, p.last[lane] + 1, p.n, p.server}
+	p.flying = call{e + 1, lane, p.epoch, claim, p.last[lane] + 1, p.n, p.nonce}
 	m.emit(*n, "relay %d sends event %d in lane %d", i+1, e+1, lane)
 }
 
@@ -265,7 +333,7 @@ func (m *machine) publish(s *state, i int) {
 // raise fences the earlier claims of a lane. What they have published is in doubt.
 func (g *gate) raise(lane, claim int8) {
 	if g.claim[lane] < claim {
-		g.doubt |= g.unsettled[lane]
+		g.inherited |= g.unsettled[lane]
 		g.claim[lane], g.last[lane], g.unsettled[lane] = claim, 0, 0
 	}
 }
@@ -286,7 +354,8 @@ func (m *machine) passed(s *state, p *proc, e int8) {
 // doubt is in the stream.
 func (m *machine) refuses(s *state, c call) bool {
 	return m.plan.txs[m.plan.events[c.event-1].tx].poison && !s.cured &&
-		s.rd.gate.epoch == c.epoch && s.rd.gate.claim[c.lane] <= c.claim && !s.rd.gate.doubt.has(c.event-1)
+		s.rd.gate.epoch == c.epoch && s.rd.gate.claim[c.lane] <= c.claim &&
+		!(s.rd.gate.doubt | s.rd.gate.inherited).has(m.plan.events[c.event-1].of)
 }
 
 // park emits that the relay knows of the refusal, and writes it down.
@@ -302,10 +371,11 @@ func (m *machine) park(s *state, i int, c call) {
 		return
 	}
 	p.refused, p.flying = false, call{}
-	mine := m.owns(s, p)
-	if m.without("a park asks for the epoch") {
-		mine = m.session(s, p)
+	_, _, there := m.row(&s.pg, c.event-1)
+	if t := s.pg.tx[m.plan.events[c.event-1].tx].phase; t == written || t == committed {
+		return // it is not visible yet
 	}
+	mine := m.owns(s, p) || m.without("a park asks for the epoch") && p.server == s.server
 	if p.pc == sweeping && s.pg.claim[p.part-1] != p.claim && !m.without("a park asks for the claim") {
 		mine = false
 	}
@@ -313,7 +383,9 @@ func (m *machine) park(s *state, i int, c call) {
 		m.again(&n, i, "may not park")
 		return
 	}
-	n.pg.dead = n.pg.dead.with(c.event - 1)
+	if there {
+		n.pg.dead = n.pg.dead.with(c.event - 1)
+	}
 	n.pg.sync()
 	m.passed(s, p, c.event-1)
 	m.emit(n, "relay %d parks event %d", i+1, c.event)
@@ -322,6 +394,7 @@ func (m *machine) park(s *state, i int, c call) {
 // arrive is the script that publishes. It reports whether it was let through.
 func (m *machine) arrive(n *state, c call) bool {
 	g := &n.rd.gate
+	id := m.plan.events[c.event-1].of
 	if g.epoch != c.epoch && !m.without("the gate asks for the epoch") ||
 		g.nonce != c.nonce && g.epoch == c.epoch && !m.without("the gate asks for the nonce") {
 		return false
@@ -348,36 +421,47 @@ func (m *machine) arrive(n *state, c call) bool {
 	if !m.without("the gate asks for the number") {
 		switch c.number {
 		case g.last[l]: // the same call again
-			return g.unsettled[l].has(c.event - 1)
+			return g.unsettled[l].has(id)
 		case g.last[l] + 1:
 		default:
 			return false
 		}
 	}
 	g.last[l] = c.number
-	g.unsettled[l] = g.unsettled[l].with(c.event - 1)
-	if g.doubt.has(c.event - 1) {
-		g.doubt &^= set(1) << (c.event - 1)
+	g.unsettled[l] = g.unsettled[l].with(id)
+	if (g.doubt | g.inherited).has(id) {
+		g.doubt &^= set(1) << id
+		g.inherited &^= set(1) << id
 		return true
 	}
 	if n.rd.len < maxEv { // else it is there twice, which judge has seen
-		n.rd.stream[n.rd.len] = c.event
+		n.rd.stream[n.rd.len] = id + 1
 		n.rd.len++
 		g.n++
 	}
 	return true
 }
 
-// forget emits that doubt is dropped: everything that can be in it is settled.
+// forget emits that doubt is dropped: everything that can be in it is settled, or the stream has passed it.
 func (m *machine) forget(s *state, i int) {
 	p := &s.procs[i]
-	if p.pc < sweeping || p.assistant || s.rd.gate.doubt == 0 || s.rd.gate.epoch != p.epoch {
+	if p.pc < sweeping || p.assistant || s.rd.gate.doubt == 0 || s.rd.gate.epoch != p.epoch || p.adrift {
 		return
 	}
-	for part := range m.parts {
-		if !s.pg.mark[part].s.allBelow(p.doubtUntil) && !m.without("doubt stays until it is settled") {
-			return
+	keep := p.pc == streaming && !p.settled.allBelow(p.doubtUntil)
+	if m.without("doubt stays until the mark has it") {
+		keep = p.pc == streaming && p.pos < p.begun
+	}
+	if p.pc == sweeping {
+		keep = !s.pg.snapshot().allBelow(p.doubtUntil)
+		for part := range m.parts {
+			for _, e := range m.due(&s.pg, part, &s.pg.mark[part], nil) {
+				keep = keep || s.pg.tx[m.plan.events[e].tx].xid < p.doubtUntil
+			}
 		}
+	}
+	if keep && !m.without("doubt stays until it is settled") {
+		return
 	}
 	n := *s
 	n.rd.gate.doubt = 0

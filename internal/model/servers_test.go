@@ -1,5 +1,10 @@
 package model
 
+import (
+	"cmp"
+	"slices"
+)
+
 // This file has the steps of the writers and of the servers.
 
 // write emits what the writers can do next.
@@ -56,9 +61,12 @@ func (m *machine) write(s *state) {
 
 // free reports whether the locks of the transaction's aggregates are free.
 func (m *machine) free(s *state, k int8) bool {
-	for _, e := range m.plan.events {
+	for i, e := range m.plan.events {
 		if e.tx != k {
 			continue
+		}
+		if int(e.of) != i && (s.pg.tx[m.plan.events[e.of].tx].phase != visible || !m.parked(&s.pg, e.of)) {
+			return false
 		}
 		for _, o := range m.plan.events {
 			if o.tx < k && o.aggregate == e.aggregate && s.pg.tx[o.tx].phase < visible {
@@ -133,7 +141,7 @@ func (m *machine) recover(pg *postgres) {
 		}
 	}
 	pg.latest = pg.next - 1
-	pg.ended = (set(1)<<pg.next - 2) &^ open
+	pg.ended = (set(1)<<pg.next - 1) &^ open
 	pg.slot = min(pg.slot, pg.len)
 }
 
@@ -162,10 +170,12 @@ func (m *machine) fail(s *state) {
 		n.pg, n.standby = s.standby, postgres{}
 		for k := range m.plan.txs {
 			if s.pg.tx[k].phase > planned && n.pg.tx[k].phase == planned {
+				n.pg.tx[k] = s.pg.tx[k]
 				n.pg.tx[k].phase = lost
 			}
 		}
 		m.recover(&n.pg)
+		n.held = 0
 		m.emit(n, "the standby is promoted")
 	}
 	if b.copy > 0 {
@@ -175,7 +185,7 @@ func (m *machine) fail(s *state) {
 		n.leader = 0
 		n.pg.foreign = true
 		m.recover(&n.pg)
-		n.pg.next, n.pg.ended, n.pg.latest = 1, 0, 0
+		n.pg.next, n.pg.ended, n.pg.latest = 1, 1, 0
 		for k := range n.pg.tx {
 			if n.pg.tx[k].phase == written {
 				n.pg.tx[k].phase = lost // a dump has no prepared transactions
@@ -254,37 +264,39 @@ func (m *machine) writing(s *state) bool {
 	return false
 }
 
-// naturalize emits what an operator does with a copy: rows are written again that are owed, with ids of this server and
-// new numbers, and all others are settled by number. What was written here before counts as owed.
+// naturalize emits what an operator does with a copy: rows that are settled get an id of no transaction, rows that are
+// owed are written again, with an id of this server and new numbers. What was written here before counts as owed. The
+// mark sees the first, and nothing of this server: who has an id here may write yet.
 func (m *machine) naturalize(s *state) {
 	n := *s
 	pg := &n.pg
 	pg.foreign = false
-	pg.base = pg.seq
-	for {
-		first := int8(-1)
-		for e := range int8(len(m.plan.events)) {
-			_, seq, seen := m.row(&s.pg, e)
-			_, now, _ := m.row(pg, e)
-			if seen && !m.settled(&s.pg, e) && !s.pg.dead.has(e) && now <= pg.base &&
-				(first < 0 || seq < m.seqOf(&s.pg, first)) {
-				first = e
-			}
+	var owed []int8 // plans with a copy have one event in a transaction
+	for e := range int8(len(m.plan.events)) {
+		if _, _, seen := m.row(&s.pg, e); seen && !m.settled(&s.pg, e) && !m.parked(&s.pg, e) {
+			owed = append(owed, e)
+		} else if seen && !m.without("a copy's rows get ids of the server") {
+			pg.tx[m.plan.events[e].tx].xid = 0
 		}
-		if first < 0 {
-			break
-		}
-		t := &pg.tx[m.plan.events[first].tx] // plans with a copy have one event in a transaction
-		pg.seq++
-		t.seq, t.xid = pg.seq, pg.next
-		pg.end(pg.next)
-		pg.next++
 	}
-	pg.mark = [maxPart]mark{}
-	if m.without("a copy settles by number") {
-		pg.base = s.pg.base
-		pg.mark = s.pg.mark
+	slices.SortFunc(owed, func(a, b int8) int { return cmp.Compare(m.seqOf(&s.pg, a), m.seqOf(&s.pg, b)) })
+	for _, e := range owed {
+		pg.seq++
+		t := &pg.tx[m.plan.events[e].tx]
+		t.seq, t.xid = pg.seq, pg.next
+	}
+	sees := snapshot{1, 1}
+	if m.without("the mark of a copy sees nothing of the server") {
+		sees = snapshot{set(1)<<pg.next - 1, pg.next}
+	}
+	pg.end(pg.next)
+	pg.next++
+	if !m.without("a copy's rows get ids of the server") {
+		for part := range pg.mark {
+			pg.mark[part] = mark{s: bound{sees, pg.seq}}
+		}
 	}
 	pg.sync()
-	m.emit(n, "the operator adopts the copy: settled up to %d", pg.base)
+	n.held, pg.nonce = 0, -1 // the owner is another server's
+	m.emit(n, "the operator adopts the copy")
 }

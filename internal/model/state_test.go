@@ -53,7 +53,8 @@ type snapshot struct {
 
 func (s snapshot) sees(xid int8) bool { return xid < s.xmax && s.ended.has(xid) }
 
-// allBelow reports whether every transaction before xid had ended. Ids begin at 1.
+// allBelow reports whether every transaction before xid had ended. Ids begin at 1; 0 is the one that rows get which are
+// settled when a database is restored on another server.
 func (s snapshot) allBelow(xid int8) bool {
 	below := set(1)<<xid - 2
 	return s.xmax >= xid && s.ended&below == below
@@ -99,9 +100,12 @@ type postgres struct {
 	synced int8 // how much of the WAL is on disk
 	// seqSynced is a number that the sequence never goes back behind.
 	seqSynced int8
-	epoch     int8
-	claim     [maxPart]int8
-	mark      [maxPart]mark
+	// epoch and nonce are the owner's, adopted is the server's timeline when it adopted.
+	epoch, nonce, adopted int8
+	claim                 [maxPart]int8
+	mark                  [maxPart]mark
+	// pass is what a hand-over has written before it uses it.
+	pass bound
 	// slot is the position in the WAL that the slot starts from; barrier: older transactions have to end first.
 	slot, barrier int8
 	// timeline is the server's when the stream was last found whole.
@@ -114,7 +118,6 @@ type postgres struct {
 	moved   set  // events whose rows are in another part than they were
 	dead    set  // parked events
 	foreign bool // restored on another server, and not adopted there
-	base    int8 // numbers up to here are settled, whatever their id
 }
 
 // gate is what Redis keeps beside a stream.
@@ -126,8 +129,9 @@ type gate struct {
 	last  [lanes]int8
 	// unsettled are the events of each lane's batches that are not settled.
 	unsettled [lanes]set
-	doubt     set
-	n         int8 // the entries that it has let through
+	// doubt is what an adoption found unsettled, inherited what a later claim of a lane did.
+	doubt, inherited set
+	n                int8 // the entries that it has let through
 	// whole: the stream lacks nothing that was settled. A gate that is made anew is not, until an adoption says so.
 	whole bool
 	// looked: what the owner found in the stream when it was not whole is in doubt.
@@ -165,7 +169,9 @@ type proc struct {
 	assistant bool
 	poll      bool // it sweeps under the shared lock
 	epoch     int8
+	nonce     int8 // see gate
 	server    int8 // the process that its sessions are with
+	adrift    bool // it has lost its sessions, and goes on with new ones: it does not know that it has lost its lock
 	last      [lanes]int8
 	missing   set
 	n         int8 // of the gate, as the last reply has it
@@ -176,20 +182,32 @@ type proc struct {
 	part  int8 // from 1; 0: none is claimed
 	claim int8
 	mark  mark
+	// of a hand-over: the pass that it has written
+	pass bound
 	// of a stream
 	pos       int8
 	next      int8 // the event of the transaction at pos that is next
-	published set
-	marks     [maxPart]mark
-	// of a bound that is being taken: how far it has come, and what is known of it. 1: the snapshot is taken. A stream
-	// goes on with 2, it is written; 3, the position is read; 4, nothing is missing. A sweep that has come to its end
-	// is at 1 again.
-	taking int8
-	b      bound
-	lsn    int8
+	begun     int8 // the end of the WAL when the stream began
+	settled   bound
+	published set // or parked, and no mark holds it
+	look      look
 	// flying is the event that is on its way to Redis, from 1, with its lane and number.
 	flying  call
 	refused bool // and Redis does not take it
+}
+
+// look is what a stream has seen: a bound, what is owed of the transactions before an id, and the end of the WAL after
+// that, from 1.
+type look struct {
+	bound
+	owed       set
+	below, end int8
+}
+
+// statement is the write of a mark that nobody waits for any more. It arrives if the server and the owner are the same.
+type statement struct {
+	to                         mark
+	part, epoch, nonce, server int8 // part is from 1; behind them all: every part
 }
 
 type call struct {
@@ -205,25 +223,30 @@ type state struct {
 	leader   int8 // the instance that holds the lock, from 1
 	procs    [2]proc
 	late     call // a call of a process that has died
+	hung     statement
+	// sent are the events that ever were in the stream, held those that a mark of this server ever held.
+	sent, held set
+	back       bool // a mark holds less than before
 	// standby and dump are what a failover and a restore go back to.
 	standby       postgres
 	dump          redis
 	copied, saved bool
-	cured         bool // Redis takes what it refused
+	cured         bool // Redis takes what it refused, and answers
 	needless      bool // a relay has adopted for an event that was not missing
 	budget        budget
 }
 
 // budget is what may happen yet.
 type budget struct {
-	crash, lock, toggle, assist, pgCrash, pgBack, copy, rdBack, flush, silent, slot, drop, update, cure, reply int8
+	crash, lock, toggle, assist, pgCrash, pgBack, copy, rdBack int8
+	flush, silent, slot, drop, update, cure, reply, hang       int8
 }
 
 func parseBudget(s string) (b budget) {
 	counts := map[string]*int8{
 		"crash": &b.crash, "lock": &b.lock, "toggle": &b.toggle, "assist": &b.assist, "reply": &b.reply,
 		"pgcrash": &b.pgCrash, "pgback": &b.pgBack, "copy": &b.copy, "rdback": &b.rdBack, "flush": &b.flush,
-		"silent": &b.silent, "slot": &b.slot, "drop": &b.drop, "update": &b.update, "cure": &b.cure,
+		"silent": &b.silent, "slot": &b.slot, "drop": &b.drop, "update": &b.update, "cure": &b.cure, "hang": &b.hang,
 	}
 	for _, f := range strings.Fields(s) {
 		*counts[f]++ // an unknown fault is nil, and panics
@@ -243,22 +266,31 @@ type writer struct {
 	prepared bool // it survives a crash while it is open
 	mayAbort bool
 	poison   bool // Redis refuses its events
+	stuck    bool // Redis does not answer for them
 }
 
 type event struct {
 	aggregate byte
 	part, tx  int8
+	// of is the event that it is a retry of, or itself: they have the same id.
+	of int8
 }
 
 // parsePlan reads transactions such as "A0 A0+B1~ C1&": events by aggregate and part; ~ commits asynchronously, & is
-// prepared, ? may roll back, ! is refused by Redis.
+// prepared, ? may roll back, ! is refused by Redis, # gets no answer from it. R1 is an operator's: it retries the first
+// event when that is parked.
 func parsePlan(s string) (p plan) {
 	for k, f := range strings.Fields(s) {
 		t := writer{first: int8(len(p.events))}
 		t.async, t.prepared, t.mayAbort = strings.Contains(f, "~"), strings.Contains(f, "&"), strings.Contains(f, "?")
-		t.poison = strings.Contains(f, "!")
-		for e := range strings.SplitSeq(strings.Trim(f, "~&?!"), "+") {
-			p.events = append(p.events, event{e[0], int8(e[1] - '0'), int8(k)})
+		t.poison, t.stuck = strings.Contains(f, "!"), strings.Contains(f, "#")
+		for e := range strings.SplitSeq(strings.Trim(f, "~&?!#"), "+") {
+			n := event{e[0], int8(e[1] - '0'), int8(k), int8(len(p.events))}
+			if n.aggregate == 'R' {
+				n = p.events[n.part-1]
+				n.tx = int8(k)
+			}
+			p.events = append(p.events, n)
 			t.n++
 		}
 		p.txs = append(p.txs, t)
@@ -272,13 +304,54 @@ func parsePlan(s string) (p plan) {
 // row is a row as a session sees it.
 func (m *machine) row(pg *postgres, e int8) (xid, seq int8, seen bool) {
 	t := pg.tx[m.plan.events[e].tx]
-	return t.xid, t.seq + e - m.plan.txs[m.plan.events[e].tx].first, t.phase == visible && !pg.dropped.has(e)
+	seen = t.phase == visible && !pg.dropped.has(e) && !m.retried(pg, e)
+	return t.xid, t.seq + e - m.plan.txs[m.plan.events[e].tx].first, seen
 }
 
-// settled reports whether the row of an event is settled in the table, by its mark or by its number.
+// stuck reports whether Redis does not answer for an event.
+func (m *machine) stuck(s *state, e int8) bool {
+	return m.plan.txs[m.plan.events[e].tx].stuck && !s.cured
+}
+
+// waits reports whether an event may wait for one that is stuck: in its part, or in the stream.
+func (m *machine) waits(s *state, e int8) bool {
+	for o := range int8(len(m.plan.events)) {
+		if _, _, seen := m.row(&s.pg, o); seen && m.stuck(s, o) && s.leader > 0 &&
+			(s.procs[s.leader-1].pc == streaming || m.part(&s.pg, o) == m.part(&s.pg, e)) {
+			return true
+		}
+	}
+	return false
+}
+
+// retried reports whether an operator has put another row into the place of a parked one.
+func (m *machine) retried(pg *postgres, e int8) bool {
+	for r, v := range m.plan.events {
+		if v.of == e && int8(r) != e && pg.tx[v.tx].phase == visible {
+			return true
+		}
+	}
+	return false
+}
+
+// retrying reports whether a retry of an event is in the WAL, seen or not, or was before the server went back.
+func (m *machine) retrying(s *state, e int8) bool {
+	for r, v := range m.plan.events {
+		t := s.pg.tx[v.tx].phase
+		if v.of == e && int8(r) != e && (t == committed || t == visible || t == lost && s.timeline > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// parked reports whether the row of an event is.
+func (m *machine) parked(pg *postgres, e int8) bool { return pg.dead.has(e) && !m.retried(pg, e) }
+
+// settled reports whether the mark of its part holds the row of an event.
 func (m *machine) settled(pg *postgres, e int8) bool {
 	xid, seq, _ := m.row(pg, e)
-	return pg.mark[m.part(pg, e)].settled(xid, seq) || seq <= pg.base
+	return pg.mark[m.part(pg, e)].settled(xid, seq)
 }
 
 // part is the part of an event's row.

@@ -17,22 +17,22 @@ func (m *machine) step(p *proc, s *state) {
 	m.advance(s, p)
 }
 
-// settledIn reports whether a streamed event is not owed.
-func (m *machine) settledIn(s *state, p *proc, e int8) bool {
-	return m.holds(s, p, e) || s.pg.dead.has(e)
-}
-
 func (m *machine) follow(s *state, i int) {
 	p := &s.procs[i]
 	n := *s
 	q := &n.procs[i]
 	m.advance(s, q)
 	switch {
+	case p.adrift: // its stream has ended
 	case q.pos < s.pg.synced:
 		e := m.plan.txs[s.pg.wal[q.pos].tx].first + q.next
-		if m.settledIn(s, p, e) && !m.without("the stream asks the mark") {
+		if m.holds(s, &p.settled, e) && !m.without("the stream asks the mark") {
 			m.step(q, s)
 			m.emit(n, "relay %d passes event %d: it is settled", i+1, e+1)
+		} else if m.stuck(s, e) {
+			if q.pos != p.pos {
+				m.emit(n, "relay %d comes to event %d", i+1, e+1)
+			}
 		} else {
 			m.send(&n, i, e, streamLane, 1)
 		}
@@ -43,123 +43,193 @@ func (m *machine) follow(s *state, i int) {
 		m.again(s, i, "has no slot")
 		return
 	}
-	switch p.taking {
-	case 0:
-		switch {
-		case !m.behind(s, p):
-		case m.without("the snapshot before the position") && p.lsn == 0:
-			m.position(s, i)
-		default:
-			m.take(s, i)
-		}
-		m.confirm(s, i)
-	case 1:
-		m.take(s, i)
-	case 2:
-		m.position(s, i)
-	case 3:
-		if p.pos >= p.lsn-1 {
-			m.prove(s, i)
-		}
-	case 4:
-		m.move(s, i)
+	if p.look.end > 0 {
+		m.judgeLook(s, i)
+		return
 	}
+	m.lookUp(s, i)
+	m.confirm(s, i)
 }
 
-// position reads the end of the WAL: the commit of everything that the snapshot sees is before it.
-func (m *machine) position(s *state, i int) {
-	n := *s
-	p := &n.procs[i]
-	if p.lsn == 0 {
-		p.lsn = s.pg.len + 1
-	}
-	if p.taking > 0 {
-		p.taking++
-	}
-	m.emit(n, "relay %d reads position %d", i+1, s.pg.len)
-}
-
-// behind reports whether the marks could be moved: they do not hold something that can be seen, published or not.
-func (m *machine) behind(s *state, p *proc) bool {
-	for part := range m.parts {
-		if len(m.due(&s.pg, part, &p.marks[part], nil)) > 0 {
-			return true
-		}
-	}
-	for at := max(s.pg.slot, 0); at < p.pos; at++ {
-		r := s.pg.wal[at]
-		if r.end && r.ok && s.pg.tx[r.tx].phase == visible && !m.held(s, p, r.tx) {
-			return true
-		}
-	}
-	return false
-}
-
-// held reports whether the marks hold all of a transaction.
-func (m *machine) held(s *state, p *proc, k int8) bool {
-	w := m.plan.txs[k]
-	for e := w.first; e < w.first+w.n; e++ {
-		if !m.holds(s, p, e) {
-			return false
-		}
-	}
-	return true
-}
-
-// holds reports whether the mark of the part that an event was streamed for holds it.
-func (m *machine) holds(s *state, p *proc, e int8) bool {
-	xid, seq, _ := m.row(&s.pg, e)
-	return p.marks[m.plan.events[e].part].s.holds(xid, seq)
-}
-
-// prove compares the rows that the mark would settle with what was published or parked.
-func (m *machine) prove(s *state, i int) {
+// lookUp emits that a stream takes a snapshot, lists what that sees and the mark does not hold, and reads the end of
+// the WAL: the commits of all that the snapshot sees are before it. A stream that is far behind does not list what it
+// has not come to.
+func (m *machine) lookUp(s *state, i int) {
 	p := &s.procs[i]
-	n := *s
-	for part := range m.parts {
-		for _, e := range m.due(&s.pg, part, &p.marks[part], &p.marks[part].t) {
-			if p.published.has(e) || m.without("a mark moves on evidence") {
-				continue
-			}
-			n.needless = !s.pg.tx[m.plan.events[e].tx].silent && !s.pg.moved.has(e)
-			m.again(&n, i, "misses an event")
-			return
+	var highest int8
+	for e := range int8(len(m.plan.events)) {
+		if p.published.has(e) {
+			highest = max(highest, s.pg.tx[m.plan.events[e].tx].xid)
 		}
 	}
-	n.procs[i].taking = 4
-	m.emit(n, "relay %d finds nothing missing", i+1)
+	look := m.take(s, p, s.pg.latest+1)
+	if m.pointless(s, p, &look) {
+		return
+	}
+	n := *s
+	n.procs[i].look = look
+	m.emit(n, "relay %d looks: owed is %s", i+1, m.names(look.owed))
+	below := highest + 1
+	if !m.without("a look goes as far as the mark") {
+		below = max(below, p.settled.xmax)
+	}
+	if below < look.xmax && p.pos < s.pg.len {
+		n.procs[i].look = m.take(s, p, below)
+		m.emit(n, "relay %d looks: owed is %s before id %d", i+1, m.names(n.procs[i].look.owed), below)
+	}
 }
 
-// move copies what was noted into the marks.
-func (m *machine) move(s *state, i int) {
+// take is a look.
+func (m *machine) take(s *state, p *proc, below int8) look {
+	look := look{bound: bound{s.pg.snapshot(), s.pg.seq}, end: s.pg.len + 1, below: below}
+	for e := range int8(len(m.plan.events)) {
+		xid, seq, seen := m.row(&s.pg, e)
+		if seen && xid < below && look.holds(xid, seq) && !p.settled.sees(xid) {
+			look.owed = look.owed.with(e)
+		}
+	}
+	return look
+}
+
+// pointless reports whether nothing can come of a look.
+func (m *machine) pointless(s *state, p *proc, look *look) bool {
+	missing := m.missing(s, p, look)
+	_, releases := m.construct(s, p, look)
+	return !releases && (missing == 0 || p.adrift ||
+		p.pos == s.pg.len && (m.without("a missed row is noticed") || m.without("a mark moves on evidence")))
+}
+
+// missing is what of a look was not published or parked. A row is known by its transaction and its number.
+func (m *machine) missing(s *state, p *proc, look *look) (missing set) {
+	for e := range int8(len(m.plan.events)) {
+		if !look.owed.has(e) {
+			continue
+		}
+		xid, seq, _ := m.row(&s.pg, e)
+		found := false
+		for o := range int8(len(m.plan.events)) {
+			x, n, _ := m.row(&s.pg, o)
+			found = found || p.published.has(o) && x == xid && n == seq
+		}
+		if !found {
+			missing = missing.with(e)
+		}
+	}
+	return missing
+}
+
+// construct makes the next mark of what the look saw: without the transactions that are not published as a whole. It
+// reports whether the mark holds something that was published and that the last one did not hold.
+func (m *machine) construct(s *state, p *proc, look *look) (to bound, releases bool) {
+	missing := m.missing(s, p, look)
+	to = look.bound
+	if m.without("the mark sees nothing that its look did not see") {
+		to.snapshot = s.pg.snapshot()
+	}
+	var undone, whole, part set // by id
+	for e := range int8(len(m.plan.events)) {
+		if look.owed.has(e) {
+			if xid, _, _ := m.row(&s.pg, e); missing.has(e) {
+				undone = undone.with(xid)
+			} else {
+				part = part.with(xid)
+			}
+		}
+	}
+	whole = part &^ undone
+	if m.without("a transaction is done as a whole") {
+		undone, whole = undone&^part, part
+	}
+	if look.below < look.xmax {
+		to.xmax = 0
+		for xid := range look.xmax {
+			if whole.has(xid) {
+				to.xmax = xid + 1
+			}
+		}
+		if !m.without("the mark never sees less than before") {
+			to.xmax = max(to.xmax, p.settled.xmax)
+		}
+	}
+	if m.without("an undone transaction is left out") ||
+		m.without("a mark moves on evidence") && p.pos >= look.end-1 {
+		undone = 0
+	}
+	to.ended &= (set(1)<<to.xmax - 1) &^ undone
+	for e := range int8(len(m.plan.events)) {
+		releases = releases || p.published.has(e) && m.holds(s, &to, e)
+	}
+	if m.without("a mark moves on evidence") {
+		releases = releases || to.ended&^p.settled.ended != 0
+	}
+	return to, releases
+}
+
+// judgeLook emits what a stream makes of a look.
+func (m *machine) judgeLook(s *state, i int) {
+	p := &s.procs[i]
+	missing := m.missing(s, p, &p.look)
+	to, releases := m.construct(s, p, &p.look)
+	if releases {
+		m.move(s, i, to)
+	}
+	switch {
+	case missing != 0 && p.pos >= p.look.end-1 && !p.adrift && !m.without("a missed row is noticed") &&
+		!m.without("a mark moves on evidence"):
+		n := *s
+		for e := range int8(len(m.plan.events)) {
+			n.needless = n.needless || missing.has(e) && !s.pg.tx[m.plan.events[e].tx].silent && !s.pg.moved.has(e)
+		}
+		m.again(&n, i, "misses "+m.names(missing))
+	case !releases && (missing == 0 || p.adrift || p.pos >= p.look.end-1 || m.stale(s, p)):
+		n := *s
+		n.procs[i].look = look{}
+		m.emit(n, "relay %d has nothing to move", i+1)
+	}
+}
+
+// stale reports whether another look would do more.
+func (m *machine) stale(s *state, p *proc) bool {
+	next := m.take(s, p, s.pg.latest+1)
+	_, releases := m.construct(s, p, &next)
+	return releases
+}
+
+// holds reports whether a mark holds the row of an event.
+func (m *machine) holds(s *state, b *bound, e int8) bool {
+	xid, seq, _ := m.row(&s.pg, e)
+	return b.holds(xid, seq)
+}
+
+// move makes the mark of every part.
+func (m *machine) move(s *state, i int, to bound) {
 	n := *s
 	p := &n.procs[i]
 	if !m.owns(s, p) {
-		m.again(s, i, "may not move the marks")
+		m.again(s, i, "may not move the mark")
 		return
 	}
-	for part := range m.parts {
-		to := &n.pg.mark[part]
-		if m.without("a snapshot is written before it is used") {
-			to.t = p.marks[part].t
+	m.hang(s, i, maxPart+1, mark{s: to})
+	m.put(&n, maxPart+1, mark{s: to})
+	p.settled, p.look = to, look{}
+	for e := range int8(len(m.plan.events)) {
+		if m.holds(s, &to, e) {
+			p.published &^= set(1) << e
 		}
-		to.s, to.t, to.open, to.cursor = to.t, bound{}, false, 0
-		p.marks[part] = *to
 	}
 	n.pg.n = max(n.pg.n, p.n)
-	n.pg.sync()
-	p.taking, p.b, p.lsn = 0, bound{}, 0
 	m.settle(&n, i, streamLane)
-	m.emit(n, "relay %d moves the marks", i+1)
+	m.emit(n, "relay %d moves the mark: it sees %b before id %d", i+1, to.ended, to.xmax)
 }
 
-// confirm emits that the slot moves behind the transactions that the marks hold.
+// confirm emits that the slot moves behind the transactions that the mark holds.
 func (m *machine) confirm(s *state, i int) {
 	p := &s.procs[i]
 	to := s.pg.slot
-	for ; to < p.pos; to++ {
+	for ; to < p.pos && !p.adrift; to++ {
 		r := s.pg.wal[to]
-		if r.end && r.ok && !m.held(s, p, r.tx) && !m.without("only what is settled is confirmed") {
+		if r.end && r.ok && !s.pg.tx[r.tx].silent && !m.held(s, p, r.tx) &&
+			!m.without("only what is settled is confirmed") {
 			break
 		}
 	}
@@ -168,4 +238,15 @@ func (m *machine) confirm(s *state, i int) {
 		n.pg.slot = to
 		m.emit(n, "relay %d confirms %d", i+1, to)
 	}
+}
+
+// held reports whether the mark holds all of a transaction.
+func (m *machine) held(s *state, p *proc, k int8) bool {
+	w := m.plan.txs[k]
+	for e := w.first; e < w.first+w.n; e++ {
+		if !m.holds(s, &p.settled, e) {
+			return false
+		}
+	}
+	return true
 }

@@ -17,15 +17,17 @@ func (m *machine) assist(s *state, i int) {
 	}
 	n := *s
 	n.budget.assist--
-	n.procs[i] = proc{pc: sweeping, assistant: true, poll: true, epoch: l.epoch, server: s.server}
+	n.procs[i] = proc{pc: sweeping, assistant: true, poll: true, epoch: l.epoch, nonce: l.nonce,
+		server: s.server}
 	m.emit(n, "relay %d sweeps along", i+1)
 }
 
-// due is what is owed of a part: the events that b holds, if there is one, and its mark does not, by number.
+// due is what is owed of a part: the events that b holds, if there is one, and its mark does not, by number. A row is
+// found by its transaction's id: one with an id that the mark sees is not looked at.
 func (m *machine) due(pg *postgres, part int8, mk *mark, b *bound) (events []int8) {
 	for e := range int8(len(m.plan.events)) {
 		xid, seq, seen := m.row(pg, e)
-		if m.part(pg, e) != part || !seen || pg.dead.has(e) || seq <= pg.base || mk.settled(xid, seq) ||
+		if m.part(pg, e) != part || !seen || pg.dead.has(e) || mk.s.sees(xid) || mk.settled(xid, seq) ||
 			b != nil && !b.holds(xid, seq) {
 			continue
 		}
@@ -49,10 +51,6 @@ func (m *machine) sweep(s *state, i int) {
 	}
 	part := p.part - 1
 	mine := m.owns(s, p) && (s.pg.claim[part] == p.claim || m.without("a mark's write asks for the claim"))
-	if !p.mark.open {
-		m.take(s, i)
-		return
-	}
 	b := &p.mark.t
 	if m.without("the pass keeps its snapshot") {
 		b = nil
@@ -60,53 +58,52 @@ func (m *machine) sweep(s *state, i int) {
 	rows := m.due(&s.pg, part, &p.mark, b)
 	// The mark's cursor settles what it has passed; what is due is behind it.
 	if at := s.pg.mark[part].cursor; at < p.mark.cursor {
-		if !mine {
-			m.again(s, i, "may not write the cursor")
-			return
-		}
+		m.settlePart(s, i, mine, p.mark)
+	}
+	if len(rows) > 0 && m.stuck(s, rows[0]) {
 		n := *s
-		n.pg.mark[part].cursor = p.mark.cursor
-		n.pg.n = max(n.pg.n, p.n)
-		n.pg.sync()
-		m.settle(&n, i, part)
-		m.emit(n, "relay %d writes cursor %d of part %d", i+1, p.mark.cursor, part)
+		q := &n.procs[i]
+		if q.part, q.claim, q.mark = 0, 0, (mark{}); s.pg.mark[part].cursor == p.mark.cursor {
+			m.emit(n, "relay %d gives part %d back: event %d is stuck", i+1, part, rows[0]+1)
+		}
+		return
 	}
 	if len(rows) > 0 {
 		n := *s
 		m.send(&n, i, rows[0], part, p.claim)
 		return
 	}
-	if p.taking == 0 {
-		n := *s
-		n.procs[i].taking = 1
-		m.emit(n, "relay %d has come to the end of part %d", i+1, part)
-		return
-	}
-	if !mine {
-		m.again(s, i, "may not end the pass")
-		return
-	}
-	n := *s
-	mk := &n.pg.mark[part]
-	if m.without("a snapshot is written before it is used") {
-		mk.t = p.mark.t
-	}
+	end := mark{s: p.mark.t}
 	if m.without("the pass keeps its snapshot") {
-		mk.t.snapshot, mk.t.hi = s.pg.snapshot(), s.pg.seq
+		end.s = bound{s.pg.snapshot(), s.pg.seq}
 	}
-	mk.s, mk.t, mk.open, mk.cursor = mk.t, bound{}, false, 0
-	if m.without("marks are per part") {
-		for o := range n.pg.mark {
-			n.pg.mark[o] = *mk
-		}
+	m.settlePart(s, i, mine, end)
+}
+
+// settlePart emits that a sweep writes the mark of its part: how far it has come, or that the pass is over.
+func (m *machine) settlePart(s *state, i int, mine bool, to mark) {
+	p := &s.procs[i]
+	part := p.part
+	if !mine {
+		m.again(s, i, "may not write the mark")
+		return
 	}
+	m.hang(s, i, part, to)
+	n := *s
+	if m.without("marks are per part") && !to.open {
+		part = maxPart + 1
+	}
+	m.put(&n, part, to)
 	n.pg.n = max(n.pg.n, p.n)
-	n.pg.sync()
-	m.settle(&n, i, part)
+	m.settle(&n, i, p.part-1)
+	if to.open {
+		m.emit(n, "relay %d writes cursor %d of part %d", i+1, to.cursor, p.part-1)
+		return
+	}
 	q := &n.procs[i]
-	q.part, q.mark, q.claim, q.taking = 0, mark{}, 0, 0
-	q.swept = q.swept.with(part)
-	m.emit(n, "relay %d has swept part %d", i+1, part)
+	q.part, q.mark, q.claim = 0, mark{}, 0
+	q.swept = q.swept.with(p.part - 1)
+	m.emit(n, "relay %d has swept part %d", i+1, p.part-1)
 }
 
 // settle has the gate forget what of a lane is settled now.
@@ -116,123 +113,142 @@ func (m *machine) settle(n *state, i int, lane int8) {
 		return
 	}
 	for e := range int8(len(m.plan.events)) {
-		xid, seq, seen := m.row(&n.pg, e)
-		if g.unsettled[lane].has(e) && seen && n.pg.mark[m.part(&n.pg, e)].settled(xid, seq) ||
+		id := m.plan.events[e].of
+		_, _, seen := m.row(&n.pg, e)
+		if seen && !n.pg.dead.has(e) && m.settled(&n.pg, e) ||
 			m.without("the gate remembers until the mark has moved") {
-			g.unsettled[lane] &^= set(1) << e
+			g.unsettled[lane] &^= set(1) << id
+			g.inherited &^= set(1) << id
 		}
 	}
 }
 
-// claim emits that a sweeper takes a part that has something to do, or that a leader begins to stream.
+// claim emits that a sweeper takes a part that has something to do, with the snapshot of its pass, or goes on to the
+// hand-over.
 func (m *machine) claim(s *state, i int) {
 	p := &s.procs[i]
 	all := true
 	for part := range m.parts {
-		mk := &s.pg.mark[part]
-		work := mk.open || len(m.due(&s.pg, part, mk, nil)) > 0 ||
-			s.pg.barrier > 0 && !mk.s.allBelow(s.pg.barrier) && s.pg.snapshot().allBelow(s.pg.barrier)
-		all = all && !mk.open && (!work || p.swept.has(part))
-		if !work || !p.poll && !mk.open && p.swept.has(part) && s.pg.barrier == 0 {
+		mk := s.pg.mark[part]
+		own := p.pass == bound{}
+		within := &p.pass
+		if own {
+			within = nil
+		}
+		under := within
+		if mk.open {
+			under = &mk.t
+		}
+		rows := m.due(&s.pg, part, &mk, within)
+		if first := m.due(&s.pg, part, &mk, under); len(first) > 0 && m.stuck(s, first[0]) {
+			all = all && !own && len(rows) == 0
 			continue
 		}
-		if !m.owns(s, p) {
+		work := len(rows) > 0
+		if own {
+			work = work || mk.open
+			all = all && !mk.open && (!work || p.swept.has(part))
+			if !work || !p.poll && !mk.open && p.swept.has(part) && s.pg.barrier == 0 {
+				continue
+			}
+		} else {
+			all = all && !work
+			if !work {
+				continue
+			}
+		}
+		if s.hung.part == part+1 && s.hung.server == s.server &&
+			!m.without("a part is claimed while nobody writes its mark") {
+			continue
+		}
+		if !m.owns(s, p) || !own && !m.passWritten(s, p) {
 			m.again(s, i, "may not claim")
 			return
 		}
 		n := *s
 		n.pg.claim[part]++
-		n.pg.sync()
 		q := &n.procs[i]
-		q.part, q.claim, q.mark = part+1, n.pg.claim[part], *mk
-		q.last[part] = 0
 		if m.without("a pass goes on where it stopped") {
-			q.mark.cursor = 0
-			q.mark.open = false
-			n.pg.mark[part].open, n.pg.mark[part].cursor = false, 0
+			mk.open = false
 		}
-		m.emit(n, "relay %d claims part %d", i+1, part)
-	}
-	if p.assistant || p.poll || !all {
-		return
-	}
-	n := *s
-	if s.pg.slot < 0 {
-		if !m.owns(s, p) {
-			m.again(s, i, "may not make a slot")
-			return
-		}
-		n.pg.slot = s.pg.len
-		n.pg.barrier = s.pg.next
-		if m.without("a new slot has a barrier") {
-			n.pg.barrier = 0
-		}
-		n.pg.sync()
-		m.emit(n, "relay %d makes a slot at %d", i+1, n.pg.slot)
-		return
-	}
-	if s.pg.barrier > 0 {
-		for part := range m.parts {
-			if !s.pg.mark[part].s.allBelow(s.pg.barrier) {
-				return
+		if !mk.open {
+			mk.t, mk.open, mk.cursor = bound{s.pg.snapshot(), s.pg.seq}, true, 0
+			if !own {
+				mk.t = p.pass
+			}
+			if m.without("hi bounds what is settled") {
+				mk.t.hi = math.MaxInt8
 			}
 		}
-		n.pg.barrier = 0
+		q.part, q.claim, q.mark = part+1, n.pg.claim[part], mk
+		q.last[part] = 0
+		m.emit(n, "relay %d claims part %d, with a pass before id %d", i+1, part, mk.t.xmax)
 	}
-	q := &n.procs[i]
-	q.pc, q.pos, q.marks = streaming, s.pg.slot, s.pg.mark
-	m.advance(&n, q)
-	m.emit(n, "relay %d streams from %d", i+1, s.pg.slot)
+	if !p.assistant && !p.poll && !p.adrift || p.pass != (bound{}) {
+		m.handOver(s, i, all)
+	}
 }
 
-// take emits one of the steps in which a bound is taken and written: the snapshot, then the last number, with the row
-// that keeps both.
-func (m *machine) take(s *state, i int) {
+// passWritten reports whether the pass of a hand-over is found where it was written.
+func (m *machine) passWritten(s *state, p *proc) bool {
+	return s.pg.pass == p.pass || m.without("the pass of a hand-over is written before it is used")
+}
+
+// handOver emits the steps from the sweep to the stream: a slot, a pass, one mark of it for every part.
+func (m *machine) handOver(s *state, i int, drained bool) {
+	p := &s.procs[i]
 	n := *s
-	p := &n.procs[i]
-	p.taking++
-	if p.taking == 1 {
-		p.b.snapshot = s.pg.snapshot()
-		m.emit(n, "relay %d takes a snapshot before id %d", i+1, p.b.xmax)
-		return
-	}
-	p.b.hi = s.pg.seq
-	if m.without("hi bounds what is settled") {
-		p.b.hi = math.MaxInt8
-	}
-	m.note(s, n, i)
-}
-
-// note writes the bound that was taken: of a part, or of all of them.
-func (m *machine) note(s *state, n state, i int) {
-	p := &n.procs[i]
-	first, end := p.part-1, p.part
-	if p.pc == streaming {
-		first, end = 0, m.parts
-	}
-	for part := first; part < end; part++ {
-		if !m.owns(s, p) || p.pc == sweeping && s.pg.claim[part] != p.claim &&
-			!m.without("a mark's write asks for the claim") {
-			m.again(s, i, "may not write the mark")
+	q := &n.procs[i]
+	if p.pass == (bound{}) {
+		if !drained {
 			return
 		}
-		mk := n.pg.mark[part]
-		mk.t, mk.open, mk.cursor = p.b, true, 0
-		if !m.without("a snapshot is written before it is used") {
-			n.pg.mark[part] = mk
+		if !m.owns(s, p) {
+			m.again(s, i, "may not begin the hand-over")
+			return
 		}
-		if p.pc == streaming {
-			p.marks[part] = mk
-		} else {
-			p.mark = mk
+		if s.pg.slot < 0 {
+			n.pg.slot = s.pg.len
+			n.pg.barrier = s.pg.next
+			if m.without("a new slot has a barrier") {
+				n.pg.barrier = 0
+			}
+			n.pg.sync()
+			m.emit(n, "relay %d makes a slot at %d", i+1, n.pg.slot)
+			return
 		}
+		if s.pg.barrier > 0 && !s.pg.snapshot().allBelow(s.pg.barrier) {
+			return
+		}
+		q.pass = bound{s.pg.snapshot(), s.pg.seq}
+		if !m.without("the pass of a hand-over is written before it is used") {
+			n.pg.pass = q.pass
+			n.pg.sync()
+		}
+		m.emit(n, "relay %d writes a pass before id %d", i+1, q.pass.xmax)
+		return
 	}
-	if !m.without("a snapshot is written before it is used") {
-		n.pg.sync()
-		p.b = bound{}
+	if !drained && !m.without("all parts are drained before one mark is made") {
+		return
 	}
-	if p.pc == sweeping {
-		p.taking = 0
+	if s.hung.part > 0 && s.hung.server == s.server && !m.without("one mark is made while nobody writes a part's") {
+		return
 	}
-	m.emit(n, "relay %d writes it", i+1)
+	if !m.owns(s, p) || !m.passWritten(s, p) {
+		m.again(s, i, "may not make one mark of the pass")
+		return
+	}
+	m.hang(s, i, maxPart+1, mark{s: p.pass})
+	m.put(&n, maxPart+1, mark{s: p.pass})
+	n.pg.n = max(n.pg.n, p.n)
+	n.pg.pass, n.pg.barrier = bound{}, 0
+	q.pc, q.pos, q.settled, q.pass, q.begun = streaming, s.pg.slot, p.pass, bound{}, s.pg.len
+	if s.pg.slot < 0 {
+		q.pos = 0
+	}
+	if p.adrift {
+		q.pos = s.pg.len
+	}
+	m.advance(&n, q)
+	m.emit(n, "relay %d makes one mark of the pass, and streams from %d", i+1, s.pg.slot)
 }
