@@ -194,7 +194,7 @@ func testOwner(t *testing.T, c *pgx.Conn) {
 		"SELECT pg_create_logical_replication_slot('posthaste_default', 'pgoutput')",
 		"SELECT pg_replication_slot_advance('posthaste_default', pg_current_wal_lsn())",
 		"SELECT pg_drop_replication_slot('posthaste_default')",
-		"CREATE TABLE h PARTITION OF outbox_history FOR VALUES FROM ('2030-01-01') TO ('2030-01-02')",
+		"CREATE TABLE h PARTITION OF outbox_history_old FOR VALUES FROM ('2030-01-01') TO ('2030-01-02')",
 		"DROP TABLE h",
 		"DROP PUBLICATION posthaste",
 		"CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert')",

@@ -59,13 +59,12 @@ var cdc = board{
 			slotWAL, slotAndWire,
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Events streamed, and rows deleted after them. If settling falls behind, Postgres deletes " +
-					"slowly: the window fills, " +
-					"and then streaming waits.",
+				means: "Events streamed, and events that a mark holds, about a second later. If settling falls behind, " +
+					"Postgres is slow or a commit that is streamed is not visible: the window fills, and then " +
+					"streaming waits.",
 				queries: []query{
 					{rate(`outbox_published_total{mode="cdc"}`), "streamed"},
 					{rate("outbox_settled_total"), "settled"},
-					{rate("outbox_settle_missing_total"), "settled before"},
 				},
 			},
 		}},
@@ -138,7 +137,7 @@ var cdc = board{
 			},
 			{
 				title: "Sweep errors", unit: "ops", alert: "OutboxPublishFailing",
-				means: "Batches that were rolled back; each is retried. For the class, see the publish errors in " +
+				means: "Batches that failed; each is retried. For the class, see the publish errors in " +
 					"the overview.",
 				queries: []query{{rate("outbox_sweep_errors_total"), "errors"}},
 			},

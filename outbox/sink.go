@@ -51,9 +51,8 @@ type Mark struct {
 type Receipt struct {
 	// Number is the highest batch number the delivery used in its lane.
 	Number int64
-	// EntryIDs has the stream entry of each event, in order; "" for an event that was skipped. For an event that an
-	// earlier owner had published it is the entry that owner wrote.
-	EntryIDs []string
+	// Last is the stream's last entry when the delivery was complete: those of its events are not behind it.
+	Last string
 	// Suppressed counts the events that were in doubt and therefore not published a second time.
 	Suppressed int
 }
@@ -85,6 +84,9 @@ type Sink interface {
 	Release()
 	// Look tells what is there of the streams.
 	Look(ctx context.Context, streams []string) ([]StreamState, error)
+	// IDs lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
+	// there.
+	IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error)
 	// Missed counts streams that were found to be gone like ErrGap.
 	Missed(streams int)
 	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating

@@ -55,31 +55,6 @@ type State struct {
 // BarrierUnknown stands for a transaction id that could not be taken: any later one will do.
 const BarrierUnknown = math.MaxInt64
 
-// Snapshot is what one statement saw of other transactions.
-type Snapshot interface {
-	// Visible reports whether the transaction with the 32-bit id xid has ended for everyone who looks from now on.
-	Visible(xid uint32) bool
-}
-
-// Found is the answer to a question about rows, as seen by one snapshot.
-type Found struct {
-	// Rows tells for each row that was asked for whether it is, or was, there. A row is known by its number and its id.
-	Rows     []bool
-	Snapshot Snapshot
-}
-
-// Settlement is one published event on its way out of the table.
-type Settlement struct {
-	ID          uuid.UUID
-	AggregateID string
-	Seq         int64
-	XID         uint32
-	Stream      string
-	EntryID     string
-	// Time is what the entry calls its time; zero if that is when the row was inserted.
-	Time time.Time
-}
-
 // Dead is a parked event.
 type Dead struct {
 	ID            uuid.UUID
@@ -103,8 +78,46 @@ type AuditMark struct {
 	LSN LSN
 	// Flushed is how far the WAL is on disk, and may be streamed.
 	Flushed LSN
-	// First has the lowest seq of each part that has rows.
+	// First has, for each part with rows that are owed, the number of one that has waited longest.
 	First map[int16]int64
+}
+
+// Pass is a snapshot that was written down before it is used, and what it is used for: everything it sees is to be
+// settled. A server that crashes may give out the ids of transactions again that nobody has written of; it does not
+// give out those that a written snapshot knows.
+type Pass struct {
+	Settled
+	// End is the end of the WAL, read after the snapshot was taken: the commits of all that it sees are below.
+	End LSN
+}
+
+// Owed are the rows of one transaction that a look saw, and the mark that it began at does not hold. Parked rows are
+// among them.
+type Owed struct {
+	XID  uint64
+	Seqs []int64
+}
+
+// Look is what a Marker sees.
+type Look struct {
+	Pass
+	// Owed is in the order of transaction ids.
+	Owed []Owed
+}
+
+// Marker moves the mark of every part behind a stream. It is one session of the server: what one has looked at, another
+// must not use, because the server may have crashed in between. So a failed call ends it: close it and take another.
+// It belongs to one goroutine.
+type Marker interface {
+	// Look takes a snapshot and lists what it sees and since does not hold, of the transactions below the id given;
+	// math.MaxInt64 is above all.
+	Look(ctx context.Context, since Settled, below uint64) (Look, error)
+	// Move makes to the mark of every part. to sees nothing that the last Look did not see, and everything that since
+	// does. It fails, and moves nothing, if the newest mark sees something that to does not: a call of a Marker that
+	// was given up may arrive behind its successor's. ErrSuperseded: o is not the state's owner any more, and nothing
+	// was moved.
+	Move(ctx context.Context, o Owner, to Settled, entries Entries) error
+	Close()
 }
 
 // Adoption is what Store.Adopt writes.
@@ -113,6 +126,8 @@ type Adoption struct {
 	From   int64
 	To     Owner
 	Holder string
+	// Prefix is put before the aggregate type to name the stream.
+	Prefix string
 	// Sink is where the new owner publishes; "" if that is not known.
 	Sink string
 	// Suspects are the streams that may lack events that were settled.
@@ -156,13 +171,15 @@ type Store interface {
 	// Adopt writes a new owner, and where it publishes, where the epoch still is from; false if it is not. With it, and
 	// only then, it notes what may be lost.
 	Adopt(ctx context.Context, a Adoption) (bool, error)
-	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found.
-	CountLosses(ctx context.Context) ([]Loss, error)
+	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found. ids is
+	// Sink.IDs.
+	CountLosses(ctx context.Context, ids func(ctx context.Context, stream, after string) ([]uuid.UUID, error)) ([]Loss,
+		error)
 	// SetActive records what the owner's epoch does now; false if the epoch is not the state's any more.
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
 	Streams(ctx context.Context) ([]string, error)
-	// Delivered reports whether history has events; true if none is kept.
+	// Delivered reports whether anything was ever settled.
 	Delivered(ctx context.Context) (bool, error)
 	// Lost counts the settled events that are known to be lost and were not published again.
 	Lost(ctx context.Context) (int64, error)
@@ -170,9 +187,9 @@ type Store interface {
 	NoteStream(ctx context.Context, stream string, epoch int64) error
 	// InsertLSN is the end of the WAL written so far.
 	InsertLSN(ctx context.Context) (LSN, error)
-	// Mark returns an LSN and a transaction id such that everything that could have committed at or before the LSN is
-	// visible once VisibleBelow(xid) is true.
-	Mark(ctx context.Context) (LSN, uint64, error)
+	// Horizon returns an LSN and a transaction id such that everything that could have committed at or before the LSN
+	// is visible once VisibleBelow(xid) is true.
+	Horizon(ctx context.Context) (LSN, uint64, error)
 	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
 	// RaiseBarrier notes, before the slot is moved or made without a wait for visibility, what has to have ended before
 	// it is streamed. It outlives this process: whoever leads next reads it. known: xid was taken after what an unknown
@@ -181,27 +198,28 @@ type Store interface {
 	RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error
 	// LowerBarrier forgets the barrier, if it is not younger than xid.
 	LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
-	// Lookup tells which of the rows still exist.
-	Lookup(ctx context.Context, rows []*Row) (Found, error)
-	// Settle deletes the rows, writing history, and tells which it found.
-	Settle(ctx context.Context, items []Settlement) (Found, error)
-	// DeleteAnywhere deletes, by seq in all parts, rows that Settle should have found and did not. It is the last
-	// resort before they are let go.
-	DeleteAnywhere(ctx context.Context, items []Settlement) (Found, error)
-	// Park moves a row to outbox_dead and tells whether it found it. ErrSuperseded, also if the call arrives late, when
-	// o is not the state's owner any more: a later one may have published the row. An adoption waits for a park under
-	// way.
-	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (Found, error)
+	// BeginPass writes a snapshot of now for o. ErrSuperseded if o is not the state's owner any more.
+	BeginPass(ctx context.Context, o Owner) (Pass, error)
+	// SettleAll makes pass, as it was written, the mark of every part: each has reached it, and nobody sweeps or
+	// streams meanwhile. ErrSuperseded if o is not the state's owner any more.
+	SettleAll(ctx context.Context, o Owner, pass Pass) error
+	// Marker opens the session that moves the mark behind a stream. It fails on a server with another history than the
+	// one that was adopted on: after a failover, ids and numbers that the stream knows may be given out again.
+	Marker(ctx context.Context) (Marker, error)
+	// Park notes a row in outbox_dead, which settles it, and tells whether that was done or need not be: the row is
+	// parked, or was deleted. Otherwise it is not visible yet. ErrSuperseded, also if the call arrives late, when o is
+	// not the state's owner any more: a later one may have published the row. An adoption waits for a park under way.
+	Park(ctx context.Context, o Owner, row *Row, class, reason string, attempts int) (bool, error)
 	// Audit takes a mark.
 	Audit(ctx context.Context) (AuditMark, error)
-	// Backlog counts the rows and tells the age of the oldest.
+	// Backlog counts the rows that are owed and tells the age of the oldest. What was published behind the mark is
+	// among them, until the mark moves.
 	Backlog(ctx context.Context) (rows int64, oldest time.Duration, err error)
 	// Parked lists the dead events of aggregates, for block-key.
 	Parked(ctx context.Context) ([]Dead, error)
 	// Housekeep forgets dead events whose retry was published; it returns how many events are parked.
 	Housekeep(ctx context.Context) (dead int64, err error)
-	// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the
-	// database's clock.
+	// KeepHistory deletes what is settled and past the retention, by the database's clock, and the marks with it.
 	KeepHistory(ctx context.Context) error
 }
 
@@ -259,11 +277,12 @@ type Scope struct {
 	Outcome func(err error)
 }
 
-// Sweeper drains the table with the SKIP LOCKED poller. It is implemented by posthaste/poll.
+// Sweeper settles what is owed without the stream. It is implemented by posthaste/poll.
 type Sweeper interface {
 	// Run sweeps until ctx ends (then it returns nil) or the scope's ownership does: ErrGap, *FencedError,
-	// *ForeignError. Everything else it retries.
+	// *ForeignError, ErrSuperseded. Everything else it retries.
 	Run(ctx context.Context, s Scope) error
-	// Drain makes one pass that reaches, in every part, the highest seq visible when it began.
-	Drain(ctx context.Context, s Scope) error
+	// Drain settles, in every part, everything that pass sees. It returns nil only then: otherwise Run's errors, or
+	// ctx's.
+	Drain(ctx context.Context, s Scope, pass Pass) error
 }

@@ -1,13 +1,20 @@
 package poll_test
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/poll"
 )
 
 // Every test here ends with the oracle: nothing lost, nothing twice, every aggregate in order.
@@ -58,27 +65,27 @@ func (r *rig) adoptDirectly(typ string) {
 	r.adopted[prefix+typ] = true
 }
 
-func TestTheCommitFails(t *testing.T) {
+func TestTheMarkFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.db.Exec(t, `CREATE TABLE broken ();
 		CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS
 			$$ BEGIN IF EXISTS (SELECT FROM broken) THEN RAISE 'the commit fails'; END IF; RETURN NULL; END $$;
-		CREATE CONSTRAINT TRIGGER break AFTER DELETE ON outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE `+
-		`FUNCTION break();
+		CREATE CONSTRAINT TRIGGER break AFTER INSERT ON outbox_mark DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW EXECUTE FUNCTION break();
 		INSERT INTO broken DEFAULT VALUES`)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
-	load.Wait() // before the sweep: a part's first batch is its largest while commits fail
+	load.Wait() // before the sweep: a part's first batch is its largest while marks fail
 	r.run(r.options(2, 50))
 	r.eventually(20*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
-	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != load.Committed() {
-		t.Errorf("%d rows left of %d: the commit does not fail", n, load.Committed())
+	if n := r.owed(); n != load.Committed() {
+		t.Errorf("%d rows are owed of %d: the mark does not fail", n, load.Committed())
 	}
 	r.db.Exec(t, "TRUNCATE broken")
 	r.oracle().Check(t, load, 20*time.Second)
 }
 
-func TestBackendsEndBetweenPublishAndCommit(t *testing.T) {
+func TestBackendsEndBetweenPublishAndMark(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options(2, 50)
@@ -102,11 +109,102 @@ func TestBackendsEndBetweenPublishAndCommit(t *testing.T) {
 	}
 }
 
+// Workers die again and again, while others sweep the same parts, and writers hold transactions open.
+func TestManySweepersAndKills(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{
+		Total: 1500, Writers: 6, Rate: 1500,
+		Types: []string{"order", "credits"},
+	})
+	for range 3 {
+		o := r.options(2, 5)
+		var n atomic.Int64
+		o.Sink = hooked{r.sink, func() {
+			if n.Add(1)%20 == 0 {
+				r.terminate()
+			}
+		}}
+		r.run(o)
+	}
+	load.Wait()
+	r.oracle().Check(t, load, 20*time.Second)
+}
+
+// A mark is written, and nobody hears of it: the next claim finds it, or finds what is in doubt.
+func TestTheAnswerToAMarkIsLost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	load := testenv.Bulk(t, r.db, 300, 10)
+	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
+	o := r.options(1, 5)
+	o.URL = "postgres://postgres@" + pg.Addr() + "/" + r.db.Name + "?sslmode=disable"
+	var lost atomic.Int64
+	var marks int
+	count := func() int { return testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }
+	o.Sink = hooked{r.sink, func() {
+		if n := lost.Add(1); n == 3 {
+			marks = count()
+			pg.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		}
+	}}
+	r.run(o)
+	r.eventually(20*time.Second, "a mark without an answer", func() bool { return lost.Load() == 3 && count() > marks })
+	pg.Down() // or it would take as long as a call may
+	pg.Remove("lost")
+	pg.Up()
+	r.oracle().Check(t, load, 20*time.Second)
+}
+
+// A pass that a killed worker has left is gone on with by another one: behind its cursor, over the same snapshot.
+func TestAPassGoesOnAfterAKill(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	aggregates := inPart(t, r, 3)
+	var want []uuid.UUID
+	for i := range 12 {
+		want = append(want, r.insert("order", aggregates[i%3], "{}"))
+	}
+	first := r.options(1, 2)
+	pages := make(chan struct{}, 100)
+	ctx, kill := context.WithCancel(t.Context())
+	first.Sink = hooked{r.sink, func() {
+		if pages <- struct{}{}; len(pages) == 3 {
+			kill() // the third page is published; its mark cannot be written
+			r.terminate()
+		}
+	}}
+	r.must(poll.New(first).Run(ctx, r.scope()))
+	var later uuid.UUID
+	if n := r.owed(); n != 8 || len(r.entries("order")) != 6 {
+		t.Fatalf("%d rows are owed and %d entries published, want 8 and 6", n, len(r.entries("order")))
+	}
+	later = r.insert("order", aggregates[0], "{}")
+	r.run(r.options(1, 3))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, append(want, later)) {
+		t.Errorf("published %v, want %v", got, append(want, later))
+	}
+	if n := testenv.Value[int](t, r.db, "SELECT count(DISTINCT pass::text) FROM outbox_mark WHERE part = 3"); n != 1 {
+		t.Errorf("%d passes of several pages, want the one that was killed", n)
+	}
+	if n := testenv.Value[int](t, r.db, `SELECT count(*) FROM outbox_mark
+		WHERE part = 3 AND pass IS NULL
+		  AND settled::text IN (SELECT pass::text FROM outbox_mark WHERE part = 3)`); n != 1 {
+		t.Errorf("%d marks settle that pass, want 1", n)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.suppressed != 2 {
+		t.Errorf("%d events were in doubt, want the 2 of the page without a mark", r.suppressed)
+	}
+}
+
 // A worker's session is ended while it stands still, before it publishes and behind; another one does its work; then it
-// wakes. Its late publish and its late commit must change nothing, and it must go on working.
+// wakes. Its late publish and its late mark must change nothing, and it must go on working.
 func TestAZombieWakes(t *testing.T) {
 	t.Parallel()
-	for _, when := range []string{"before publishing", "before the commit"} {
+	for _, when := range []string{"before publishing", "before the mark"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
@@ -116,7 +214,7 @@ func TestAZombieWakes(t *testing.T) {
 			sleep := func() { once.Do(func() { close(asleep); <-wake }) }
 			o := r.options(1, 30)
 			if when == "before publishing" {
-				r.ensure = func(string) { sleep() }
+				r.ensure = func(string) error { sleep(); return nil }
 			} else {
 				o.Sink = hooked{r.sink, sleep}
 			}
@@ -158,7 +256,7 @@ func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	}
 }
 
-// Rows that another session holds delay their own part; the others are delayed once, not again and again.
+// Rows that another session holds delay nobody, and whoever holds rows is not delayed.
 func TestRowsHeldByAnotherSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -166,27 +264,141 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	tx := r.begin()
 	_, err := tx.Exec(t.Context(), "SELECT FROM outbox WHERE id = $1 FOR UPDATE", held)
 	r.must(err)
+	asleep, wake := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	o := r.options(1, 10)
+	o.Sink = hooked{r.sink, func() { once.Do(func() { close(asleep); <-wake }) }}
+	r.run(o)
+	r.await(asleep)
+	// In the middle of a batch the worker has nothing locked and no transaction.
+	_, err = tx.Exec(t.Context(), "UPDATE outbox SET headers = '{}' WHERE id = $1", held)
+	r.must(err)
+	if n := testenv.Value[int](t, r.db, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+		AND application_name = 'posthaste sweep' AND (state <> 'idle' OR backend_xmin IS NOT NULL)`); n != 0 {
+		t.Errorf("%d workers are in a transaction", n)
+	}
+	close(wake)
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{held}) {
+		t.Errorf("published %v, want %v", got, held)
+	}
+	r.must(tx.Commit(t.Context()))
+}
+
+// A part that fails delays the others once, not again and again.
+func TestAPartThatFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.insert("stuck", "held", `{}`)
 	const free = outbox.Partitions - 1
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT DISTINCT ON (part) gen_random_uuid(), 'order', name, 'order.changed', '{}'
 		FROM (SELECT name, hashtextextended(name, 0) & 15 AS part FROM (SELECT 'o-' || i FROM generate_series(1, `+
 		`500) i) AS names (name)) AS parts
 		WHERE part <> hashtextextended('held', 0) & 15`)
-	var locked, others atomic.Int64
+	var stuck atomic.Bool
+	var met, others, before, beside int
+	stuck.Store(true)
+	r.ensure = func(stream string) error {
+		if stream == prefix+"stuck" && stuck.Load() {
+			return errStuck
+		}
+		return nil
+	}
+	r.failed = func(err error) {
+		if errors.Is(err, errStuck) {
+			met++
+		} else {
+			others++
+		}
+	}
 	r.published = func([]*outbox.Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		locked.Store(int64(r.locked))
-		others.Store(int64(r.failures - r.locked))
+		before, beside = met, others
 	}
 	r.run(r.options(1, 10))
 	r.eventually(20*time.Second, "the other parts", func() bool { return len(r.entries("order")) == free })
-	// A part that fails for the machine's sake waits for its next turn, and the held one may have another before it.
-	if n, m := locked.Load(), others.Load(); n > 1+m {
-		t.Errorf("the held row was met %d times before the others were published, beside %d other failures; want once",
-			n, m)
+	r.eventually(20*time.Second, "all told",
+		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.batches) == free })
+	r.mu.Lock()
+	// A part that fails for the machine's sake waits for its next turn, and the stuck one may have another before it.
+	if before > 1+beside {
+		t.Errorf("the stuck part was met %d times before the others were done, beside %d other failures; want once",
+			before, beside)
 	}
-	r.must(tx.Rollback(t.Context()))
+	r.mu.Unlock()
+	stuck.Store(false)
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	r.eventually(20*time.Second, "the held one", func() bool { return len(r.entries("order")) == free+1 })
+}
+
+var errStuck = errors.New("stuck")
+
+// What is parked is not owed, also where the mark is missing: nobody tries it, or parks it, again.
+func TestACrashBetweenParkAndMark(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.must(r.redis.Client.Set(t.Context(), prefix+"broken", "not a stream", 0).Err())
+	aggregates := inPart(t, r, 2)
+	var fine []uuid.UUID
+	refused := r.insert("broken", aggregates[0], `{}`)
+	for i := range 5 {
+		fine = append(fine, r.insert("order", aggregates[i%2], `{}`))
+	}
+	o := r.options(1, 10)
+	var crashed atomic.Int64
+	o.Sink = hooked{r.sink, func() {
+		if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead"); n == 1 && crashed.Add(1) == 1 {
+			r.terminate()
+		}
+	}}
+	r.run(o)
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, fine) {
+		t.Errorf("published %v, want %v", got, fine)
+	}
+	n := testenv.Value[int](t, r.db, "SELECT attempts FROM outbox_dead WHERE id = $1", refused)
+	if n != poison.Attempts {
+		t.Errorf("parked after %d attempts, want %d", n, poison.Attempts)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if crashed.Load() < 1 || len(r.parked) != 1 || r.parked[0].ID != refused {
+		t.Errorf("%d crashes; told of %v", crashed.Load(), r.parked)
+	}
+}
+
+// Somebody else has adopted, and the gates do not know yet: what is published now is not settled, and the sweep ends.
+func TestASupersededSweepEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.insert("order", "o-1", `{}`)
+	run := r.run(r.options(2, 10))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	marks := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark")
+	old := r.owner
+	r.owner.Epoch, r.owner.Nonce = 2, nonce()
+	ok, err := r.store.Adopt(t.Context(), outbox.Adoption{From: 1, To: r.owner, Holder: "test", Prefix: prefix})
+	if err != nil || !ok {
+		t.Fatalf("adopt: %v, %v", ok, err)
+	}
+	id := r.insert("order", "o-1", `{}`)
+	if err := r.end(run); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("Run: %v", err)
+	}
+	scope := r.scope()
+	scope.Owner = old
+	if err := poll.New(r.options(2, 10)).Drain(t.Context(), scope, r.pass()); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("Drain: %v", err)
+	}
+	now := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE settled IS NOT NULL")
+	if owed := r.owed(); now != marks || owed != 1 {
+		t.Errorf("%d marks were %d, and %d rows are owed", now, marks, owed)
+	}
+	r.adopted = map[string]bool{}
+	r.run(r.options(2, 10))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); len(got) != 2 || got[1] != id {
+		t.Errorf("published %v, want each once", got)
+	}
 }

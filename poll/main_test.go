@@ -52,13 +52,13 @@ type rig struct {
 	parked     []*outbox.Event
 	suppressed int
 	failures   int
-	locked     int // failures for a lock that somebody held
+	failed     func(err error) // if set, is told of failures
 	// batches has the ids of each group that was published and committed.
 	batches [][]uuid.UUID
 	// published, if set, is called beside.
 	published func(events []*outbox.Event)
 	// ensure, if set, is called before a stream is published to.
-	ensure func(stream string)
+	ensure func(stream string) error
 }
 
 func newRig(tb testing.TB, redisConfig ...string) *rig {
@@ -76,7 +76,7 @@ func newRig(tb testing.TB, redisConfig ...string) *rig {
 	st, err := r.store.State(tb.Context())
 	r.must(err)
 	r.owner = outbox.Owner{Source: st.Owner.Source, Epoch: 1, Nonce: nonce()}
-	ok, err := r.store.Adopt(tb.Context(), outbox.Adoption{From: 0, To: r.owner, Holder: "test"})
+	ok, err := r.store.Adopt(tb.Context(), outbox.Adoption{From: 0, To: r.owner, Holder: "test", Prefix: prefix})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
@@ -100,7 +100,9 @@ func (r *rig) scope() outbox.Scope {
 		Owner: r.owner,
 		Ensure: func(ctx context.Context, stream string) error {
 			if r.ensure != nil {
-				r.ensure(stream)
+				if err := r.ensure(stream); err != nil {
+					return err
+				}
 			}
 			r.mu.Lock()
 			done := r.adopted[stream]
@@ -142,8 +144,8 @@ func (r *rig) scope() outbox.Scope {
 			if err != nil {
 				r.failures++
 			}
-			if sql.SQLState(err) == "55P03" {
-				r.locked++
+			if err != nil && r.failed != nil {
+				r.failed(err)
 			}
 		},
 	}
@@ -152,7 +154,7 @@ func (r *rig) scope() outbox.Scope {
 // options are those of a sweeper over the rig.
 func (r *rig) options(workers, rows int) poll.Options {
 	return poll.Options{
-		URL: r.db.URL, Schema: "public", Prefix: prefix, Workers: workers, BatchRows: rows, History: true, Sink: r.sink,
+		URL: r.db.URL, Schema: "public", Name: "test", Prefix: prefix, Workers: workers, BatchRows: rows, Sink: r.sink,
 		Logger: testenv.Logger(r.tb),
 	}
 }
@@ -253,7 +255,7 @@ func (r *rig) terminate() int {
 	return n
 }
 
-// hooked is the real sink with something that happens between publishing and committing.
+// hooked is the real sink with something that happens between publishing and parking, and the mark.
 type hooked struct {
 	outbox.Sink
 	confirm func()
@@ -267,6 +269,20 @@ func (h hooked) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark
 // direct is a sink without the proxy.
 func (r *rig) direct() *sink.Sink {
 	return sink.New(sink.Options{Client: r.redis.Client, Source: "/posthaste/test"})
+}
+
+// owed counts the rows that are not settled.
+func (r *rig) owed() int {
+	r.tb.Helper()
+	return testenv.Value[int](r.tb, r.db, "SELECT count(*) FROM outbox_backlog")
+}
+
+// pass is a pass that was written down.
+func (r *rig) pass() outbox.Pass {
+	r.tb.Helper()
+	p, err := r.store.BeginPass(r.tb.Context(), r.owner)
+	r.must(err)
+	return p
 }
 
 // begin opens a transaction that ends with the test at the latest.

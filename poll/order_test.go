@@ -2,6 +2,7 @@ package poll_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -34,7 +35,7 @@ func TestOrderWithManyWorkersAndSweepers(t *testing.T) {
 }
 
 // A transaction that began early commits between two batches, and its aggregate has a younger event behind the first
-// batch. The sweep that goes on behind the last number it met publishes the younger one first.
+// batch. The pass goes on without both; the next one has them in order.
 func TestALateRowIsNotOvertaken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -43,7 +44,10 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	tx := r.begin()
 	first, err := insertIn(t.Context(), tx, "order", late, `{"n":1}`)
 	r.must(err)
-	between := r.insert("order", names[1], `{"n":1}`)
+	var between []uuid.UUID
+	for n := range 4 {
+		between = append(between, r.insert("order", names[1], fmt.Sprintf(`{"n":%d}`, n)))
+	}
 	var second uuid.UUID
 	var once sync.Once
 	r.published = func([]*outbox.Event) {
@@ -54,54 +58,79 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	}
 	r.run(r.options(1, 1))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	r.eventually(20*time.Second, "three entries", func() bool { return len(r.entries("order")) == 3 })
-	if got, want := r.entries("order"), []uuid.UUID{between, first, second}; !slices.Equal(got, want) {
+	r.eventually(20*time.Second, "six entries", func() bool { return len(r.entries("order")) == 6 })
+	if got, want := r.entries("order"), append(between, first, second); !slices.Equal(got, want) {
 		t.Errorf("published %v, want %v", got, want)
 	}
 }
 
-// Somebody writes to a row while the sweep waits for it: its headers are redacted, say. The row has moved, and is still
-// the first of its aggregate. A row that was deleted is not missed.
-func TestARowThatIsWrittenMeanwhileIsNotOvertaken(t *testing.T) {
+// Rows may be written to, or withdrawn, until they are read; what is published is what was committed then. Whoever has
+// not committed is not waited for.
+func TestRowsThatAreWrittenMeanwhile(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		write string
-		gone  bool
-	}{
-		"updated": {write: `UPDATE outbox SET headers = '{"redacted": true}' WHERE id = $1`},
-		"deleted": {write: `DELETE FROM outbox WHERE id = $1`, gone: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			var want []uuid.UUID
-			for n := range 4 {
-				want = append(want, r.insert("order", "a", fmt.Sprintf(`{"n":%d}`, n)))
-			}
-			tx := r.begin()
-			_, err := tx.Exec(t.Context(), c.write, want[1])
-			r.must(err)
-			r.run(r.options(1, 500))
-			r.eventually(20*time.Second, "the sweep waits", func() bool {
-				return testenv.Value[bool](t, r.db,
-					"SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND "+
-						"transactionid IN (SELECT transactionid FROM pg_locks WHERE granted AND pid = $1))",
-					tx.Conn().PgConn().PID())
-			})
-			r.must(tx.Commit(t.Context()))
-			r.oracle().WaitEmpty(t, 20*time.Second)
-			if c.gone {
-				want = slices.Delete(want, 1, 2)
-			}
-			r.eventually(20*time.Second, "all entries", func() bool { return len(r.entries("order")) == len(want) })
-			if got := r.entries("order"); !slices.Equal(got, want) {
-				t.Errorf("published %v, want %v", got, want)
-			}
-			if n := testenv.Value[int](t, r.db,
-				"SELECT count(*) FROM outbox_history WHERE headers ? 'redacted'"); !c.gone && n != 1 {
-				t.Errorf("%d events in history are as they were written last, want 1", n)
-			}
+	r := newRig(t)
+	a := inPart(t, r, 1)[0]
+	var ids []uuid.UUID
+	for n := range 5 {
+		ids = append(ids, r.insert("order", a, fmt.Sprintf(`{"n":%d}`, n)))
+	}
+	open := r.begin()
+	_, err := open.Exec(t.Context(), `UPDATE outbox SET payload = '{"late": true}' WHERE id = $1`, ids[0])
+	r.must(err)
+	_, err = open.Exec(t.Context(), "DELETE FROM outbox WHERE id = $1", ids[4])
+	r.must(err)
+	var once sync.Once
+	r.published = func([]*outbox.Event) {
+		once.Do(func() {
+			r.db.Exec(t, `UPDATE outbox SET payload = '{"redacted": true}' WHERE id = $1`, ids[2])
+			r.db.Exec(t, "DELETE FROM outbox WHERE id = $1", ids[1])
 		})
+	}
+	r.run(r.options(1, 1))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got, want := r.entries("order"), []uuid.UUID{ids[0], ids[2], ids[3], ids[4]}; !slices.Equal(got, want) {
+		t.Errorf("published %v, want %v", got, want)
+	}
+	var data []string
+	for _, e := range r.oracle().Entries(t, "order") {
+		data = append(data, e.Data)
+	}
+	if want := []string{`{"n": 0}`, `{"redacted": true}`, `{"n": 3}`, `{"n": 4}`}; !slices.Equal(data, want) {
+		t.Errorf("published %v, want %v", data, want)
+	}
+	r.must(open.Commit(t.Context()))
+	if n := r.owed(); n != 0 {
+		t.Errorf("%d rows are owed again", n)
+	}
+}
+
+// A pass that is longer than a turn does not keep the others waiting.
+func TestPartsTakeTurns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	long := inPart(t, r, 1)[0]
+	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('n', n)
+		FROM generate_series(1, 400) n`, long)
+	other := r.insert("order", "elsewhere", `{"n": 1}`)
+	r.run(r.options(1, 3)) // a turn is 150 rows
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	r.eventually(20*time.Second, "all entries", func() bool { return len(r.entries("order")) == 401 })
+	if at := slices.Index(r.entries("order"), other); at > 150 {
+		t.Errorf("the other part had to wait for %d rows", at)
+	}
+	last := 0
+	for _, e := range r.oracle().Entries(t, "order") {
+		var n int
+		if _, err := fmt.Sscanf(e.Data, `{"n": %d}`, &n); err != nil || e.Subject == long && n != last+1 {
+			t.Fatalf("%s behind %d: %v", e.Data, last, err)
+		}
+		if e.Subject == long {
+			last = n
+		}
+	}
+	if n := testenv.Value[int](t, r.db, "SELECT count(DISTINCT pass::text) FROM outbox_mark WHERE part = 3"); n != 1 {
+		t.Errorf("%d passes, want one over turns", n)
 	}
 }
 
@@ -141,22 +170,25 @@ func TestHistoryIsTheReceipt(t *testing.T) {
 		"SELECT count(*) FROM outbox_history WHERE headers IS NULL AND stream = 'outbox.credits'"); n != 1 {
 		t.Errorf("%d rows of the other event", n)
 	}
-	entry := testenv.Value[string](t, r.db, "SELECT entry_id FROM outbox_history WHERE id = $1", id)
-	if msgs, err := r.redis.Client.XRange(t.Context(), "outbox.order", entry, entry).Result(); err != nil ||
-		len(msgs) != 1 || msgs[0].Values["id"] != id.String() {
-		t.Errorf("entry %q is %v, %v", entry, msgs, err)
-	}
 }
 
-func TestWithoutHistory(t *testing.T) {
+// A mark tells the last entry of each stream that it adds.
+func TestMarksTellTheirEntries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.insert("order", "o-1", `{}`)
-	o := r.options(1, 10)
-	o.History = false
-	r.run(o)
+	a := inPart(t, r, 1)[0]
+	for range 11 { // of one millisecond, some of them: 9-10 is behind 9-9
+		r.insert("order", a, `{}`)
+	}
+	r.insert("credits", a, `{}`)
+	r.run(r.options(1, 100))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_history"); n != 0 || len(r.entries("order")) != 1 {
-		t.Errorf("%d rows of history, %d entries", n, len(r.entries("order")))
+	want := map[string]string{}
+	for _, e := range r.oracle().Entries(t, "order", "credits") {
+		want[e.Stream] = e.EntryID
+	}
+	got := testenv.Value[map[string]string](t, r.db, "SELECT entries FROM outbox_mark ORDER BY id DESC LIMIT 1")
+	if !maps.Equal(got, want) {
+		t.Errorf("the mark tells of %v, want %v", got, want)
 	}
 }

@@ -55,12 +55,12 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 			if err := r.end(run); !c.want(err) {
 				t.Errorf("Run: %v", err)
 			}
-			err := poll.New(r.options(2, 10)).Drain(t.Context(), r.scope())
+			err := poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), r.pass())
 			if !c.want(err) {
 				t.Errorf("Drain: %v", err)
 			}
-			if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox"); n != 1 {
-				t.Errorf("%d rows, want 1", n)
+			if n := r.owed(); n != 1 {
+				t.Errorf("%d rows are owed, want 1", n)
 			}
 		})
 	}
@@ -93,39 +93,48 @@ func TestDrainReachesWhatWasThere(t *testing.T) {
 			r.insert("credits", uuid.NewString(), `{}`)
 		}
 	}
-	r.must(poll.New(o).Drain(t.Context(), r.scope()))
-	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'order'"); n != 0 {
+	pass := r.pass()
+	r.insert("credits", "behind the pass", `{}`)
+	r.must(poll.New(o).Drain(t.Context(), r.scope(), pass))
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_backlog WHERE aggregate_type = 'order'"); n != 0 {
 		t.Errorf("%d rows left", n)
 	}
 	r.published = nil
-	r.must(poll.New(o).Drain(t.Context(), r.scope()))
+	r.must(poll.New(o).Drain(t.Context(), r.scope(), r.pass()))
 	r.oracle().Check(t, load, time.Second)
-	r.must(poll.New(o).Drain(t.Context(), r.scope())) // of nothing
+	r.must(poll.New(o).Drain(t.Context(), r.scope(), r.pass())) // of nothing
 }
 
-// Somebody else has a part: the pass is complete when its rows are gone, whoever has published them.
+// Somebody else has a part: it has reached the pass when its rows are settled, whoever has published them.
 func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	mine := inPart(t, r, 1)[0]
 	held := r.insert("order", mine, `{}`)
 	r.insert("order", "elsewhere", `{}`)
-	other, err := sql.OpenSweep(t.Context(), r.db.URL, "public", false)
+	other, err := sql.OpenSweep(t.Context(), r.db.URL, "public", "test")
 	r.must(err)
 	defer other.Close()
 	if _, ok, err := other.Claim(t.Context(), 3); err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope()) }()
+	pass := r.pass()
+	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
 	r.eventually(20*time.Second, "the other row published", func() bool { return len(r.entries("order")) == 1 })
 	select {
 	case err := <-done:
 		t.Fatalf("Drain ended before the part was free: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
-	// The other worker settles the row and keeps the part.
-	r.db.Exec(t, "DELETE FROM outbox WHERE id = $1", held)
+	// The other worker settles the row and keeps the part; one that comes later is not waited for.
+	p, err := other.Begin(t.Context(), 3, nil)
+	r.must(err)
+	if events, err := other.Page(t.Context(), p, 1, 1<<20); err != nil || len(events) != 1 || events[0].ID != held {
+		t.Fatalf("page %v, %v", events, err)
+	}
+	r.insert("order", mine, `{}`)
+	r.must(other.Settle(t.Context(), p, r.owner, nil))
 	select {
 	case err := <-done:
 		r.must(err)
@@ -139,8 +148,9 @@ func TestACancelledDrainIsNoSuccess(t *testing.T) {
 	r := newRig(t)
 	testenv.Bulk(t, r.db, 200, 10)
 	ctx, cancel := context.WithCancel(t.Context())
-	r.ensure = func(string) { cancel() }
-	if err := poll.New(r.options(2, 10)).Drain(ctx, r.scope()); !errors.Is(err, context.Canceled) {
+	pass := r.pass()
+	r.ensure = func(string) error { cancel(); return nil }
+	if err := poll.New(r.options(2, 10)).Drain(ctx, r.scope(), pass); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// publishTimeout bounds the one attempt to publish within a transaction.
+	// publishTimeout bounds publishing one batch into one stream.
 	publishTimeout = 2 * time.Second
-	// commitTimeout bounds writing the history and the commit, rollbackTimeout the rollback.
-	commitTimeout, rollbackTimeout = 10 * time.Second, 2 * time.Second
+	// settleTimeout bounds parking, and writing a mark.
+	settleTimeout = 10 * time.Second
 	// batchBytes bounds the payload of one batch.
 	batchBytes = 4 << 20
 	// turn is how many batches a worker takes from one part, turnTime about how long, before it lets others have their
@@ -27,36 +27,34 @@ const (
 	turn, turnTime = 50, 5 * time.Second
 	// idleFirst and idleMost bound the wait when nothing was found.
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
-	// failFirst and failMost bound the wait after a failure, outside any transaction.
+	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
 )
 
 // Options are what a Sweeper needs.
 type Options struct {
-	// URL and Schema say where the table is.
-	URL, Schema string
+	// URL and Schema say where the table is, Name which relay this is.
+	URL, Schema, Name string
 	// Prefix names the streams.
 	Prefix string
 	// Workers is how many connections sweep at once. Default 2.
 	Workers int
-	// BatchRows bounds the rows of one transaction. Default 500.
+	// BatchRows bounds the rows of one batch. Default 500.
 	BatchRows int
-	// History tells whether delivered events are kept.
-	History bool
-	Sink    outbox.Sink
+	Sink      outbox.Sink
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
 	// Logger may be nil.
 	Logger *slog.Logger
 }
 
-// Sweeper is the SKIP LOCKED poller. Its methods may be called one at a time.
+// Sweeper sweeps the outbox table. Its methods may be called one at a time.
 type Sweeper struct {
 	o       Options
 	log     *slog.Logger
 	metrics *metrics
 
-	// refused remembers, over transactions, what the sink refuses.
+	// refused remembers, from one batch to the next, what the sink refuses.
 	refused poison.Refusals
 	// rows is how many rows the next batch of each part takes: fewer after one that failed.
 	rows [outbox.Partitions]atomic.Int64
@@ -82,8 +80,8 @@ func New(o Options) *Sweeper {
 	return s
 }
 
-// Run sweeps with all workers until ctx ends (nil) or the scope's ownership does: outbox.ErrGap, *outbox.FencedError,
-// *outbox.ForeignError.
+// Run sweeps with all workers until ctx ends (nil) or the scope's ownership does: outbox.ErrGap,
+// outbox.ErrSuperseded, *outbox.FencedError, *outbox.ForeignError.
 func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
 	return s.each(ctx, scope, func(ctx context.Context, w *worker) error {
 		for ctx.Err() == nil {
@@ -95,11 +93,11 @@ func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
 	})
 }
 
-// Drain makes one pass that reaches, in every part, the highest seq visible when it began. It returns nil only then:
-// otherwise Run's errors, or ctx's.
-func (s *Sweeper) Drain(ctx context.Context, scope outbox.Scope) error {
-	q := &queue{}
-	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q) })
+// Drain settles, in every part, everything that pass sees, whoever does the work. It returns nil only then: otherwise
+// Run's errors, or ctx's.
+func (s *Sweeper) Drain(ctx context.Context, scope outbox.Scope, pass outbox.Pass) error {
+	q := newQueue()
+	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q, pass) })
 }
 
 // each runs work on every worker. The first error ends all of them, and is returned.
@@ -126,44 +124,32 @@ func (s *Sweeper) grow(part int) {
 	s.rows[part].Store(min(s.rows[part].Load()*2, int64(s.o.BatchRows)))
 }
 
-// queue hands the parts of a Drain to its workers.
+// queue hands the parts to the workers of a Drain.
 type queue struct {
 	mu      sync.Mutex
-	known   bool
 	waiting []int
 	busy    int
-	targets map[int]int64
 }
 
-// fill reads the targets, once for all workers.
-func (q *queue) fill(read func() (map[int]int64, error)) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.known {
-		return nil
+func newQueue() *queue {
+	q := &queue{}
+	for part := range outbox.Partitions {
+		q.waiting = append(q.waiting, part)
 	}
-	targets, err := read()
-	if err != nil {
-		return err
-	}
-	q.known, q.targets = true, targets
-	for p := range targets {
-		q.waiting = append(q.waiting, p)
-	}
-	return nil
+	return q
 }
 
 // take returns a part to work on; ok is false when none waits, and over when none is being worked on either.
-func (q *queue) take() (part int, target int64, ok, over bool) {
+func (q *queue) take() (part int, ok, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) == 0 {
-		return 0, 0, false, q.busy == 0
+		return 0, false, q.busy == 0
 	}
 	part = q.waiting[0]
 	q.waiting = q.waiting[1:]
 	q.busy++
-	return part, q.targets[part], true, false
+	return part, true, false
 }
 
 // give returns a part, done or not.
@@ -192,7 +178,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
 		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
 		errors: c("outbox_sweep_errors_total",
-			"Sweep batches rolled back or unclear; the part is claimed again. A steady rise means Redis or Postgres "+
+			"Sweep batches that failed or are unclear; the part is claimed again. A steady rise means Redis or Postgres "+
 				"refuses."),
 	}
 	if reg != nil {

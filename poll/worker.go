@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/pause"
 	"posthaste/internal/poison"
 	"posthaste/outbox"
@@ -38,7 +36,7 @@ func (w *worker) connect(ctx context.Context) error {
 		return nil
 	}
 	w.close()
-	conn, err := sql.OpenSweep(ctx, w.s.o.URL, w.s.o.Schema, w.s.o.History)
+	conn, err := sql.OpenSweep(ctx, w.s.o.URL, w.s.o.Schema, w.s.o.Name)
 	if err != nil {
 		return err
 	}
@@ -68,7 +66,7 @@ func (w *worker) final(ctx context.Context, err error) error {
 	var fenced *outbox.FencedError
 	var foreign *outbox.ForeignError
 	switch {
-	case errors.Is(err, outbox.ErrGap), errors.As(err, &foreign):
+	case errors.Is(err, outbox.ErrGap), errors.Is(err, outbox.ErrSuperseded), errors.As(err, &foreign):
 		return err
 	case !errors.As(err, &fenced):
 		return nil
@@ -86,9 +84,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows, claims it and sweeps it; without any it waits. It begins behind the part tried last:
-// one that fails (its rows are locked, its stream refuses) then delays the others once before each has had its turn,
-// where parts taken by chance could be delayed again and again.
+// round finds a part with rows, claims it and sweeps it for a turn; without any it waits. It begins behind the part
+// tried last: one that fails (its stream refuses, say) then delays the others once before each has had its turn, where
+// parts taken by chance could be delayed again and again.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -101,7 +99,7 @@ func (w *worker) round(ctx context.Context) error {
 	next := max(slices.IndexFunc(parts, func(part int) bool { return part > w.last }), 0)
 	for _, part := range slices.Concat(parts[next:], parts[:next]) {
 		w.last = part
-		claimed, _, err := w.sweep(ctx, part, 0)
+		claimed, err := w.sweep(ctx, part, nil)
 		if err != nil {
 			return w.failed(ctx, err)
 		}
@@ -118,20 +116,10 @@ func (w *worker) round(ctx context.Context) error {
 	return nil
 }
 
-// drain works off the queue of one pass.
-func (w *worker) drain(ctx context.Context, q *queue) error {
+// drain works off the queue.
+func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
 	for ctx.Err() == nil {
-		err := w.connect(ctx)
-		if err == nil {
-			err = q.fill(func() (map[int]int64, error) { return w.conn.Targets(ctx) })
-		}
-		if err != nil {
-			if err := w.failed(ctx, err); err != nil {
-				return err
-			}
-			continue
-		}
-		part, target, ok, over := q.take()
+		part, ok, over := q.take()
 		if over {
 			return nil
 		}
@@ -139,10 +127,7 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 			pause.About(ctx, idleFirst)
 			continue
 		}
-		claimed, done, err := w.sweep(ctx, part, target)
-		if err == nil && !claimed {
-			done, err = w.conn.Reached(ctx, part, target) // somebody else has the part, and may have done the work
-		}
+		claimed, done, err := w.reach(ctx, part, pass)
 		q.give(part, done)
 		if err != nil {
 			err = w.failed(ctx, err)
@@ -156,21 +141,33 @@ func (w *worker) drain(ctx context.Context, q *queue) error {
 	return ctx.Err()
 }
 
+// reach sweeps a part for a turn, unless it has reached the pass (done): the next turn will tell. Somebody else may
+// have the part, and do the work.
+func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (claimed, done bool, err error) {
+	if err = w.connect(ctx); err == nil {
+		done, err = w.conn.Reached(ctx, part, pass)
+	}
+	if err == nil && !done {
+		claimed, err = w.sweep(ctx, part, &pass)
+	}
+	return claimed, done, err
+}
+
 // claim is one holding of a part.
 type claim struct {
 	w     *worker
 	part  int
+	pass  *sql.Pass
 	lane  outbox.Lane
 	lanes map[string]outbox.LanePublisher
 	marks map[string]int64 // settled batch numbers by stream
 }
 
-// sweep claims the part and sweeps it: until it is empty or a turn is over, or, with a target, until no row up to it is
-// left (done).
-func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, done bool, err error) {
+// sweep claims the part and sweeps it for a turn. A new pass is over what within sees, if it is given.
+func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
 	number, ok, err := w.conn.Claim(ctx, part)
 	if err != nil || !ok {
-		return false, false, err
+		return false, err
 	}
 	w.s.metrics.claims.Inc()
 	c := &claim{
@@ -179,71 +176,62 @@ func (w *worker) sweep(ctx context.Context, part int, target int64) (claimed, do
 	}
 	_, _ = rand.Read(c.lane.Nonce[:]) // never fails
 	if err := w.scope.Claimed(ctx); err != nil {
-		return true, false, err
+		return true, err
 	}
-	done, err = c.run(ctx, target)
+	err = c.run(ctx, within)
 	c.tell(ctx)
 	if err != nil {
-		return true, done, err
+		return true, err
 	}
 	w.fails = 0
-	return true, done, w.conn.Release(ctx, part)
+	return true, w.conn.Release(ctx, part)
 }
 
-// run sweeps batch after batch, each from the part's first row. Beginning behind the last batch would be cheaper (it
-// would spare the dead rows before it) and wrong: a row with a lower number may have become visible meanwhile, and the
-// next row of its aggregate must not overtake it.
-func (c *claim) run(ctx context.Context, target int64) (done bool, err error) {
+// run sweeps batch after batch, until the pass or the turn is over. A pass that is longer than a turn is gone on with
+// in the next one. Going on behind the last number is right because the pass keeps its snapshot: what becomes visible
+// meanwhile, with whatever number, is owed to the next pass.
+func (c *claim) run(ctx context.Context, within *outbox.Pass) (err error) {
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
-		first, err := c.batch(ctx)
-		switch {
-		case errors.Is(err, errSmaller):
-		case err != nil:
-			return false, err
-		case first == 0, target > 0 && first > target:
-			return true, nil
+		if c.pass == nil || !c.pass.Listed() {
+			if c.pass, err = c.w.conn.Begin(ctx, c.part, within); err != nil || c.pass.Idle() {
+				return err
+			}
+		}
+		err := c.batch(ctx)
+		if err != nil && !errors.Is(err, errSmaller) {
+			return err
+		}
+		if c.pass.Over() {
+			return nil
 		}
 	}
-	return false, nil
+	return nil
 }
 
-// batch sweeps one batch and returns the first seq it met; zero means that there was no row.
-func (c *claim) batch(ctx context.Context) (first int64, err error) {
+// batch sweeps one batch: it is published, what is refused is parked, and then a mark says so. Whatever goes wrong
+// before: the rows are still owed, and what was published is remembered by the gate.
+func (c *claim) batch(ctx context.Context) error {
 	w := c.w
-	tx, err := w.conn.Begin(ctx)
-	if err != nil {
-		return 0, err
-	}
-	// Whatever goes wrong: the rows are still there, and what was published is remembered by the gate.
-	defer rollback(ctx, tx)
 	rows := int(w.s.rows[c.part].Load())
-	events, err := w.conn.Take(ctx, tx, c.part, rows, batchBytes)
+	events, err := w.conn.Page(ctx, c.pass, rows, batchBytes)
 	if sql.Unreadable(err) {
-		rollback(ctx, tx)
-		return 0, c.unreadable(ctx, rows, err)
+		return c.unreadable(ctx, rows, err)
 	}
-	if err != nil || len(events) == 0 {
-		return 0, err
+	if err != nil {
+		return err
 	}
-	out := &outcome{}
-	if err = c.publish(ctx, tx, events, out); err == nil {
-		err = c.commit(ctx, tx, out)
+	out := &outcome{entries: outbox.Entries{}}
+	if err = c.publish(ctx, events, out); err == nil {
+		err = c.settle(ctx, out)
 	}
 	if err != nil {
 		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) {
 			w.s.shrink(c.part, len(events))
 		}
-		return 0, err
+		return err
 	}
 	w.s.grow(c.part)
-	return events[0].Seq, nil
-}
-
-// rollback ends tx, also when ctx is over; a dead connection does not hold it up.
-func rollback(ctx context.Context, tx pgx.Tx) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
-	defer cancel()
-	_ = tx.Rollback(ctx)
+	return nil
 }
 
 // errSmaller asks for the same batch again, in smaller pieces or without its first row.
@@ -259,7 +247,7 @@ func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 	if sql.OutOfMemory(cause) {
 		return cause // the row is not to blame
 	}
-	e, cause, err := w.conn.ParkFirst(ctx, c.part)
+	e, err := w.conn.ParkRow(ctx, c.pass, w.scope.Owner, cause)
 	if err != nil {
 		return err
 	}
@@ -271,10 +259,10 @@ func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 
 // outcome is what became of a batch.
 type outcome struct {
-	done   []sql.Published
-	marks  []outbox.Mark
-	groups []group
-	parked []parked
+	entries outbox.Entries
+	marks   []outbox.Mark
+	groups  []group
+	parked  []sql.Refused
 }
 
 type group struct {
@@ -283,20 +271,13 @@ type group struct {
 	suppressed int
 }
 
-type parked struct {
-	event    *outbox.Event
-	err      error
-	class    string
-	attempts int
-}
-
 // publish puts the events into their streams, in order, one bounded attempt per stream.
-func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, out *outcome) error {
+func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Event{}
 	for _, e := range events {
 		if blocker := c.w.scope.Blocked(e); blocker != "" {
-			out.parked = append(out.parked, parked{e, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0})
+			out.parked = append(out.parked, waits(e, blocker))
 			continue
 		}
 		name := outbox.StreamName(c.w.s.o.Prefix, e.AggregateType)
@@ -310,12 +291,12 @@ func (c *claim) publish(ctx context.Context, tx pgx.Tx, events []*outbox.Event, 
 			return err
 		}
 	}
-	for _, p := range out.parked {
-		if err := c.w.conn.Park(ctx, tx, p.event, p.err.Error(), p.class, p.attempts); err != nil {
-			return err
-		}
-	}
 	return nil
+}
+
+// waits parks e because of another event.
+func waits(e *outbox.Event, blocker string) sql.Refused {
+	return sql.Refused{Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked}
 }
 
 func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.Event, out *outcome) error {
@@ -351,24 +332,20 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 			return err
 		}
 		e := events[refused.Index]
-		out.parked = append(out.parked, parked{e, refused.Err, refused.Class, tries})
+		out.parked = append(out.parked, sql.Refused{Event: e, Err: refused.Err, Class: refused.Class, Attempts: tries})
 		skipped[refused.Index] = true
 		for _, i := range d.Skip(poison.Behind(e, w.scope.BlockKey)) {
-			out.parked = append(out.parked, parked{
-				events[i], errors.New(poison.WaitsFor(e.ID.String())),
-				poison.ClassBlocked, 0,
-			})
+			out.parked = append(out.parked, waits(events[i], e.ID.String()))
 			skipped[i] = true
 		}
 	}
 	g := group{stream: stream, suppressed: receipt.Suppressed}
 	for i, e := range events {
-		if skipped[i] {
-			continue
+		if !skipped[i] {
+			g.events = append(g.events, e)
 		}
-		g.events = append(g.events, e)
-		out.done = append(out.done, sql.Published{Event: e, Stream: stream, EntryID: receipt.EntryIDs[i]})
 	}
+	out.entries.Raise(stream, receipt.Last)
 	if len(skipped) == 0 {
 		w.s.refused.Accepted(stream)
 	}
@@ -387,10 +364,22 @@ func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
 	return d.Publish(ctx)
 }
 
-// commit waits for the durability asked for and ends the transaction. A commit whose outcome is unknown is an error
-// like any other: the next claim of the part finds the rows or does not.
-func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
+// settle parks what was refused, waits for the durability asked for and writes the mark. A mark of which it is not
+// known whether it was written is an error like any other: the next claim of the part finds it or does not.
+func (c *claim) settle(ctx context.Context, out *outcome) error {
 	w := c.w
+	// What is published should be settled, even if we were asked to stop meanwhile.
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if len(out.parked) > 0 {
+		if err := w.conn.Park(sctx, c.pass, w.scope.Owner, out.parked); err != nil {
+			return err
+		}
+	}
+	for _, p := range out.parked {
+		w.s.refused.Parked(outbox.StreamName(w.s.o.Prefix, p.Event.AggregateType), p.Event.ID)
+		w.scope.Parked(p.Event, p.Err)
+	}
 	if len(out.marks) > 0 {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
@@ -399,13 +388,7 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 			return err
 		}
 	}
-	// What is published should be settled, even if we were asked to stop meanwhile.
-	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
-	defer cancel()
-	if err := w.conn.Keep(cctx, tx, out.done); err != nil {
-		return err
-	}
-	if err := tx.Commit(cctx); err != nil {
+	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
 		return err
 	}
 	for _, m := range out.marks {
@@ -415,10 +398,6 @@ func (c *claim) commit(ctx context.Context, tx pgx.Tx, out *outcome) error {
 	for _, g := range out.groups {
 		rows += len(g.events)
 		w.scope.Published(g.stream, g.events, g.suppressed)
-	}
-	for _, p := range out.parked {
-		w.s.refused.Parked(outbox.StreamName(w.s.o.Prefix, p.event.AggregateType), p.event.ID)
-		w.scope.Parked(p.event, p.err)
 	}
 	w.s.metrics.batches.Inc()
 	w.s.metrics.rows.Add(float64(rows))

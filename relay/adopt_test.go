@@ -53,8 +53,8 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 			t.Errorf("%s, %v; calls\n%v, want\n%v", tr, err, got, want)
 		}
 		if st := w.pg.state; st.Owner != l.gates.owner || st.Owner.Epoch != 1 || st.Sink != "run 1" ||
-			l.activity.epoch() != 1 {
-			t.Errorf("state %+v", st)
+			l.activity.epoch() != 1 || w.pg.prefix != "outbox." {
+			t.Errorf("state %+v, prefix %q", st, w.pg.prefix)
 		}
 	})
 }
@@ -205,10 +205,7 @@ func TestSuspects(t *testing.T) {
 		"nothing was delivered":   {"a", "b", all, false, 0},
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
-			w.pg.history[[16]byte{}] = true
-			if !c.delivered {
-				clear(w.pg.history)
-			}
+			w.pg.delivered = c.delivered
 			got, err := l.suspect(context.Background(), outbox.State{Sink: c.before}, c.now, c.states)
 			if err != nil || len(got) != c.want {
 				t.Errorf("%s: %d suspects, %v; want %d", name, len(got), err, c.want)

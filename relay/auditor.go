@@ -16,70 +16,41 @@ const (
 	stallLimit = 15 * time.Second
 )
 
-// auditState finds out whether the doorbell still rings: whether rows that are in the table were passed by the stream
-// without being delivered, or the stream has stopped moving.
+// auditState finds out whether the stream has stopped moving.
 type auditState struct {
 	last  outbox.AuditMark
 	since time.Time // when last was taken
 	taken bool
 }
 
-// check compares with the mark taken before. passed is how far the publisher is; inFlight tells whether a row is
-// published or being published; again takes a new mark.
-func (a *auditState) check(passed outbox.LSN, inFlight func(seq int64) bool, again func() (outbox.AuditMark, error),
-	now time.Time,
-) error {
-	if !a.taken {
-		return a.renew(again, now)
+// check compares with the mark taken before. passed is how far the publisher is; again takes a new mark.
+func (a *auditState) check(passed outbox.LSN, again func() (outbox.AuditMark, error), now time.Time) error {
+	if !a.taken || passed >= a.last.LSN {
+		a.renew(again, now)
+		return nil
 	}
-	if passed < a.last.LSN {
-		if now.Sub(a.since) < stallLimit {
-			return nil // keep the old mark: it is the one that has to be reached
-		}
-		mark, err := again()
-		if err != nil {
-			return nil //nolint:nilerr // no answer is no finding
-		}
-		if mark.Flushed < a.last.LSN {
-			return nil // nobody can have read what is not on disk: the WAL does not grow
-		}
-		return &outbox.SlotError{
-			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
-				a.last.LSN, stallLimit, passed),
-			Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
-		}
+	if now.Sub(a.since) < stallLimit {
+		return nil // keep the old mark: it is the one that has to be reached
 	}
-	var suspects []int16
-	for part, seq := range a.last.First {
-		if !inFlight(seq) {
-			suspects = append(suspects, part)
-		}
-	}
-	before := a.last
-	if err := a.renew(again, now); err != nil {
-		return nil //nolint:nilerr // no answer is no finding
-	}
-	// Seen not in flight, and still there afterwards: nobody has it.
-	for _, part := range suspects {
-		if seq, ok := a.last.First[part]; ok && seq == before.First[part] {
-			return &outbox.SlotError{
-				Reason: outbox.ReasonMissed,
-				Err:    fmt.Errorf("the stream passed %s without delivering row %d of part %d", before.LSN, seq, part),
-				Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
-					"events are swept meanwhile",
-			}
-		}
-	}
-	return nil
-}
-
-func (a *auditState) renew(again func() (outbox.AuditMark, error), now time.Time) error {
 	mark, err := again()
 	if err != nil {
-		return err
+		return nil //nolint:nilerr // no answer is no finding
 	}
-	a.last, a.since, a.taken = mark, now, true
-	return nil
+	if mark.Flushed < a.last.LSN {
+		return nil // nobody can have read what is not on disk: the WAL does not grow
+	}
+	return &outbox.SlotError{
+		Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
+			a.last.LSN, stallLimit, passed),
+		Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
+	}
+}
+
+// renew takes a new mark; without an answer the old one stays.
+func (a *auditState) renew(again func() (outbox.AuditMark, error), now time.Time) {
+	if mark, err := again(); err == nil {
+		a.last, a.since, a.taken = mark, now, true
+	}
 }
 
 // forget drops the mark, when the stream stood still for a known reason.
@@ -89,7 +60,6 @@ func (a *auditState) forget() { a.taken = false }
 type auditor struct {
 	*reporter
 	store outbox.Store
-	taken *taken
 	// progress is how far everything is published; known is false while the stream stands still for a known reason.
 	progress func() (passed outbox.LSN, known bool)
 
@@ -115,7 +85,7 @@ func (a *auditor) once(ctx context.Context) error {
 		a.state.forget()
 		return nil
 	}
-	return a.state.check(passed, a.taken.has, func() (outbox.AuditMark, error) {
+	return a.state.check(passed, func() (outbox.AuditMark, error) {
 		mark, err := a.store.Audit(ctx)
 		a.answered(ctx, err)
 		return mark, err

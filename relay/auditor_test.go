@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
@@ -17,38 +16,10 @@ func auditing(t *testing.T, do func(w *world, a *auditor, at func(passed outbox.
 		i.relay.health.clear(conditionPostgres)
 		var passed outbox.LSN
 		var known bool
-		a := &auditor{reporter: i.relay.reporter, store: memStore{i}, taken: newTaken()}
+		a := &auditor{reporter: i.relay.reporter, store: memStore{i}}
 		a.progress = func() (outbox.LSN, bool) { return passed, known }
 		do(w, a, func(p outbox.LSN, k bool) { passed, known = p, k })
 	})
-}
-
-// A row that the stream has passed, and nobody has, is a finding within two audits; one that is in flight is none,
-// however long it takes to be settled.
-func TestTheAuditFindsAMissedRow(t *testing.T) {
-	t.Parallel()
-	for _, flying := range []bool{false, true} {
-		auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
-			row := w.event("order", "a")
-			if flying {
-				a.taken.add([]int64{row.Seq})
-			}
-			at(1<<40, true)
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			began := time.Now()
-			err := a.run(ctx)
-			if (slotReason(err) == outbox.ReasonMissed) == flying || err == nil != flying {
-				t.Errorf("in flight %v: %v", flying, err)
-			}
-			if d := time.Since(began); !flying && d > 3*auditInterval {
-				t.Errorf("found after %v", d)
-			}
-			if n := value(t, a.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed)); (n == 1) == flying {
-				t.Errorf("in flight %v: counted %v times", flying, n)
-			}
-		})
-	}
 }
 
 // A stream that stands still for a known reason is not stalled, and what was noted before that says nothing afterwards.
@@ -101,22 +72,4 @@ func TestAnAuditWithoutAnAnswerIsSaid(t *testing.T) {
 			t.Error("an audit that was cut short counts as one without an answer")
 		}
 	})
-}
-
-// What is taken is known until it is finished.
-func TestTaken(t *testing.T) {
-	t.Parallel()
-	k := newTaken()
-	k.add([]int64{1, 2})
-	k.add([]int64{3})
-	k.remove([]int64{2, 9})
-	var has []int64
-	for n := range int64(5) {
-		if k.has(n) {
-			has = append(has, n)
-		}
-	}
-	if !slices.Equal(has, []int64{1, 3}) {
-		t.Errorf("has %v", has)
-	}
 }

@@ -107,7 +107,7 @@ func TestAStopWhileTheGuardHangs(t *testing.T) {
 			r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
 			r.i.relay.activity.enter(phaseStream, "")
 			var hang atomic.Bool
-			r.s = r.i.relay.newStream(r.gates, func(context.Context) (outbox.LSN, error) { return r.pg.wal, nil },
+			r.s = r.i.relay.newStream(r.gates, func(context.Context) (outbox.Pass, error) { return r.here(), nil },
 				func(ctx context.Context, _ bool) error {
 					if hang.Load() && ctx.Err() == nil {
 						pass(publishTimeout)

@@ -108,6 +108,35 @@ var scenarios = map[string]scenario{
 		elapse(7 * time.Second)
 		tx.show()
 	}},
+	// Postgres crashes, which gives ids out again, beside a stream and a sweep.
+	"crash": {standby: true, story: func(w *world) {
+		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll, outbox.ModePoll, outbox.ModeAuto} {
+			elapse(1700 * time.Millisecond)
+			w.do(func() { w.pg.state.Desired = m })
+			for range 3 {
+				w.begin().rollback()
+			}
+			elapse(300 * time.Millisecond)
+			w.do(w.pg.crash)
+		}
+	}},
+	// A transaction is larger than the window, beside others.
+	"giant": {story: func(w *world) {
+		tx := w.begin()
+		for n := range 40 {
+			tx.insert("order", string(rune('x'+n%3)), "done")
+		}
+		elapse(2 * time.Second)
+		tx.commitNow()
+		elapse(time.Second)
+		tx = w.begin()
+		for range 30 {
+			tx.insert("user", "x", "done")
+		}
+		tx.write()
+		elapse(2 * time.Second)
+		tx.show()
+	}},
 	"skip":      {standby: true, story: poisonous},
 	"block key": {o: Options{Poison: PoisonBlockKey}, story: poisonous},
 }

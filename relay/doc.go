@@ -18,9 +18,9 @@
 //     there.
 //   - Every way out of a phase in which something was published leads through adopt (machine.go).
 //   - The table is the truth. The slot is a way to hear of rows quickly; what it does not deliver is swept, and the
-//     audit notices that it did not (auditor.go).
-//   - A row is deleted after its event is confirmed, and a position is confirmed to the slot after its rows are
-//     deleted.
+//     settler notices that it did not (settler.go).
+//   - A mark says what is settled, and comes to hold a row after its event is confirmed or parked. What was settled is
+//     told to the gate, and confirmed to the slot, after the mark is written.
 //
 // # An orderly stop
 //

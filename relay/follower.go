@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"posthaste/internal/pause"
@@ -71,7 +72,7 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 		return !led, nil // the caller asks again and gets it again: the lock is held by the session
 	})
 	f.health.clear(conditionPublish) // this instance does not publish now
-	if err != nil && finished(err) {
+	if err != nil && (finished(err) || errors.Is(err, outbox.ErrSuperseded)) {
 		// The leader adopts anew; until then there is nothing to sweep under.
 		f.log.Debug("sweeping along ended", "err", err)
 		pause.About(ctx, 200*time.Millisecond)

@@ -25,7 +25,7 @@ func inHandOver(t *testing.T, do func(w *world, l *leadership)) {
 
 // sweeping are the calls of the sweeper, of the sink and of the state, which are not what a hand-over is about.
 var sweeping = []string{
-	"Sweep.Parts", "Sweep.Claim", "Sweep.Take", "Sweep.Commit", "Sweep.Release", "Sweep.Reached",
+	"Sweep.Parts", "Sweep.Claim", "Sweep.Begin", "Sweep.Page", "Sweep.Settle", "Sweep.Release", "Sweep.Reached",
 	"Store.NoteStream", "Sink.Adopt",
 	"Sink.Publish", "Sink.Confirm", "Sink.Settled", "Sink.Check", "Store.State",
 }
@@ -40,16 +40,17 @@ func TestTheShortCutComesAfterAPassThatSawEverything(t *testing.T) {
 		tx := w.begin()
 		row := tx.insert("order", "a", "done")
 		tx.write()
-		w.after(2*time.Second, func() { tx.ended = true; delete(w.pg.running, tx.xid) })
+		w.after(2*time.Second, tx.over)
 		from := len(w.trace)
 		tr, err := l.handOver(context.Background())
-		if err != nil || tr != onReady || !row.gone || w.pg.slot.confirmed < tx.end || l.noted != w.pg.slot.confirmed {
-			t.Errorf("%s, %v; row gone: %v; slot at %v, noted %v, want behind %v", tr, err, row.gone,
+		if err != nil || tr != onReady || w.pg.owed(row) || w.pg.slot.confirmed < tx.end ||
+			l.noted != w.pg.slot.confirmed {
+			t.Errorf("%s, %v; row owed: %v; slot at %v, noted %v, want behind %v", tr, err, w.pg.owed(row),
 				w.pg.slot.confirmed, l.noted, tx.end)
 		}
 		want := []string{
-			"Sweep.Targets", "Slots.Status", "Store.Mark", "Store.VisibleBelow", "Sweep.Targets", "Slots.Advance",
-			"Store.LowerBarrier",
+			"Store.BeginPass", "Slots.Status", "Store.Horizon", "Store.VisibleBelow", "Store.BeginPass",
+			"Slots.Advance", "Store.LowerBarrier",
 		}
 		if got := compact(w.calls(from, sweeping...)); !slices.Equal(got, want) {
 			t.Errorf("calls\n%v, want\n%v", got, want)
@@ -137,7 +138,8 @@ func TestWhatRefusesAHandOver(t *testing.T) {
 		"a gap":           {func(w *world) { w.do(w.rd.flush); w.event("order", "a") }, fault{}, onOver, 0},
 		"a dropped slot":  {func(w *world) { w.do(w.dropSlot) }, fault{}, onNotReady, 1},
 		"a lost reply":    {nil, fault{"Slots.Advance", 0, unheard}, onNotReady, 1},
-		"no mark":         {nil, fault{"Store.Mark", 0, refused}, onNotReady, 1},
+		"no horizon":      {nil, fault{"Store.Horizon", 0, refused}, onNotReady, 1},
+		"no pass":         {nil, fault{"Store.BeginPass", 0, refused}, onNotReady, 1},
 		"a silent status": {nil, fault{"Slots.Status", 0, late}, onNotReady, 1},
 	} {
 		inHandOver(t, func(w *world, l *leadership) {
@@ -158,21 +160,23 @@ func TestWhatRefusesAHandOver(t *testing.T) {
 	}
 }
 
-// When nobody else can move the slot any more: one more pass, then H, then the mode is recorded. What was committed
-// until then is swept, so that the table is asked about little.
+// When nobody else can move the slot any more: one more pass, which becomes the mark of every part, then H, then the
+// mode is recorded. What was committed until then is swept, and is not streamed again.
 func TestTheEndOfAHandOver(t *testing.T) {
 	t.Parallel()
 	inHandOver(t, func(w *world, l *leadership) {
 		l.noted = 500
 		row := w.event("order", "a")
 		from := len(w.trace)
-		h, err := l.endHandOver(context.Background())
-		st := w.pg.state
-		if err != nil || !row.gone || h < row.tx.end || st.Handover != h || st.Active != outbox.ModeCDC ||
-			l.mode != outbox.ModeCDC {
-			t.Errorf("H is %v, %v; row gone: %v; state %+v", h, err, row.gone, st)
+		at, err := l.endHandOver(context.Background())
+		h, st, m := at.End, w.pg.state, w.pg.marks[len(w.pg.marks)-1]
+		if err != nil || h < row.tx.end || st.Handover != h || st.Active != outbox.ModeCDC || l.mode != outbox.ModeCDC {
+			t.Errorf("H is %v, %v; state %+v", h, err, st)
 		}
-		want := []string{"Slots.Status", "Sweep.Targets", "Store.InsertLSN", "Store.SetActive"}
+		if m.part != -1 || m.settled == nil || !equal(*m.settled, at.Settled) || !holds(&at.Settled, row) {
+			t.Errorf("the last mark is %+v, and the stream begins with %+v", m, at)
+		}
+		want := []string{"Slots.Status", "Store.BeginPass", "Store.SettleAll", "Store.InsertLSN", "Store.SetActive"}
 		if got := compact(w.calls(from, sweeping...)); !slices.Equal(got, want) {
 			t.Errorf("calls %v, want %v", got, want)
 		}
@@ -188,7 +192,7 @@ func TestASlotMovedDuringTheHandOver(t *testing.T) {
 		w.do(w.moveSlot)
 		_, err := l.endHandOver(context.Background())
 		if slotReason(err) != outbox.ReasonSlotActive || w.pg.state.Barrier != outbox.BarrierUnknown ||
-			w.count("Sweep.Targets") > 0 {
+			w.count("Store.BeginPass") > 0 {
 			t.Errorf("%v, barrier %d", err, w.pg.state.Barrier)
 		}
 		w.plan = fault{"Store.RaiseBarrier", 1, refused}

@@ -11,10 +11,8 @@ import (
 const (
 	backlogInterval = 2 * time.Second
 	trimInterval    = time.Second
-	historyInterval = 10 * time.Minute
-	// historyRetry is the interval after a failure. Until today's partition is made the default one takes its rows, and
-	// then it keeps the whole day.
-	historyRetry = 20 * time.Second
+	// historyInterval bounds how much there is to delete at once.
+	historyInterval = 10 * time.Second
 )
 
 // housekeeper keeps gauges, trims streams, forgets dead events and keeps history. One goroutine owns it.
@@ -23,11 +21,12 @@ type housekeeper struct {
 	store  outbox.Store
 	sink   outbox.Sink
 	sweeps *sweeps
+	window *window
 	// observe is Options.Observe.
 	observe func(ctx context.Context, streams []string) error
 }
 
-// run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, history partitions.
+// run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, retention.
 func (h *housekeeper) run(ctx context.Context) {
 	var history, backlog time.Time // of the next and of the last
 	historyFailed := false
@@ -35,11 +34,8 @@ func (h *housekeeper) run(ctx context.Context) {
 		if time.Now().After(history) {
 			history = time.Now().Add(historyInterval)
 			err := h.store.KeepHistory(ctx)
-			if err != nil && ctx.Err() == nil {
-				history = time.Now().Add(historyRetry)
-				if !historyFailed {
-					h.log.Warn("keep history", "err", err)
-				}
+			if err != nil && ctx.Err() == nil && !historyFailed {
+				h.log.Warn("keep history", "err", err)
 			}
 			historyFailed = err != nil
 		}
@@ -58,6 +54,10 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
 		return
+	}
+	published, _ := h.window.held() // behind the mark
+	if rows = max(rows-int64(published), 0); rows == 0 {
+		oldest = 0
 	}
 	h.metrics.backlogRows.Set(float64(rows))
 	h.metrics.backlogOldest.Set(oldest.Seconds())

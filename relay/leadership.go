@@ -14,6 +14,7 @@ import (
 type leadership struct {
 	*reporter
 	holder      string
+	prefix      string
 	locks       outbox.LockSession
 	store       outbox.Store
 	sink        outbox.Sink
@@ -27,7 +28,7 @@ type leadership struct {
 	// unobserve is Options.Unobserve.
 	unobserve func()
 	// newStream joins a run of the slot reader.
-	newStream func(g *gates, begin func(context.Context) (outbox.LSN, error),
+	newStream func(g *gates, begin func(context.Context) (outbox.Pass, error),
 		guard func(context.Context, bool) error) *streaming
 
 	exclusive, shared bool // holds of the pipe lock
@@ -179,9 +180,16 @@ func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.
 	}
 }
 
-// drain makes one pass over the table, as during does what it is given.
-func (l *leadership) drain(ctx context.Context, poll bool) error {
-	return l.during(ctx, poll, func(ctx context.Context) error { return l.sweeps.drain(ctx, l.gates) })
+// drain makes one pass over the table, as during does what it is given: everything that was visible when it began is
+// settled then.
+func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, err error) {
+	err = l.during(ctx, poll, func(ctx context.Context) (err error) {
+		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
+			return err
+		}
+		return l.sweeps.drain(ctx, l.gates, pass)
+	})
+	return pass, err
 }
 
 // unusable notes why the slot cannot be streamed. Events go on by the sweep; whether that is good enough is the desired

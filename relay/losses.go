@@ -13,6 +13,7 @@ import (
 type lossCounter struct {
 	*reporter
 	store outbox.Store
+	sink  outbox.Sink
 
 	// uncounted is set while something that may be lost is not counted.
 	uncounted atomic.Bool
@@ -33,7 +34,7 @@ func (c *lossCounter) run(ctx context.Context) {
 
 // count says what is lost.
 func (c *lossCounter) count(ctx context.Context) {
-	losses, err := c.store.CountLosses(ctx)
+	losses, err := c.store.CountLosses(ctx, c.sink.IDs)
 	if err != nil {
 		c.uncounted.Store(true)
 		c.metrics.scrapeErrors.WithLabelValues("losses").Inc()

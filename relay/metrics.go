@@ -51,7 +51,6 @@ type metrics struct {
 	slotCreated     *prometheus.CounterVec
 	scrapeErrors    *prometheus.CounterVec
 	settled         prometheus.Counter
-	missing         prometheus.Counter
 	adoptions       prometheus.Counter
 	auditFailures   *prometheus.CounterVec
 	dead            prometheus.Gauge
@@ -112,12 +111,11 @@ func (m *metrics) addEvents(r *registry) {
 		Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
 			"swept.",
 	}, []string{"mode"})
-	m.settled = r.counter("outbox_settled_total", "Rows deleted after their event was published by the stream.")
-	m.missing = r.counter("outbox_settle_missing_total",
-		"Published events whose row was not found when settling; usually settled before.")
+	m.settled = r.counter("outbox_settled_total", "Events settled after they were published by the stream.")
 	m.backlogRows = r.ofLeader("outbox_backlog_rows",
-		"Rows in the outbox: events not yet known to be delivered. Rises when events come faster than they leave.")
-	m.backlogOldest = r.ofLeader("outbox_backlog_oldest_seconds", "Age of the oldest row in the outbox.")
+		"Events in the outbox that are neither settled nor published. Rises when they come faster than they leave.")
+	m.backlogOldest = r.ofLeader("outbox_backlog_oldest_seconds",
+		"Age of the oldest event in the outbox that is not settled.")
 	m.dead = r.ofLeader("outbox_dead_rows", "Events parked in outbox_dead.")
 	m.lost = r.ofLeader("outbox_lost_events",
 		"Events that the sink lost after they were settled, and that were not published again yet.")
@@ -152,7 +150,7 @@ func (m *metrics) addState(r *registry) {
 	m.adoptions = r.counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate.")
 	m.auditFailures = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_audit_failures_total",
-		Help: "Times the audit found the stream silent about rows: missed or stalled.",
+		Help: "Times the stream was found to be silent about rows: missed or stalled.",
 	}, []string{"reason"})
 	m.stalled = r.ofLeader("outbox_relay_stalled",
 		"1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause.")

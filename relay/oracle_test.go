@@ -42,12 +42,12 @@ func (w *world) load(seed uint64, writers, transactions int) {
 	wg.Wait()
 }
 
-// settles waits until everything that was committed has left the table, and a leader is ready, in the mode that is
+// settles waits until everything that was committed is settled, and a leader is ready, in the mode that is
 // wanted.
 func (w *world) settles(mode outbox.Mode) {
 	w.t.Helper()
-	w.eventually("the table is empty, and a leader is ready in mode "+string(mode), 5*time.Minute, func() bool {
-		if w.pg.rows(func(*tableRow) bool { return true }) > 0 || w.pg.state.Active != mode {
+	w.eventually("nothing is owed, and a leader is ready in mode "+string(mode), 5*time.Minute, func() bool {
+		if len(w.pg.rows(w.pg.owed)) > 0 || w.pg.state.Active != mode {
 			return false
 		}
 		for _, i := range w.instances {

@@ -12,8 +12,8 @@ import (
 	"posthaste/outbox"
 )
 
-// An event that is refused for its own sake is tried three times, then parked; the others go on, and only they are
-// settled.
+// An event that is refused for its own sake is tried three times, then parked; the others go on, and all of them are to
+// be settled.
 func TestPublisherParksWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[Poison]struct {
@@ -39,8 +39,10 @@ func TestPublisherParksWhatIsRefused(t *testing.T) {
 				parked = append(parked, d.Seq)
 			}
 			wantSeqs(t, r.published("outbox.order"), published...)
-			if n := len(first.items) + len(second.items); n != len(published) {
-				t.Errorf("%s: %d rows are to be settled, want %d", policy, n, len(published))
+			if n := first.published + second.published; n != len(published) || len(first.rows) != 3 ||
+				len(second.rows) != 1 {
+				t.Errorf("%s: %d are published, want %d; %d and %d rows are to be settled, want 3 and 1", policy, n,
+					len(published), len(first.rows), len(second.rows))
 			}
 			if len(parked) != len(want.parked) || parked[0] != rows[1].Seq || r.pg.dead[0].Attempts != 3 {
 				t.Errorf("%s: parked %+v, want the rows %v, after three attempts", policy, r.pg.dead, want.parked)
@@ -117,9 +119,9 @@ type hanging struct {
 
 func (h *hanging) Park(
 	ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int,
-) (outbox.Found, error) {
+) (bool, error) {
 	if h.broken.Load() {
-		return outbox.Found{}, errors.New("the dead table is gone")
+		return false, errors.New("the dead table is gone")
 	}
 	return h.Store.Park(ctx, o, row, class, reason, attempts)
 }

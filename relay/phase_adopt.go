@@ -86,7 +86,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	for {
 		a := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
-			Holder: l.holder, WentBack: wentBack,
+			Holder: l.holder, Prefix: l.prefix, WentBack: wentBack,
 		}
 		var err error
 		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {

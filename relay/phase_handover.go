@@ -25,7 +25,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 		return onNotReady, err
 	}
 	// The bulk first, so that the exact part is short.
-	if err := l.drain(ctx, false); err != nil {
+	if _, err := l.drain(ctx, false); err != nil {
 		return refuse(err)
 	}
 	status, err := l.keeper.look(ctx)
@@ -37,7 +37,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 			return refuse(err)
 		}
 	}
-	lsn, xid, err := l.store.Mark(ctx)
+	lsn, xid, err := l.store.Horizon(ctx)
 	if err != nil {
 		return refuse(err)
 	}
@@ -45,7 +45,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	if err != nil {
 		return refuse(err)
 	}
-	if err := l.drain(ctx, false); err != nil {
+	if _, err := l.drain(ctx, false); err != nil {
 		return refuse(err)
 	}
 	l.noted = status.Confirmed
@@ -105,33 +105,38 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	return false, nil
 }
 
-// endHandOver is what is left to do when nobody else can move the slot any more: one more pass, then H.
-func (l *leadership) endHandOver(ctx context.Context) (outbox.LSN, error) {
+// endHandOver is what is left to do when nobody else can move the slot any more: one more pass, which becomes the mark
+// of every part, then H, which is the end of what it returns.
+func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err error) {
 	st, err := l.slots.Status(ctx)
 	if err != nil {
-		return 0, err
+		return pass, err
 	}
 	if st.Confirmed > l.noted {
 		if err := l.keeper.moved(ctx); err != nil {
-			return 0, err
+			return pass, err
 		}
-		return 0, &outbox.SlotError{
+		return pass, &outbox.SlotError{
 			Reason: outbox.ReasonSlotActive,
 			Err:    errors.New("another program moved the slot during the hand-over"),
 			Remedy: "the relay retries automatically",
 		}
 	}
 	l.keeper.streams(true)
-	if err := l.drain(ctx, false); err != nil {
-		return 0, err
+	if pass, err = l.drain(ctx, false); err != nil {
+		return pass, err
 	}
-	if l.handover, err = l.store.InsertLSN(ctx); err != nil {
-		return 0, err
+	if err = l.store.SettleAll(ctx, l.gates.owner, pass); err != nil {
+		return pass, err
 	}
+	if pass.End, err = l.store.InsertLSN(ctx); err != nil {
+		return pass, err
+	}
+	l.handover = pass.End
 	if l.failures == 0 {
 		l.recovered() // else it has to run for a while first, so that readiness does not flicker
 	}
-	return l.handover, l.record(ctx, outbox.ModeCDC)
+	return pass, l.record(ctx, outbox.ModeCDC)
 }
 
 // recovered forgets why the slot was not streamed before.

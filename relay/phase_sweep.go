@@ -16,9 +16,9 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	if err := l.record(ctx, outbox.ModePoll); err != nil {
 		return onOver, err
 	}
-	// Only these: what a stream met later has in doubt may be younger than the mark.
+	// Only these: what a stream met later has in doubt may be younger than the horizon.
 	known := l.gates.streams()
-	_, xid, err := l.store.Mark(ctx)
+	_, xid, err := l.store.Horizon(ctx)
 	if err != nil {
 		return onOver, err
 	}
@@ -65,7 +65,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 // forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was
 // committed before the adoption is visible; poll says whether polling is wanted, and the pass ends when that changes.
 func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll bool) error {
-	if err := l.drain(ctx, poll); err != nil {
+	if _, err := l.drain(ctx, poll); err != nil {
 		return err
 	}
 	for _, s := range streams {

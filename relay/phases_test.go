@@ -59,8 +59,8 @@ func TestDoubtIsForgottenAfterAPass(t *testing.T) {
 			w.t.Fatal(err)
 		}
 		row := w.event("order", "a")
-		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil || !row.gone {
-			t.Errorf("%v; row gone: %v", err, row.gone)
+		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil || w.pg.owed(row) {
+			t.Errorf("%v; row owed: %v", err, w.pg.owed(row))
 		}
 		w.plan = fault{"Sink.ForgetDoubt", w.counts["Sink.ForgetDoubt"], refused}
 		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil {
@@ -69,19 +69,19 @@ func TestDoubtIsForgottenAfterAPass(t *testing.T) {
 	})
 }
 
-// A stream that was met after the mark may have in doubt what is younger than it: it is left alone.
+// A stream that was met after the horizon may have in doubt what is younger than it: it is left alone.
 func TestDoubtOfStreamsMetLaterStays(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
 		w.pg.state.Desired = outbox.ModePoll
-		tx := w.begin() // so that the mark is not reached
+		tx := w.begin() // so that the horizon is not reached
 		w.start("one")
 		pass(time.Second)
 		w.event("user", "b")
 		pass(time.Second)
 		tx.rollback()
 		pass(3 * time.Second)
-		if n := w.count("Sink.ForgetDoubt"); n != 0 || w.count("Store.Mark") != 1 {
+		if n := w.count("Sink.ForgetDoubt"); n != 0 || w.count("Store.Horizon") != 1 {
 			t.Errorf("forgotten %d times, for streams that the adoption did not know", n)
 		}
 		w.judge()
@@ -131,8 +131,8 @@ func TestASlotThatCannotBeUsed(t *testing.T) {
 				bad, degraded = degraded, bad
 			}
 			if len(bad) > 0 || len(degraded) != 1 || !strings.HasPrefix(degraded[0], "slot: transaction_held") ||
-				!row.gone {
-				t.Errorf("%s: reasons %v, the other ones %v; row gone: %v", mode, degraded, bad, row.gone)
+				w.pg.owed(row) {
+				t.Errorf("%s: reasons %v, the other ones %v; row owed: %v", mode, degraded, bad, w.pg.owed(row))
 			}
 			if n := w.count("Slots.Ensure"); n < 3 || n > 6 {
 				t.Errorf("tried %d times in 20 s", n)

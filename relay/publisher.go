@@ -26,18 +26,18 @@ type publisher struct {
 	gates  *gates
 	blocks *blocks
 	window *window
-	taken  *taken
 	lanes  *lanes
 
 	chunks  <-chan outbox.Chunk
 	flights chan<- *flight
 
-	// handover is H: for commits at or below it the table is asked which rows still exist. Streams met later have an H
-	// of their own.
-	handover    outbox.LSN
-	handoverOf  map[string]outbox.LSN
-	maxHandover outbox.LSN
-	refused     poison.Refusals
+	// settled is what needs not be published: what was settled when the stream began.
+	settled outbox.Settled
+	// handover is H: what was in doubt when the stream began was committed below it. Streams met later raise it.
+	handover outbox.LSN
+	// middle is set between the rows of one transaction.
+	middle  bool
+	refused poison.Refusals
 
 	// passed is the position up to which everything is published.
 	passed atomic.Uint64
@@ -45,11 +45,13 @@ type publisher struct {
 	failing atomic.Bool
 }
 
-// begin names H.
-func (p *publisher) begin(handover outbox.LSN) { p.handover, p.maxHandover = handover, handover }
+// begin names what is settled, and H.
+func (p *publisher) begin(settled outbox.Settled, handover outbox.LSN) {
+	p.settled, p.handover = settled, handover
+}
 
-// meet gives a stream that the adoption did not know its own H: a zombie may have published to it in between.
-func (p *publisher) meet(ctx context.Context, stream string) error {
+// meet raises H for a stream that the adoption did not know: a zombie may have published to it in between.
+func (p *publisher) meet(ctx context.Context, _ string) error {
 	if p.handover == 0 {
 		return nil // still sweeping: H comes later and covers it
 	}
@@ -57,10 +59,12 @@ func (p *publisher) meet(ctx context.Context, stream string) error {
 	if err != nil {
 		return err
 	}
-	p.handoverOf[stream] = lsn
-	p.maxHandover = max(p.maxHandover, lsn)
+	p.handover = max(p.handover, lsn)
 	return nil
 }
+
+// position is how far everything is published, and in a flight.
+func (p *publisher) position() outbox.LSN { return outbox.LSN(p.passed.Load()) }
 
 // run takes what the reader delivers until the intake ends.
 func (p *publisher) run(sp span) error {
@@ -88,9 +92,9 @@ func (p *publisher) run(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if passed := outbox.LSN(p.passed.Load()); passed >= p.maxHandover && forgotten < p.maxHandover {
+		if passed := p.position(); passed >= p.handover && forgotten < p.handover {
 			if p.forgetDoubt(sp.work) {
-				forgotten = p.maxHandover
+				forgotten = p.handover
 			}
 		}
 	}
@@ -134,16 +138,19 @@ func (p *publisher) forgetDoubt(ctx context.Context) bool {
 }
 
 // processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is
-// published.
+// published. The rest of a transaction is a piece of its own, which waits for nobody.
 func (p *publisher) processAll(sp span, rows []*outbox.Row) error {
 	maxRows, maxBytes := max(p.window.maxEvents/2, 1), max(p.window.maxBytes/2, 1)
 	for len(rows) > 0 {
-		n, bytes := 0, 0
+		n, bytes, rest := 0, 0, p.middle
 		for n < len(rows) && n < maxRows && (n == 0 || bytes+rows[n].Size() <= maxBytes) {
 			bytes += rows[n].Size()
-			n++
+			p.middle = rows[n].End == 0
+			if n++; rest && !p.middle {
+				break
+			}
 		}
-		if err := p.process(sp, rows[:n]); err != nil {
+		if err := p.process(sp, rows[:n], rest); err != nil {
 			return err
 		}
 		rows = rows[n:]
@@ -151,28 +158,25 @@ func (p *publisher) processAll(sp span, rows []*outbox.Row) error {
 	return nil
 }
 
-// process publishes one piece and hands it to the settler.
-func (p *publisher) process(sp span, rows []*outbox.Row) error {
-	f := &flight{}
-	events := rows[:0:0]
+// process publishes one piece and hands it to the settler. rest: it is the rest of a transaction, or a part of that.
+func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
+	f := &flight{entries: outbox.Entries{}}
+	owed := rows[:0:0]
 	for _, r := range rows {
 		f.end = max(f.end, r.End)
 		if r.Marker() {
 			continue
 		}
-		events = append(events, r)
+		f.events++
 		f.bytes += r.Size()
-		f.seqs = append(f.seqs, r.Seq)
-	}
-	f.events = len(events)
-	if len(events) > 0 {
-		if err := p.window.acquire(sp.intake, f.events, f.bytes); err != nil {
-			return context.Cause(sp.intake)
+		if !p.settled.Holds(r.XID, r.Seq) {
+			owed = append(owed, r)
+			f.rows = append(f.rows, flown{r.XID, r.Seq})
 		}
-		p.taken.add(f.seqs)
-		owed, err := p.owed(sp.intake, events)
-		if err != nil {
-			return err
+	}
+	if f.events > 0 {
+		if err := p.window.acquire(sp.intake, f.events, f.bytes, rest); err != nil {
+			return context.Cause(sp.intake)
 		}
 		if err := p.publish(sp, owed, f); err != nil {
 			return err
@@ -187,34 +191,6 @@ func (p *publisher) process(sp span, rows []*outbox.Row) error {
 	case <-sp.work.Done():
 		return context.Cause(sp.work)
 	}
-}
-
-// owed drops the rows that were settled before the stream began. Rows committed above H need no question.
-func (p *publisher) owed(ctx context.Context, rows []*outbox.Row) ([]*outbox.Row, error) {
-	var ask []*outbox.Row
-	for _, r := range rows {
-		name := outbox.StreamName(p.prefix, r.AggregateType)
-		if err := p.ensure(ctx, name); err != nil {
-			return nil, err
-		}
-		if r.Commit <= max(p.handover, p.handoverOf[name]) {
-			ask = append(ask, r)
-		}
-	}
-	if len(ask) == 0 {
-		return rows, nil
-	}
-	gone, err := p.gone(ctx, ask)
-	if err != nil || len(gone) == 0 {
-		return rows, err
-	}
-	owed := rows[:0:0]
-	for _, r := range rows {
-		if !gone[r] {
-			owed = append(owed, r)
-		}
-	}
-	return owed, nil
 }
 
 // ensure makes a stream ready, repeating what fails for the moment.
@@ -238,40 +214,6 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// gone returns which of rows exist no more. "Not there" means nothing until the row's transaction is visible, so it
-// waits for that, which also keeps the order.
-func (p *publisher) gone(ctx context.Context, rows []*outbox.Row) (map[*outbox.Row]bool, error) {
-	gone := map[*outbox.Row]bool{}
-	bo := backoff{first: 5 * time.Millisecond, most: 100 * time.Millisecond}
-	for len(rows) > 0 {
-		found, err := p.store.Lookup(ctx, rows)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			bo.wait(ctx)
-			continue
-		}
-		hidden := rows[:0:0]
-		for i, r := range rows {
-			switch {
-			case found.Rows[i]:
-			case found.Snapshot.Visible(r.XID):
-				gone[r] = true
-			default:
-				hidden = append(hidden, r)
-			}
-		}
-		if rows = hidden; len(rows) > 0 {
-			bo.wait(ctx)
-		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-	}
-	return gone, nil
 }
 
 // publish puts rows into their streams, in order, and notes in f what there is to settle.
@@ -301,6 +243,9 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 
 // publishTo publishes the rows of one stream.
 func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *flight) error {
+	if err := p.ensure(sp.intake, name); err != nil {
+		return err
+	}
 	ln := p.lanes.of(name)
 	ln.tell()
 	events := make([]*outbox.Event, len(rows))
@@ -316,18 +261,13 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 	if len(parked) > 0 {
 		sent = events[:0:0]
 	}
-	for i, r := range rows {
-		if parked[i] {
-			continue
-		}
-		if len(parked) > 0 {
+	for i := range rows {
+		if len(parked) > 0 && !parked[i] {
 			sent = append(sent, events[i])
 		}
-		f.items = append(f.items, outbox.Settlement{
-			ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID,
-			Stream: name, EntryID: receipt.EntryIDs[i], Time: r.Time,
-		})
 	}
+	f.entries.Raise(name, receipt.Last)
+	f.published += len(sent)
 	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
 	p.published(outbox.ModeCDC, name, sent)
 	return nil
@@ -404,20 +344,20 @@ func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbo
 	return nil
 }
 
-// park moves a row to outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
+// park notes a row in outbox_dead, waiting until it is visible. cause is nil for a row that only waits for another.
 func (p *publisher) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
 	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
 	began := time.Now()
 	p.failing.Store(false) // if the stream stands still now, it is not for the sink
 	for {
-		found, err := p.store.Park(ctx, p.gates.owner, r, class, reason, attempts)
+		parked, err := p.store.Park(ctx, p.gates.owner, r, class, reason, attempts)
 		if errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
 		if err != nil && time.Since(began) > patience && p.health.fail(conditionPark, err.Error()) {
 			p.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
 		}
-		if err == nil && (found.Rows[0] || found.Snapshot.Visible(r.XID)) {
+		if err == nil && parked {
 			p.health.clear(conditionPark)
 			if cause == nil {
 				cause = errors.New(reason)

@@ -18,71 +18,60 @@ func wantSeqs(t *testing.T, got []int64, want ...int64) {
 	}
 }
 
-// Below H the table is asked, and what is settled is not published again; above H nothing is asked.
-func TestPublisherAsksUpToH(t *testing.T) {
+// What was settled when the stream began is not published again, and nobody is asked about it. A row that the mark's
+// snapshot sees and its number does not reach is another server's, and owed.
+func TestPublisherPassesWhatIsSettled(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		owed, settled, after := r.commit("done"), r.commit("done"), r.commit("done")
-		r.do(func() { r.pg.remove(r.pg.find(settled[0].Seq, settled[0].ID, partOf("a"))) })
-		r.s.publisher.begin(settled[0].Commit)
+		tx := r.begin() // it runs when the mark is written
+		running := tx.insert("order", "b", "done")
+		settled := r.commit("done", "done")
+		r.settleAll()
+		tx.commitNow()
+		after := r.commit("done")
+		r.from(r.pg.wal)
+		strange := slices.Clone(settled)
+		strange[1].Seq = r.s.publisher.settled.High + 1
 		r.goPublish()
-		r.s.chunks <- chunk(slices.Concat(owed, settled, after)...)
+		from := len(r.trace)
+		r.s.chunks <- chunk(slices.Concat(settled, tx.delivered(), after, strange[1:])...)
 		soon()
-		wantSeqs(t, r.published("outbox.order"), owed[0].Seq, after[0].Seq)
-		r.s.chunks <- chunk(r.commit("done")...)
-		soon()
-		if n := r.count("Store.Lookup"); n != 1 {
-			r.t.Errorf("the table was asked %d times, want once", n)
+		wantSeqs(t, r.published("outbox.order"), running.Seq, after[0].Seq, strange[1].Seq)
+		want := []string{"Store.NoteStream", "Sink.Adopt", "Sink.Publish", "Sink.ForgetDoubt"}
+		if got := r.calls(from); !slices.Equal(got, want) {
+			t.Errorf("calls %v, want %v", got, want)
 		}
 	})
 }
 
-// "Not there" means nothing before the transaction is visible: the publisher waits for that, and nobody overtakes.
-func TestPublisherWaitsUntilARowIsVisible(t *testing.T) {
+// What nobody sees yet is published in the order of commits, and nobody waits for it.
+func TestPublisherDoesNotWaitUntilARowIsVisible(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		tx := r.begin()
 		tx.insert("order", "a", "done")
 		tx.write()
 		next := r.commit("done")
-		r.s.publisher.begin(next[0].Commit)
+		r.from(next[0].End)
 		r.goPublish()
 		r.s.chunks <- chunk(slices.Concat(tx.delivered(), next)...)
-		pass(time.Minute)
-		wantSeqs(t, r.published("outbox.order"))
-		tx.show()
 		soon()
 		wantSeqs(t, r.published("outbox.order"), tx.rows[0].Seq, next[0].Seq)
+		tx.show()
 	})
 }
 
-// A look-up that fails is repeated: nothing is taken for settled, or for owed, without an answer.
-func TestPublisherRepeatsALookUp(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("done")
-		r.plan = fault{"Store.Lookup", 0, refused}
-		r.s.publisher.begin(rows[0].Commit)
-		r.goPublish()
-		r.s.chunks <- chunk(rows...)
-		soon()
-		wantSeqs(t, r.published("outbox.order"), rows[0].Seq)
-	})
-}
-
-// A stream that the adoption did not know has an H of its own: somebody may have published to it, and settled, in
-// between. What is in doubt is forgotten only when the last of these is passed.
+// A stream that the adoption did not know raises H: somebody may have published to it in between. What is in doubt is
+// forgotten only when that is passed.
 func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		first := r.commit("done")
-		p := r.s.publisher
-		p.begin(first[0].End)
-		r.gates.fresh = p.meet
+		r.from(first[0].End)
+		r.gates.fresh = r.s.publisher.meet
 		tx := r.begin()
 		tx.insert("user", "b", "done")
 		tx.commitNow()
-		r.do(func() { r.pg.remove(tx.rows[0]) }) // settled by whoever was there before
 		r.goPublish()
 		r.s.chunks <- chunk(first...)
 		soon()
@@ -92,7 +81,7 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 		r.do(func() { r.grow(100) })
 		r.s.chunks <- chunk(tx.delivered()...)
 		soon()
-		wantSeqs(t, r.published("outbox.user"))
+		wantSeqs(t, r.published("outbox.user"), tx.rows[0].Seq)
 		if n := r.count("Sink.ForgetDoubt"); n != 0 {
 			r.t.Errorf("forgotten %d times, and H is not passed", n)
 		}
@@ -122,7 +111,7 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		r.s = r.i.relay.newStream(r.gates, nil, nil)
-		r.s.publisher.begin(doubtful[0].Commit)
+		r.from(doubtful[0].End)
 		r.goPublish()
 		for n, c := range []outbox.Chunk{chunk(before...), chunk(doubtful...)} {
 			r.s.chunks <- c
@@ -142,7 +131,7 @@ func TestMeetBeforeHIsKnown(t *testing.T) {
 		if err := r.s.publisher.meet(r.intake, "outbox.order"); err != nil || r.count("Store.InsertLSN") != 0 {
 			r.t.Errorf("%v, and a position was asked for", err)
 		}
-		r.s.publisher.begin(5)
+		r.from(5)
 		r.plan = fault{"Store.InsertLSN", 0, refused}
 		if err := r.s.publisher.meet(r.intake, "outbox.order"); !errors.Is(err, errRefused) {
 			r.t.Errorf("without an answer: %v", err)
@@ -156,7 +145,7 @@ func TestDoubtIsForgottenOnce(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		rows := r.commit("done")
 		r.plan = fault{"Sink.ForgetDoubt", 0, refused}
-		r.s.publisher.begin(rows[0].Commit)
+		r.from(rows[0].End)
 		r.goPublish()
 		r.s.chunks <- chunk(rows...)
 		soon()
@@ -206,7 +195,7 @@ func TestGulp(t *testing.T) {
 func TestPiecesAreHalfTheWindow(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Window: 6, WindowBytes: 4000}, func(r *rig) {
-		rows := r.commit(slices.Repeat([]string{"done"}, 7)...)
+		rows := r.transactions(7)
 		rows[6].Payload = make([]byte, 9000)
 		r.goPublish()
 		r.s.chunks <- chunk(rows...)
@@ -226,7 +215,7 @@ func TestPiecesAreHalfTheWindow(t *testing.T) {
 func TestPublisherWaitsForTheWindow(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Window: 4}, func(r *rig) {
-		rows := r.commit(slices.Repeat([]string{"done"}, 7)...)
+		rows := r.transactions(7)
 		done := r.goPublish()
 		r.s.chunks <- chunk(rows...)
 		soon()
@@ -250,13 +239,40 @@ func TestPublisherWaitsForTheWindow(t *testing.T) {
 	})
 }
 
+// Nobody waits in the middle of a transaction: nothing of it is settled before the rest is published. Its rest is a
+// piece of its own, so that what is behind it waits.
+func TestNobodyWaitsInTheMiddleOfATransaction(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Window: 4}, func(r *rig) {
+		rows := slices.Concat(r.transactions(1), r.commit(slices.Repeat([]string{"done"}, 8)...), r.transactions(3))
+		r.goPublish()
+		r.s.chunks <- chunk(rows[:4]...)
+		r.s.chunks <- chunk(rows[4:]...)
+		pass(time.Minute)
+		if n := len(r.published("outbox.order")); n != 9 {
+			r.t.Errorf("%d events are published, want all of the transaction, and none behind it", n)
+		}
+		var sizes []int
+		for held := 9; held > 0; {
+			f := <-r.s.flights
+			sizes = append(sizes, f.events)
+			held -= f.events
+		}
+		r.s.window.release(9, 9*rows[0].Size())
+		soon()
+		if n := len(r.published("outbox.order")); n != 12 || !slices.Equal(sizes, []int{2, 2, 2, 2, 1}) {
+			r.t.Errorf("%d events are published, the first in pieces of %v", n, sizes)
+		}
+	})
+}
+
 // An end of a transaction without rows of ours goes to the settler, in its turn: else the slot would never pass it.
 func TestAMarkerIsHandedOn(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		r.goPublish()
 		r.s.chunks <- outbox.Chunk{Rows: []outbox.Row{{End: 77}}, Position: 77}
-		if f := <-r.s.flights; f.end != 77 || f.events != 0 || len(f.items) != 0 {
+		if f := <-r.s.flights; f.end != 77 || f.events != 0 || len(f.rows) != 0 {
 			r.t.Errorf("got %+v", f)
 		}
 		soon()
@@ -351,13 +367,7 @@ func TestPublisherTellsTheGatesWhatIsSettled(t *testing.T) {
 		r.goPublish()
 		r.s.chunks <- chunk(r.commit("done", "done")...)
 		f := <-r.s.flights
-		r.do(func() {
-			for _, part := range r.pg.parts {
-				for _, row := range slices.Clone(part) {
-					r.pg.remove(row)
-				}
-			}
-		})
+		r.settleAll()
 		r.s.publisher.lanes.settled(f.marks)
 		pass(10 * time.Second)
 		if n := r.count("Sink.Settled"); n != 1 {

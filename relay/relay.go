@@ -44,7 +44,7 @@ type Options struct {
 	// Unobserve, if not nil, is called when this instance leads no more: those gauges are another's to show.
 	Unobserve func()
 	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode,
-	// after their rows are gone. It is called on the way of the events, from several goroutines: it must not wait for
+	// after they are settled. It is called on the way of the events, from several goroutines: it must not wait for
 	// anything.
 	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
 
@@ -116,11 +116,12 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, locks: locks, store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots,
-		activity: r.activity,
-		sweeps:   r.sweeps, keeper: r.keeper, losses: &lossCounter{reporter: r.reporter, store: r.o.Store},
+		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, locks: locks,
+		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
+		sweeps: r.sweeps, keeper: r.keeper,
+		losses: &lossCounter{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink},
 		housekeeper: &housekeeper{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,
 		},
 		watchdog: &watchdog{reporter: r.reporter, store: r.o.Store}, unobserve: r.o.Unobserve,
@@ -129,27 +130,26 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 }
 
 // newStream joins the parts that live as long as one run of the slot reader, under the owner of g.
-func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.LSN, error),
+func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, error),
 	guard func(context.Context, bool) error,
 ) *streaming {
 	chunks, flights := make(chan outbox.Chunk, 4), make(chan *flight, 4096)
-	rows, lanes := newTaken(), newLanes(r.o.Sink, g.owner)
+	lanes := newLanes(r.o.Sink, g.owner)
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
 		chunks: chunks, flights: flights,
 		ready: make(chan struct{}), begun: make(chan error, 1),
 		publisher: &publisher{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g,
-			blocks: r.sweeps.blocks, window: r.window,
-			taken: rows, lanes: lanes, chunks: chunks, flights: flights, handoverOf: map[string]outbox.LSN{},
+			blocks: r.sweeps.blocks, window: r.window, lanes: lanes, chunks: chunks, flights: flights,
 		},
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner,
-			window: r.window,
-			taken:  rows, lanes: lanes, flights: flights,
+			window: r.window, lanes: lanes, flights: flights, begun: make(chan outbox.Pass, 1),
 		},
 	}
-	s.auditor = &auditor{reporter: r.reporter, store: r.o.Store, taken: rows, progress: s.progress}
+	s.settler.passed = s.publisher.position
+	s.auditor = &auditor{reporter: r.reporter, store: r.o.Store, progress: s.progress}
 	return s
 }
 

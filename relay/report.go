@@ -44,7 +44,7 @@ func (r *reporter) parked(e *outbox.Event, err error) {
 	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
 }
 
-// settled reports rows that are gone from the table.
+// settled reports rows that the mark has come to hold.
 func (r *reporter) settled(rows int) {
 	r.metrics.settled.Add(float64(rows))
 	r.moved.Add(int64(rows))

@@ -31,6 +31,10 @@ func inRig(t *testing.T, o Options, do func(r *rig)) {
 	inWorld(t, o, func(w *world) {
 		r := &rig{world: w, i: w.instance("one")}
 		r.i.relay.health.clear(conditionPostgres)
+		// As after a hand-over of an empty table: a stream begins with ids of the time.
+		w.pg.marks = append(w.pg.marks, &mark{part: -1, settled: &outbox.Settled{
+			Snapshot: outbox.NewSnapshot(w.pg.first, nil),
+		}})
 		r.adopt()
 		r.s = r.i.relay.newStream(r.gates, nil, nil)
 		intake, end := context.WithCancelCause(context.Background())
@@ -65,6 +69,34 @@ func (r *rig) adopt() {
 	r.gates = newGates(o, memSink{r.i}, memStore{r.i})
 }
 
+// from has the parts begin with the mark as it is, and with H.
+func (r *rig) from(handover outbox.LSN) {
+	at := r.here()
+	at.End = handover
+	r.s.publisher.begin(at.Settled, at.End)
+	r.s.settler.begin(at)
+}
+
+// here is what a hand-over ends with: the mark, and the end of the WAL.
+func (r *rig) here() (at outbox.Pass) {
+	r.do(func() { at = outbox.Pass{Settled: *r.pg.newest(0).settled, End: r.pg.wal} })
+	return at
+}
+
+// settleAll makes what is visible now the mark, as if it had been published before.
+func (r *rig) settleAll() {
+	r.do(func() {
+		for _, row := range r.pg.rows(func(row *tableRow) bool { return row.tx.ended }) {
+			r.lost[row.ID] = true
+			r.confirmed[row.ID] = true
+		}
+		now := r.pg.now()
+		if err := r.pg.mark(r.pg.state.Owner, &mark{part: -1, settled: &now}); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
 // commit commits events of one transaction, and returns them as the slot delivers them.
 func (r *rig) commit(types ...string) []outbox.Row {
 	tx := r.begin()
@@ -73,6 +105,14 @@ func (r *rig) commit(types ...string) []outbox.Row {
 	}
 	tx.commitNow()
 	return tx.delivered()
+}
+
+// transactions commits events of one transaction each.
+func (r *rig) transactions(n int) (rows []outbox.Row) {
+	for range n {
+		rows = append(rows, r.commit("done")...)
+	}
+	return rows
 }
 
 func (tx *transaction) delivered() (rows []outbox.Row) {

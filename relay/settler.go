@@ -2,15 +2,27 @@ package relay
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"posthaste/outbox"
 )
 
-// settleRows bounds one settling statement.
-const settleRows = 2000
+const (
+	// markInterval is how often the mark is moved, markGap the least time between two looks.
+	markInterval = time.Second
+	markGap      = 50 * time.Millisecond
+	// lookShare is how many times longer than looking the settler does something else.
+	lookShare = 10
+)
 
-// settler confirms what was published, deletes its rows, and tells everybody concerned. One goroutine owns it.
+// settler confirms what was published, moves the mark behind it, and tells everybody concerned. One goroutine owns it.
+//
+// A mark moves on evidence: it comes to see a transaction when each of its rows, as a look finds them, was published or
+// parked, and confirmed. What a look finds and the stream has passed without delivering it, the stream has missed.
 type settler struct {
 	*reporter
 	store  outbox.Store
@@ -18,152 +30,366 @@ type settler struct {
 	source outbox.Source
 	owner  outbox.Owner
 	window *window
-	taken  *taken
 	lanes  *lanes
+	// passed is the position up to which everything is published, and in a flight.
+	passed func() outbox.LSN
 
 	flights <-chan *flight
+	// begun gets, before the first flight, what is settled and up to where the WAL may be old.
+	begun chan outbox.Pass
+
+	// mark is the mark of every part, as far as is known; least is what the next one has to reach: an attempt, of which
+	// nobody knows what has become, did.
+	mark  outbox.Settled
+	least uint64
+	// rows are those that were confirmed and that mark does not hold, by transaction. highest is the highest of these
+	// that ever was.
+	rows    map[uint64][]int64
+	highest uint64
+	entries outbox.Entries
+	// pending are the flights, in their order, that are confirmed and not settled.
+	pending []*flight
+
+	marker outbox.Marker // nil: none is open
+	last   outbox.Pass   // of the last look, whichever marker's
+	// suspects are what a look of this marker found and the stream had not delivered; it has to have done so at their
+	// End.
+	suspects outbox.Look
+	// looked is when the last look began, took what it took.
+	looked time.Time
+	took   time.Duration
+	// hurried is set when somebody waits for the mark to move.
+	hurried bool
+	// troubled is since when settling fails; zero if it does not.
+	troubled time.Time
+	bo       backoff
 }
+
+// begin names what is settled when the stream begins, and H as its end. It is called once, before the first flight.
+func (s *settler) begin(at outbox.Pass) { s.begun <- at }
 
 // run settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
 func (s *settler) run(sp span, fail func(error)) error {
-	for f := range s.flights {
-		f = s.collect(f)
-		if err := s.settle(sp, f); err != nil {
-			fail(err)             // first: only that ends the publisher, whose end the next line waits for
-			for range s.flights { //nolint:revive // let the publisher come to its end
-			}
+	err := s.follow(sp)
+	s.drop()
+	if err != nil {
+		fail(err)             // first: only that ends the publisher, whose end the next line waits for
+		for range s.flights { //nolint:revive // let the publisher come to its end
+		}
+	}
+	return err
+}
+
+func (s *settler) follow(sp span) error {
+	select {
+	case at := <-s.begun:
+		s.start(at)
+	case f, ok := <-s.flights:
+		if !ok {
+			return nil // it never began
+		}
+		s.start(<-s.begun)
+		if err := s.take(sp, f); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// collect merges the flights that are waiting into one.
-func (s *settler) collect(f *flight) *flight {
-	for len(f.items) < settleRows {
+	for flights := s.flights; flights != nil || len(s.pending) > 0; {
+		wait := time.Until(s.due(flights == nil))
+		if wait <= 0 {
+			if err := s.advance(sp); err != nil {
+				return err
+			}
+			continue
+		}
+		timer := time.NewTimer(wait)
 		select {
-		case next, ok := <-s.flights:
+		case f, ok := <-flights:
 			if !ok {
-				return f
+				flights = nil
+			} else if err := s.take(sp, f); err != nil {
+				return err
 			}
-			f.items = append(f.items, next.items...)
-			f.marks = append(f.marks, next.marks...)
-			f.seqs = append(f.seqs, next.seqs...)
-			f.end = max(f.end, next.end)
-			f.events += next.events
-			f.bytes += next.bytes
-		default:
-			return f
+		case <-s.window.pressed:
+			s.hurried = true
+		case <-timer.C:
+		case <-sp.work.Done():
+			return context.Cause(sp.work)
 		}
+		timer.Stop()
 	}
-	return f
-}
-
-func (s *settler) settle(sp span, f *flight) error {
-	began := time.Now()
-	retry := func(step string, call func(ctx context.Context) error) error {
-		bo := backoff{first: 20 * time.Millisecond, most: time.Second}
-		for {
-			actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
-			err := call(actx)
-			cancel()
-			if err == nil {
-				return nil
-			}
-			if finished(err) || sp.intake.Err() != nil || sp.work.Err() != nil {
-				return wrap(step, err)
-			}
-			s.log.Debug("settling is repeated", "step", step, "err", err)
-			if time.Since(began) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
-				s.log.Warn("published events cannot be settled; retrying", "step", step, "err", err)
-			}
-			bo.wait(sp.intake)
-		}
-	}
-	marks := lastMarks(f.marks)
-	if len(marks) > 0 {
-		err := retry("confirm", func(ctx context.Context) error { return s.sink.Confirm(ctx, s.owner, marks) })
-		if err != nil {
-			return err
-		}
-	}
-	if len(f.items) > 0 {
-		if err := s.remove(sp.work, retry, f.items); err != nil {
-			return err
-		}
-	}
-	s.done(f, marks)
 	return nil
 }
 
-// remove deletes the rows. Rows that are not found are asked for again until their transaction is visible, then looked
-// for in every part once, and then let go: they were settled before.
-func (s *settler) remove(work context.Context, retry func(string, func(context.Context) error) error,
-	items []outbox.Settlement,
-) error {
-	bo := backoff{first: 5 * time.Millisecond, most: 200 * time.Millisecond}
-	total := len(items)
+func (s *settler) start(at outbox.Pass) {
+	s.mark, s.least, s.highest = at.Settled, at.Snapshot.Max(), at.Snapshot.Max()
+	s.rows, s.entries = map[uint64][]int64{}, outbox.Entries{}
+	s.last = at
+	s.looked, s.bo = time.Now(), backoff{first: 20 * time.Millisecond, most: time.Second}
+}
+
+// due is when to look next.
+func (s *settler) due(last bool) time.Time {
+	wait := max(markInterval, lookShare*s.took)
+	switch {
+	case last, !s.troubled.IsZero():
+		wait = markGap
+	case s.hurried, s.window.halfFull():
+		wait = max(markGap, lookShare*s.took)
+	}
+	return s.looked.Add(wait)
+}
+
+// take confirms a flight, and those that wait behind it, and notes what there is to settle.
+func (s *settler) take(sp span, f *flight) error {
+	flights := []*flight{f}
+	for range len(s.flights) {
+		flights = append(flights, <-s.flights)
+	}
+	var marks []outbox.Mark
+	for _, f := range flights {
+		marks = append(marks, f.marks...)
+	}
+	if marks = lastMarks(marks); len(marks) > 0 {
+		if err := s.confirm(sp, marks); err != nil {
+			return err
+		}
+	}
+	for _, f := range flights {
+		s.note(f)
+	}
+	s.release()
+	return nil
+}
+
+// confirm repeats until what was published is as durable as is asked for.
+func (s *settler) confirm(sp span, marks []outbox.Mark) error {
 	for {
-		var found outbox.Found
-		err := retry("settle", func(ctx context.Context) (err error) {
-			found, err = s.store.Settle(ctx, items)
+		actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
+		err := s.sink.Confirm(actx, s.owner, marks)
+		cancel()
+		if err == nil {
+			s.bo.reset()
+			return nil
+		}
+		if err := s.failed(sp, "confirm", err); err != nil {
 			return err
-		})
-		if err != nil {
-			return err
-		}
-		hidden := false
-		rest := items[:0:0]
-		for i, it := range items {
-			if !found.Rows[i] {
-				rest = append(rest, it)
-				hidden = hidden || !found.Snapshot.Visible(it.XID)
-			}
-		}
-		if items = rest; len(items) == 0 {
-			break
-		}
-		if !hidden {
-			err := retry("delete anywhere", func(ctx context.Context) (err error) {
-				found, err = s.store.DeleteAnywhere(ctx, items)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			missing := 0
-			for _, ok := range found.Rows {
-				if !ok {
-					missing++
-				}
-			}
-			s.metrics.missing.Add(float64(missing))
-			total -= missing
-			break
-		}
-		bo.wait(work)
-		if work.Err() != nil {
-			return context.Cause(work)
 		}
 	}
-	s.settled(total)
-	return nil
 }
 
-// done reports a settled flight to everybody concerned.
-func (s *settler) done(f *flight, marks []outbox.Mark) {
-	s.lanes.settled(marks)
+// note adds the rows of a confirmed flight to those that no mark holds.
+func (s *settler) note(f *flight) {
+	for _, r := range f.rows {
+		xid := s.last.Snapshot.Widen(r.xid)
+		if s.mark.Snapshot.Sees(xid) {
+			continue // it was deleted while it was on its way
+		}
+		s.rows[xid] = append(s.rows[xid], r.seq)
+		s.highest = max(s.highest, xid)
+		if n := len(f.owed); n == 0 || f.owed[n-1] != xid {
+			f.owed = append(f.owed, xid)
+		}
+	}
+	f.rows = nil
+	for stream, id := range f.entries {
+		s.entries.Raise(stream, id)
+	}
+	s.pending = append(s.pending, f)
+}
+
+// advance looks, and moves the mark to what is published of what it sees.
+func (s *settler) advance(sp span) error {
+	s.hurried = false
+	passed := s.passed()
+	if len(s.flights) > 0 { // among them what was published up to there
+		if err := s.take(sp, <-s.flights); err != nil {
+			return err
+		}
+	}
+	if err := s.missed(passed); err != nil {
+		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()
+		return err
+	}
+	step, err := s.move(sp.work, passed)
+	if err != nil {
+		s.drop()
+		return s.failed(sp, step, err)
+	}
+	s.bo.reset()
+	s.troubled = time.Time{}
 	if s.health.clear(conditionSettle) {
 		s.log.Info("settling again")
 	}
-	s.taken.remove(f.seqs)
-	if f.end != 0 {
-		s.source.Settled(f.end)
+	return nil
+}
+
+// missed reports a row that the stream has passed without delivering it.
+func (s *settler) missed(passed outbox.LSN) error {
+	if passed < s.suspects.End {
+		return nil
 	}
-	if f.events > 0 {
-		s.window.release(f.events, f.bytes)
+	suspects := s.suspects
+	s.suspects = outbox.Look{}
+	for _, o := range suspects.Owed {
+		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) {
+			return &outbox.SlotError{
+				Reason: outbox.ReasonMissed,
+				Err: fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End,
+					o.XID),
+				Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
+					"events are swept meanwhile",
+			}
+		}
 	}
+	return nil
+}
+
+// complete reports whether all rows of a transaction were published, as far as a look has found them.
+func (s *settler) complete(o outbox.Owed) bool {
+	rows := s.rows[o.XID]
+	if len(rows) < len(o.Seqs) {
+		return false
+	}
+	slices.Sort(rows)
+	for _, seq := range o.Seqs {
+		if _, there := slices.BinarySearch(rows, seq); !there {
+			return false
+		}
+	}
+	return true
+}
+
+// move looks once, and moves the mark if there is something to settle. An error comes with the step that failed.
+func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err error) {
+	call := func(name string, make func(ctx context.Context) error) error {
+		step = name
+		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+		defer cancel()
+		return make(actx)
+	}
+	if s.marker == nil {
+		err = call("open", func(ctx context.Context) (err error) {
+			s.marker, err = s.store.Marker(ctx)
+			return err
+		})
+		if err != nil {
+			return step, err
+		}
+	}
+	// What is far behind in the WAL is not looked at before it is published.
+	below := uint64(math.MaxInt64)
+	if passed < s.last.End {
+		below = max(s.highest+1, s.least)
+	}
+	var look outbox.Look
+	s.looked = time.Now()
+	err = call("look", func(ctx context.Context) (err error) {
+		look, err = s.marker.Look(ctx, s.mark, below)
+		return err
+	})
+	if s.took = time.Since(s.looked); err != nil {
+		return step, err
+	}
+	s.last = look.Pass
+	to, news := s.reach(look, below)
+	if !news {
+		return "", nil
+	}
+	s.least = max(s.least, to.Snapshot.Max())
+	err = call("move", func(ctx context.Context) error { return s.marker.Move(ctx, s.owner, to, s.entries) })
+	if err != nil {
+		return step, err
+	}
+	s.mark, s.entries = to, outbox.Entries{}
+	for xid := range s.rows {
+		if to.Snapshot.Sees(xid) {
+			delete(s.rows, xid)
+		}
+	}
+	s.release()
+	return "", nil
+}
+
+// reach is how far the mark may be moved after a look, and whether that settles something. It sees what it saw, nothing
+// that the look does not see, and no transaction of which a row is not published.
+func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news bool) {
+	undone := slices.DeleteFunc(look.Owed, s.complete)
+	if len(s.suspects.Owed) == 0 {
+		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
+	}
+	hidden := slices.Clone(look.Snapshot.Running())
+	for _, o := range undone {
+		hidden = append(hidden, o.XID)
+	}
+	seen := outbox.NewSnapshot(min(look.Snapshot.Max(), below), hidden)
+	top := s.least
+	for xid := range s.rows {
+		if seen.Sees(xid) {
+			news, top = true, max(top, xid+1)
+		}
+	}
+	if len(undone) == 0 {
+		top = max(top, seen.Max())
+	}
+	return outbox.Settled{
+		Snapshot: outbox.NewSnapshot(min(top, look.Snapshot.Max()), hidden), High: max(s.mark.High, look.High),
+	}, news
+}
+
+// release tells everybody concerned which flights are settled: only from the first one on without a gap.
+func (s *settler) release() {
+	var end outbox.LSN
+	n, rows, events, bytes := 0, 0, 0, 0
+	var marks []outbox.Mark
+	for _, f := range s.pending {
+		f.owed = slices.DeleteFunc(f.owed, s.mark.Snapshot.Sees)
+		if len(f.owed) > 0 {
+			break
+		}
+		n++
+		rows, events, bytes = rows+f.published, events+f.events, bytes+f.bytes
+		end = max(end, f.end)
+		marks = append(marks, f.marks...)
+	}
+	if n == 0 {
+		return
+	}
+	s.pending = slices.Delete(s.pending, 0, n)
+	s.lanes.settled(lastMarks(marks))
+	s.settled(rows)
+	if end != 0 {
+		s.source.Settled(end)
+	}
+	if events > 0 {
+		s.window.release(events, bytes)
+	}
+}
+
+// failed notes that a step has failed, and waits a little. An error says that it is not to be repeated.
+func (s *settler) failed(sp span, step string, err error) error {
+	if finished(err) || errors.Is(err, outbox.ErrSuperseded) || sp.intake.Err() != nil || sp.work.Err() != nil {
+		return wrap(step, err)
+	}
+	if s.troubled.IsZero() {
+		s.troubled = time.Now()
+	}
+	s.log.Debug("settling is repeated", "step", step, "err", err)
+	if time.Since(s.troubled) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
+		s.log.Warn("published events cannot be settled; retrying", "step", step, "err", err)
+	}
+	s.bo.wait(sp.intake)
+	return nil
+}
+
+// drop gives the marker up. What it has seen means nothing to another one.
+func (s *settler) drop() {
+	if s.marker != nil {
+		s.marker.Close()
+	}
+	s.marker, s.suspects = nil, outbox.Look{}
+	// It may be long until the next one looks: nobody knows how far behind the stream is then.
+	s.last.End = math.MaxUint64
 }
 
 // lastMarks keeps the highest number of each stream.

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -18,184 +19,651 @@ func (r *rig) goSettle() <-chan error {
 	return done
 }
 
-// stream publishes and settles one transaction.
-func (r *rig) stream(rows []outbox.Row) (publishing, settling <-chan error) {
+// stream publishes and settles what is handed to it, from the mark as it is on.
+func (r *rig) stream(rows ...outbox.Row) (publishing, settling <-chan error) {
+	r.from(1)
 	publishing, settling = r.goPublish(), r.goSettle()
 	r.s.chunks <- chunk(rows...)
 	return publishing, settling
 }
 
-func (w *world) table() (n int) {
-	w.do(func() { n = w.pg.rows(func(*tableRow) bool { return true }) })
+// owedRows is how many rows are owed.
+func (w *world) owedRows() (n int) {
+	w.do(func() { n = len(w.pg.rows(w.pg.owed)) })
 	return n
 }
 
-// First the sink confirms, then the rows go, then the slot is told: that is what makes a crash in between harmless.
+// First the sink confirms, then the mark moves, then gate and slot are told: that is what makes a crash in between
+// harmless.
 func TestSettlingHasAnOrder(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		rows := r.commit("done", "done")
-		r.stream(rows)
+		r.stream(rows...)
 		pass(3 * time.Second)
-		got := r.calls(0, "Store.NoteStream", "Sink.Adopt", "Sink.ForgetDoubt", "Store.Lookup")
-		if want := []string{"Sink.Publish", "Sink.Confirm", "Store.Settle", "Sink.Settled"}; !slices.Equal(got, want) {
+		got := compact(r.calls(0, "Store.NoteStream", "Sink.Adopt", "Sink.ForgetDoubt"))
+		want := []string{
+			"Sink.Publish", "Sink.Confirm", "Store.Marker", "Marker.Look", "Marker.Move", "Sink.Settled", "Marker.Look",
+		}
+		if !slices.Equal(got, want) {
 			t.Errorf("calls %v, want %v", got, want)
 		}
-		if r.i.settled != rows[1].End || r.table() != 0 {
-			t.Errorf("the slot is told %v, want %v; %d rows left", r.i.settled, rows[1].End, r.table())
+		if r.i.settled != rows[1].End || r.owedRows() != 0 || value(t, r.i.relay.metrics.settled) != 2 {
+			t.Errorf("the slot is told %v, want %v; %d rows are owed, %v were settled", r.i.settled, rows[1].End,
+				r.owedRows(), value(t, r.i.relay.metrics.settled))
 		}
-		if n, b := r.s.window.held(); n != 0 || b != 0 || r.s.settler.taken.has(rows[0].Seq) {
-			t.Errorf("%d events of %d bytes are held in the window, or a row counts as in flight", n, b)
+		if n, b := r.s.window.held(); n != 0 || b != 0 || len(r.s.settler.rows)+len(r.s.settler.pending) > 0 {
+			t.Errorf("%d events of %d bytes are held in the window, or the settler remembers something", n, b)
 		}
 	})
 }
 
-// Several flights are settled with one statement, and nothing of any of them is forgotten.
-func TestCollectMerges(t *testing.T) {
+// Flights that wait are confirmed with one call, and nothing of any of them is forgotten.
+func TestFlightsAreConfirmedTogether(t *testing.T) {
 	t.Parallel()
-	flights := make(chan *flight, 4)
-	s := &settler{flights: flights}
-	one := func(n int64) *flight {
-		return &flight{
-			items: []outbox.Settlement{{Seq: n}}, marks: []outbox.Mark{{Number: n}}, seqs: []int64{n},
-			end: outbox.LSN(n), events: 1,
-			bytes: 10,
+	inRig(t, Options{}, func(r *rig) {
+		r.from(1)
+		r.goPublish()
+		var last outbox.Row
+		for range 3 {
+			last = r.commit("done")[0]
+			r.s.chunks <- chunk(last)
+			soon()
 		}
-	}
-	flights <- one(3)
-	flights <- one(2)
-	f := s.collect(one(1))
-	if len(f.items) != 3 || len(f.marks) != 3 || len(f.seqs) != 3 || f.end != 3 || f.events != 3 || f.bytes != 30 {
-		t.Errorf("got %+v", f)
-	}
-	flights <- one(4)
-	if f := s.collect(&flight{items: make([]outbox.Settlement, settleRows)}); len(f.items) != settleRows ||
-		len(flights) != 1 {
-		t.Errorf("a full statement takes %d items, and leaves %d flights", len(f.items), len(flights))
-	}
-	close(flights)
-	if f := s.collect(one(1)); len(f.items) != 2 {
-		t.Errorf("the last statement takes %d items, want both", len(f.items))
-	}
+		r.goSettle()
+		pass(2 * time.Second)
+		if n := r.count("Sink.Confirm"); n != 1 || r.owedRows() != 0 || r.i.settled != last.End {
+			t.Errorf("%d calls; %d rows are owed, the slot is told %v, want %v", n, r.owedRows(), r.i.settled, last.End)
+		}
+		if n, b := r.s.window.held(); n != 0 || b != 0 {
+			t.Errorf("%d events of %d bytes are held in the window", n, b)
+		}
+	})
 }
 
-// A row that is published before anybody sees it is asked for until it is visible: only then can it be deleted.
+// A row that is published before anybody sees it is owed until it is visible, for however long. What is behind it is
+// settled, but neither slot nor gate pass it.
 func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		tx := r.begin()
-		tx.insert("order", "a", "done")
+		held := tx.insert("order", "a", "done")
 		tx.write()
-		r.stream(tx.delivered())
-		pass(10 * time.Second)
-		if r.i.settled != 0 || r.count("Store.DeleteAnywhere") != 0 || r.count("Store.Settle") < 10 {
-			t.Errorf("the slot is told %v, %d last looks, %d looks", r.i.settled, r.count("Store.DeleteAnywhere"),
-				r.count("Store.Settle"))
+		next := r.commit("done")
+		r.from(1)
+		r.goPublish()
+		r.goSettle()
+		r.s.chunks <- chunk(tx.delivered()...)
+		soon()
+		r.s.chunks <- chunk(next...)
+		pass(5 * time.Minute)
+		if !r.pg.owed(held) || r.owedRows() != 1 || r.count("Marker.Move") != 1 || r.count("Marker.Look") < 100 {
+			t.Errorf("%d rows are owed, %d moves, %d looks", r.owedRows(), r.count("Marker.Move"),
+				r.count("Marker.Look"))
+		}
+		if n, _ := r.s.window.held(); n != 2 || r.i.settled != 0 || r.count("Sink.Settled") > 0 {
+			t.Errorf("the slot is told %v, or the gate; the window holds %d", r.i.settled, n)
 		}
 		tx.show()
-		soon()
-		if r.i.settled != tx.end || r.table() != 0 {
-			t.Errorf("then the slot is told %v, want %v; %d rows left", r.i.settled, tx.end, r.table())
+		pass(3 * time.Second)
+		if r.i.settled != next[0].End || r.owedRows() != 0 || r.count("Sink.Settled") != 1 {
+			t.Errorf("then the slot is told %v, want %v; %d rows are owed", r.i.settled, next[0].End, r.owedRows())
 		}
 	})
 }
 
-// A row that is visible nowhere was settled before: it is looked for in every part once, let go, and counted.
-func TestAMissingRowIsLetGo(t *testing.T) {
+// A transaction that runs for long holds up nobody, however low its id is, and is owed when it ends.
+func TestALongTransactionHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		long, silent := r.begin(), r.begin()
+		late := long.insert("order", "b", "done")
+		next := r.commit("done")
+		r.stream(next...)
+		pass(time.Minute)
+		if r.i.settled != next[0].End || r.owedRows() != 1 || !r.pg.owed(late) {
+			t.Errorf("the slot is told %v, want %v; %d rows are owed", r.i.settled, next[0].End, r.owedRows())
+		}
+		silent.rollback()
+		long.commitNow()
+		soon()
+		r.s.chunks <- chunk(long.delivered()...)
+		pass(3 * time.Second)
+		if r.i.settled != long.end || r.owedRows() != 0 {
+			t.Errorf("then the slot is told %v, want %v; %d rows are owed", r.i.settled, long.end, r.owedRows())
+		}
+	})
+}
+
+// A transaction that is larger than the window is published as a whole, and settled when all of it is.
+func TestAGiantTransaction(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Window: 4}, func(r *rig) {
+		rows := slices.Concat(r.transactions(3), r.commit(slices.Repeat([]string{"done"}, 30)...), r.transactions(3))
+		giant := rows[3 : 3+30]
+		r.stream(rows[:23]...)
+		pass(time.Minute)
+		if n := len(r.published("outbox.order")); n != 23 || r.owedRows() != 33 || r.i.settled != rows[1].End {
+			t.Errorf("%d events are published, %d rows are owed; the slot is told %v", n, r.owedRows(), r.i.settled)
+		}
+		r.s.chunks <- chunk(rows[23:]...)
+		pass(5 * time.Second)
+		if r.owedRows() != 0 || r.i.settled != rows[35].End || r.i.settled <= giant[29].End {
+			t.Errorf("%d rows are owed; the slot is told %v, want %v", r.owedRows(), r.i.settled, rows[35].End)
+		}
+	})
+}
+
+// A transaction whose row is not delivered is passed around, wherever its id is, until it is.
+func TestAnUndoneTransactionIsPassedAround(t *testing.T) {
+	t.Parallel()
+	for undone := range 3 {
+		inRig(t, Options{}, func(r *rig) {
+			var rows []outbox.Row
+			for _, aggregate := range []string{"a", "b", "c"} {
+				tx := r.begin()
+				tx.insert("order", aggregate, "done")
+				tx.commitNow()
+				row := tx.delivered()[0]
+				row.End = 0 // the stream has not come to it
+				rows = append(rows, row)
+			}
+			late := rows[undone]
+			r.stream(slices.Delete(rows, undone, undone+1)...)
+			pass(5 * time.Second)
+			row := r.pg.rows(func(row *tableRow) bool { return row.Seq == late.Seq })[0]
+			if !r.pg.owed(row) || r.owedRows() != 1 {
+				t.Errorf("row %d: %d rows are owed, want it alone", undone, r.owedRows())
+			}
+			late.End = row.tx.end
+			r.s.chunks <- chunk(late)
+			pass(3 * time.Second)
+			if r.owedRows() != 0 || r.i.settled != late.End {
+				t.Errorf("row %d: then %d rows are owed", undone, r.owedRows())
+			}
+		})
+	}
+}
+
+// A row that its writer deletes before it is delivered is published like any other, and holds up nothing.
+func TestARowThatItsWriterHasDeleted(t *testing.T) {
+	t.Parallel()
+	for name, when := range map[string]time.Duration{"before it is streamed": 0, "behind the mark": 5 * time.Second} {
+		inRig(t, Options{}, func(r *rig) {
+			rows := r.commit("done", "done")
+			others := r.transactions(1)
+			gone := r.pg.rows(func(row *tableRow) bool { return row.Seq == rows[1].Seq })[0]
+			r.do(func() { r.pg.remove(gone) })
+			r.from(1)
+			r.goPublish()
+			r.goSettle()
+			if when > 0 { // the mark passes what is there no more
+				r.s.chunks <- chunk(rows[0])
+				pass(when)
+				rows = rows[1:]
+			}
+			r.s.chunks <- chunk(slices.Concat(rows, others)...)
+			pass(3 * time.Second)
+			if r.owedRows() != 0 || r.i.settled != others[0].End || value(t, r.i.relay.metrics.settled) != 3 {
+				t.Errorf("%s: %d rows are owed; the slot is told %v, want %v; %v were settled", name, r.owedRows(),
+					r.i.settled, others[0].End, value(t, r.i.relay.metrics.settled))
+			}
+			if n, _ := r.s.window.held(); n != 0 || len(r.s.settler.rows) > 0 {
+				t.Errorf("%s: %d events are held in the window, or the settler remembers something", name, n)
+			}
+		})
+	}
+}
+
+// The evidence is rows, not their number: what a writer has deleted does not stand for what is not delivered.
+func TestADeletedRowIsNoEvidence(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		rows := r.commit("done", "done", "done")
-		r.do(func() {
-			at := &r.pg.parts[partOf("a")]
-			r.pg.remove((*at)[0])
-			stray := (*at)[1] // where its aggregate id does not lead
-			*at = (*at)[:1]
-			stray.part = (stray.part + 1) % outbox.Partitions
-			r.pg.parts[stray.part] = append(r.pg.parts[stray.part], stray)
-		})
-		r.stream(rows)
-		soon()
-		m := r.i.relay.metrics
-		if value(t, m.missing) != 1 || value(t, m.settled) != 2 || r.count("Store.DeleteAnywhere") != 1 ||
-			r.table() != 0 {
-			t.Errorf("let go %v, settled %v, %d last looks, %d rows left; want 1, 2, 1, 0", value(t, m.missing),
-				value(t,
-					m.settled),
-				r.count("Store.DeleteAnywhere"), r.table())
+		table := r.pg.rows(func(*tableRow) bool { return true })
+		r.do(func() { r.pg.remove(table[0]) })
+		r.stream(rows[:2]...)
+		pass(5 * time.Second)
+		if r.owedRows() != 2 {
+			t.Errorf("%d rows are owed, want both that are there", r.owedRows())
 		}
-		if r.i.settled != rows[2].End {
-			t.Errorf("the slot is told %v, want %v", r.i.settled, rows[2].End)
+		r.s.chunks <- chunk(rows[2])
+		pass(3 * time.Second)
+		if r.owedRows() != 0 || r.i.settled != rows[2].End {
+			t.Errorf("then %d rows are owed; the slot is told %v", r.owedRows(), r.i.settled)
 		}
 	})
 }
 
-// Whatever fails is repeated while the intake lasts, step by step; nothing is settled twice.
+// What is published while the settler is busy elsewhere is not missed.
+func TestWhatIsOnItsWayIsNotMissed(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		s := &slowSink{r.s.settler.sink, 700 * time.Millisecond}
+		r.s.settler.sink = s
+		r.from(1)
+		r.goPublish()
+		settling := r.goSettle()
+		for range 50 {
+			pass(3 * time.Second)
+			r.s.chunks <- outbox.Chunk{Position: r.pg.wal} // so that a look sees all
+			rows := r.transactions(3)
+			pass(1500 * time.Millisecond)
+			for n := range rows {
+				c := chunk(rows[n])
+				if n == 2 {
+					r.do(func() { c.Position = r.pg.wal })
+				}
+				r.s.chunks <- c
+				pass(600 * time.Millisecond)
+			}
+		}
+		pass(10 * time.Second)
+		if len(settling) > 0 {
+			t.Errorf("ended with %v", <-settling)
+		}
+	})
+}
+
+// slowSink confirms slowly.
+type slowSink struct {
+	outbox.Sink
+	by time.Duration
+}
+
+func (s *slowSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	elapse(s.by)
+	return s.Sink.Confirm(ctx, o, marks)
+}
+
+// A stream outlives the lower half of the ids, also where nothing is published for long.
+func TestAStreamOfManyIds(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		r.commit("done")
+		r.settleAll()
+		r.stream(r.commit("done")...)
+		for range 5 {
+			pass(3 * time.Second)
+			r.do(func() {
+				r.pg.xid += 3 << 29
+				r.pg.first, r.pg.ended, r.pg.durable = r.pg.xid, r.pg.xid, r.pg.xid
+			})
+			pass(3 * time.Second)
+		}
+		rows := r.commit("done")
+		r.s.chunks <- chunk(rows...)
+		pass(3 * time.Second)
+		if r.owedRows() != 0 || r.i.settled != rows[0].End || len(r.published("outbox.order")) != 2 {
+			t.Errorf("%d rows are owed; the slot is told %v, want %v", r.owedRows(), r.i.settled, rows[0].End)
+		}
+	})
+}
+
+// What a look has seen of a server that has crashed since may never have been: an asynchronous commit is forgotten.
+func TestACrashIsNoMissedRow(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		_, settling := r.stream(r.commit("done")...)
+		pass(3 * time.Second)
+		r.s.chunks <- outbox.Chunk{Position: r.pg.wal} // so that a look sees all
+		tx := r.begin()
+		tx.insert("order", "b", "done")
+		tx.show() // and its commit is not on disk
+		pass(3 * time.Second)
+		r.do(func() { tx.undo(); r.pg.crash() })
+		pass(3 * time.Second)
+		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
+		pass(3 * time.Second)
+		if len(settling) > 0 {
+			t.Errorf("ended with %v", <-settling)
+		}
+	})
+}
+
+// A row that the stream has passed without delivering it is a finding, also when nothing else happens; one that the
+// stream has not come to is none, however long that takes.
+func TestTheSettlerFindsAMissedRow(t *testing.T) {
+	t.Parallel()
+	for _, passed := range []bool{true, false} {
+		inRig(t, Options{}, func(r *rig) {
+			_, settling := r.stream(r.commit("done")...)
+			pass(3 * time.Second)
+			missed := r.event("order", "a")
+			if passed {
+				r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
+			}
+			pass(4 * time.Second)
+			r.do(func() { r.grow(1000) })
+			if passed {
+				r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
+			}
+			pass(10 * time.Second)
+			n := value(t, r.i.relay.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed))
+			if found := len(settling) > 0; found != passed || (n == 1) != passed || !r.pg.owed(missed) {
+				t.Errorf("passed %v: found %v, counted %v times", passed, found, n)
+			}
+			if passed {
+				if err := <-settling; slotReason(err) != outbox.ReasonMissed {
+					t.Errorf("ended with %v", err)
+				}
+			}
+		})
+	}
+}
+
+// What is far behind in the WAL is not looked at before it is published: each look lists about what the window has.
+func TestALookBesideABacklogIsSmall(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Window: 20}, func(r *rig) {
+		r.stream(r.commit("done")...)
+		pass(3 * time.Second)
+		rows := r.transactions(2) // the stream has passed the end of the last look
+		r.s.chunks <- chunk(rows...)
+		soon()
+		backlog := r.transactions(500)
+		r.s.chunks <- chunk(backlog[:10]...)
+		pass(1200 * time.Millisecond) // one look may see it all: the stream was not behind before
+		r.do(func() { r.pg.listed = 0 })
+		for n := 10; n < 500; n += 10 {
+			r.s.chunks <- chunk(backlog[n : n+10]...)
+			pass(200 * time.Millisecond)
+		}
+		pass(3 * time.Second)
+		if r.pg.listed > 40 || r.owedRows() != 0 || r.i.settled != backlog[499].End {
+			t.Errorf("a look has listed %d rows; %d are owed; the slot is told %v", r.pg.listed, r.owedRows(),
+				r.i.settled)
+		}
+	})
+}
+
+// Where nothing is published nothing is written, whatever else the server does.
+func TestAnIdleStreamWritesNothing(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		r.from(1)
+		r.goPublish()
+		r.goSettle()
+		n := len(r.pg.marks)
+		for range 20 {
+			r.begin().rollback()
+			soon()
+		}
+		if len(r.pg.marks) != n || r.count("Marker.Move") > 0 || r.count("Marker.Look") > 22 {
+			t.Errorf("%d marks were written, %d looks", len(r.pg.marks)-n, r.count("Marker.Look"))
+		}
+	})
+}
+
+// A window that fills, or that somebody waits for, is not left to the next second.
+func TestTheMarkMovesEarlierWhenTheWindowFills(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]Options{
+		"events": {Window: 4}, "bytes": {WindowBytes: 1200},
+		"one that does not fit behind a small one": {WindowBytes: 1000},
+	} {
+		inRig(t, o, func(r *rig) {
+			rows := r.transactions(40)
+			for n := 1; n < len(rows) && o.WindowBytes == 1000; n += 2 {
+				rows[n].Payload = make([]byte, 700)
+			}
+			began := time.Now()
+			r.stream(rows...)
+			r.eventually("all is published", time.Minute, func() bool {
+				s := r.rd.streams["outbox.order"]
+				return s != nil && len(s.entries) == 40
+			})
+			if took := time.Since(began); took > 4*time.Second {
+				t.Errorf("%s: it took %v", name, took)
+			}
+		})
+	}
+}
+
+// Looking is a small part of what the settler does, also where a look takes long.
+func TestLooksThatTakeLongAreRare(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Window: 4}, func(r *rig) {
+		r.s.settler.store = &slowStore{r.s.settler.store, 2 * time.Second}
+		r.stream(r.transactions(40)...)
+		pass(100 * time.Second)
+		if n := r.count("Marker.Look"); n < 3 || n > 6 {
+			t.Errorf("%d looks in 100 s, each of which takes 2 s", n)
+		}
+	})
+}
+
+// slowStore has markers that look slowly.
+type slowStore struct {
+	outbox.Store
+	by time.Duration
+}
+
+type slowMarker struct {
+	outbox.Marker
+	by time.Duration
+}
+
+func (s *slowStore) Marker(ctx context.Context) (outbox.Marker, error) {
+	m, err := s.Store.Marker(ctx)
+	return &slowMarker{m, s.by}, err
+}
+
+func (m *slowMarker) Look(ctx context.Context, since outbox.Settled, below uint64) (outbox.Look, error) {
+	elapse(m.by)
+	return m.Marker.Look(ctx, since, below)
+}
+
+// Each mark notes the highest entries of what was confirmed since the one before, by stream.
+func TestMarksNoteEntries(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		both := func() []outbox.Row {
+			tx := r.begin()
+			tx.insert("order", "a", "done")
+			tx.insert("user", "b", "done")
+			tx.insert("order", "a", "done")
+			tx.commitNow()
+			return tx.delivered()
+		}
+		r.stream(both()...)
+		pass(3 * time.Second)
+		r.s.chunks <- chunk(r.commit("done")...)
+		pass(3 * time.Second)
+		var got []outbox.Entries
+		for _, m := range r.pg.marks {
+			if m.entries != nil {
+				got = append(got, m.entries)
+			}
+		}
+		want := []outbox.Entries{{"outbox.order": "2-0", "outbox.user": "3-0"}, {"outbox.order": "4-0"}}
+		if !slices.EqualFunc(got, want, maps.Equal[outbox.Entries]) {
+			t.Errorf("entries %v, want %v", got, want)
+		}
+	})
+}
+
+// Whatever fails is repeated while the intake lasts, step by step; nothing is settled twice, and what arrives late does
+// no harm.
 func TestSettlingIsRepeated(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"Sink.Confirm", "Store.Settle", "Store.DeleteAnywhere"} {
-		for k := refused; k <= late; k++ {
-			inRig(t, Options{}, func(r *rig) {
-				r.plan = fault{step, 0, k}
-				rows := r.commit("done", "done")
-				r.do(func() { r.pg.remove(r.pg.parts[partOf("a")][0]) })
-				r.stream(rows)
-				pass(20 * time.Second)
-				if r.i.settled != rows[1].End || r.table() != 0 || !r.struck {
-					t.Errorf("%s: the slot is told %v, want %v; %d rows left, struck %v", r.plan, r.i.settled,
-						rows[1].End, r.table(), r.struck)
-				}
-			})
+	for _, step := range []string{"Sink.Confirm", "Store.Marker", "Marker.Look", "Marker.Move"} {
+		for n := range 2 {
+			for k := refused; k <= late; k++ {
+				inRig(t, Options{}, func(r *rig) {
+					r.plan = fault{step, n, k}
+					rows := r.commit("done", "done")
+					r.stream(rows...)
+					pass(2 * time.Second)
+					if n > 0 && step == "Store.Marker" { // there is no second one without a reason
+						r.do(func() { r.pg.crash() })
+					}
+					rows = r.commit("done")
+					r.s.chunks <- chunk(rows...)
+					pass(20 * time.Second)
+					if r.i.settled != rows[0].End || r.owedRows() != 0 || !r.struck ||
+						value(t, r.i.relay.metrics.settled) != 3 {
+						t.Errorf("%s: the slot is told %v, want %v; %d rows are owed, struck %v", r.plan, r.i.settled,
+							rows[0].End, r.owedRows(), r.struck)
+					}
+					if len(r.s.settler.entries)+len(r.s.settler.rows) > 0 {
+						t.Errorf("%s: the settler remembers something", r.plan)
+					}
+				})
+			}
 		}
 	}
+}
+
+// A server that crashes takes its sessions along, and gives ids out again: what was seen before it means nothing.
+func TestSettlingAcrossACrash(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		r.stream(r.commit("done")...)
+		pass(3 * time.Second)
+		aborted := r.begin()
+		aborted.rollback()
+		rows := r.commit("done")
+		r.begin().rollback()
+		r.s.chunks <- chunk(rows...)
+		pass(1500 * time.Millisecond)
+		r.begin().rollback()
+		pass(3 * time.Second) // a look sees an id that is nowhere written
+		r.do(r.pg.crash)
+		again := r.begin()
+		late := again.insert("order", "b", "done")
+		pass(5 * time.Second)
+		again.commitNow()
+		pass(3 * time.Second)
+		if !r.pg.owed(late) || r.owedRows() != 1 {
+			t.Errorf("%d rows are owed, want the one that is not delivered", r.owedRows())
+		}
+		r.s.chunks <- chunk(again.delivered()...)
+		pass(3 * time.Second)
+		if r.owedRows() != 0 || r.i.settled != again.end {
+			t.Errorf("%d rows are owed; the slot is told %v, want %v", r.owedRows(), r.i.settled, again.end)
+		}
+	})
 }
 
 // When the intake has ended the first failure ends settling: what is left becomes doubt, and nobody waits.
 func TestSettlingEndsWithTheFirstFailureAfterTheIntake(t *testing.T) {
 	t.Parallel()
+	for _, step := range []string{"Sink.Confirm", "Store.Marker", "Marker.Look", "Marker.Move"} {
+		inRig(t, Options{}, func(r *rig) {
+			r.plan = fault{step, 0, late}
+			_, settling := r.stream(r.commit("done")...)
+			pass(1500 * time.Millisecond)
+			r.end(errors.New("stopping"))
+			pass(callLimit)
+			if n := r.count(step); n != 1 || len(settling) != 1 {
+				t.Errorf("%s: %d attempts, want the one that was under way", step, n)
+			}
+		})
+	}
+}
+
+// A leader that was succeeded moves no mark, and its stream ends.
+func TestASupersededSettlerEnds(t *testing.T) {
+	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		r.plan = fault{"Sink.Confirm", 0, late}
-		r.stream(r.commit("done"))
-		soon()
-		r.end(errors.New("stopping"))
-		pass(callLimit)
-		if n := r.count("Sink.Confirm"); n != 1 || r.table() != 1 {
-			t.Errorf("%d attempts, %d rows left; want the one that was under way", n, r.table())
+		r.do(func() { r.pg.state.Owner.Nonce[0]++ })
+		_, settling := r.stream(r.commit("done")...)
+		if err := <-settling; !errors.Is(err, outbox.ErrSuperseded) || r.owedRows() != 1 {
+			t.Errorf("ended with %v; %d rows are owed", err, r.owedRows())
+		}
+		if !hopeless(context.Cause(r.intake)) || r.i.settled != 0 || r.count("Sink.Settled") > 0 {
+			t.Errorf("the intake ended with %v; the slot is told %v, or the gate", context.Cause(r.intake), r.i.settled)
 		}
 	})
 }
 
-// What cannot be settled is said after a while, and taken back with the first flight that is.
-func TestWhatCannotBeSettledIsSaid(t *testing.T) {
+// At an orderly end the mark goes on moving until all is settled, and nobody waits for the next second.
+func TestTheLastFlightsAreSettled(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("done")
-		publishing := r.goPublish()
-		r.s.chunks <- chunk(rows...)
-		soon()
-		r.do(func() { r.rd.down = true })
-		settling := r.goSettle()
-		pass(patience - time.Second)
-		if bad, _ := r.i.reasons(); len(bad) > 0 {
-			t.Errorf("said too early: %v", bad)
-		}
+		_, settling := r.stream(r.commit("done")...)
 		pass(3 * time.Second)
-		if bad, _ := r.i.reasons(); len(bad) != 1 || !strings.HasPrefix(bad[0], "settle: confirm: ") {
-			t.Errorf("reasons %v", bad)
+		tx := r.begin()
+		tx.insert("order", "b", "done")
+		tx.write()
+		r.s.chunks <- chunk(tx.delivered()...)
+		pass(10 * time.Millisecond)
+		r.end(errors.New("stopping"))
+		pass(5 * time.Second)
+		if len(settling) > 0 {
+			t.Fatal("it ended, and something is not settled")
 		}
-		r.do(func() { r.rd.down = false })
-		pass(3 * time.Second)
-		if bad, _ := r.i.reasons(); len(bad) > 0 || len(publishing)+len(settling) > 0 {
-			t.Errorf("afterwards %v, or a part has ended", bad)
+		tx.show()
+		pass(100 * time.Millisecond)
+		if len(settling) != 1 || r.owedRows() != 0 || r.i.settled != tx.end {
+			t.Errorf("%d rows are owed; the slot is told %v, want %v", r.owedRows(), r.i.settled, tx.end)
 		}
 	})
+}
+
+// noMarkers is a Store that opens no markers for a while.
+type noMarkers struct {
+	outbox.Store
+	broken *bool // guarded by world.mu
+	w      *world
+}
+
+func (n noMarkers) Marker(ctx context.Context) (m outbox.Marker, err error) {
+	n.w.do(func() {
+		if *n.broken {
+			err = errRefused
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n.Store.Marker(ctx)
+}
+
+// What cannot be settled is said after a while, and taken back when it is.
+func TestWhatCannotBeSettledIsSaid(t *testing.T) {
+	t.Parallel()
+	for step, broken := range map[string]func(r *rig) *bool{
+		"confirm": func(r *rig) *bool { return &r.rd.down },
+		"open": func(r *rig) *bool {
+			n := noMarkers{r.s.settler.store, new(bool), r.world}
+			r.s.settler.store = n
+			return n.broken
+		},
+	} {
+		inRig(t, Options{}, func(r *rig) {
+			down := broken(r)
+			r.from(1)
+			publishing := r.goPublish()
+			r.s.chunks <- chunk(r.commit("done")...)
+			soon()
+			r.do(func() { *down = true })
+			settling := r.goSettle()
+			pass(patience - time.Second)
+			if bad, _ := r.i.reasons(); len(bad) > 0 {
+				t.Errorf("%s: said too early: %v", step, bad)
+			}
+			pass(4 * time.Second)
+			if bad, _ := r.i.reasons(); len(bad) != 1 || !strings.HasPrefix(bad[0], "settle: "+step+": ") {
+				t.Errorf("%s: reasons %v", step, bad)
+			}
+			r.do(func() { *down = false })
+			pass(3 * time.Second)
+			if bad, _ := r.i.reasons(); len(bad) > 0 || len(publishing)+len(settling) > 0 || r.owedRows() > 0 {
+				t.Errorf("%s: afterwards %v, or a part has ended", step, bad)
+			}
+		})
+	}
 }
 
 // A settler that is finished ends the publisher first, which may be waiting for it.
 func TestASettlerThatIsFinishedEndsThePublisher(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Window: 2}, func(r *rig) {
+		r.from(1)
 		publishing := r.goPublish()
-		r.s.chunks <- chunk(r.commit("done", "done", "done")...)
+		r.s.chunks <- chunk(r.transactions(3)...)
 		soon()
 		r.do(r.rd.flush)
 		settling := r.goSettle()
@@ -205,8 +673,8 @@ func TestASettlerThatIsFinishedEndsThePublisher(t *testing.T) {
 		if err := <-settling; !errors.Is(err, outbox.ErrGap) {
 			t.Errorf("the settler ended with %v", err)
 		}
-		if r.table() != 3 {
-			t.Errorf("%d rows left, want all: nothing is confirmed", r.table())
+		if r.owedRows() != 3 {
+			t.Errorf("%d rows are owed, want all: nothing is confirmed", r.owedRows())
 		}
 	})
 }
@@ -218,7 +686,7 @@ func TestSettlingEndsWithTheWork(t *testing.T) {
 		tx := r.begin()
 		tx.insert("order", "a", "done")
 		tx.write()
-		_, settling := r.stream(tx.delivered())
+		_, settling := r.stream(tx.delivered()...)
 		soon()
 		why := errors.New("drain timeout")
 		r.end(why)
@@ -227,5 +695,18 @@ func TestSettlingEndsWithTheWork(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		tx.show()
+	})
+}
+
+// A stream that never began has nothing to settle.
+func TestASettlerThatNeverBegan(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		settling := r.goSettle()
+		soon()
+		close(r.s.flights)
+		if err := <-settling; err != nil || r.count("Store.Marker") > 0 {
+			t.Errorf("ended with %v", err)
+		}
 	})
 }

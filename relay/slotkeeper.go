@@ -224,7 +224,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 	}
 	if k.next.xid == 0 {
 		nudgeErr := k.slots.Nudge(ctx) // as in advance
-		lsn, xid, err := k.store.Mark(ctx)
+		lsn, xid, err := k.store.Horizon(ctx)
 		if err != nil {
 			return err
 		}
@@ -251,7 +251,7 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	k.last, k.still = time.Now(), false
 	// A running-transactions record below the target is what lets restart_lsn follow in this advance and not the next.
 	nudgeErr := k.slots.Nudge(ctx)
-	lsn, xid, err := k.store.Mark(ctx)
+	lsn, xid, err := k.store.Horizon(ctx)
 	if err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (k *slotKeeper) making(ctx context.Context) error {
 func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, xid, err = k.store.Mark(ctx); err != nil {
+	if _, xid, err = k.store.Horizon(ctx); err != nil {
 		return 0, err
 	}
 	return xid, k.store.RaiseBarrier(ctx, k.epoch(), xid, true)

@@ -59,8 +59,8 @@ func TestWhatTheKeeperDoes(t *testing.T) {
 	t.Parallel()
 	const little, much, over = 100, 30_000, 80_000
 	look := "Slots.Status"
-	mark := []string{look, "Slots.Nudge", "Store.Mark"}
-	advance := []string{look, "Slots.Nudge", "Store.Mark", "Store.RaiseBarrier", "Slots.Advance", look}
+	mark := []string{look, "Slots.Nudge", "Store.Horizon"}
+	advance := []string{look, "Slots.Nudge", "Store.Horizon", "Store.RaiseBarrier", "Slots.Advance", look}
 	for name, c := range map[string]struct {
 		phase phase
 		wal   int
@@ -183,7 +183,7 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 				w.t.Fatal(err)
 			}
 			want := []string{
-				"Slots.Status", "Slots.Ensure", "Store.RaiseBarrier", "Slots.Create", "Store.Mark",
+				"Slots.Status", "Slots.Ensure", "Store.RaiseBarrier", "Slots.Create", "Store.Horizon",
 				"Store.RaiseBarrier",
 			}
 			if got := w.calls(from); !slices.Equal(got, want) {

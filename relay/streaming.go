@@ -28,8 +28,9 @@ type streaming struct {
 	keeper    *slotKeeper
 	window    *window
 	drain     time.Duration
-	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns H.
-	begin func(ctx context.Context) (outbox.LSN, error)
+	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns what is
+	// settled, and H as its end.
+	begin func(ctx context.Context) (outbox.Pass, error)
 	// guard is called every guardInterval, and returns why the leader may not stream any more, if that is so. well: the
 	// stream has run for long enough to forget why it did not before.
 	guard func(ctx context.Context, well bool) error
@@ -46,7 +47,7 @@ type streaming struct {
 
 // progress is how far everything is published; known is false while the stream stands still for a known reason.
 func (s *streaming) progress() (passed outbox.LSN, known bool) {
-	return outbox.LSN(s.publisher.passed.Load()), s.running.Load() && !s.publisher.failing.Load()
+	return s.publisher.position(), s.running.Load() && !s.publisher.failing.Load()
 }
 
 // run returns the cause of the stream's end.
@@ -137,9 +138,10 @@ func (s *streaming) lead(intake context.Context) error {
 		select {
 		case <-intake.Done():
 		case <-s.ready:
-			handover, err := s.begin(intake)
+			at, err := s.begin(intake)
 			if err == nil {
-				s.publisher.begin(handover)
+				s.publisher.begin(at.Settled, at.End)
+				s.settler.begin(at)
 				s.since = time.Now()
 				s.running.Store(true)
 			}

@@ -29,9 +29,9 @@ func inStream(t *testing.T, o Options, do func(s *running)) {
 		defer bound(s.cancel)()
 		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
 		r.i.relay.activity.enter(phaseStream, "")
-		begin := func(context.Context) (outbox.LSN, error) {
+		begin := func(context.Context) (outbox.Pass, error) {
 			s.begun++
-			return r.pg.wal, nil
+			return r.here(), nil
 		}
 		guard := func(context.Context, bool) (err error) {
 			r.do(func() { err = s.why })
@@ -61,12 +61,12 @@ func TestAStopSettlesWhatWasTaken(t *testing.T) {
 		tx.write()
 		soon() // published; nobody sees it, so it cannot be settled
 		why := errors.New("stopping")
-		s.after(2*time.Second, func() { tx.ended = true; delete(s.pg.running, tx.xid) })
+		s.after(2*time.Second, tx.over)
 		if took, err := s.ends(why); !errors.Is(err, why) || took < 2*time.Second || took > 3*time.Second {
 			t.Errorf("ended with %v after %v; want %v, when the row was settled", err, took, why)
 		}
-		if s.pg.slot.confirmed < tx.end || !row.gone || s.pg.slot.active != nil {
-			t.Errorf("confirmed %v, want %v; row gone: %v", s.pg.slot.confirmed, tx.end, row.gone)
+		if s.pg.slot.confirmed < tx.end || s.pg.owed(row) || s.pg.slot.active != nil {
+			t.Errorf("confirmed %v, want %v; row owed: %v", s.pg.slot.confirmed, tx.end, s.pg.owed(row))
 		}
 		if s.begun != 1 {
 			t.Errorf("the hand-over was ended %d times", s.begun)
@@ -82,10 +82,10 @@ func TestAStopIsBounded(t *testing.T) {
 		row := tx.insert("order", "a", "done")
 		tx.write()
 		soon()
-		s.after(time.Minute, func() { tx.ended = true; delete(s.pg.running, tx.xid) }) // or it would take forever
+		s.after(time.Minute, tx.over) // or it would take forever
 		took, _ := s.ends(errors.New("stopping"))
-		if took < 3*time.Second || took > 5*time.Second || row.gone {
-			t.Errorf("took %v of a timeout of 6 s; row gone: %v", took, row.gone)
+		if took < 3*time.Second || took > 5*time.Second || !s.pg.owed(row) {
+			t.Errorf("took %v of a timeout of 6 s; row owed: %v", took, s.pg.owed(row))
 		}
 		if n, _ := s.s.window.held(); n != 0 {
 			t.Errorf("%d events are held in the window of the next stream", n)
@@ -124,10 +124,10 @@ func TestAnyPartEndsTheStream(t *testing.T) {
 		disturb func(s *running)
 		reason  string
 	}{
-		"the source": {func(s *running) { s.dropSlot() }, outbox.ReasonConnection},
-		"the guard":  {func(s *running) { s.why = errToggled }, outbox.ReasonConnection},
-		"the sink":   {func(s *running) { s.rd.flush() }, outbox.ReasonGap},
-		"the audit":  {func(s *running) { s.pg.unpublished = true }, outbox.ReasonMissed},
+		"the source":  {func(s *running) { s.dropSlot() }, outbox.ReasonConnection},
+		"the guard":   {func(s *running) { s.why = errToggled }, outbox.ReasonConnection},
+		"the sink":    {func(s *running) { s.rd.flush() }, outbox.ReasonGap},
+		"the settler": {func(s *running) { s.pg.unpublished = true }, outbox.ReasonMissed},
 	} {
 		inStream(t, Options{}, func(s *running) {
 			s.event("order", "a")
@@ -164,7 +164,7 @@ func TestAStreamThatCannotBegin(t *testing.T) {
 		why := errors.New("the slot was moved")
 		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
 		r.event("order", "a")
-		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.LSN, error) { return 0, why },
+		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.Pass, error) { return outbox.Pass{}, why },
 			func(context.Context, bool) error { return nil })
 		if err := s.run(r.intake); !errors.Is(err, why) || len(r.published("outbox.order")) > 0 {
 			t.Errorf("ended with %v, and published %v", err, r.published("outbox.order"))
@@ -182,10 +182,10 @@ func TestTheGuardLearnsThatAllIsWell(t *testing.T) {
 		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
 		var began, well time.Time
 		ctx, cancel := context.WithCancel(r.intake)
-		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.LSN, error) {
+		s := r.i.relay.newStream(r.gates, func(context.Context) (outbox.Pass, error) {
 			pass(time.Minute) // a long last pass is no good stream
 			began = time.Now()
-			return r.pg.wal, nil
+			return r.here(), nil
 		}, func(_ context.Context, ok bool) error {
 			if ok {
 				well = time.Now()

@@ -68,10 +68,10 @@ func (s *sweeps) refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain makes one pass that reaches, in every part, what was visible when it began. A pass that has nothing left to
-// publish is as good as one that has: what failed on the way is over.
-func (s *sweeps) drain(ctx context.Context, g *gates) error {
-	err := s.sweeper.Drain(ctx, s.scope(g))
+// drain settles what pass sees, in every part. A pass that has nothing left to publish is as good as one that has: what
+// failed on the way is over.
+func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass) error {
+	err := s.sweeper.Drain(ctx, s.scope(g), pass)
 	if err == nil {
 		s.outcome(nil)
 	}

@@ -11,7 +11,7 @@ import (
 // stumbling is a Sweeper that fails once and then finds nothing to sweep.
 type stumbling struct{ outbox.Sweeper }
 
-func (stumbling) Drain(_ context.Context, s outbox.Scope) error {
+func (stumbling) Drain(_ context.Context, s outbox.Scope, _ outbox.Pass) error {
 	s.Outcome(errors.New("postgres hiccups"))
 	return nil
 }
@@ -22,7 +22,7 @@ func TestADrainThatReachesItsEndIsWell(t *testing.T) {
 	t.Parallel()
 	r := New(Options{Sweeper: stumbling{}})
 	r.health.clear(conditionPostgres)
-	if err := r.sweeps.drain(t.Context(), newGates(outbox.Owner{}, nil, nil)); err != nil {
+	if err := r.sweeps.drain(t.Context(), newGates(outbox.Owner{}, nil, nil), outbox.Pass{}); err != nil {
 		t.Fatal(err)
 	}
 	if h := r.Health(); !h.Ready {

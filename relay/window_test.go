@@ -32,7 +32,7 @@ func TestWindowModel(t *testing.T) {
 				h := held{rapid.IntRange(1, 60).Draw(t, "n"), rapid.IntRange(1, 600).Draw(t, "size")}
 				e, b := sum()
 				want := e == 0 || e+h.events <= maxEvents && b+h.bytes <= maxBytes
-				if got := w.try(h.events, h.bytes); got != want {
+				if got := w.try(h.events, h.bytes, false); got != want {
 					t.Fatalf("try(%v) with %d/%d held of %d/%d = %v", h, e, b, maxEvents, maxBytes, got)
 				}
 				if want {
@@ -53,16 +53,16 @@ func TestWindowModel(t *testing.T) {
 func TestWindowWaitsAndGivesUp(t *testing.T) {
 	t.Parallel()
 	w := newWindow(10, 1000)
-	if err := w.acquire(t.Context(), 10, 10); err != nil {
+	if err := w.acquire(t.Context(), 10, 10, false); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := w.acquire(ctx, 1, 1); !errors.Is(err, context.DeadlineExceeded) {
+	if err := w.acquire(ctx, 1, 1, false); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("full window: got %v, want a deadline", err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- w.acquire(context.Background(), 10, 10) }()
+	go func() { done <- w.acquire(context.Background(), 10, 10, false) }()
 	w.release(10, 10)
 	if err := <-done; err != nil {
 		t.Error(err)

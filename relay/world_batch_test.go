@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"posthaste/internal/poison"
@@ -16,42 +17,39 @@ type sweptBatch struct {
 	groups map[string][]*outbox.Event
 	parked map[*outbox.Event]outbox.Dead
 	why    map[*outbox.Event]error
-	entry  map[*outbox.Event]string
 }
 
-// batch sweeps one batch and returns the first seq it met; zero means that there was no row.
-func (c *sweepClaim) batch(ctx context.Context) (first int64, err error) {
+// batch sweeps one page, and reports whether the pass is over.
+func (c *sweepClaim) batch(ctx context.Context) (over bool, err error) {
 	w := c.w
-	rows, err := sweepCall(ctx, w.conn, "Sweep.Take", func(pg *postgres) ([]*tableRow, error) {
-		rows := pg.visible(c.part)
-		rows = rows[:min(len(rows), sweepRows)]
+	rows, err := sweepCall(ctx, w.conn, "Sweep.Page", func(pg *postgres) (rows []*tableRow, err error) {
 		w.s.i.reads(w.scope.Owner)
-		for _, r := range rows {
-			if r.by != nil && r.by != w.conn {
-				return nil, errLocked
+		if len(c.list) == 0 && c.more {
+			c.read(pg)
+		}
+		page := c.list[:min(len(c.list), sweepRows)]
+		for _, r := range pg.parts[c.part] {
+			if slices.Contains(page, r.Seq) {
+				rows = append(rows, r)
 			}
 		}
-		for _, r := range rows {
-			r.by = w.conn
+		if c.list = c.list[len(page):]; len(page) > 0 {
+			c.cursor = page[len(page)-1]
 		}
 		return rows, nil
 	})
-	defer func() {
-		w.s.i.awake()
-		w.s.i.w.do(w.conn.rollback)
-	}()
-	if err != nil || len(rows) == 0 {
-		return 0, err
+	over = len(c.list) == 0 && !c.more
+	if err != nil || len(rows) == 0 && !c.begun {
+		return over, err
 	}
 	b := &sweptBatch{
 		rows: rows, groups: map[string][]*outbox.Event{}, parked: map[*outbox.Event]outbox.Dead{},
-		why:   map[*outbox.Event]error{},
-		entry: map[*outbox.Event]string{},
+		why: map[*outbox.Event]error{},
 	}
 	if err = c.publish(ctx, b); err == nil {
-		err = c.commit(ctx, b)
+		err = c.settle(ctx, b, over)
 	}
-	return rows[0].Seq, err
+	return over, err
 }
 
 func (b *sweptBatch) park(e *outbox.Event, err error, class string, attempts int) {
@@ -112,10 +110,9 @@ func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*out
 			b.park(events[n], errors.New(poison.WaitsFor(e.ID.String())), poison.ClassBlocked, 0)
 		}
 	}
-	for n, e := range events {
+	for _, e := range events {
 		if _, parked := b.parked[e]; !parked {
 			b.groups[stream] = append(b.groups[stream], e)
-			b.entry[e] = receipt.EntryIDs[n]
 		}
 	}
 	if len(b.groups[stream]) == len(events) {
@@ -125,33 +122,53 @@ func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*out
 	return nil
 }
 
-// commit ends the transaction, when the sink has confirmed what was published.
-func (c *sweepClaim) commit(ctx context.Context, b *sweptBatch) error {
+// settle parks what is refused, and moves the mark when the sink has confirmed what was published.
+func (c *sweepClaim) settle(ctx context.Context, b *sweptBatch, over bool) error {
 	w := c.w
+	mine := func(pg *postgres) error {
+		if pg.claimer[c.part] != w.conn {
+			return errGone
+		}
+		if pg.state.Owner != w.scope.Owner {
+			return outbox.ErrSuperseded
+		}
+		return nil
+	}
+	if len(b.parked) > 0 {
+		_, err := sweepCall(ctx, w.conn, "Sweep.Park", func(pg *postgres) (nothing, error) {
+			if err := mine(pg); err != nil {
+				return nothing{}, err
+			}
+			for _, r := range b.rows {
+				if d, parked := b.parked[&r.Event]; parked && !r.deleted {
+					pg.park(r, d.Class, d.Error, d.Attempts)
+				}
+			}
+			return nothing{}, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	if len(b.marks) > 0 {
 		if err := (memSink{w.s.i}).Confirm(ctx, w.scope.Owner, b.marks); err != nil {
 			return err
 		}
 	}
-	_, err := sweepCall(context.WithoutCancel(ctx), w.conn, "Sweep.Commit", func(pg *postgres) (nothing, error) {
-		for _, r := range b.rows {
-			if r.by != w.conn {
-				return nothing{}, errGone // rolled back meanwhile
-			}
+	_, err := sweepCall(context.WithoutCancel(ctx), w.conn, "Sweep.Settle", func(pg *postgres) (nothing, error) {
+		if err := mine(pg); err != nil {
+			return nothing{}, err
 		}
-		for _, r := range b.rows {
-			if d, parked := b.parked[&r.Event]; parked {
-				pg.park(r, d.Class, d.Error, d.Attempts)
-			} else {
-				pg.deliver(r, outbox.StreamName("outbox.", r.AggregateType), b.entry[&r.Event])
-			}
+		m := &mark{part: c.part, settled: &c.pass}
+		if !over {
+			m = &mark{part: c.part, settled: pg.newest(c.part).settled, pass: c.pass, cursor: c.cursor}
 		}
-		w.s.i.w.grow(50)
-		return nothing{}, nil
+		return nothing{}, pg.mark(w.scope.Owner, m)
 	})
 	if err != nil {
 		return err
 	}
+	c.begun = true
 	for _, m := range b.marks {
 		c.marks[m.Stream] = m.Number
 	}

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"hash/fnv"
+	"maps"
 	"slices"
 	"time"
 
@@ -14,18 +15,27 @@ import (
 type postgres struct {
 	w   *world
 	wal outbox.LSN // the end of what is written
-	xid uint64     // the next transaction's
+	// xid is the next transaction's, first the first one that ever was, ended the one behind the last that has ended.
+	// A crash gives ids out again from durable on.
+	xid, first, ended, durable uint64
+	// run is which process it is.
+	run int
 	seq int64
 	// running are the transactions that have not ended for others: open ones, and commits that are held back.
 	running map[uint64]*transaction
-	// log are the commits in their order, parts the rows that are not deleted, whoever sees them.
+	// log are the commits in their order, parts the rows of the table, whoever sees them.
 	log   []*transaction
 	parts [outbox.Partitions][]*tableRow
+	marks []*mark
+	// listed is the most rows that a look has listed.
+	listed int
 
 	state   outbox.State
+	prefix  string
 	streams []string // every stream ever noted
-	history map[uuid.UUID]bool
-	dead    []outbox.Dead
+	// delivered is set when an event was settled that is not parked.
+	delivered bool
+	dead      []outbox.Dead
 	// suspected are the streams that an adoption noted as perhaps lossy, uncounted those that were not counted since.
 	suspected map[string]bool
 	uncounted []outbox.Loss
@@ -36,12 +46,29 @@ type postgres struct {
 	alone   *lockSession // who has the pipe for itself, and how often
 	alones  int
 	sharing map[*lockSession]int // who shares it, and how often
-	claims  [outbox.Partitions]int64
+	claims  int64
 	claimer [outbox.Partitions]*sweepConn
 
 	slot *slot
 	// unpublished: the table is not in the publication, so that nothing of it is streamed.
 	unpublished bool
+}
+
+// mark is a row of outbox_mark.
+type mark struct {
+	part    int             // -1: every part
+	settled *outbox.Settled // nil: the pass was written before it is used
+	// pass is under way up to cursor; 0: it is not.
+	pass   outbox.Settled
+	cursor int64
+	// entries are those that were noted with it.
+	entries outbox.Entries
+}
+
+func holds(s *outbox.Settled, r *tableRow) bool { return r.Seq <= s.High && s.Snapshot.Sees(r.tx.xid) }
+
+func (m *mark) holds(r *tableRow) bool {
+	return holds(m.settled, r) || r.Seq <= m.cursor && holds(&m.pass, r)
 }
 
 // transaction is one writer's.
@@ -53,21 +80,28 @@ type transaction struct {
 	// commit and end are where its commit is in the WAL; zero while it is open.
 	commit, end outbox.LSN
 	ended       bool // for everyone
+	// crashed is set when the server has forgotten it.
+	crashed bool
 }
 
 type tableRow struct {
 	outbox.Event
 	part int
 	tx   *transaction
-	// by is the sweep that has deleted it and not committed that.
-	by *sweepConn
-	// gone is set when it is deleted, unstreamed if it is not in the slot's stream.
-	gone, unstreamed bool
+	// deleted is set when its writer has deleted it, unstreamed if it is not in the slot's stream.
+	deleted, unstreamed bool
 }
+
+// oneBeforeTheWrap lets the lower halves of transaction ids begin anew in the middle of a test.
+const oneBeforeTheWrap = 7<<32 - 30
 
 func newPostgres(w *world) *postgres {
 	pg := &postgres{
-		w: w, wal: 1000, xid: 100, running: map[uint64]*transaction{}, history: map[uuid.UUID]bool{},
+		w: w, wal: 1000, xid: oneBeforeTheWrap, first: oneBeforeTheWrap, ended: oneBeforeTheWrap,
+		durable: oneBeforeTheWrap,
+		running: map[uint64]*transaction{},
+		marks:   []*mark{{part: -1, settled: &outbox.Settled{Snapshot: outbox.NewSnapshot(3, nil)}}},
+
 		suspected:  map[string]bool{},
 		rolledBack: map[uuid.UUID]bool{}, sharing: map[*lockSession]int{},
 	}
@@ -98,6 +132,9 @@ func (tx *transaction) insert(aggregateType, aggregate, eventType string) *table
 	tx.w.mu.Lock()
 	defer tx.w.mu.Unlock()
 	pg := tx.w.pg
+	if tx.crashed {
+		return nil
+	}
 	pg.seq++
 	r := &tableRow{tx: tx, part: partOf(aggregate), unstreamed: pg.unpublished, Event: outbox.Event{
 		ID: uuid.UUID{2, byte(pg.seq >> 8), byte(pg.seq)}, Seq: pg.seq, AggregateType: aggregateType,
@@ -114,9 +151,13 @@ func (tx *transaction) insert(aggregateType, aggregate, eventType string) *table
 func (tx *transaction) write() {
 	tx.w.mu.Lock()
 	defer tx.w.mu.Unlock()
+	if tx.crashed {
+		return
+	}
 	tx.commit = tx.w.pg.wal
 	tx.end = tx.commit + 10
 	tx.w.pg.log = append(tx.w.pg.log, tx)
+	tx.w.pg.durable = max(tx.w.pg.durable, tx.xid+1)
 	tx.w.grow(10)
 }
 
@@ -124,8 +165,16 @@ func (tx *transaction) write() {
 func (tx *transaction) show() {
 	tx.w.mu.Lock()
 	defer tx.w.mu.Unlock()
-	tx.ended = true
-	delete(tx.w.pg.running, tx.xid)
+	tx.over()
+}
+
+// over does so with mu held.
+func (tx *transaction) over() {
+	if pg := tx.w.pg; !tx.ended && !tx.crashed {
+		tx.ended = true
+		delete(pg.running, tx.xid)
+		pg.ended = max(pg.ended, tx.xid+1)
+	}
 }
 
 func (tx *transaction) commitNow() {
@@ -136,12 +185,43 @@ func (tx *transaction) commitNow() {
 func (tx *transaction) rollback() {
 	tx.w.mu.Lock()
 	defer tx.w.mu.Unlock()
-	tx.ended = true
-	delete(tx.w.pg.running, tx.xid)
+	tx.over()
+	tx.undo()
+}
+
+func (tx *transaction) undo() {
 	for _, r := range tx.rows {
 		tx.w.pg.rolledBack[r.ID] = true
 		tx.w.pg.remove(r)
 	}
+}
+
+// crash restarts the server: what was not committed is forgotten, and its ids are given out again.
+func (pg *postgres) crash() {
+	pg.w.trace = append(pg.w.trace, step{time.Since(pg.w.began), "postgres", "CRASHES", nil})
+	pg.run++
+	for _, tx := range pg.running {
+		if tx.commit != 0 {
+			tx.over()
+			continue
+		}
+		tx.crashed = true
+		tx.undo()
+	}
+	clear(pg.running)
+	pg.xid, pg.ended = pg.durable, pg.durable
+	for _, i := range pg.w.instances {
+		s := i.session
+		i.disconnect()
+		pg.w.after(100*time.Millisecond, func() { s.notice() })
+	}
+}
+
+// writes is a small transaction of the relay's, which is on disk when it ends.
+func (pg *postgres) writes() {
+	pg.xid++
+	pg.ended, pg.durable = max(pg.ended, pg.xid), pg.xid
+	pg.w.grow(50)
 }
 
 // event commits one event.
@@ -151,87 +231,123 @@ func (w *world) event(aggregateType, aggregate string) *tableRow {
 	return tx.insert(aggregateType, aggregate, "done")
 }
 
-// visible are the rows of a part that everyone sees, in their order.
-func (pg *postgres) visible(part int) (rows []*tableRow) {
-	for _, r := range pg.parts[part] {
-		if r.tx.ended {
-			rows = append(rows, r)
-		}
-	}
-	return rows
-}
-
+// remove deletes a row, as its writer may.
 func (pg *postgres) remove(r *tableRow) {
-	r.gone = true
+	r.deleted = true
 	pg.parts[r.part] = slices.DeleteFunc(pg.parts[r.part], func(o *tableRow) bool { return o == r })
 }
 
-// deliveredRow deletes a row whose event is in its stream, or was, and keeps history of it.
-func (pg *postgres) deliver(r *tableRow, stream, entryID string) {
-	if !pg.w.rd.has(stream, r.ID) && !pg.w.lost[r.ID] {
-		pg.w.wrongly("row %d is deleted, and its event is not in %s", r.Seq, stream)
+// newest is the mark of a part.
+func (pg *postgres) newest(part int) *mark {
+	for _, m := range slices.Backward(pg.marks) {
+		if m.settled != nil && (m.part == part || m.part == -1) {
+			return m
+		}
 	}
-	if !pg.w.confirmed[r.ID] {
-		pg.w.wrongly("row %d is deleted before the sink has confirmed its event", r.Seq)
-	}
-	if entryID == "" {
-		pg.w.wrongly("row %d is deleted without an entry", r.Seq)
-	}
-	pg.remove(r)
-	pg.history[r.ID] = true
+	panic("there is always one")
 }
 
-// park moves a row to the dead ones.
-func (pg *postgres) park(r *tableRow, class, reason string, attempts int) {
-	if pg.w.rd.has(outbox.StreamName("outbox.", r.AggregateType), r.ID) {
-		pg.w.wrongly("row %d is parked, and its event is in its stream", r.Seq)
+// held tells whether the mark holds a row, settled whether it needs not be published: it is held, parked or deleted.
+func (pg *postgres) held(r *tableRow) bool    { return pg.newest(r.part).holds(r) }
+func (pg *postgres) settled(r *tableRow) bool { return r.deleted || pg.parked(r) || pg.held(r) }
+func (pg *postgres) owed(r *tableRow) bool    { return !pg.settled(r) }
+
+// waits tells whether a sweep would find the row.
+func (pg *postgres) waits(r *tableRow) bool { return r.tx.ended && pg.owed(r) }
+
+func (pg *postgres) parked(r *tableRow) bool {
+	return slices.ContainsFunc(pg.dead, func(d outbox.Dead) bool { return d.ID == r.ID && d.Seq == r.Seq })
+}
+
+// now is what a statement sees of other transactions, and the last number that was given.
+func (pg *postgres) now() outbox.Settled {
+	return outbox.Settled{
+		Snapshot: outbox.NewSnapshot(pg.ended, slices.Collect(maps.Keys(pg.running))), High: pg.seq,
 	}
-	pg.remove(r)
+}
+
+// mark writes a mark for o. What never may be settled is seen here.
+func (pg *postgres) mark(o outbox.Owner, m *mark) error {
+	if pg.state.Owner != o {
+		return outbox.ErrSuperseded
+	}
+	for part := range pg.parts {
+		if m.settled != nil && (m.part == part || m.part == -1) {
+			pg.compare(part, pg.newest(part), m)
+		}
+	}
+	pg.marks = append(pg.marks, m)
+	pg.writes()
+	return nil
+}
+
+// sees tells whether a mark sees a transaction that the other one does not.
+func (pg *postgres) sees(m, other *mark) bool {
+	for x := pg.first; x < pg.xid; x++ {
+		if m.settled.Snapshot.Sees(x) && !other.settled.Snapshot.Sees(x) {
+			return true
+		}
+	}
+	return false
+}
+
+// compare looks at the step from one mark of a part to the next.
+func (pg *postgres) compare(part int, from, to *mark) {
+	if pg.sees(from, to) {
+		pg.w.wrongly("the mark of part %d goes back", part)
+	}
+	for x := range pg.running {
+		if to.settled.Snapshot.Sees(x) {
+			pg.w.wrongly("the mark of part %d sees transaction %d, which runs", part, x)
+		}
+	}
+	if to.settled.Snapshot.Max() > pg.xid {
+		pg.w.wrongly("the mark of part %d sees what is to come, from %d on", part, pg.xid)
+	}
+	for _, r := range pg.parts[part] {
+		name := outbox.StreamName("outbox.", r.AggregateType)
+		switch was, is := from.holds(r), to.holds(r); {
+		case was && !is:
+			pg.w.wrongly("the mark of part %d goes back: it does not hold row %d any more", part, r.Seq)
+		case was == is, pg.parked(r):
+		case !pg.w.rd.has(name, r.ID) && !pg.w.lost[r.ID]:
+			pg.w.wrongly("row %d is settled, and its event is not in %s", r.Seq, name)
+		case !pg.w.confirmed[r.ID]:
+			pg.w.wrongly("row %d is settled before the sink has confirmed its event", r.Seq)
+		default:
+			pg.delivered = true
+		}
+	}
+}
+
+// park notes a row among the dead ones.
+func (pg *postgres) park(r *tableRow, class, reason string, attempts int) {
+	switch {
+	case pg.parked(r):
+		return
+	case pg.w.rd.has(outbox.StreamName("outbox.", r.AggregateType), r.ID):
+		pg.w.wrongly("row %d is parked, and its event is in its stream", r.Seq)
+	case pg.held(r):
+		pg.w.wrongly("row %d is parked, and is settled", r.Seq)
+	}
 	pg.dead = append(pg.dead, outbox.Dead{
 		ID: r.ID, Seq: r.Seq, AggregateType: r.AggregateType, AggregateID: r.AggregateID, Type: r.Type,
 		Class: class, Error: reason,
 		Attempts: attempts, DeadAt: time.Now(),
 	})
+	pg.writes()
 }
 
-// find returns the row by its number and id, if it is visible; in its own part, or in all.
-func (pg *postgres) find(seq int64, id uuid.UUID, parts ...int) *tableRow {
-	for _, p := range parts {
-		for _, r := range pg.parts[p] {
-			if r.Seq == seq && r.ID == id && r.tx.ended {
-				return r
-			}
-		}
-	}
-	return nil
-}
-
-// rows counts the rows of the table, visible or not, of which are is true.
-func (pg *postgres) rows(are func(r *tableRow) bool) (n int) {
+// rows are the rows of the table, visible or not, of which are is true.
+func (pg *postgres) rows(are func(r *tableRow) bool) (rows []*tableRow) {
 	for _, part := range pg.parts {
 		for _, r := range part {
 			if are(r) {
-				n++
+				rows = append(rows, r)
 			}
 		}
 	}
-	return n
-}
-
-// snapshot is what a statement sees of other transactions now.
-type snapshot struct {
-	next    uint64
-	running map[uint64]bool
-}
-
-func (s snapshot) Visible(xid uint32) bool { return uint64(xid) < s.next && !s.running[uint64(xid)] }
-
-func (pg *postgres) snapshot() snapshot {
-	s := snapshot{next: pg.xid, running: map[uint64]bool{}}
-	for x := range pg.running {
-		s.running[x] = true
-	}
-	return s
+	return rows
 }
 
 // oldest is the oldest transaction that has not ended for others.
@@ -285,7 +401,7 @@ func (pg *postgres) passed(how string) {
 			continue
 		}
 		for _, r := range tx.rows {
-			if !r.gone && pg.state.Barrier <= tx.xid {
+			if pg.owed(r) && pg.state.Barrier <= tx.xid {
 				pg.w.wrongly("the slot is %s past row %d, which nobody sees; barrier %d", how, r.Seq, pg.state.Barrier)
 			}
 		}
@@ -296,7 +412,7 @@ func (pg *postgres) passed(how string) {
 func (pg *postgres) streamed() {
 	for _, tx := range pg.log {
 		for _, r := range tx.rows {
-			if tx.end <= pg.slot.confirmed && !r.gone && !r.unstreamed {
+			if tx.end <= pg.slot.confirmed && pg.owed(r) && !r.unstreamed {
 				pg.w.wrongly("the stream begins at %v, behind row %d, which is owed", pg.slot.confirmed, r.Seq)
 			}
 		}
@@ -305,14 +421,19 @@ func (pg *postgres) streamed() {
 
 // confirm moves the slot for a stream that says that everything up to there is settled.
 func (pg *postgres) confirm(to outbox.LSN) {
+	pg.behind("the slot is confirmed to", pg.slot.confirmed, to)
+	pg.slot.confirmed = max(pg.slot.confirmed, to)
+}
+
+// behind looks whether everything that was streamed between two positions is held by marks.
+func (pg *postgres) behind(how string, from, to outbox.LSN) {
 	for _, tx := range pg.log {
 		for _, r := range tx.rows {
-			if tx.end > pg.slot.confirmed && tx.end <= to && !r.gone && !r.unstreamed {
-				pg.w.wrongly("%v is confirmed to the slot, and row %d is still in the table", to, r.Seq)
+			if tx.end > from && tx.end <= to && !r.deleted && !r.unstreamed && !pg.held(r) {
+				pg.w.wrongly("%s %v, and no mark holds row %d", how, to, r.Seq)
 			}
 		}
 	}
-	pg.slot.confirmed = max(pg.slot.confirmed, to)
 }
 
 // moveSlot is somebody else's doing: the slot is moved to the end of the WAL, unless it is streamed.
@@ -341,6 +462,7 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 		pg.w.wrongly("epoch %d follows %d", a.To.Epoch, a.From)
 	}
 	pg.state.Owner, pg.state.Holder, pg.state.Sink, pg.state.Degraded = a.To, a.Holder, a.Sink, ""
+	pg.prefix = a.Prefix
 	pg.w.owners[a.To.Epoch], pg.w.adopter[a.To.Epoch] = a.To, a.Holder
 	pg.w.known[a.To.Epoch] = slices.Clone(pg.streams)
 	for _, s := range a.Suspects {
@@ -350,7 +472,7 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	if a.WentBack {
 		pg.uncounted = append(pg.uncounted, outbox.Loss{Events: -1})
 	}
-	pg.w.grow(50)
+	pg.writes()
 	return true
 }
 

@@ -278,6 +278,9 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 			r.w.wrongly("epoch %d publishes to %s after epoch %d", p.owner.Epoch, p.stream, o.epoch)
 		}
 	}
+	if slices.ContainsFunc(r.w.pg.dead, func(d outbox.Dead) bool { return d.ID == e.ID }) {
+		r.w.wrongly("event %d is published, and is parked", e.Seq)
+	}
 	if r.w.pg.rolledBack[e.ID] {
 		r.w.wrongly("event %d is published although its transaction was rolled back", e.Seq)
 	}
@@ -314,7 +317,7 @@ func (r *redis) confirm(o outbox.Owner, marks []outbox.Mark) error {
 	return nil
 }
 
-// settle forgets batches whose rows are gone: settle.lua.
+// settle forgets batches whose rows are settled: settle.lua.
 func (r *redis) settle(o outbox.Owner, marks []outbox.Mark) error {
 	for _, m := range marks {
 		g, err := r.judge(m.Stream, o)
@@ -357,15 +360,15 @@ func (w *world) checkUnsettled() {
 		}
 		for _, e := range s.entries {
 			if !remembered[e.ID] && w.owed(e.ID) {
-				w.wrongly("the gate of %s has forgotten event %d, whose row is still in the table", name, e.Seq)
+				w.wrongly("the gate of %s has forgotten event %d, whose row is still owed", name, e.Seq)
 			}
 		}
 	}
 }
 
-// owed tells whether the event's row is in the table, visible or not.
+// owed tells whether the event's row is owed, visible or not.
 func (w *world) owed(id uuid.UUID) bool {
-	return w.pg.rows(func(r *tableRow) bool { return r.ID == id }) > 0
+	return len(w.pg.rows(func(r *tableRow) bool { return r.ID == id && w.pg.owed(r) })) > 0
 }
 
 // forgetDoubt is forget.lua.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/outbox"
 )
 
@@ -51,6 +53,19 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 			out[n] = st
 		}
 		return out, nil
+	})
+}
+
+func (s memSink) IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error) {
+	return sinkCall(ctx, s.i, "Sink.IDs", func(r *redis) (ids []uuid.UUID, err error) {
+		if st := r.streams[stream]; st != nil {
+			for _, e := range st.entries {
+				if outbox.CompareIDs(entryID(e.id), after) > 0 {
+					ids = append(ids, e.ID)
+				}
+			}
+		}
+		return ids, nil
 	})
 }
 
@@ -125,7 +140,7 @@ type memLane struct {
 func (l *memLane) Settled(number int64) { l.settled = max(l.settled, number) }
 
 func (l *memLane) Deliver(events []*outbox.Event) outbox.Delivery {
-	return &memDelivery{lane: l, events: events, receipt: outbox.Receipt{EntryIDs: make([]string, len(events))}}
+	return &memDelivery{lane: l, events: events}
 }
 
 // batchEvents is small, so that deliveries are cut.
@@ -218,7 +233,7 @@ func (d *memDelivery) answer(v verdict) error {
 			d.final = outbox.ErrGap
 			return d.final
 		}
-		d.receipt.EntryIDs[at] = entryID(it.entry)
+		d.receipt.Last = entryID(it.entry)
 	}
 	if v.failed != nil {
 		at := d.pos + len(v.items)

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/outbox"
 )
@@ -33,7 +36,12 @@ func (s memStore) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	return call(ctx, s.i, "Store.Adopt", func() (bool, error) { return s.pg().adopt(a), nil })
 }
 
-func (s memStore) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
+func (s memStore) CountLosses(
+	ctx context.Context, ids func(ctx context.Context, stream, after string) ([]uuid.UUID, error),
+) ([]outbox.Loss, error) {
+	if _, err := ids(ctx, "outbox.order", ""); err != nil {
+		return nil, err
+	}
 	return call(ctx, s.i, "Store.CountLosses", func() ([]outbox.Loss, error) {
 		found := s.pg().uncounted
 		s.pg().uncounted = nil
@@ -53,7 +61,7 @@ func (s memStore) SetActive(
 		if h != 0 {
 			st.Handover = h
 		}
-		s.i.w.grow(50)
+		s.pg().writes()
 		return true, nil
 	})
 }
@@ -63,7 +71,7 @@ func (s memStore) Streams(ctx context.Context) ([]string, error) {
 }
 
 func (s memStore) Delivered(ctx context.Context) (bool, error) {
-	return call(ctx, s.i, "Store.Delivered", func() (bool, error) { return len(s.pg().history) > 0, nil })
+	return call(ctx, s.i, "Store.Delivered", func() (bool, error) { return s.pg().delivered, nil })
 }
 
 func (s memStore) Lost(ctx context.Context) (int64, error) {
@@ -84,12 +92,11 @@ func (s memStore) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	return call(ctx, s.i, "Store.InsertLSN", func() (outbox.LSN, error) { return s.pg().wal, nil })
 }
 
-func (s memStore) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
-	m, err := call(ctx, s.i, "Store.Mark", func() (slotTarget, error) {
+func (s memStore) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
+	m, err := call(ctx, s.i, "Store.Horizon", func() (slotTarget, error) {
 		pg := s.pg()
 		m := slotTarget{pg.wal, pg.xid}
-		pg.xid++
-		s.i.w.grow(20)
+		pg.writes()
 		return m, nil
 	})
 	return m.lsn, m.xid, err
@@ -126,69 +133,128 @@ func (s memStore) LowerBarrier(ctx context.Context, epoch int64, xid uint64) err
 	return err
 }
 
-func (s memStore) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
-	return call(ctx, s.i, "Store.Lookup", func() (outbox.Found, error) {
-		f := outbox.Found{Rows: make([]bool, len(rows)), Snapshot: s.pg().snapshot()}
-		for n, r := range rows {
-			f.Rows[n] = s.pg().find(r.Seq, r.ID, partOf(r.AggregateID)) != nil
-		}
-		return f, nil
+func (s memStore) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
+	return call(ctx, s.i, "Store.BeginPass", func() (outbox.Pass, error) {
+		pass := outbox.Pass{Settled: s.pg().now()}
+		err := s.pg().mark(o, &mark{part: -1, pass: pass.Settled})
+		pass.End = s.pg().wal
+		return pass, err
 	})
 }
 
-func (s memStore) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	items = slices.Clone(items)
-	return call(ctx, s.i, "Store.Settle", func() (outbox.Found, error) {
-		return s.remove(items, func(it outbox.Settlement) []int { return []int{partOf(it.AggregateID)} })
+func (s memStore) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
+	_, err := call(ctx, s.i, "Store.SettleAll", func() (nothing, error) {
+		pg := s.pg()
+		if !slices.ContainsFunc(pg.marks, func(m *mark) bool { return equal(m.pass, pass.Settled) }) {
+			pg.w.wrongly("a pass becomes the mark that was never written")
+		}
+		return nothing{}, pg.mark(o, &mark{part: -1, settled: &pass.Settled})
 	})
+	return err
 }
 
-func (s memStore) DeleteAnywhere(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	items = slices.Clone(items)
-	return call(ctx, s.i, "Store.DeleteAnywhere", func() (outbox.Found, error) {
-		all := make([]int, outbox.Partitions)
-		for p := range all {
-			all[p] = p
-		}
-		return s.remove(items, func(outbox.Settlement) []int { return all })
-	})
+func equal(a, b outbox.Settled) bool {
+	return a.Snapshot.String() == b.Snapshot.String() && a.High == b.High
 }
 
-func (s memStore) remove(items []outbox.Settlement, parts func(outbox.Settlement) []int) (outbox.Found, error) {
-	pg := s.pg()
-	f := outbox.Found{Rows: make([]bool, len(items)), Snapshot: pg.snapshot()}
-	rows := make([]*tableRow, len(items))
-	for n, it := range items {
-		if rows[n] = pg.find(it.Seq, it.ID, parts(it)...); rows[n] != nil && rows[n].by != nil {
-			return outbox.Found{}, errLocked
-		}
+func (s memStore) Marker(ctx context.Context) (outbox.Marker, error) {
+	m, err := call(ctx, s.i, "Store.Marker", func() (*memMarker, error) {
+		return &memMarker{i: s.i, run: s.pg().run}, nil
+	})
+	if err != nil {
+		return nil, err // a nil session in an interface is no nil
 	}
-	for n, r := range rows {
-		if f.Rows[n] = r != nil && !r.gone; f.Rows[n] {
-			pg.deliver(r, items[n].Stream, items[n].EntryID)
+	return m, nil
+}
+
+// memMarker is a Marker.
+type memMarker struct {
+	i      *instance
+	run    int // of the server
+	closed bool
+	// seen is what the last look saw.
+	seen outbox.Settled
+}
+
+func (m *memMarker) Look(ctx context.Context, since outbox.Settled, below uint64) (outbox.Look, error) {
+	return call(ctx, m.i, "Marker.Look", func() (look outbox.Look, err error) {
+		pg := m.i.w.pg
+		if m.closed || m.run != pg.run {
+			return look, errGone
 		}
-	}
-	s.i.w.grow(50)
-	return f, nil
+		if !slices.ContainsFunc(pg.marks, func(o *mark) bool { return o.settled != nil && equal(*o.settled, since) }) {
+			pg.w.wrongly("a look begins at a mark that was never written")
+		}
+		m.seen = pg.now()
+		look.Settled, look.End = m.seen, pg.wal
+		seqs, n := map[uint64][]int64{}, 0
+		for _, r := range pg.rows(func(r *tableRow) bool { return r.tx.ended && !holds(&since, r) }) {
+			if r.tx.xid < below {
+				seqs[r.tx.xid] = append(seqs[r.tx.xid], r.Seq)
+				n++
+			}
+		}
+		pg.listed = max(pg.listed, n)
+		for _, x := range slices.Sorted(maps.Keys(seqs)) {
+			look.Owed = append(look.Owed, outbox.Owed{XID: x, Seqs: seqs[x]})
+		}
+		return look, nil
+	})
+}
+
+var errBehind = errors.New("the newest mark sees what this one does not")
+
+func (m *memMarker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled, entries outbox.Entries) error {
+	entries = maps.Clone(entries)
+	_, err := call(ctx, m.i, "Marker.Move", func() (nothing, error) {
+		pg := m.i.w.pg
+		switch {
+		case m.run != pg.run:
+			return nothing{}, errGone
+		case pg.state.Owner != o:
+			return nothing{}, outbox.ErrSuperseded
+		case m.closed && pg.sees(pg.newest(0), &mark{settled: &to}):
+			return nothing{}, errBehind // one that does so before it is given up is seen below
+		}
+		for x := pg.first; x < pg.xid; x++ {
+			if to.Snapshot.Sees(x) && !m.seen.Snapshot.Sees(x) {
+				pg.w.wrongly("the mark comes to see transaction %d, which the look did not see", x)
+			}
+		}
+		for stream, id := range entries {
+			if s := pg.w.rd.streams[stream]; id == "" || s != nil && outbox.CompareIDs(id, entryID(s.last)) > 0 {
+				pg.w.wrongly("entry %q of %s is noted, and is not there", id, stream)
+			}
+		}
+		return nothing{}, pg.mark(o, &mark{part: -1, settled: &to, entries: entries})
+	})
+	return err
+}
+
+func (m *memMarker) Close() {
+	m.i.w.do(func() { m.closed = true })
 }
 
 func (s memStore) Park(
 	ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int,
-) (outbox.Found, error) {
-	return call(ctx, s.i, "Store.Park", func() (outbox.Found, error) {
+) (parked bool, err error) {
+	return call(ctx, s.i, "Store.Park", func() (bool, error) {
 		pg := s.pg()
 		if pg.state.Owner != o {
-			return outbox.Found{}, outbox.ErrSuperseded
+			return false, outbox.ErrSuperseded
 		}
-		f := outbox.Found{Rows: make([]bool, 1), Snapshot: pg.snapshot()}
-		r := pg.find(row.Seq, row.ID, partOf(row.AggregateID))
-		if r != nil && r.by != nil {
-			return outbox.Found{}, errLocked
+		for _, tx := range pg.log {
+			for _, r := range tx.rows {
+				if r.ID != row.ID || r.Seq != row.Seq || !tx.ended {
+					continue
+				}
+				if !r.deleted {
+					pg.park(r, class, reason, attempts)
+				}
+				return true, nil
+			}
 		}
-		if f.Rows[0] = r != nil; r != nil {
-			pg.park(r, class, reason, attempts)
-		}
-		return f, nil
+		return false, nil
 	})
 }
 
@@ -196,7 +262,7 @@ func (s memStore) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	return call(ctx, s.i, "Store.Audit", func() (outbox.AuditMark, error) {
 		m := outbox.AuditMark{LSN: s.pg().wal, Flushed: s.pg().wal, First: map[int16]int64{}}
 		for p := range s.pg().parts {
-			if rows := s.pg().visible(p); len(rows) > 0 {
+			if rows := s.pg().rows(func(r *tableRow) bool { return r.part == p && s.pg().waits(r) }); len(rows) > 0 {
 				m.First[int16(p)] = rows[0].Seq //nolint:gosec // 16 of them
 			}
 		}
@@ -206,9 +272,9 @@ func (s memStore) Audit(ctx context.Context) (outbox.AuditMark, error) {
 
 func (s memStore) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	n, err := call(ctx, s.i, "Store.Backlog", func() (int, error) {
-		return s.pg().rows(func(r *tableRow) bool { return r.tx.ended }), nil
+		return len(s.pg().rows(s.pg().waits)), nil
 	})
-	return int64(n), 0, err
+	return int64(n), time.Minute, err
 }
 
 func (s memStore) Parked(ctx context.Context) ([]outbox.Dead, error) {

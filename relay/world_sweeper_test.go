@@ -13,7 +13,7 @@ import (
 	"posthaste/outbox"
 )
 
-// memSweeper is an instance's Sweeper: poll/worker.go over the world's table.
+// memSweeper is an instance's Sweeper: package poll over the world's table.
 type memSweeper struct {
 	i       *instance
 	refused poison.Refusals
@@ -23,8 +23,8 @@ var _ outbox.Sweeper = (*memSweeper)(nil)
 
 const (
 	sweepWorkers = 2
-	// sweepRows is small, so that parts take several batches.
-	sweepRows = 4
+	// sweepRows and sweepList are small, so that a pass takes several batches, and several lists.
+	sweepRows, sweepList = 4, 7
 )
 
 func (s *memSweeper) Run(ctx context.Context, scope outbox.Scope) error {
@@ -38,8 +38,11 @@ func (s *memSweeper) Run(ctx context.Context, scope outbox.Scope) error {
 	})
 }
 
-func (s *memSweeper) Drain(ctx context.Context, scope outbox.Scope) error {
-	q := &drainQueue{}
+func (s *memSweeper) Drain(ctx context.Context, scope outbox.Scope, pass outbox.Pass) error {
+	q := &drainQueue{pass: &pass}
+	for part := range outbox.Partitions {
+		q.waiting = append(q.waiting, part)
+	}
 	return s.each(ctx, scope, func(ctx context.Context, w *sweepWorker) error { return w.drain(ctx, q) })
 }
 
@@ -68,10 +71,9 @@ func (s *memSweeper) each(
 
 // drainQueue hands the parts of a Drain to its workers. Guarded by world.mu.
 type drainQueue struct {
-	known   bool
+	pass    *outbox.Pass
 	waiting []int
 	busy    int
-	targets [outbox.Partitions]int64
 }
 
 // sweepConn is a worker's connection. Guarded by world.mu.
@@ -80,25 +82,15 @@ type sweepConn struct {
 	closed bool
 }
 
-// end aborts what is under way on the connection, and gives back its locks.
+// end gives back the connection's locks.
 func (c *sweepConn) end() {
 	c.closed = true
 	delete(c.i.conns, c)
-	c.rollback()
 	for p, by := range c.i.w.pg.claimer {
 		if by == c {
 			c.i.w.pg.claimer[p] = nil
 		}
 	}
-}
-
-func (c *sweepConn) rollback() {
-	c.i.w.pg.rows(func(r *tableRow) bool {
-		if r.by == c {
-			r.by = nil
-		}
-		return false
-	})
 }
 
 // sweepCall is one statement on the connection.
@@ -156,6 +148,9 @@ func (w *sweepWorker) failed(ctx context.Context, err error) error {
 // final returns the error that ends the scope, or nil if err only ends the claim.
 func (w *sweepWorker) final(ctx context.Context, err error) error {
 	var fenced *outbox.FencedError
+	if errors.Is(err, outbox.ErrSuperseded) {
+		return err
+	}
 	if !finished(err) {
 		return nil
 	}
@@ -172,7 +167,7 @@ func (w *sweepWorker) round(ctx context.Context) error {
 	w.connect()
 	parts, err := sweepCall(ctx, w.conn, "Sweep.Parts", func(pg *postgres) (parts []int, err error) {
 		for p := range pg.parts {
-			if len(pg.visible(p)) > 0 {
+			if len(pg.rows(func(r *tableRow) bool { return r.part == p && pg.waits(r) })) > 0 {
 				parts = append(parts, p)
 			}
 		}
@@ -184,7 +179,7 @@ func (w *sweepWorker) round(ctx context.Context) error {
 	next := max(slices.IndexFunc(parts, func(p int) bool { return p > w.last }), 0)
 	for _, part := range slices.Concat(parts[next:], parts[:next]) {
 		w.last = part
-		claimed, _, err := w.sweep(ctx, part, 0)
+		claimed, err := w.sweep(ctx, part, nil)
 		if err != nil {
 			return w.failed(ctx, err)
 		}
@@ -201,41 +196,20 @@ func (w *sweepWorker) round(ctx context.Context) error {
 	return nil
 }
 
-// fill reads the targets of a Drain, once for all workers.
-func (w *sweepWorker) fill(ctx context.Context, q *drainQueue) error {
-	_, err := sweepCall(ctx, w.conn, "Sweep.Targets", func(pg *postgres) (nothing, error) {
-		for p := range pg.parts {
-			if rows := pg.visible(p); len(rows) > 0 && !q.known {
-				q.targets[p] = rows[len(rows)-1].Seq
-				q.waiting = append(q.waiting, p)
-			}
-		}
-		q.known = true
-		return nothing{}, nil
-	})
-	return err
-}
-
 func (w *sweepWorker) drain(ctx context.Context, q *drainQueue) error {
 	for ctx.Err() == nil {
 		w.connect()
-		known, over, part := false, false, -1
+		over, part := false, -1
 		w.s.i.w.do(func() {
-			if known = q.known; known && len(q.waiting) > 0 {
+			if len(q.waiting) > 0 {
 				part, q.waiting = q.waiting[0], q.waiting[1:]
 				q.busy++
 			}
-			over = known && part < 0 && q.busy == 0
+			over = part < 0 && q.busy == 0
 		})
 		switch {
 		case over:
 			return nil
-		case !known:
-			if err := w.fill(ctx, q); err != nil {
-				if err = w.failed(ctx, err); err != nil {
-					return err
-				}
-			}
 		case part < 0:
 			pause.About(ctx, 20*time.Millisecond)
 		default:
@@ -248,12 +222,19 @@ func (w *sweepWorker) drain(ctx context.Context, q *drainQueue) error {
 }
 
 func (w *sweepWorker) drainPart(ctx context.Context, q *drainQueue, part int) error {
-	claimed, done, err := w.sweep(ctx, part, q.targets[part])
-	if err == nil && !claimed {
-		done, err = sweepCall(ctx, w.conn, "Sweep.Reached", func(pg *postgres) (bool, error) {
-			rows := pg.visible(part)
-			return len(rows) == 0 || rows[0].Seq > q.targets[part], nil
+	reached := func() (bool, error) {
+		return sweepCall(ctx, w.conn, "Sweep.Reached", func(pg *postgres) (bool, error) {
+			return len(pg.rows(func(r *tableRow) bool {
+				return r.part == part && holds(&q.pass.Settled, r) && pg.waits(r)
+			})) == 0, nil
 		})
+	}
+	claimed := false
+	done, err := reached()
+	if err == nil && !done {
+		if claimed, err = w.sweep(ctx, part, q.pass); err == nil {
+			done, err = reached()
+		}
 	}
 	w.s.i.w.do(func() {
 		q.busy--
@@ -277,20 +258,29 @@ type sweepClaim struct {
 	lane  outbox.Lane
 	lanes map[string]outbox.LanePublisher
 	marks map[string]int64
+
+	// pass is what it settles, begun if a mark says so, cursor how far it has come.
+	pass   outbox.Settled
+	begun  bool
+	cursor int64
+	// list are the next rows, more tells whether there may be others behind them.
+	list []int64
+	more bool
 }
 
-// sweep claims the part and sweeps it until it is empty or, with a target, no row up to it is left (done).
-func (w *sweepWorker) sweep(ctx context.Context, part int, target int64) (claimed, done bool, err error) {
+// sweep claims the part and makes a pass over it, or goes on with the one that is under way: what within sees, or what
+// is visible now.
+func (w *sweepWorker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
 	number, err := sweepCall(ctx, w.conn, "Sweep.Claim", func(pg *postgres) (int64, error) {
 		if by := pg.claimer[part]; by != nil && by != w.conn {
 			return 0, nil
 		}
 		pg.claimer[part] = w.conn
-		pg.claims[part]++
-		return pg.claims[part], nil
+		pg.claims++
+		return pg.claims, nil
 	})
 	if err != nil || number == 0 {
-		return false, false, err
+		return false, err
 	}
 	c := &sweepClaim{
 		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: newNonce()},
@@ -298,24 +288,55 @@ func (w *sweepWorker) sweep(ctx context.Context, part int, target int64) (claime
 		marks: map[string]int64{},
 	}
 	if err := w.scope.Claimed(ctx); err != nil {
-		return true, false, err
+		return true, err
 	}
-	for n := 0; n < 10 && !done && err == nil && ctx.Err() == nil; n++ {
-		var first int64
-		if first, err = c.batch(ctx); err == nil {
-			done = first == 0 || target > 0 && first > target
+	if err = c.begin(ctx, within); err == nil {
+		for n, over := 0, false; n < 10 && !over && err == nil && ctx.Err() == nil; n++ {
+			over, err = c.batch(ctx)
 		}
 	}
 	c.tell(ctx)
 	if err != nil {
-		return true, done, err
+		return true, err
 	}
 	_, err = sweepCall(ctx, w.conn, "Sweep.Release", func(pg *postgres) (nothing, error) {
 		pg.claimer[part] = nil
 		return nothing{}, nil
 	})
 	w.fails = 0
-	return true, done, err
+	return true, err
+}
+
+// begin reads the mark, and lists what is owed.
+func (c *sweepClaim) begin(ctx context.Context, within *outbox.Pass) error {
+	_, err := sweepCall(ctx, c.w.conn, "Sweep.Begin", func(pg *postgres) (nothing, error) {
+		c.w.s.i.reads(c.w.scope.Owner)
+		switch m := pg.newest(c.part); {
+		case m.cursor > 0:
+			c.pass, c.begun, c.cursor = m.pass, true, m.cursor
+		case within != nil:
+			c.pass = within.Settled
+		default:
+			c.pass = pg.now()
+		}
+		c.read(pg)
+		return nothing{}, nil
+	})
+	return err
+}
+
+// read lists what is owed behind the cursor.
+func (c *sweepClaim) read(pg *postgres) {
+	c.list, c.more = nil, false
+	for _, r := range pg.parts[c.part] {
+		if r.Seq <= c.cursor || !pg.waits(r) || !holds(&c.pass, r) {
+			continue
+		}
+		if c.more = len(c.list) == sweepList; c.more {
+			return
+		}
+		c.list = append(c.list, r.Seq)
+	}
 }
 
 // tell reports what is settled to the gates.

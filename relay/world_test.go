@@ -124,8 +124,8 @@ func (w *world) eventually(what string, within time.Duration, cond func() bool) 
 // describe says how things stand. The caller holds mu.
 func (w *world) describe() string {
 	st := w.pg.state
-	rows := w.pg.rows(func(*tableRow) bool { return true })
-	text := fmt.Sprintf("%d rows, wanted %s, active %s, epoch %d", rows, st.Desired, st.Active, st.Owner.Epoch)
+	rows := len(w.pg.rows(w.pg.owed))
+	text := fmt.Sprintf("%d rows are owed, wanted %s, active %s, epoch %d", rows, st.Desired, st.Active, st.Owner.Epoch)
 	for _, i := range w.instances {
 		phase, health := i.relay.Status().Phase, i.relay.Health()
 		text += fmt.Sprintf("; %s is in %s, dead: %v, %+v", i.name, phase, i.isDead(), health)
@@ -289,7 +289,6 @@ var (
 	errRefused = errors.New("the call was refused")
 	errUnheard = errors.New("the reply was lost")
 	errGone    = errors.New("the connection is gone")
-	errLocked  = errors.New("rows are locked by somebody else")
 )
 
 const (

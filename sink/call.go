@@ -16,7 +16,7 @@ import (
 	"posthaste/outbox"
 )
 
-// headLen is what an event takes in the heads argument: id, the id's text, time.
+// headLen is what an event takes in the arguments of fixed width: its id, the id's text and its time.
 const headLen = 16 + 36 + 27
 
 // Places in the arguments of publish.lua, counted from evalsha.
@@ -24,16 +24,18 @@ const (
 	argNumber  = 11
 	argSettled = 12
 	argLet     = 13
-	argHeads   = 14
-	argPubSub  = 16
-	argTraced  = 17
-	argEvents  = 19
+	argIDs     = 14
+	argHeads   = 15
+	argPubSub  = 17
+	argTraced  = 18
+	argEvents  = 20
 )
 
 // call holds the arguments of a lane's script calls. They are used again from batch to batch, and refer to the events
 // instead of copying them: a batch of a thousand events costs a handful of allocations.
 type call struct {
 	args   []any
+	ids    []byte
 	heads  []byte
 	traces []string
 	pubsub bool
@@ -41,15 +43,16 @@ type call struct {
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
-	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, s.source, nil, nil, s.channel)
+	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
 	return call{args: args, pubsub: s.pubsub}
 }
 
 // encode returns the arguments that publish events under number. They are valid until the next call.
 func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any {
-	c.heads, c.traces = c.heads[:0], c.traces[:0]
+	c.ids, c.heads, c.traces = c.ids[:0], c.heads[:0], c.traces[:0]
 	traced := false
 	for _, e := range events {
+		c.ids = append(c.ids, e.ID[:]...)
 		c.heads = appendHead(c.heads, e)
 		t := e.TraceParent()
 		traced = traced || t != ""
@@ -57,8 +60,8 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 	}
 	args := c.args[:argEvents]
 	args[argPubSub] = c.announced(events)
-	args[argNumber], args[argSettled], args[argLet], args[argHeads], args[argTraced] = number, settled, let, c.heads,
-		"0"
+	args[argNumber], args[argSettled], args[argLet] = number, settled, let
+	args[argIDs], args[argHeads], args[argTraced] = c.ids, c.heads, "0"
 	if traced {
 		args[argTraced] = "1"
 	}
@@ -112,7 +115,6 @@ var (
 // appendHead appends the parts of fixed width. Postgres knows years beyond four digits; they become the nearest that
 // has.
 func appendHead(b []byte, e *outbox.Event) []byte {
-	b = append(b, e.ID[:]...)
 	var id [36]byte
 	hex.Encode(id[:8], e.ID[:4])
 	hex.Encode(id[9:13], e.ID[4:6])

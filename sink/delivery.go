@@ -49,7 +49,7 @@ func raise(v *atomic.Int64, to int64) {
 
 // Deliver implements outbox.LanePublisher.
 func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
-	return &delivery{lane: l, events: events, ids: make([]string, len(events)), most: maxBatchEvents}
+	return &delivery{lane: l, events: events, most: maxBatchEvents}
 }
 
 // delivery implements outbox.Delivery. It is a sequence of numbered batches; the batch under way is events[pos:end],
@@ -57,7 +57,8 @@ func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
 type delivery struct {
 	lane   *lane
 	events []*outbox.Event
-	ids    []string
+	// last is the stream's last entry, as the gate knows it.
+	last string
 	// pos is the first event that is not accounted for.
 	pos, end int
 	// most bounds the next batch; it shrinks when connections break and recovers.
@@ -105,11 +106,10 @@ func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
 		return outbox.Receipt{}, d.final
 	}
 	d.lane.call.release()
-	return outbox.Receipt{Number: d.lane.last, EntryIDs: d.ids, Suppressed: d.suppressed}, nil
+	return outbox.Receipt{Number: d.lane.last, Last: d.last, Suppressed: d.suppressed}, nil
 }
 
-// more reports that there is something to publish, or a batch to close. Between batches it passes over skipped events;
-// their entry ids stay empty.
+// more reports that there is something to publish, or a batch to close. Between batches it passes over skipped events.
 func (d *delivery) more() bool {
 	for !d.closing && d.end == d.pos && d.skipped[d.pos] {
 		d.pos++
@@ -162,16 +162,18 @@ func (d *delivery) answer(reply []any, end int) error {
 		d.final = s.failed("publish to", d.lane.stream, err)
 		return d.final
 	}
-	s.m.pubsub.Add(float64(number(reply, 2)))
-	raise(d.lane.let, number(reply, 3))
-	done, suppressed, err := d.read(text(reply, 1))
-	if err != nil {
-		d.final = s.failed("publish to", d.lane.stream, err)
+	done, suppressed := int(number(reply, 1)), int(number(reply, 2))
+	s.m.suppressed.WithLabelValues("doubt").Add(float64(suppressed))
+	d.suppressed += suppressed
+	s.m.pubsub.Add(float64(number(reply, 3)))
+	raise(d.lane.let, number(reply, 4))
+	d.lost, d.last = 0, text(reply, 5)
+	if d.pos+done > len(d.events) {
+		d.final = s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for more events: %w", outbox.ErrGap))
 		return d.final
 	}
-	d.lost = 0
 	if reply[0] == "XADD" {
-		return d.refused(d.pos+done, replyError(text(reply, 4)))
+		return d.refused(d.pos+done, replyError(text(reply, 6)))
 	}
 	if d.pos+done < end {
 		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
@@ -185,32 +187,7 @@ func (d *delivery) answer(reply []any, end int) error {
 	d.end = d.pos
 	d.most = min(d.most*2, maxBatchEvents)
 	d.lane.last++
-	d.suppressed += suppressed
-	s.m.suppressed.WithLabelValues("doubt").Add(float64(suppressed))
 	return nil
-}
-
-// read takes the entry ids out of a stored batch. Its events must be ours: anything else means that the gate and this
-// lane have lost each other.
-func (d *delivery) read(batch string) (done, suppressed int, err error) {
-	for len(batch) > 0 {
-		i := d.pos + done
-		if len(batch) < 17 || i >= len(d.events) || batch[:16] != string(d.events[i].ID[:]) {
-			return 0, 0, fmt.Errorf("the gate holds other events under this number: %w", outbox.ErrGap)
-		}
-		n := int(batch[16])
-		if n >= 128 {
-			n -= 128
-			suppressed++
-		}
-		if len(batch) < 17+n {
-			return 0, 0, fmt.Errorf("the gate's batch is cut short: %w", outbox.ErrGap)
-		}
-		d.ids[i] = batch[17 : 17+n]
-		batch = batch[17+n:]
-		done++
-	}
-	return done, suppressed, nil
 }
 
 // refused handles an error of the XADD of events[i].

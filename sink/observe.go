@@ -1,12 +1,13 @@
 package sink
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strconv"
 	"strings"
 	"sync"
+
+	"posthaste/outbox"
 )
 
 // maxGroups bounds the groups of a stream that get series of their own.
@@ -156,18 +157,4 @@ func (s *Sink) Unobserve() {
 	s.m.eviction.Set(0)
 }
 
-// CompareIDs orders stream entry ids as Redis does: negative if a is before b, 0 if they are the same.
-func CompareIDs(a, b string) int {
-	am, as := splitID(a)
-	bm, bs := splitID(b)
-	return cmp.Or(cmp.Compare(am, bm), cmp.Compare(as, bs))
-}
-
-func lessID(a, b string) bool { return CompareIDs(a, b) < 0 }
-
-func splitID(id string) (ms, seq uint64) {
-	m, q, _ := strings.Cut(id, "-")
-	ms, _ = strconv.ParseUint(m, 10, 64)
-	seq, _ = strconv.ParseUint(q, 10, 64)
-	return ms, seq
-}
+func lessID(a, b string) bool { return outbox.CompareIDs(a, b) < 0 }

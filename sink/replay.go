@@ -217,7 +217,7 @@ func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEnt
 	var head []byte
 	for _, e := range entries {
 		head = appendHead(head[:0], e.Event)
-		args = append(args, e.Place, string(head[16:52]), e.Event.Type, e.Event.AggregateID, string(head[52:]),
+		args = append(args, e.Place, string(head[:36]), e.Event.Type, e.Event.AggregateID, string(head[36:]),
 			e.Event.Payload, e.Event.TraceParent())
 	}
 	v, err := run(ctx, r.o.Client, replayScript, args)

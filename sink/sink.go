@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
@@ -130,6 +131,36 @@ func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
+// idsPage is how many entries IDs reads at once: they come with their bodies.
+const idsPage = 200
+
+// IDs implements outbox.Sink. It reads whole entries, page by page; ctx bounds how long that takes. Entries that are
+// not posthaste's are left out.
+func (s *Sink) IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error) {
+	var ids []uuid.UUID
+	from := "-"
+	if after != "" {
+		from = "(" + after
+	}
+	for {
+		page, err := s.client.XRangeN(ctx, stream, from, "+", idsPage).Result()
+		if err != nil {
+			return nil, s.failed("list", stream, err)
+		}
+		for _, e := range page {
+			if text, _ := e.Values["id"].(string); e.Values["replayed"] != "1" {
+				if id, err := uuid.Parse(text); err == nil {
+					ids = append(ids, id)
+				}
+			}
+		}
+		if len(page) < idsPage {
+			return ids, nil
+		}
+		from = "(" + page[len(page)-1].ID
+	}
+}
+
 // Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	pipe := s.client.Pipeline()
@@ -177,7 +208,8 @@ func assess(stream string, v []any, o outbox.Owner) error {
 	if source != o.Source.String() {
 		return &outbox.ForeignError{Stream: stream, Source: source}
 	}
-	number, nonce, _ := strings.Cut(owner, "|")
+	number, rest, _ := strings.Cut(owner, "|")
+	nonce, _, _ := strings.Cut(rest, "|")
 	epoch, err := strconv.ParseInt(number, 10, 64)
 	switch {
 	case err != nil || epoch < o.Epoch:

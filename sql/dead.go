@@ -57,8 +57,9 @@ var ErrNotParked = errors.New("no parked event has this id")
 // ErrUnreadable means that a parked event has no payload to publish: its row could not be read.
 var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")
 
-// RetryDead puts a parked event back into the outbox, behind everything that is in it. The parked row goes when the
-// event is published. Retrying an event that is being retried changes nothing. Errors: ErrNotParked, ErrUnreadable.
+// RetryDead puts a parked event back into the outbox, behind everything that is in it, in the place of its row there.
+// The parked one goes when the event is published. Retrying an event that is being retried changes nothing. Errors:
+// ErrNotParked, ErrUnreadable.
 func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var unreadable, retrying bool
@@ -80,8 +81,8 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead removes a parked event for good. One that is being retried may be published nevertheless. Errors:
-// ErrNotParked.
+// DropDead removes a parked event, and its row in the outbox, for good. One that is being retried may be published
+// nevertheless. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	tag, err := db.Exec(ctx, query("dead_drop"), id)
 	if err != nil {

@@ -1,9 +1,9 @@
 package sql_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -12,36 +12,43 @@ import (
 	"posthaste/sql"
 )
 
-// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and settling
-// it deletes nothing.
+// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and that one
+// is not settled because the old one was.
 func TestARowIsMoreThanItsNumber(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
+	o := succeed(t, s)
 	old := insert(t, d, "a")
+	for range 10 {
+		insert(t, d, "a")
+	}
+	mark := settle(t, s)
 	d.Exec(t, "TRUNCATE outbox RESTART IDENTITY")
 	row := insert(t, d, "a")
 	if row.Seq != old.Seq {
 		t.Fatalf("numbers %d and %d: not the case", old.Seq, row.Seq)
 	}
-	for name, call := range map[string]func(r *outbox.Row) (outbox.Found, error){
-		"lookup": func(r *outbox.Row) (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{r}) },
-		"settle": func(r *outbox.Row) (outbox.Found, error) { return s.Settle(ctx, settlements(r)) },
-		"hunt":   func(r *outbox.Row) (outbox.Found, error) { return s.DeleteAnywhere(ctx, settlements(r)) },
-		"park": func(r *outbox.Row) (outbox.Found, error) {
-			return s.Park(ctx, owner(t, s), r, "too_large", "why",
-				3)
-		},
-	} {
-		if f, err := call(old); err != nil || met(f) != 0 || !f.Snapshot.Visible(old.XID) {
-			t.Errorf("%s of the old row: %+v, %v", name, f, err)
-		}
+	if !mark.Holds(old.XID, old.Seq) || mark.Holds(row.XID, row.Seq) || backlog(t, s, d) != 1 {
+		t.Errorf("the mark %+v does not tell the two rows apart", mark)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1", row.ID); n != 1 {
-		t.Error("the new row is gone")
+	if ok, err := s.Park(ctx, o, old, "too_large", "why", 3); err != nil || !ok {
+		t.Errorf("park of the old row: %v, %v", ok, err)
 	}
-	if f, err := s.Settle(ctx, settlements(old, row)); err != nil || f.Rows[0] || !f.Rows[1] {
-		t.Errorf("both settled: %+v, %v", f, err)
+	if n := backlog(t, s, d); n != 1 {
+		t.Error("the new row is parked")
+	}
+	m, err := s.Marker(ctx)
+	must(t, err)
+	defer m.Close()
+	look, err := m.Look(ctx, mark, math.MaxInt64)
+	must(t, err)
+	if len(look.Owed) != 1 || uint32(look.Owed[0].XID) != row.XID || !look.Holds(row.XID, row.Seq) {
+		t.Errorf("look %+v, want row %d of transaction %d", look, row.Seq, row.XID)
+	}
+	must(t, m.Move(ctx, o, look.Settled, nil))
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed at last", n)
 	}
 }
 
@@ -51,7 +58,7 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	row := insert(t, d, "a")
-	if _, err := s.Park(ctx, owner(t, s), row, "too_large", "why", 3); err != nil {
+	if _, err := s.Park(ctx, succeed(t, s), row, "too_large", "why", 3); err != nil {
 		t.Fatal(err)
 	}
 	must(t, sql.RetryDead(ctx, d.Pool, row.ID))
@@ -78,8 +85,8 @@ func TestAParkIsFenced(t *testing.T) {
 	if _, err := s.Park(ctx, first, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("a late park: %v", err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
-		t.Fatal("the row is gone")
+	if n := backlog(t, s, d); n != 1 {
+		t.Fatal("the row is parked")
 	}
 	now := owner(t, s)
 	twin := now
@@ -87,11 +94,10 @@ func TestAParkIsFenced(t *testing.T) {
 	if _, err := s.Park(ctx, twin, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("a park of another holder of the epoch: %v", err)
 	}
-	// Under way: it has looked who the owner is, and waits for the row.
-	hold, err := d.Pool.Begin(ctx)
-	must(t, err)
-	defer func() { _ = hold.Rollback(context.Background()) }()
-	_, err = hold.Exec(ctx, "SELECT FROM outbox FOR UPDATE")
+	// Under way: it has looked who the owner is, and waits for somebody who parks the same event.
+	hold := begin(t, d)
+	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
+		error, class, attempts) VALUES ($1, 1, 'order', 'a', 'x', now(), 'x', 'x', 1)`, row.ID)
 	must(t, err)
 	parked, adopted := make(chan error, 1), make(chan bool, 1)
 	go func() {
@@ -123,15 +129,16 @@ func TestDeadEvents(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
+	succeed(t, s)
 	a, b := insert(t, d, "a"), insert(t, d, "b")
 	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
-	for _, r := range []*outbox.Row{b, a} {
-		if f, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc", 3); err != nil || met(f) != 1 {
-			t.Fatalf("park: %+v, %v", f, err)
+	for _, r := range []*outbox.Row{b, a, a} { // said again, nothing is new
+		if ok, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc", 3); err != nil || !ok {
+			t.Fatalf("park: %v, %v", ok, err)
 		}
 	}
-	if f, err := s.Park(ctx, owner(t, s), a, "too_large", "", 3); err != nil || met(f) != 0 {
-		t.Errorf("parked again: %+v, %v", f, err)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed", n)
 	}
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
 	must(t, err)
@@ -153,7 +160,7 @@ func TestDeadEvents(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, d,
 		"SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'",
-		a.ID); n != 1 {
+		a.ID); n != 1 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows put back", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
@@ -165,7 +172,7 @@ func TestDeadEvents(t *testing.T) {
 	// Refused again: attempts add up, and it can be retried again.
 	again := &outbox.Row{Event: outbox.Event{
 		ID: a.ID, AggregateID: "a",
-		Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox"),
+		Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox WHERE id = $1", a.ID),
 	}}
 	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
 		t.Fatal(err)
@@ -175,9 +182,13 @@ func TestDeadEvents(t *testing.T) {
 		t.Errorf("parked again: %+v, %v", dead, err)
 	}
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
-	d.Exec(t, "DELETE FROM outbox") // published
+	succeed(t, s)
+	settle(t, s)
 	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
 		t.Errorf("after the retry: %d, %v", n, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 1 {
+		t.Errorf("%d events were delivered, want the one that was retried", n)
 	}
 
 	must(t, sql.DropDead(ctx, d.Pool, b.ID))
@@ -188,5 +199,22 @@ func TestDeadEvents(t *testing.T) {
 	}
 	if n, err := sql.CountDead(ctx, d.Pool); err != nil || n != 0 {
 		t.Errorf("%d left, %v", n, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
+		t.Errorf("%d rows in the table, want that of the retry", n)
+	}
+}
+
+// An event that is dropped before a mark holds its row is not owed again.
+func TestADroppedEventIsNotOwed(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	row, other := insert(t, d, "a"), insert(t, d, "a")
+	if _, err := s.Park(t.Context(), succeed(t, s), row, "too_large", "why", 3); err != nil {
+		t.Fatal(err)
+	}
+	must(t, sql.DropDead(t.Context(), d.Pool, row.ID))
+	if n := testenv.Value[int64](t, d, "SELECT seq FROM outbox"); n != other.Seq || backlog(t, s, d) != 1 {
+		t.Errorf("row %d is left", n)
 	}
 }

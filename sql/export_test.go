@@ -7,10 +7,10 @@ import (
 	"posthaste/outbox"
 )
 
-// ParseSnapshot is parseSnapshot for the tests.
-var ParseSnapshot = parseSnapshot
-
 // KeepHistoryAt is s.KeepHistory at another time.
 func KeepHistoryAt(ctx context.Context, s outbox.Store, now time.Time) error {
 	return s.(*store).keepHistory(ctx, &now)
 }
+
+// SessionOf is the connection of s.
+func SessionOf(s *Sweep) DB { return s.conn }

@@ -4,18 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
 )
 
-// trimRows bounds one deletion from the default partition.
+// trimRows bounds one deletion.
 const trimRows = 10_000
 
-// partitionsAhead is how many days beyond today have their history partition made.
-const partitionsAhead = 2
+// trimTime is how long one call of KeepHistory deletes rows, at most.
+const trimTime = 10 * time.Second
 
 // Housekeep forgets dead events whose retry was published, and returns how many events are parked. A failure of the one
 // does not keep the other from being done.
@@ -27,68 +28,123 @@ func (s *store) Housekeep(ctx context.Context) (int64, error) {
 	return dead, errors.Join(err, countErr)
 }
 
-// partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
-const partitionName = "outbox_history_20060102"
+// retention is how far the log was deleted.
+type retention struct {
+	mu sync.Mutex
+	// file is the table's file that the numbers are of.
+	file int64
+	// empty is, by part, the number up to which there are no rows and will be none.
+	empty [outbox.Partitions]int64
+	// seen is where the rows begin that were seen last. A transaction that was under way then may still bring one from
+	// before; none that is from next on.
+	seen [outbox.Partitions]int64
+	next uint64
+}
 
-// KeepHistory makes the history partitions of today and the next days and drops those past the retention, by the clock
-// of the database. Without the right to create tables the default partition takes the rows, and the error says so. A
-// failure with one partition does not keep the others from being done.
+// KeepHistory deletes, by the clock of the database, the rows that were settled longer ago than the retention, and the
+// marks that said so but for the last; and likewise what was delivered before there were marks. It takes no longer than
+// about trimTime; a later call goes on. A failure with one thing does not keep the others from being done.
 func (s *store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
 
 func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout+trimTime)
 	defer cancel()
+	s.kept.mu.Lock()
+	defer s.kept.mu.Unlock()
 	var now time.Time
-	var names []string
-	if err := s.pool.QueryRow(ctx, query("history_partitions")).Scan(&now, &names); err != nil {
-		return fmt.Errorf("list the history's partitions: %w", err)
+	var file int64
+	var oldest, next uint64
+	if err := s.pool.QueryRow(ctx, query("history_begin")).Scan(&now, &file, &oldest, &next); err != nil {
+		return fmt.Errorf("begin with the history: %w", err)
 	}
 	if at != nil {
 		now = *at
 	}
-	return errors.Join(s.makePartitions(ctx, now, names), s.dropPartitions(ctx, now, names))
+	limit := now.Add(-s.history)
+	if file != s.kept.file { // the numbers have begun anew, or it is the first time
+		s.kept.file, s.kept.next = file, 0
+		s.kept.empty = [outbox.Partitions]int64{}
+		s.kept.seen = [outbox.Partitions]int64{}
+	}
+	return errors.Join(s.trimLog(ctx, limit, oldest, next), s.dropPartitions(ctx, limit))
 }
 
-func (s *store) makePartitions(ctx context.Context, now time.Time, have []string) error {
-	if s.history == 0 {
-		return nil
+// trimLog deletes rows settled before limit, part by part from the front, and then the marks that are not needed any
+// more. oldest is the oldest transaction under way, next the one to come.
+func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64) error {
+	var marks []int64
+	if err := s.pool.QueryRow(ctx, query("history_marks"), limit).Scan(&marks); err != nil {
+		return fmt.Errorf("look for old marks: %w", err)
 	}
-	var errs []error
-	day := now.UTC().Truncate(24 * time.Hour)
-	for range partitionsAhead + 1 {
-		if name := day.Format(partitionName); !slices.Contains(have, name) {
-			if err := s.makePartition(ctx, name, day); err != nil {
-				errs = append(errs, fmt.Errorf("make history partition %s (the default partition takes its rows): %w",
-					name, err))
-			}
+	clear, done, err := s.deleteRows(ctx, marks)
+	if oldest >= s.kept.next {
+		// All that was under way when seen was noted has been seen by now.
+		for p := range clear {
+			s.kept.empty[p] = max(s.kept.empty[p], min(s.kept.seen[p], clear[p]))
 		}
-		day = day.AddDate(0, 0, 1)
+		s.kept.seen, s.kept.next = clear, next
 	}
-	return errors.Join(errs...)
-}
-
-// makePartition makes the partition of a day, unless rows of that day are in the default partition: they would have to
-// move, and are in good hands there.
-func (s *store) makePartition(ctx context.Context, name string, day time.Time) error {
-	next := day.AddDate(0, 0, 1)
-	var begun bool
-	if err := s.pool.QueryRow(ctx, query("history_default_has"), day, next).Scan(&begun); err != nil || begun {
+	if err != nil || !done {
 		return err
 	}
-	err := s.ddl(ctx, fmt.Sprintf(
-		"CREATE TABLE IF NOT EXISTS %s PARTITION OF outbox_history FOR VALUES FROM ('%s') TO ('%s')",
-		pgx.Identifier{name}.Sanitize(), day.Format(time.RFC3339), next.Format(time.RFC3339)))
-	if SQLState(err) == pgerrcode.CheckViolation {
-		return nil // a row came into the default partition meanwhile
+	for _, m := range marks {
+		if m == 0 {
+			return nil
+		}
 	}
-	return err
+	if _, err := s.pool.Exec(ctx, query("history_forget"), marks); err != nil {
+		return fmt.Errorf("delete old marks: %w", err)
+	}
+	return nil
 }
 
-func (s *store) dropPartitions(ctx context.Context, now time.Time, have []string) error {
+// deleteRows deletes what the marks of the parts hold, in turns, and returns the numbers up to which nothing is left
+// that can be seen; done if it came to the end.
+func (s *store) deleteRows(ctx context.Context, marks []int64) (clear [outbox.Partitions]int64, done bool, err error) {
+	clear = s.kept.empty
+	at := clear
+	left := map[int]bool{}
+	for p, m := range marks {
+		left[p] = m != 0
+	}
+	for begun := time.Now(); !done && time.Since(begun) < trimTime; {
+		done = true
+		for p := range at {
+			if !left[p] {
+				continue
+			}
+			var rows int
+			var last, gone int64
+			err = s.pool.QueryRow(ctx, query("history_delete"), p, marks[p], at[p], trimRows).Scan(&rows, &last, &gone)
+			if err != nil {
+				return clear, false, fmt.Errorf("delete old rows of part %d: %w", p, err)
+			}
+			if clear[p] == at[p] {
+				clear[p] = gone
+			}
+			at[p], left[p] = last, rows == trimRows
+			done = done && !left[p]
+		}
+	}
+	return clear, done, nil
+}
+
+// partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
+const partitionName = "outbox_history_20060102"
+
+// dropPartitions drops the partitions of what was delivered before limit, when there were no marks.
+func (s *store) dropPartitions(ctx context.Context, limit time.Time) error {
+	rows, err := s.pool.Query(ctx, query("history_partitions"))
+	if err != nil {
+		return fmt.Errorf("list the history's partitions: %w", err)
+	}
+	have, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("list the history's partitions: %w", err)
+	}
 	var errs []error
-	limit := now.Add(-s.history)
 	for _, name := range have {
 		day, err := time.Parse(partitionName, name)
 		if err != nil || day.AddDate(0, 0, 1).After(limit) {
@@ -109,8 +165,7 @@ func (s *store) dropPartitions(ctx context.Context, now time.Time, have []string
 	}
 }
 
-// ddl runs a statement that needs an exclusive lock, and bounds how long settling stands behind it: waiting for the
-// lock, and, where the default partition is read for rows that belong into a new one, holding it.
+// ddl runs a statement that needs an exclusive lock, and bounds how long others stand behind it.
 func (s *store) ddl(ctx context.Context, stmt string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '5s'"); err != nil {

@@ -1,14 +1,16 @@
 package sql
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgerrcode"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -18,19 +20,25 @@ import (
 // time.
 const lossTimeout = time.Minute
 
-// CountLosses counts in history what an adoption has noted as perhaps lost.
-func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
+// suspicion is what an adoption has noted as perhaps lost.
+type suspicion struct {
+	ID      int64
+	Stream  string
+	After   string
+	Until   int64
+	Since   *time.Time
+	Events  *int64
+	Noticed time.Time
+}
+
+// streamIDs is the method IDs of outbox.Sink.
+type streamIDs = func(ctx context.Context, stream, after string) ([]uuid.UUID, error)
+
+// CountLosses counts in history what an adoption has noted as perhaps lost. What was published and had no mark when the
+// adoption came, has none now: it is owed, and not lost.
+func (s *store) CountLosses(ctx context.Context, ids streamIDs) ([]outbox.Loss, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*lossTimeout)
 	defer cancel()
-	type suspicion struct {
-		ID      int64
-		Stream  string
-		After   string
-		Until   int64
-		Since   *time.Time
-		Events  *int64
-		Noticed time.Time
-	}
 	rows, err := s.pool.Query(ctx, query("loss_untold"))
 	if err != nil {
 		return nil, fmt.Errorf("read what may be lost: %w", err)
@@ -39,18 +47,13 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read what may be lost: %w", err)
 	}
-	if len(list) > 0 {
-		if err := s.awaitSettling(ctx); err != nil {
-			return nil, err
-		}
-	}
 	var out []outbox.Loss
 	for _, l := range list {
 		loss := outbox.Loss{Stream: l.Stream, Noticed: l.Noticed}
 		if l.Events != nil {
 			loss.Events = *l.Events
-		} else if err := s.countLoss(ctx, &loss, l.ID, l.Since, l.After, l.Until); err != nil {
-			return out, err
+		} else if err := s.countLoss(ctx, &loss, l, ids); err != nil {
+			return out, fmt.Errorf("count what is lost of %q: %w", l.Stream, err)
 		}
 		if loss.Events == 0 {
 			_, err = s.pool.Exec(ctx, query("loss_drop"), l.ID)
@@ -69,46 +72,96 @@ func (s *store) CountLosses(ctx context.Context) ([]outbox.Loss, error) {
 	return out, nil
 }
 
-// writersTimeout bounds the wait for transactions that settle: an instance that sweeps along waits for its own commit
-// as long.
-const writersTimeout = 20 * time.Second
-
-// awaitSettling waits for what is settled but not visible yet, because it may be lost, too; but no longer than
-// writersTimeout.
-func (s *store) awaitSettling(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, writersTimeout)
+// countLoss fills in what history says of a loss: what was delivered before there were marks, by the entries it knows,
+// and of the log what is not in the stream. What an earlier loss has counted, and nobody has brought back, is lost
+// once. Where counting takes too long, how much is lost is not known, and it may be all of the range.
+func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, ids streamIDs) error {
+	bounded, cancel := context.WithTimeout(ctx, lossTimeout)
 	defer cancel()
-	err := AwaitHistoryWriters(bounded, s.pool, func(int) {})
-	if err != nil && bounded.Err() != nil {
-		return ctx.Err()
+	var n int64
+	var first, last *time.Time
+	err := s.pool.QueryRow(bounded, query("loss_count"), l.Stream, l.Since, l.Noticed, l.After, l.Until).Scan(&n,
+		&first, &last)
+	if first != nil && last != nil {
+		addLoss(loss, n, *first, *last)
+	}
+	if err == nil {
+		err = s.countLog(bounded, loss, l, ids)
+	}
+	if err == nil && loss.Events > 0 {
+		var known int64
+		err = s.pool.QueryRow(bounded, query("loss_known"), l.ID, l.Stream, loss.First, loss.Last).Scan(&known)
+		loss.Events = max(loss.Events-known, 0)
+	}
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		loss.Events = -1
+		return nil
 	}
 	return err
 }
 
-// countLoss fills in what history says of a loss.
-func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, id int64, since *time.Time, after string,
-	until int64,
-) error {
+// countLog adds what the log has of a loss.
+func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, ids streamIDs) error {
+	r := span{part: -1}
 	var first, last *time.Time
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_catalog.set_config('statement_timeout', $1, true)",
-			fmt.Sprint(lossTimeout.Milliseconds())); err != nil {
+	err := s.pool.QueryRow(ctx, query("loss_range"), l.Stream, l.After, l.Since, l.Noticed).Scan(&r.from, &r.to, &first,
+		&last)
+	if err != nil || first == nil || last == nil {
+		return err
+	}
+	sel := Selection{Stream: l.Stream}
+	counts, err := r.count(ctx, s.pool, sel)
+	if err != nil || len(counts) == 0 {
+		return err
+	}
+	have, err := ids(ctx, l.Stream, entryBefore(l.After, counts[0].Created))
+	if err != nil {
+		addLoss(loss, 0, *first, *last)
+		return err
+	}
+	slices.SortFunc(have, compareIDs)
+	for at := behindMark(r.from); ; {
+		items, reached, err := r.list(ctx, s.pool, sel, at)
+		if err != nil {
+			addLoss(loss, 0, *first, *last)
 			return err
 		}
-		return tx.QueryRow(ctx, query("loss_count"), loss.Stream, since, loss.Noticed, after, until,
-			id).Scan(&loss.Events,
-			&first, &last)
-	})
-	switch {
-	case SQLState(err) == pgerrcode.QueryCanceled:
-		loss.Events = -1
-	case err != nil:
-		return fmt.Errorf("count what is lost of %q: %w", loss.Stream, err)
-	case loss.Events > 0:
-		loss.First, loss.Last = *first, *last
+		for _, e := range items {
+			if _, there := slices.BinarySearchFunc(have, e.id, compareIDs); !there {
+				addLoss(loss, 1, e.at, e.at)
+			}
+		}
+		if reached == at {
+			return nil
+		}
+		at = reached
 	}
-	return nil
 }
+
+// addLoss adds events that were settled from one time to another.
+func addLoss(l *outbox.Loss, events int64, first, last time.Time) {
+	l.Events += events
+	if l.First.IsZero() || first.Before(l.First) {
+		l.First = first
+	}
+	if last.After(l.Last) {
+		l.Last = last
+	}
+}
+
+// entrySlack is how far the clocks of Postgres and Redis may be apart.
+const entrySlack = 5 * time.Minute
+
+// entryBefore returns an entry id that is safely before an entry, and before those of events created at a time.
+func entryBefore(entry string, created time.Time) string {
+	ms := min(idMillis(entry), created.UnixMilli()) - entrySlack.Milliseconds()
+	if entry == "" || ms <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d-0", ms)
+}
+
+func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
 
 // Lost implements outbox.Store.
 func (s *store) Lost(ctx context.Context) (n int64, err error) {

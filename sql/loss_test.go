@@ -2,24 +2,30 @@ package sql_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
 
-// delivered puts an event into history.
+// delivered puts an event into history, as it was before there were marks.
 func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago time.Duration) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+	d.Exec(tb, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
 			published_at, stream, entry_id, mode)
 		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp() - $1::interval,
 			$2, nullif($3, ''), 'cdc')`, ago, stream, entry)
 }
+
+// nothing is what is in a stream that has lost everything.
+func nothing(context.Context, string, string) ([]uuid.UUID, error) { return nil, nil }
 
 // suspect adopts with streams that may lack something.
 func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
@@ -27,7 +33,7 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{
 		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
-		Sink: "run/history", Suspects: states,
+		Sink: "run/history", Prefix: "outbox.", Suspects: states,
 	})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
@@ -61,7 +67,7 @@ func TestLosses(t *testing.T) {
 	if n, err := s.Lost(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost before they are counted, %v", n, err)
 	}
-	found, err := s.CountLosses(ctx)
+	found, err := s.CountLosses(ctx, nothing)
 	must(t, err)
 	counts := map[string]int64{}
 	for _, l := range found {
@@ -70,7 +76,7 @@ func TestLosses(t *testing.T) {
 	if len(found) != 2 || counts["outbox.order"] != 3 || counts["outbox.gone"] != 1 {
 		t.Errorf("lost %v, want 3 of outbox.order and 1 of outbox.gone", counts)
 	}
-	if again, err := s.CountLosses(ctx); err != nil || len(again) != 0 {
+	if again, err := s.CountLosses(ctx, nothing); err != nil || len(again) != 0 {
 		t.Errorf("told again: %+v, %v", again, err)
 	}
 	list, err := sql.Losses(ctx, d.Pool)
@@ -85,7 +91,7 @@ func TestLosses(t *testing.T) {
 	// The next adoption suspects the same once more: the stream had no events since.
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now},
 		outbox.StreamState{Stream: "outbox.gone", Now: now})
-	if again, err := s.CountLosses(ctx); err != nil || len(again) != 0 {
+	if again, err := s.CountLosses(ctx, nothing); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
 	}
 	// A part of it, or another stream, does not bring it back.
@@ -103,41 +109,99 @@ func TestLosses(t *testing.T) {
 		t.Errorf("lost still: %+v, %v", list, err)
 	}
 	d.Exec(t, "UPDATE outbox_loss SET noticed_at = noticed_at - interval '100 days'")
-	_, err = s.CountLosses(ctx)
+	_, err = s.CountLosses(ctx, nothing)
 	must(t, err)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); n != 0 {
 		t.Errorf("%d kept after history has forgotten them", n)
 	}
 }
 
-// Somebody who sweeps along has published and not committed yet when Redis forgets it: it is counted when it is
-// visible.
-func TestALossOfWhatIsBeingSettled(t *testing.T) {
+// What marks have settled behind the last id of a stream, and is not in the stream, is lost, up to the adoption:
+// counted by the ids of events, once, and with the range that brings it back.
+func TestLossesOfTheLog(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	tx, err := d.Pool.Begin(ctx)
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(ctx, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload,
-			created_at, published_at, stream, entry_id, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp(),
-			'outbox.order', '7-7', 'poll')`)
-	must(t, err)
-	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: "7-6", Now: time.Now()})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if found, err := s.CountLosses(ctx); err != nil || len(found) != 1 || found[0].Events != 1 {
-			t.Errorf("lost: %+v, %v", found, err)
+	pool := replayPool(t, d)
+	begun := time.Now().Add(-time.Hour).Truncate(time.Second)
+	minute := func(n int) time.Time { return begun.Add(time.Duration(n) * time.Minute) }
+	entry := func(n int) string { return fmt.Sprintf("%d-0", minute(n).UnixMilli()) }
+	events := make([][]uuid.UUID, 6)
+	for n := 1; n < len(events); n++ { // a mark each minute, each of three orders and an invoice
+		for i := range 4 {
+			row := insert(t, d, fmt.Sprint(i))
+			events[n] = append(events[n], row.ID)
+			d.Exec(t, "UPDATE outbox SET created_at = $1 WHERE seq = $2", minute(n).Add(-time.Second), row.Seq)
+			if i == 3 {
+				d.Exec(t, "UPDATE outbox SET aggregate_type = 'invoice' WHERE seq = $1", row.Seq)
+			}
 		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(300 * time.Millisecond):
+		marked(t, d, -1, minute(n))
+		d.Exec(t, `UPDATE outbox_mark
+			SET entries = jsonb_build_object('outbox.order', $1::text, 'outbox.invoice', $1::text)
+			WHERE id = (SELECT max(id) FROM outbox_mark)`, entry(n))
 	}
-	must(t, tx.Commit(ctx))
-	<-done
+	there := map[string][]uuid.UUID{"outbox.order": events[2][:1]} // of the others nothing is left behind the entry
+	have := func(_ context.Context, stream, after string) ([]uuid.UUID, error) {
+		if want := fmt.Sprintf("%d-0", minute(0).UnixMilli()); after > want || after == "" {
+			t.Errorf("the ids behind %q of %s are asked for, want those from before %s on", after, stream, want)
+		}
+		return there[stream], nil
+	}
+	state := outbox.StreamState{Stream: "outbox.order", Gate: true, Last: entry(1), Now: time.Now()}
+	whole := outbox.StreamState{Stream: "outbox.invoice", Gate: true, Last: entry(9), Now: time.Now()}
+	suspect(t, s, state, whole)
+	insert(t, d, "later")
+	marked(t, d, -1, time.Now().Add(time.Minute)) // settled after the adoption
+	found, err := s.CountLosses(ctx, have)
+	must(t, err)
+	if len(found) != 1 || found[0].Stream != "outbox.order" || found[0].Events != 11 ||
+		!found[0].First.Equal(minute(2)) || !found[0].Last.Equal(minute(5)) {
+		t.Fatalf("lost: %+v, want 11 orders from %v to %v", found, minute(2), minute(5))
+	}
+	sel := sql.Selection{Since: found[0].First, Until: found[0].Last, Stream: "outbox.order"}
+	if got := readAll(t, pool, sel, 5); len(got) != 12 {
+		t.Errorf("the replay brings %d events, want 12", len(got))
+	}
+	// The same once more; and then another one is lost.
+	suspect(t, s, state)
+	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 0 {
+		t.Errorf("counted again: %+v, %v", again, err)
+	}
+	there["outbox.order"] = nil
+	suspect(t, s, state)
+	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 1 || again[0].Events != 1 {
+		t.Errorf("counted again: %+v, %v; want 1", again, err)
+	}
+	must(t, sql.BroughtBack(ctx, d.Pool, minute(2), minute(5), "outbox.order"))
+	if n, err := s.Lost(ctx); err != nil || n != 0 {
+		t.Errorf("%d lost, %v, after all was brought back", n, err)
+	}
+	// Lost once more, with what the replay brought.
+	suspect(t, s, state)
+	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 1 || again[0].Events != 12 {
+		t.Errorf("lost again: %+v, %v; want 12", again, err)
+	}
+}
+
+// Where the stream cannot be read, or that takes too long, nothing is told, or the range alone.
+func TestALossThatCannotBeCounted(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	insert(t, d, "a")
+	marked(t, d, -1, time.Now())
+	d.Exec(t, `UPDATE outbox_mark SET entries = '{"outbox.order": "7-8"}' WHERE id > 1`)
+	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: "7-7", Now: time.Now()})
+	broken := errors.New("no answer")
+	refuse := func(context.Context, string, string) ([]uuid.UUID, error) { return nil, broken }
+	_, err := s.CountLosses(t.Context(), refuse)
+	if !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
+	}
+	found, err := s.CountLosses(t.Context(), nothing)
+	if err != nil || len(found) != 1 || found[0].Events != 1 {
+		t.Errorf("lost: %+v, %v", found, err)
+	}
 }
 
 // An adoption that somebody else was quicker with notes nothing.
@@ -163,7 +227,7 @@ func TestLossesWithoutHistory(t *testing.T) {
 		outbox.StreamState{Stream: "a", Gate: true, Last: "5-1"},
 		outbox.StreamState{Stream: "b", Gate: true, Last: "5-1", Missing: 7}, outbox.StreamState{Stream: "c"},
 		outbox.StreamState{Stream: "d", Gate: true, Forgot: true})
-	found, err := s.CountLosses(t.Context())
+	found, err := s.CountLosses(t.Context(), nothing)
 	must(t, err)
 	if len(found) != 3 || found[0].Stream != "b" || found[0].Events != 7 || found[1].Stream != "c" ||
 		found[1].Events != -1 || found[2].Stream != "d" {
@@ -177,7 +241,7 @@ func TestGoneBackInTime(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	succeed(t, s)
-	if found, err := s.CountLosses(ctx); err != nil || len(found) != 0 {
+	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 0 {
 		t.Errorf("told: %+v, %v", found, err)
 	}
 	d.Exec(t, "UPDATE relay_state SET timeline = 7")
@@ -186,7 +250,7 @@ func TestGoneBackInTime(t *testing.T) {
 		_, err := s.Adopt(ctx, outbox.Adoption{From: old.Epoch, To: outbox.Owner{Epoch: old.Epoch + 1}, WentBack: true})
 		must(t, err)
 	}
-	if found, err := s.CountLosses(ctx); err != nil || len(found) != 1 || found[0].Stream != "" ||
+	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 1 || found[0].Stream != "" ||
 		found[0].Events != -1 {
 		t.Errorf("told: %+v, %v", found, err)
 	}

@@ -10,11 +10,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -66,8 +69,7 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			d.Exec(t, "ALTER TABLE relay_state DROP COLUMN sink; DROP TABLE outbox_loss; DELETE FROM "+
-				"posthaste_migrations WHERE version_id = 8")
+			unmarked(t, d)
 			user, err := d.Pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -81,13 +83,19 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 			go func() {
 				applied, err := sql.Migrate(context.Background(), d.URL, "public",
 					slog.New(slog.NewTextHandler(logs, nil)))
-				if err == nil && !slices.Equal(applied, []int64{8}) {
+				if err == nil && !slices.Equal(applied, []int64{9}) {
 					err = fmt.Errorf("applied %v", applied)
 				}
 				done <- err
 			}()
 			waiting(t, d, 1)
-			waiting(t, d, 0) // it has let the others through
+			testenv.Eventually(t, 20*time.Second, func() error { // it has let the others through
+				if n := testenv.Value[int](t, d, `SELECT count(*) FROM pg_locks WHERE NOT granted
+					AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`); n > 0 {
+					return errors.New("it waits")
+				}
+				return nil
+			})
 			if err := user.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -95,6 +103,128 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 				t.Errorf("migrate: %v; %s", err, logs)
 			}
 		})
+	}
+}
+
+// unmarked takes the last migration back.
+func unmarked(tb testing.TB, d *testenv.Database) {
+	tb.Helper()
+	text, err := os.ReadFile("migrations/00009_marks.sql")
+	must(tb, err)
+	_, down, _ := strings.Cut(string(text), "-- +goose Down")
+	d.Exec(tb, "BEGIN;"+down+";DELETE FROM posthaste_migrations WHERE version_id = 9; COMMIT")
+}
+
+// The table has a backlog, parked events and a history when it becomes a log, services write to it, and the last
+// version sweeps. Nothing is lost on the way, nor on the way back.
+func TestTheTableBecomesALog(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	ctx := t.Context()
+	unmarked(t, d)
+	const columns = "seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at"
+	role := "reader_" + d.Name
+	d.Exec(t, "CREATE ROLE "+role)
+	d.Exec(t, "GRANT SELECT ON outbox, outbox_history TO "+role)
+	insertMany := func(kind string, n int) {
+		d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			SELECT gen_random_uuid(), 'order', 'a-' || i % 50, $1, '{}' FROM generate_series(1, $2::int) i`, kind, n)
+	}
+	insertMany("delivered", 100)
+	settleAsBefore := `WITH gone AS (
+			DELETE FROM outbox WHERE seq IN (SELECT seq FROM outbox ORDER BY seq LIMIT 10) RETURNING *)
+		INSERT INTO outbox_history (` + columns + `, published_at, stream, entry_id, mode)
+		SELECT ` + columns + `, now(), 'outbox.order', '1-1', 'poll' FROM gone`
+	for range 10 {
+		d.Exec(t, settleAsBefore)
+	}
+	d.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, error,
+			class, attempts)
+		VALUES (gen_random_uuid(), 1, 'order', 'a-1', 'x', '{}', now(), 'x', 'x', 1)`)
+	insertMany("owed", 500)
+
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	writing := func(done func(context.Context) error) {
+		t.Helper()
+		busy.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := done(context.Background()); err != nil {
+					t.Errorf("beside the migration: %v", err)
+					return
+				}
+			}
+		})
+	}
+	var written atomic.Int64
+	writing(func(ctx context.Context) error {
+		_, err := d.Pool.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (gen_random_uuid(), 'order', 'w', 'written', '{}')`)
+		written.Add(1)
+		return err
+	})
+	old, err := pgx.Connect(ctx, d.URL+"&application_name=posthaste%20sweep")
+	must(t, err)
+	defer old.Close(ctx)
+	writing(func(ctx context.Context) error {
+		_, err := old.Exec(ctx, settleAsBefore)
+		return err
+	})
+	if _, err := sql.Migrate(ctx, d.URL, "public", testenv.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	close(stop)
+	busy.Wait()
+	count := func(what string) (n int64) {
+		t.Helper()
+		return testenv.Value[int64](t, d, "SELECT count(*) FROM "+what)
+	}
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	must(t, s.Register(ctx))
+	all := 600 + written.Load()
+	owed := backlog(t, s, d)
+	if n := count("outbox_history"); owed != count("outbox") || owed+n != all || n < 100 {
+		t.Errorf("%d rows are owed, %d are history, of %d", owed, n, all)
+	}
+	for _, view := range []string{"outbox_backlog", "outbox_history"} {
+		if !testenv.Value[bool](t, d, "SELECT has_table_privilege($1, $2, 'SELECT')", role, view) {
+			t.Errorf("who could read the table may not read %s", view)
+		}
+	}
+	d.Exec(t, "DROP OWNED BY "+role)
+	o := succeed(t, s)
+	if owed > 0 {
+		var r outbox.Row
+		must(t, d.Pool.QueryRow(ctx, "SELECT seq, id, aggregate_id FROM outbox LIMIT 1").
+			Scan(&r.Seq, &r.ID, &r.AggregateID))
+		_, err = s.Park(ctx, o, &r, "too_large", "why", 1)
+		must(t, err)
+	}
+	settle(t, s)
+	if _, err := old.Exec(ctx, settleAsBefore); err == nil {
+		t.Error("the last version settles beside the new one")
+	}
+	insertMany("last", 7)
+	history := count("outbox_history")
+	if n := backlog(t, s, d); n != 7 || history != all-1 {
+		t.Errorf("%d rows are owed, %d are history, of %d", n, history, all)
+	}
+	unmarked(t, d)
+	last, rows, kept, dead := count("outbox WHERE event_type = 'last'"), count("outbox"), count("outbox_history"),
+		count("outbox_dead")
+	if last != 7 || rows != 7 || kept != history || dead != 2 {
+		t.Errorf("after the way back: %d rows, %d of the last; %d are history, %d dead", rows, last, kept, dead)
+	}
+	if _, err := old.Exec(ctx, settleAsBefore); err != nil || count("outbox") != 0 {
+		t.Errorf("the last version settles afterwards: %v", err)
+	}
+	if _, err := sql.Migrate(ctx, d.URL, "public", testenv.Logger(t)); err != nil {
+		t.Errorf("and forward again: %v", err)
 	}
 }
 

@@ -1,10 +1,13 @@
 package sql
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,20 +29,37 @@ type Selection struct {
 	Type, Stream string
 }
 
-// query returns the text of queries/<name>.sql over the part of history to look at, whose parameters come first.
-func (s Selection) query(name string) string {
+// old returns the text of queries/<name>.sql over the part to look at of what was delivered before there were marks.
+// Its parameters come first.
+func (s Selection) old(name string) string {
 	if s.ID != nil {
 		return query("replay_few") + query(name)
 	}
 	return query("replay_all") + query(name)
 }
 
-// Place is a place in history, in the order of publishing. The clock of the database server gives it: if that was set
-// back, events published before and after are out of order within the step. Numbers begin at 1: a place without one is
-// before the first event published at or after its time.
+// Place is a place in history, in the order of publishing: first what was delivered before there were marks, then the
+// log, by the marks that settled it. The order of one aggregate is kept everywhere.
 type Place struct {
+	// At and Seq are a place before there were marks. The clock of the database server gives it: if that was set back,
+	// events published before and after are out of order within the step. Numbers begin at 1: a place without one is
+	// before the first event published at or after its time.
 	At  time.Time
 	Seq int64
+	// Mark is the mark that settled the event, 0 before there were marks; Part and Seq are its place in the log.
+	Mark int64
+	Part int16
+}
+
+// Compare returns -1, 0 or 1, as p is before q, the same, or behind it.
+func (p Place) Compare(q Place) int {
+	return cmp.Or(cmp.Compare(p.Mark, q.Mark), p.At.Compare(q.At), cmp.Compare(p.Part, q.Part),
+		cmp.Compare(p.Seq, q.Seq))
+}
+
+// behindMark is the place behind everything that a mark has settled.
+func behindMark(mark int64) Place {
+	return Place{Mark: mark, Part: outbox.Partitions - 1, Seq: math.MaxInt64}
 }
 
 // Replayed is an event out of history.
@@ -85,10 +105,18 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 	return now, oldest, err
 }
 
-// AwaitHistoryWriters waits until every event published before the call is visible in history: it notes which
-// transactions may have written history and waits for them to end. It calls waiting with how many are left each time it
-// has to wait.
-func AwaitHistoryWriters(ctx context.Context, db DB, waiting func(n int)) error {
+// settleTimeout bounds the wait for marks to hold what is visible: behind a stream they move about once a second, and
+// what a relay that is down has not settled is not history.
+const settleTimeout = 5 * time.Second
+
+// AwaitHistory waits until every event published before the call is in history. What is visible at the call, and not
+// settled yet, may be published: it is waited for, but no longer than settleTimeout. Then it notes which transactions
+// may have written marks, or history, and waits for them to end. It calls waiting with how many are left each time it
+// has to wait for those.
+func AwaitHistory(ctx context.Context, db DB, waiting func(n int)) error {
+	if err := awaitMarks(ctx, db); err != nil {
+		return err
+	}
 	left, err := historyWriters(ctx, db)
 	for err == nil && len(left) > 0 {
 		waiting(len(left))
@@ -102,10 +130,30 @@ func AwaitHistoryWriters(ctx context.Context, db DB, waiting func(n int)) error 
 	return err
 }
 
+// awaitMarks waits until the marks hold what is visible now, but no longer than settleTimeout.
+func awaitMarks(ctx context.Context, db DB) error {
+	bounded, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	var now string
+	err := db.QueryRow(bounded, "SELECT pg_current_snapshot()::text").Scan(&now)
+	for parts := 1; err == nil && parts > 0; {
+		if err = db.QueryRow(bounded, query("replay_owed"), now).Scan(&parts); err == nil && parts > 0 {
+			err = pause.For(bounded, writersPause)
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil && bounded.Err() == nil:
+		return fmt.Errorf("look for what is not settled yet: %w", err)
+	}
+	return nil
+}
+
 // writersPause is the time between two looks at who writes history.
 const writersPause = 20 * time.Millisecond
 
-// historyWriters names the transactions that may have written history and are not visible yet.
+// historyWriters names the transactions that may have written marks or history and are not visible yet.
 func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -115,7 +163,8 @@ func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	return writers, err
 }
 
-// Selected is what a selection has of one stream.
+// Selected is what a selection has of one stream. Of the log First and Last are when the first and the last number were
+// settled, about.
 type Selected struct {
 	Stream string    `json:"stream"`
 	Events int64     `json:"events"`
@@ -125,53 +174,50 @@ type Selected struct {
 
 // CountHistory counts what a selection has, by stream. It reads all of it.
 func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
-	rows, err := db.Query(ctx, s.query("replay_count"), s.ID, s.Subject, s.Since, s.Until, s.Type, s.Stream)
+	list, err := countHistory(ctx, db, s)
 	if err != nil {
 		return nil, fmt.Errorf("count history: %w", err)
+	}
+	slices.SortStableFunc(list, func(a, b Selected) int { return strings.Compare(a.Stream, b.Stream) })
+	var sum []Selected
+	for _, e := range list {
+		if n := len(sum) - 1; n >= 0 && sum[n].Stream == e.Stream {
+			sum[n].Events += e.Events
+			sum[n].Last = e.Last // the log is what came later
+		} else {
+			sum = append(sum, e)
+		}
+	}
+	return sum, nil
+}
+
+// countHistory counts what there was before there were marks, and then the log.
+func countHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
+	rows, err := db.Query(ctx, s.old("replay_count"), s.ID, s.Subject, s.Since, s.Until, s.Type, s.Stream)
+	if err != nil {
+		return nil, err
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Selected])
 	if err != nil {
-		return nil, fmt.Errorf("count history: %w", err)
+		return nil, err
 	}
-	return list, nil
-}
-
-// scanRows is how many events a page looks at in search of those of a type or a stream.
-const scanRows = 5000
-
-// ReadHistory returns the events of the selection behind a place, in the order of publishing: at most limit of them and
-// about as many bytes of payload. Nothing stays open between two calls. The next page is that behind the returned
-// place; the end is reached when that is the place asked for.
-func ReadHistory(ctx context.Context, db DB, s Selection, after Place, limit, bytes int) ([]Replayed, Place, error) {
-	scan := limit
-	if s.Type != "" || s.Stream != "" {
-		scan = max(limit, scanRows)
-	}
-	rows, err := db.Query(ctx, s.query("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream,
-		scan, limit, bytes)
+	r, err := rangeOf(ctx, db, s)
 	if err != nil {
-		return nil, after, fmt.Errorf("read history: %w", err)
+		return nil, err
 	}
-	defer rows.Close()
-	var list []Replayed
-	end := after
-	for rows.Next() {
-		var r Replayed
-		var wanted bool
-		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload,
-			&r.Headers,
-			&r.Time, &r.Stream, &wanted)
-		if err != nil {
-			return nil, after, fmt.Errorf("read history: %w", err)
+	if s.ID != nil {
+		h := History{db: db, sel: s, span: r}
+		for err == nil && !h.found {
+			err = h.find(ctx)
 		}
-		end = r.Place
-		if wanted {
-			r.Seq = r.Place.Seq
-			list = append(list, r)
+		for _, e := range h.items {
+			list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
 		}
+		return list, err
 	}
-	if err := rows.Err(); err != nil {
-		return nil, after, fmt.Errorf("read history: %w", err)
+	counts, err := r.count(ctx, db, s)
+	for _, c := range counts {
+		list = append(list, c.Selected)
 	}
-	return list, end, nil
+	return list, err
 }

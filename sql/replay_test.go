@@ -28,12 +28,15 @@ func replayPool(tb testing.TB, d *testenv.Database) *pgxpool.Pool {
 
 var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
-// fillHistory writes n events, evenly over three days with a partition each, in the order of publishing. Every third is
-// of one large aggregate.
+// fillHistory writes n events of before there were marks, evenly over three days with a partition each, in the order of
+// publishing. Every third is of one large aggregate.
 func fillHistory(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
-	must(tb, sql.KeepHistoryAt(tb.Context(), sql.NewStore(relayPool(tb, d.URL), "test", 72*time.Hour), day1))
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+	for _, day := range []int{1, 2, 3} {
+		d.Exec(tb, fmt.Sprintf("CREATE TABLE outbox_history_2026030%d PARTITION OF outbox_history_old FOR VALUES FROM "+
+			"('2026-03-%02d 00:00Z') TO ('2026-03-%02d 00:00Z')", day, day, day+1))
+	}
+	d.Exec(tb, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
 			published_at, stream, mode)
 		SELECT g, gen_random_uuid(), 'order', CASE WHEN g % 3 = 0 THEN 'large' ELSE 'o-' || g % 1000 END, `+
 		`'order.changed',
@@ -54,11 +57,11 @@ func TestReplayPageIsNoFullScan(t *testing.T) {
 	fillHistory(t, d, n)
 	pool := replayPool(t, d)
 	end := day1.Add(72 * time.Hour)
-	id := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_history WHERE seq = $1", n/2)
+	id := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_history_old WHERE seq = $1", n/2)
 	buffers := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))?(?: ?read=(\d+))?`)
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {
-			d.Exec(t, "VACUUM ANALYZE outbox_history")
+			d.Exec(t, "VACUUM ANALYZE outbox_history_old")
 		}
 		for name, c := range map[string]struct {
 			part, query string
@@ -130,25 +133,25 @@ func TestReadHistory(t *testing.T) {
 	d := testenv.Postgres(t)
 	fillHistory(t, d, 100)
 	// Several at one instant, in the default partition too, one with a time of its own and headers.
-	d.Exec(t, "UPDATE outbox_history SET published_at = $1 WHERE seq BETWEEN 40 AND 49", day1.Add(30*time.Hour))
-	d.Exec(t, "UPDATE outbox_history SET published_at = $1 WHERE seq > 90", day1.Add(100*time.Hour))
+	d.Exec(t, "UPDATE outbox_history_old SET published_at = $1 WHERE seq BETWEEN 40 AND 49", day1.Add(30*time.Hour))
+	d.Exec(t, "UPDATE outbox_history_old SET published_at = $1 WHERE seq > 90", day1.Add(100*time.Hour))
 	own := day1.Add(time.Minute)
-	d.Exec(t, `UPDATE outbox_history SET event_time = $1, headers = '{"traceparent": "00-1"}' WHERE seq = 1`, own)
+	d.Exec(t, `UPDATE outbox_history_old SET event_time = $1, headers = '{"traceparent": "00-1"}' WHERE seq = 1`, own)
 	pool := replayPool(t, d)
 	sel := sql.Selection{Since: day1, Until: day1.Add(200 * time.Hour)}
 	for _, limit := range []int{1, 3, 7, 1000} {
 		after, seen := sql.Place{At: sel.Since}, map[int64]bool{}
 		for {
-			page, end, err := sql.ReadHistory(t.Context(), pool, sel, after, limit, 1<<20)
+			page, end, all, err := sql.NewHistory(pool, sel).Read(t.Context(), after, limit, 1<<20)
 			must(t, err)
-			if end == after {
+			if all {
 				break
 			}
 			if len(page) > limit {
 				t.Fatalf("%d events in a page of %d", len(page), limit)
 			}
 			for _, e := range page {
-				if seen[e.Seq] || e.Place.At.Before(after.At) || end.At.Before(e.Place.At) {
+				if seen[e.Seq] || e.Place.Compare(after) <= 0 || end.Compare(e.Place) < 0 {
 					t.Fatalf("event %d again, or out of order", e.Seq)
 				}
 				seen[e.Seq] = true
@@ -164,62 +167,27 @@ func TestReadHistory(t *testing.T) {
 		}
 	}
 	// Of a type, or of an aggregate, and what lies between is passed.
-	d.Exec(t, "UPDATE outbox_history SET event_type = 'rare', aggregate_id = 'rare' WHERE seq % 30 = 0")
+	d.Exec(t, "UPDATE outbox_history_old SET event_type = 'rare', aggregate_id = 'rare' WHERE seq % 30 = 0")
 	rare := "rare"
 	for name, s := range map[string]sql.Selection{
 		"type":    {Since: sel.Since, Until: sel.Until, Type: rare},
 		"subject": {Since: sel.Since, Until: sel.Until, Subject: &rare},
 	} {
-		page, end, err := sql.ReadHistory(t.Context(), pool, s, sql.Place{At: day1}, 2, 1<<20)
+		page, end, _, err := sql.NewHistory(pool, s).Read(t.Context(), sql.Place{At: day1}, 2, 1<<20)
 		if must(t, err); len(page) != 2 || page[1].Seq != 60 {
 			t.Errorf("%s: a page of %d events", name, len(page))
 		}
-		page, _, err = sql.ReadHistory(t.Context(), pool, s, end, 2, 1<<20)
+		page, _, _, err = sql.NewHistory(pool, s).Read(t.Context(), end, 2, 1<<20)
 		if must(t, err); len(page) != 1 || page[0].Seq != 90 {
 			t.Errorf("%s: a second page of %d events", name, len(page))
 		}
 	}
 	// Large payloads make small pages, never empty ones.
-	d.Exec(t, "UPDATE outbox_history SET payload = jsonb_build_object('pad', repeat('x', 10000))")
+	d.Exec(t, "UPDATE outbox_history_old SET payload = jsonb_build_object('pad', repeat('x', 10000))")
 	for bytes, want := range map[int]int{1: 1, 15_000: 2, 100_000: 10} {
-		page, end, err := sql.ReadHistory(t.Context(), pool, sel, sql.Place{At: day1}, 50, bytes)
+		page, end, _, err := sql.NewHistory(pool, sel).Read(t.Context(), sql.Place{At: day1}, 50, bytes)
 		if must(t, err); len(page) != want || end != page[want-1].Place {
 			t.Errorf("%d events in a page of %d bytes, want %d", len(page), bytes, want)
 		}
 	}
-}
-
-// Whoever writes history is waited for, until what it settles is visible; whoever reads is not.
-func TestAwaitHistoryWriters(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	pool := replayPool(t, d)
-	none := func(n int) { t.Errorf("waits for %d writers, though nobody writes", n) }
-	must(t, sql.AwaitHistoryWriters(t.Context(), pool, none))
-	reading := begin(t, d)
-	var n int
-	must(t, reading.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n))
-	row := insert(t, d, "a")
-	settling, err := relayPool(t, d.URL).Begin(t.Context())
-	must(t, err)
-	defer func() { _ = settling.Rollback(context.Background()) }()
-	var snap string
-	var places []int64
-	err = settling.QueryRow(t.Context(), queryText(t, "settle"), []string{"a"}, []int64{row.Seq}, []uuid.UUID{row.ID},
-		[]string{"s"}, []string{""}, []*time.Time{nil}, true).Scan(&snap, &places)
-	must(t, err)
-	seen := 0
-	must(t, sql.AwaitHistoryWriters(t.Context(), pool, func(n int) {
-		if seen++; n != 1 || len(places) != 1 {
-			t.Errorf("waits for %d writers, want 1", n)
-		}
-		if seen == 3 {
-			must(t, settling.Commit(t.Context()))
-		}
-	}))
-	if seen < 3 {
-		t.Errorf("gone on after %d looks, before the settling had ended", seen)
-	}
-	must(t, sql.AwaitHistoryWriters(t.Context(), pool, none))
-	must(t, reading.Rollback(t.Context()))
 }

@@ -46,9 +46,10 @@ func grant(ctx context.Context, db *stdsql.DB, schema string) error {
 
 func grantIn(ctx context.Context, tx pgx.Tx, schema string) error {
 	var roles, held []string
+	relations := slices.Concat(views, tables)
 	err := tx.QueryRow(ctx, query("rights_roles"), slices.Collect(maps.Keys(reads))).Scan(&roles)
 	if err == nil {
-		err = tx.QueryRow(ctx, query("rights_held"), tables).Scan(&held)
+		err = tx.QueryRow(ctx, query("rights_held"), relations).Scan(&held)
 	}
 	if err != nil {
 		return fmt.Errorf("look for the roles: %w", err)
@@ -66,7 +67,7 @@ func grantIn(ctx context.Context, tx pgx.Tx, schema string) error {
 			string(text),
 		}
 		if reads[role] {
-			stmts = append(stmts, "GRANT SELECT ON "+strings.Join(tables, ", ")+" TO "+role)
+			stmts = append(stmts, "GRANT SELECT ON "+strings.Join(relations, ", ")+" TO "+role)
 		}
 		for _, stmt := range stmts {
 			if _, err := tx.Exec(ctx, stmt); err != nil {

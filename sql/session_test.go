@@ -40,15 +40,14 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	_, err = writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('id', $1::text)`, "größe")
 	must(t, err)
-	sweep, err := sql.OpenSweep(ctx, url, "public", false)
+	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
 	must(t, err)
 	defer sweep.Close()
 	parts, err := sweep.Partitions(ctx)
 	must(t, err)
-	tx, err := sweep.Begin(ctx)
+	pass, err := sweep.Begin(ctx, parts[0], nil)
 	must(t, err)
-	defer tx.Rollback(ctx) //nolint:errcheck // it ends with the test
-	events, err := sweep.Take(ctx, tx, parts[0], 10, 1<<20)
+	events, err := sweep.Page(ctx, pass, 10, 1<<20)
 	must(t, err)
 	if len(events) != 1 || events[0].AggregateID != "größe" || !utf8.Valid(events[0].Payload) ||
 		string(events[0].Payload) != `{"id": "größe"}` {
@@ -64,11 +63,16 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 			t.Errorf("%s: %q is not ASCII", file, text[i:min(i+10, len(text))])
 		}
 	}
-	for name, db := range map[string]sql.DB{"pool": pool, "sweep": tx} {
+	for name, db := range map[string]sql.DB{"pool": pool, "sweep": sql.SessionOf(sweep)} {
 		var commit string
 		must(t, db.QueryRow(ctx, "SHOW synchronous_commit").Scan(&commit))
 		if commit != "local" {
 			t.Errorf("%s: synchronous_commit is %s, want local", name, commit)
+		}
+		var marks string
+		must(t, db.QueryRow(ctx, "SHOW posthaste.marks").Scan(&marks))
+		if marks != "on" {
+			t.Errorf("%s: posthaste.marks is %s, want on", name, marks)
 		}
 	}
 }
@@ -102,12 +106,10 @@ func TestAReloadChangesNoSession(t *testing.T) {
 		system(before)
 		one, err := relayPool(t, d.URL).Acquire(ctx) // the same session before and after
 		must(t, err)
-		sweep, err := sql.OpenSweep(ctx, d.URL, "public", false)
+		sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
 		must(t, err)
 		system("off")
-		tx, err := sweep.Begin(ctx)
-		must(t, err)
-		for name, db := range map[string]sql.DB{"pool": one, "sweep": tx} {
+		for name, db := range map[string]sql.DB{"pool": one, "sweep": sql.SessionOf(sweep)} {
 			if v := show(db); v != before {
 				t.Errorf("%s: synchronous_commit was %s and is %s after the reload", name, before, v)
 			}
@@ -137,7 +139,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	insert(t, d, "a")
 	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
 	must(t, s.Register(ctx))
-	sweep, err := sql.OpenSweep(ctx, url, "public", false)
+	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
 	must(t, err)
 	defer sweep.Close()
 	if parts, err := sweep.Partitions(ctx); err != nil || len(parts) != 1 {

@@ -2,6 +2,7 @@ package sql_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 )
 
 // A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over,
-// claim and fall back.
+// claim, settle and fall back.
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -42,7 +43,27 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	if err := sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll); err != nil {
 		t.Errorf("set desired: %v", err)
 	}
-	w, err := sql.OpenSweep(ctx, d.URL, "public", false)
+	o := outbox.Owner{Epoch: 1}
+	pass, err := s.BeginPass(ctx, o)
+	if err != nil {
+		t.Fatalf("begin a pass: %v", err)
+	}
+	if err := s.SettleAll(ctx, o, pass); err != nil {
+		t.Errorf("settle: %v", err)
+	}
+	m, err := s.Marker(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	look, err := m.Look(ctx, pass.Settled, math.MaxInt64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Move(ctx, o, look.Settled, outbox.Entries{"s": "1-1"}); err != nil {
+		t.Errorf("move the mark: %v", err)
+	}
+	w, err := sql.OpenSweep(ctx, d.URL, "public", d.Relay)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,17 +18,18 @@ import (
 // callTimeout bounds every call of the store that is not a batch of rows.
 const callTimeout = 5 * time.Second
 
-// batchTimeout bounds settling and looking up a batch.
+// batchTimeout bounds what is about many rows.
 const batchTimeout = 15 * time.Second
 
 // store is the relay's side of Postgres.
 type store struct {
 	pool *pgxpool.Pool
 	name string
-	// history is how long delivered events are kept; 0 keeps none.
+	// history is how long settled events are kept; 0 keeps none.
 	history time.Duration
 	// registered is set once the schema has been this binary's.
 	registered atomic.Bool
+	kept       retention
 }
 
 // NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the
@@ -38,9 +38,9 @@ func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Sto
 	return &store{pool: pool, name: name, history: history}
 }
 
-// RelayPoolConfig is PoolConfig for the relay's own statements. They touch a queue: a table whose statistics are never
-// right, always through its one index. So the planner is told to use it, in its order, and never to compile: without
-// statistics it would read and sort a whole part for every batch of it.
+// RelayPoolConfig is PoolConfig for the relay's own statements. They touch the end of a log, of which statistics never
+// know, always through an index. So the planner is told to use that, in its order, and never to compile: it would read
+// and sort the whole log to find the few rows that are owed.
 func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "relay")
 	if err != nil {
@@ -61,19 +61,15 @@ var queueSettings = map[string]string{
 
 // Register makes sure that the relay's row exists and is the only one.
 func (s *store) Register(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
-	if err := CheckSchema(ctx, s.pool); err != nil && (!s.registered.Load() || !errors.Is(err, ErrSchemaNewer)) {
-		return err
-	}
-	if err := Register(ctx, s.pool, s.name); err != nil {
+	if err := s.register(ctx); err != nil {
 		return err
 	}
 	if err := Identify(ctx, s.pool); err != nil {
 		return err
 	}
 	// A lock can be had on a standby, too: a relay there would lead, or stand by forever.
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	if err := writable(ctx, s.pool, "state_writable", "the relay's state"); err != nil {
 		return err
 	}
@@ -81,17 +77,53 @@ func (s *store) Register(ctx context.Context) error {
 	return nil
 }
 
+func (s *store) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
+	if err := CheckSchema(ctx, s.pool); err != nil && (!s.registered.Load() || !errors.Is(err, ErrSchemaNewer)) {
+		return err
+	}
+	return Register(ctx, s.pool, s.name)
+}
+
 // Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source
-// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. A standby
-// that was promoted is the same database. A copy on the same server cannot be told from the original.
-func Identify(ctx context.Context, db DB) error {
-	var moved bool
-	err := db.QueryRow(ctx, query("state_moved")).Scan(&moved) // read before it is written, as in Register
+// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. The rows
+// are written again, because their transactions mean nothing on this server: that takes as long as it takes, and
+// writers wait. A standby that was promoted is the same database. A copy on the same server cannot be told from the
+// original.
+func Identify(ctx context.Context, pool *pgxpool.Pool) error {
+	moved, err := copied(ctx, pool) // read before it is written, as in Register
 	if err == nil && moved {
-		_, err = db.Exec(ctx, query("state_identity"))
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return identify(ctx, tx) })
 	}
 	if err != nil {
-		return fmt.Errorf("read where this database last led: %w", err)
+		return fmt.Errorf("see whether this database is a copy: %w", err)
+	}
+	return nil
+}
+
+func copied(ctx context.Context, db DB) (moved bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = db.QueryRow(ctx, query("state_moved")).Scan(&moved)
+	return moved, err
+}
+
+func identify(ctx context.Context, tx pgx.Tx) error {
+	for _, step := range []string{"copy_begin", "copy_lock"} {
+		if _, err := tx.Exec(ctx, query(step)); err != nil {
+			return err
+		}
+	}
+	// Somebody else may have had the lock before.
+	if moved, err := copied(ctx, tx); err != nil || !moved {
+		return err
+	}
+	for _, step := range []string{"copy_settled", "copy_owed", "copy_mark", "state_identity"} {
+		if _, err := tx.Exec(ctx, query(step)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -167,8 +199,7 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	streams, last, now, ages, events := s.suspects(a.Suspects)
 	var n int
 	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
-		streams,
-		last, now, ages, events, a.WentBack).Scan(&n)
+		streams, last, now, ages, events, a.WentBack, a.Prefix).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}
@@ -239,13 +270,10 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 
 // Delivered implements outbox.Store.
 func (s *store) Delivered(ctx context.Context) (some bool, err error) {
-	if s.history == 0 {
-		return true, nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err = s.pool.QueryRow(ctx, query("history_any")).Scan(&some); err != nil {
-		err = fmt.Errorf("look for delivered events: %w", err)
+	if err = s.pool.QueryRow(ctx, query("delivered")).Scan(&some); err != nil {
+		err = fmt.Errorf("look whether anything was delivered: %w", err)
 	}
 	return some, err
 }
@@ -271,8 +299,8 @@ func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	return outbox.ParseLSN(lsn)
 }
 
-// Mark reads an LSN and then takes a transaction id.
-func (s *store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
+// Horizon reads an LSN and then takes a transaction id.
+func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	lsn, err := s.InsertLSN(ctx)
@@ -285,7 +313,7 @@ func (s *store) Mark(ctx context.Context) (outbox.LSN, uint64, error) {
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = local"); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, query("mark_xid")).Scan(&text)
+		return tx.QueryRow(ctx, query("horizon")).Scan(&text)
 	})
 	if err != nil {
 		return 0, 0, fmt.Errorf("take a transaction id: %w", err)
@@ -308,91 +336,31 @@ func (s *store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	return ok, nil
 }
 
-// found runs a query about n rows that returns a snapshot and the places, from 1, of those it met.
-func (s *store) found(ctx context.Context, n int, what, text string, args ...any) (outbox.Found, error) {
-	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
-	defer cancel()
-	var snap string
-	var places []int64
-	if err := s.pool.QueryRow(ctx, text, args...).Scan(&snap, &places); err != nil {
-		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
-	}
-	parsed, err := parseSnapshot(snap)
-	if err != nil {
-		return outbox.Found{}, fmt.Errorf("%s: %w", what, err)
-	}
-	f := outbox.Found{Rows: make([]bool, n), Snapshot: parsed}
-	for _, place := range places {
-		f.Rows[place-1] = true
-	}
-	return f, nil
-}
-
-// Lookup tells which rows still exist.
-func (s *store) Lookup(ctx context.Context, rows []*outbox.Row) (outbox.Found, error) {
-	aggregates, seqs, ids := make([]string, len(rows)), make([]int64, len(rows)), make([]uuid.UUID, len(rows))
-	for i, r := range rows {
-		aggregates[i], seqs[i], ids[i] = r.AggregateID, r.Seq, r.ID
-	}
-	return s.found(ctx, len(rows), "look up rows", query("lookup"), aggregates, seqs, ids)
-}
-
-// Settle deletes published rows and writes their history.
-func (s *store) Settle(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	aggregates := make([]string, len(items))
-	for i := range items {
-		aggregates[i] = items[i].AggregateID
-	}
-	seqs, ids, streams, entries, times := columns(items)
-	return s.found(ctx, len(items), "settle", query("settle"), aggregates, seqs, ids, streams, entries, times,
-		s.history > 0)
-}
-
-// DeleteAnywhere is Settle in every part.
-func (s *store) DeleteAnywhere(ctx context.Context, items []outbox.Settlement) (outbox.Found, error) {
-	seqs, ids, streams, entries, times := columns(items)
-	return s.found(ctx, len(items), "hunt", query("delete_anywhere"), seqs, ids, streams, entries, times, s.history > 0)
-}
-
-func columns(items []outbox.Settlement) (seqs []int64, ids []uuid.UUID, streams, entries []string, times []*time.Time) {
-	seqs, ids, streams, entries = make([]int64, len(items)), make([]uuid.UUID, len(items)), make([]string, len(items)),
-		make([]string, len(items))
-	times = make([]*time.Time, len(items)) // nil: the event's time is when its row was inserted
-	for i := range items {
-		it := &items[i]
-		seqs[i], ids[i], streams[i], entries[i] = it.Seq, it.ID, it.Stream, it.EntryID
-		if !it.Time.IsZero() {
-			times[i] = &it.Time
-		}
-	}
-	return seqs, ids, streams, entries, times
-}
-
-// Park moves a row to outbox_dead for o.
+// Park notes a row in outbox_dead for o.
 func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
 	attempts int,
-) (outbox.Found, error) {
+) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	var snap string
-	var owner, gone int
+	var seen string
+	var owner, there bool
 	err := s.pool.QueryRow(ctx, query("park"), s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID,
 		storable(reason), class, attempts).
-		Scan(&snap, &owner, &gone)
-	if err == nil && owner == 0 {
+		Scan(&seen, &owner, &there)
+	if err == nil && !owner {
 		err = outbox.ErrSuperseded
 	}
-	if err != nil {
-		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
+	var snapshot outbox.Snapshot
+	if err == nil {
+		snapshot, err = outbox.ParseSnapshot(seen)
 	}
-	parsed, err := parseSnapshot(snap)
 	if err != nil {
-		return outbox.Found{}, fmt.Errorf("park event %s: %w", row.ID, err)
+		return false, fmt.Errorf("park event %s: %w", row.ID, err)
 	}
-	return outbox.Found{Rows: []bool{gone > 0}, Snapshot: parsed}, nil
+	return there || snapshot.Visible(row.XID), nil
 }
 
-// Audit takes a mark of the table's first rows.
+// Audit takes a mark of the rows that have waited longest.
 func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

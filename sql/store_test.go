@@ -70,24 +70,28 @@ func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	return row
 }
 
-func settlement(r *outbox.Row) outbox.Settlement {
-	return outbox.Settlement{
-		ID: r.ID, AggregateID: r.AggregateID, Seq: r.Seq, XID: r.XID, Stream: "outbox.order",
-		EntryID: "1-1",
-	}
+// settle makes what is there now settled in every part, as if it had been swept, and returns the mark.
+func settle(tb testing.TB, s outbox.Store) outbox.Settled {
+	tb.Helper()
+	o := owner(tb, s)
+	pass, err := s.BeginPass(tb.Context(), o)
+	must(tb, err)
+	must(tb, s.SettleAll(tb.Context(), o, pass))
+	return pass.Settled
 }
 
-// met counts the rows that were there.
-func met(f outbox.Found) (n int) {
-	for _, ok := range f.Rows {
-		if ok {
-			n++
-		}
+// backlog counts what is owed, twice.
+func backlog(tb testing.TB, s outbox.Store, d *testenv.Database) int64 {
+	tb.Helper()
+	n, _, err := s.Backlog(tb.Context())
+	must(tb, err)
+	if v := testenv.Value[int64](tb, d, "SELECT count(*) FROM outbox_backlog"); v != n {
+		tb.Errorf("outbox_backlog has %d rows, and %d are owed", v, n)
 	}
 	return n
 }
 
-// owner is who may park now.
+// owner is who may park and mark now.
 func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
@@ -102,7 +106,7 @@ func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	ok, err := s.Adopt(tb.Context(),
 		outbox.Adoption{
 			From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()},
-			Holder: "another",
+			Holder: "another", Prefix: "test.",
 		})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
@@ -240,92 +244,148 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 	if got, err := sql.KnownStreams(t.Context(), d.Pool, "p."); err != nil || fmt.Sprint(got) != "[a b p.order]" {
 		t.Errorf("known streams %v, %v", got, err)
 	}
+	succeed(t, s)
+	settle(t, s)
+	if got, err := sql.KnownStreams(t.Context(), d.Pool, "p."); err != nil || fmt.Sprint(got) != "[a b]" {
+		t.Errorf("known streams when nothing is owed: %v, %v", got, err)
+	}
 }
 
-func TestSettleDeletesAndKeepsHistory(t *testing.T) {
+// What is settled stays where it is, and is history from then on.
+func TestSettledRowsAreHistory(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	var rows []*outbox.Row
-	for i := range 10 {
-		rows = append(rows, insert(t, d, fmt.Sprint("o-", i)))
+	if some, err := s.Delivered(ctx); err != nil || some {
+		t.Errorf("delivered at the beginning: %v, %v", some, err)
 	}
-	d.Exec(t, "CREATE TABLE before AS SELECT * FROM outbox")
-	gone := settlement(rows[0])
-	gone.Seq += 1000
-	unknown := settlement(rows[1])
-	unknown.EntryID = ""
-	timed := settlement(rows[0])
-	timed.Time = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
-	f, err := s.Settle(ctx, []outbox.Settlement{timed, unknown, gone})
-	must(t, err)
-	for id, want := range map[uuid.UUID]bool{rows[0].ID: true, rows[1].ID: false} {
-		if kept := testenv.Value[bool](t, d,
-			"SELECT event_time IS NOT DISTINCT FROM $2 FROM outbox_history WHERE id = $1",
-			id, timed.Time); kept != want {
-			t.Errorf("the time of event %s is kept: %v, want %v", id, kept, want)
+	succeed(t, s)
+	a, b, c := insert(t, d, "a"), insert(t, d, "b"), insert(t, d, "c")
+	if _, err := s.Park(ctx, owner(t, s), b, "too_large", "why", 3); err != nil {
+		t.Fatal(err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 0 || backlog(t, s, d) != 2 {
+		t.Errorf("%d rows of history before the mark", n)
+	}
+	mark := settle(t, s)
+	late := insert(t, d, "a")
+	for _, r := range []*outbox.Row{a, b, c, late} {
+		if got := mark.Holds(r.XID, r.Seq); got != (r != late) {
+			t.Errorf("row %d is held: %v", r.Seq, got)
 		}
 	}
-	if met(f) != 2 {
-		t.Errorf("settled %v", f.Rows)
-	}
-	if f, err = s.Settle(ctx, []outbox.Settlement{settlement(rows[0])}); err != nil || met(f) != 0 {
-		t.Errorf("settled again: %v, %v", f.Rows, err)
-	}
-	// A row under another aggregate's name is in another part: only the hunt finds it.
-	lost := settlement(rows[2])
-	for i := 0; lost.AggregateID == rows[2].AggregateID; i++ {
-		name := fmt.Sprint("other-", i)
-		if testenv.Value[bool](t, d, "SELECT hashtextextended($1, 0) & 15 <> hashtextextended($2, 0) & 15", name,
-			rows[2].AggregateID) {
-			lost.AggregateID = name
-		}
-	}
-	if f, err = s.Settle(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 0 {
-		t.Errorf("settled in the wrong part: %v, %v", f.Rows, err)
-	}
-	if f, err = s.DeleteAnywhere(ctx, []outbox.Settlement{lost}); err != nil || met(f) != 1 {
-		t.Errorf("hunted: %v, %v", f.Rows, err)
-	}
-	if f, err = s.Lookup(ctx, rows); err != nil || met(f) != 7 || f.Rows[0] {
-		t.Errorf("looked up: %v, %v", f.Rows, err)
-	}
-	same := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN before b
+	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN outbox o
 		USING (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
-		WHERE stream = 'outbox.order' AND mode = 'cdc'
-			AND entry_id IS NOT DISTINCT FROM CASE WHEN id = $1 THEN NULL ELSE '1-1' END`, rows[1].ID)
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); same != 3 || n != 3 {
-		t.Errorf("%d rows of history, %d as they should be; want 3", n, same)
+		JOIN outbox_mark m ON m.at = published_at WHERE m.settled::text = $1
+			AND stream = 'test.order' AND h.mode = 'poll' AND entry_id IS NULL AND event_time IS NULL
+			AND o.id IN ($2, $3)`, mark.Snapshot.String(), a.ID, c.ID); n != 2 {
+		t.Errorf("%d rows of history as they should be, want 2", n)
 	}
-	without := sql.NewStore(d.Pool, "test", 0)
-	if f, err = without.Settle(ctx, []outbox.Settlement{settlement(rows[3])}); err != nil || met(f) != 1 {
-		t.Errorf("settled without history: %v, %v", f.Rows, err)
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 2 || backlog(t, s, d) != 1 {
+		t.Errorf("%d rows of history in all, want 2", n)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 3 {
-		t.Errorf("%d rows of history, want 3", n)
+	if some, err := s.Delivered(ctx); err != nil || !some {
+		t.Errorf("delivered: %v, %v", some, err)
+	}
+}
+
+// published_at is of the first mark that holds the row, also where a long transaction comes late, and in the middle of
+// a pass.
+func TestHistoryKnowsWhen(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	succeed(t, s)
+	long := begin(t, d)
+	id := uuid.New()
+	_, err := long.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'late', 'x', '{}')`, id)
+	must(t, err)
+	at := func(id uuid.UUID) int64 {
+		t.Helper()
+		return testenv.Value[int64](t, d, `SELECT m.id FROM outbox_history h JOIN outbox_mark m ON m.at = published_at
+			WHERE h.id = $1`, id)
+	}
+	newest := func() int64 {
+		t.Helper()
+		return testenv.Value[int64](t, d, "SELECT max(id) FROM outbox_mark")
+	}
+	want := map[uuid.UUID]int64{}
+	for range 5 {
+		row := insert(t, d, "a")
+		settle(t, s)
+		want[row.ID] = newest()
+		settle(t, s)
+	}
+	must(t, long.Commit(t.Context()))
+	settle(t, s)
+	want[id] = newest()
+	first, second := insert(t, d, inPart), insert(t, d, inPart)
+	w := claimed(t, d.URL, 3)
+	pass := next(t, w, 3, nil)
+	for _, r := range []*outbox.Row{first, second} {
+		page(t, w, pass, 1)
+		must(t, w.Settle(t.Context(), pass, owner(t, s), nil))
+		want[r.ID] = newest()
+	}
+	w.Close()
+	settle(t, s)
+	for id, want := range want {
+		if got := at(id); got != want {
+			t.Errorf("event %s was settled by mark %d, want %d", id, got, want)
+		}
 	}
 }
 
 func TestAuditMark(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
+	succeed(t, s)
 	if m, err := s.Audit(t.Context()); err != nil || len(m.First) != 0 || m.LSN == 0 {
 		t.Errorf("of an empty table: %+v, %v", m, err)
 	}
+	part := func(r *outbox.Row) int16 {
+		t.Helper()
+		return testenv.Value[int16](t, d, "SELECT part FROM outbox WHERE seq = $1", r.Seq)
+	}
+	long := begin(t, d)
+	late := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateID: "x"}}
+	must(t, long.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'x', 'x', '{}') RETURNING seq, xmin::text::bigint`, late.ID).Scan(&late.Seq, &late.XID))
+	insert(t, d, "x")
+	settle(t, s)
 	first, second := insert(t, d, "x"), insert(t, d, "x")
 	tx := begin(t, d)
 	_, err := tx.Exec(t.Context(), "DELETE FROM outbox WHERE seq = $1", second.Seq)
 	must(t, err)
-	flushed, err := s.InsertLSN(t.Context())
+	end, err := s.InsertLSN(t.Context())
 	must(t, err)
-	m, err := s.Audit(t.Context())
-	must(t, err)
-	part := testenv.Value[int16](t, d, "SELECT part FROM outbox LIMIT 1")
-	if len(m.First) != 1 || m.First[part] != first.Seq || m.LSN < flushed {
-		t.Errorf("mark %+v, want seq %d of part %d behind %v", m, first.Seq, part, flushed)
+	expect := func(want *outbox.Row) {
+		t.Helper()
+		m, err := s.Audit(t.Context())
+		must(t, err)
+		if want == nil && len(m.First) == 0 && m.LSN >= end {
+			return
+		}
+		if len(m.First) != 1 || m.First[part(want)] != want.Seq || m.LSN < end {
+			t.Errorf("mark %+v, want seq %d of part %d behind %v", m, want.Seq, part(want), end)
+		}
 	}
+	expect(first)
 	if n, oldest, err := s.Backlog(t.Context()); err != nil || n != 2 || oldest < 0 || oldest > time.Minute {
 		t.Errorf("backlog %d, %v, %v", n, oldest, err)
+	}
+	must(t, long.Commit(t.Context())) // its transaction is the older one
+	expect(late)
+	for _, r := range []*outbox.Row{late, first} {
+		if _, err := s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(second)
+	must(t, tx.Commit(t.Context()))
+	expect(nil)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("backlog %d", n)
 	}
 }
 

@@ -1,7 +1,6 @@
 package sql
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,17 +19,20 @@ import (
 // cuts off a server that has vanished.
 const sweepTimeout = 35 * time.Second
 
-// Sweep is one sweep worker's connection. The session holds the advisory locks of the parts the worker has claimed; the
-// server ends it when a transaction stands idle for 10 s, or the session for 15 s, so that a stopped worker does not
-// hold its rows. It belongs to one goroutine.
+// listRows is how many rows a pass lists at a time: about as many as a worker sweeps in a turn.
+const listRows = 20_000
+
+// Sweep is one sweep worker's connection. The session holds the advisory locks of the parts the worker has claimed, and
+// whoever holds a part alone writes its marks; the server ends the session when it stands idle for 15 s, so that a
+// stopped worker does not hold its parts. No call leaves a transaction open. It belongs to one goroutine.
 type Sweep struct {
-	conn    *pgx.Conn
-	keys    [outbox.Partitions]int64
-	history bool
+	conn *pgx.Conn
+	name string
+	keys [outbox.Partitions]int64
 }
 
-// OpenSweep connects. history tells whether delivered events are kept.
-func OpenSweep(ctx context.Context, url, schema string, history bool) (*Sweep, error) {
+// OpenSweep connects, for the relay called name.
+func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	cfg, err := ConnConfig(url, schema, "sweep")
 	if err != nil {
 		return nil, err
@@ -48,7 +50,7 @@ func OpenSweep(ctx context.Context, url, schema string, history bool) (*Sweep, e
 	if err != nil {
 		return nil, fmt.Errorf("open a sweep connection: %w", err)
 	}
-	s := &Sweep{conn: conn, history: history}
+	s := &Sweep{conn: conn, name: name}
 	for i := range s.keys {
 		if err := conn.QueryRow(ctx, query("lock_key"), fmt.Sprintf("part %d", i)).Scan(&s.keys[i]); err != nil {
 			s.Close()
@@ -68,7 +70,7 @@ func (s *Sweep) Close() {
 // Closed reports whether the connection is gone.
 func (s *Sweep) Closed() bool { return s.conn.IsClosed() }
 
-// Partitions lists the parts that have rows.
+// Partitions lists the parts in which rows are owed, or a pass is under way.
 func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -83,42 +85,15 @@ func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	return parts, nil
 }
 
-// Targets returns the highest seq of each part that has rows.
-func (s *Sweep) Targets(ctx context.Context) (map[int]int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	rows, err := s.conn.Query(ctx, query("sweep_targets"))
-	if err != nil {
-		return nil, fmt.Errorf("look for the last rows: %w", err)
-	}
-	targets := map[int]int64{}
-	var part int
-	var seq int64
-	_, err = pgx.ForEachRow(rows, []any{&part, &seq}, func() error {
-		targets[part] = seq
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for the last rows: %w", err)
-	}
-	return targets, nil
-}
-
-// Claim takes the part's lock and raises its counter. ok is false when somebody else has the part.
+// Claim takes the part's lock and numbers the claim. ok is false when somebody else has the part.
 func (s *Sweep) Claim(ctx context.Context, part int) (claim int64, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	if err := s.conn.QueryRow(ctx, query("lock_try"), s.keys[part]).Scan(&ok); err != nil || !ok {
-		return 0, false, wrapPart("lock", part, err)
-	}
-	err = s.conn.QueryRow(ctx, query("sweep_claim"), part).Scan(&claim)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, false, s.Release(ctx, part)
-	}
-	if err != nil {
+	var number *int64
+	if err := s.conn.QueryRow(ctx, query("sweep_claim"), s.keys[part]).Scan(&number); err != nil || number == nil {
 		return 0, false, wrapPart("claim", part, err)
 	}
-	return claim, true, nil
+	return *number, true, nil
 }
 
 // Release gives the part's lock back.
@@ -136,25 +111,64 @@ func wrapPart(step string, part int, err error) error {
 	return fmt.Errorf("%s part %d: %w", step, part, err)
 }
 
-// Begin opens the transaction of one batch.
-func (s *Sweep) Begin(ctx context.Context) (pgx.Tx, error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	tx, err := s.conn.Begin(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("begin a sweep: %w", err)
-	}
-	return tx, nil
+// Pass is a pass over one part: the rows that were owed when its snapshot was taken, in the order of their numbers,
+// page by page. It is good for the session and the claim that began it.
+type Pass struct {
+	part int
+	// mark is the part's newest mark: what it holds, and that it notes this pass to be under way.
+	mark       int64
+	settled    string
+	hi         int64
+	underWay   bool
+	seen       string
+	high       int64
+	seqs       []int64 // owed rows that are not settled by this pass yet
+	full, over bool    // full: behind seqs there may be more
+	page       int     // how many of seqs the page that was read last settles
 }
 
-// Take deletes, within tx, the first rows of the part, at most limit of them and about bytes of payload, and returns
-// them in order.
-func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]*outbox.Event, error) {
+// Idle reports that there is nothing to do: no row is owed, and no pass was under way.
+func (p *Pass) Idle() bool { return len(p.seqs) == 0 && !p.underWay }
+
+// Over reports that the pass was settled to its end.
+func (p *Pass) Over() bool { return p.over }
+
+// Listed reports whether rows are left to read; if not, and the pass is not over, Begin resumes it.
+func (p *Pass) Listed() bool { return len(p.seqs) > 0 }
+
+// Begin resumes the pass that is under way in a claimed part, whoever began it, or begins one: over what within sees,
+// or, without it, or where the part's mark sees more than within does, over what is visible now.
+func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	rows, err := tx.Query(ctx, query("sweep_delete"), part, limit, bytes)
+	var snapshot *string
+	var high int64
+	if within != nil {
+		text := within.Snapshot.String()
+		snapshot, high = &text, within.High
+	}
+	p := &Pass{part: part}
+	err := s.conn.QueryRow(ctx, query("sweep_begin"), part, snapshot, high, listRows).
+		Scan(&p.mark, &p.settled, &p.hi, &p.underWay, &p.seen, &p.high, &p.seqs)
 	if err != nil {
-		return nil, wrapPart("sweep", part, err)
+		return nil, wrapPart("begin a pass over", part, err)
+	}
+	p.full = len(p.seqs) == listRows
+	return p, nil
+}
+
+// Page reads the next rows of the pass, at most limit of them and about bytes of payload. There may be none although
+// rows are listed: they were deleted or parked meanwhile. Until Settle, it reads from the same place again.
+func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	p.page = min(limit, len(p.seqs))
+	if p.page == 0 {
+		return nil, nil
+	}
+	rows, err := s.conn.Query(ctx, query("sweep_page"), p.part, p.seqs[:p.page], bytes)
+	if err != nil {
+		return nil, wrapPart("sweep", p.part, err)
 	}
 	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outbox.Event, error) {
 		e := &outbox.Event{}
@@ -162,120 +176,145 @@ func (s *Sweep) Take(ctx context.Context, tx pgx.Tx, part, limit, bytes int) ([]
 		return e, err
 	})
 	if err != nil {
-		return nil, wrapPart("sweep", part, err)
+		return nil, wrapPart("sweep", p.part, err)
 	}
-	// RETURNING comes in any order.
-	slices.SortFunc(events, func(a, b *outbox.Event) int { return cmp.Compare(a.Seq, b.Seq) })
+	if n := len(events); n > 0 {
+		// Behind the last one there may be rows that were too much for this page.
+		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
+		p.page++
+	}
 	return events, nil
 }
 
-// Published is one swept event with its place in Redis.
-type Published struct {
-	Event   *outbox.Event
-	Stream  string
-	EntryID string
-}
-
-// Keep writes the history of published events within tx.
-func (s *Sweep) Keep(ctx context.Context, tx pgx.Tx, done []Published) error {
+// Settle writes the mark that holds the page read last: every row of it is published, or parked. entries are what Redis
+// has given for it. outbox.ErrSuperseded: o is not the state's owner any more, and nothing is settled. After any other
+// error that is not known either: the session is to be closed.
+func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	if !s.history || len(done) == 0 {
+	over := p.page == len(p.seqs) && !p.full
+	settled, hi := p.settled, p.hi
+	var pass *string
+	var high, cursor *int64
+	if over {
+		settled, hi = p.seen, p.high
+	} else {
+		pass, high, cursor = &p.seen, &p.high, &p.seqs[p.page-1]
+	}
+	var owner, replicated bool
+	var mark *int64
+	err := s.conn.QueryRow(ctx, query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.part, p.mark, settled, hi, pass,
+		high, cursor, noted(entries)).Scan(&owner, &mark, &replicated)
+	switch {
+	case err != nil:
+	case !owner:
+		err = outbox.ErrSuperseded
+	case mark == nil:
+		err = errMoved
+	case replicated:
+		_, err = s.conn.Exec(ctx, query("mark_replicated"))
+	}
+	if err != nil {
+		return wrapPart("settle a page of", p.part, err)
+	}
+	p.mark, p.settled, p.hi, p.underWay, p.over = *mark, settled, hi, !over, over
+	p.seqs, p.page = p.seqs[p.page:], 0
+	return nil
+}
+
+// errMoved means that the claim is not what it seemed to be.
+var errMoved = errors.New("somebody else has written a mark")
+
+// noted is what a mark keeps of entries: NULL for none.
+func noted(entries outbox.Entries) any {
+	if len(entries) == 0 {
 		return nil
 	}
-	n := len(done)
-	seqs, ids, created := make([]int64, n), make([]uuid.UUID, n), make([]time.Time, n)
-	types, aggregates, events, payloads := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-	headers, streams, entries := make([]*string, n), make([]string, n), make([]string, n)
-	for i, d := range done {
-		e := d.Event
-		seqs[i], ids[i], created[i] = e.Seq, e.ID, e.Time
-		types[i], aggregates[i], events[i], payloads[i] = e.AggregateType, e.AggregateID, e.Type, string(e.Payload)
-		streams[i], entries[i] = d.Stream, d.EntryID
-		headers[i] = optional(e.Headers)
+	return entries
+}
+
+// Refused is an event that is to be parked, and why.
+type Refused struct {
+	Event    *outbox.Event
+	Err      error
+	Class    string
+	Attempts int
+}
+
+// Park notes events of the page read last in outbox_dead, all or none, which settles them. One that was deleted
+// meanwhile is left out. outbox.ErrSuperseded as from Settle.
+func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refused) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	b := &pgx.Batch{}
+	for _, r := range events {
+		b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, r.Event.Seq, storable(r.Err.Error()), r.Class,
+			r.Attempts, true)
 	}
-	_, err := tx.Exec(ctx, query("sweep_history"), seqs, ids, types, aggregates, events, payloads, headers, created,
-		streams, entries)
-	if err != nil {
-		return fmt.Errorf("keep history: %w", err)
+	results := s.conn.SendBatch(ctx, b)
+	defer func() { _ = results.Close() }()
+	for _, r := range events {
+		var owner bool
+		err := results.QueryRow().Scan(&owner, new(*uuid.UUID), new(*string), new(*string))
+		if err == nil && !owner {
+			err = outbox.ErrSuperseded
+		}
+		if err != nil {
+			return fmt.Errorf("park event %s: %w", r.Event.ID, err)
+		}
+	}
+	if err := results.Close(); err != nil {
+		return wrapPart("park events of", p.part, err)
 	}
 	return nil
 }
 
-// Park writes e to the parked events within tx, in which its row was deleted.
-func (s *Sweep) Park(ctx context.Context, tx pgx.Tx, e *outbox.Event, reason, class string, attempts int) error {
+// ParkRow parks the next row of the pass, which cannot be read because of cause, without reading it, and returns what
+// identifies it; nil if it was deleted meanwhile. The payload stays with the parked row as long as the server can copy
+// it. outbox.ErrSuperseded as from Settle.
+func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error) (*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	_, err := tx.Exec(ctx, query("sweep_park"), e.ID, e.Seq, e.AggregateType, e.AggregateID, e.Type, string(e.Payload),
-		optional(e.Headers), e.Time, storable(reason), class, attempts)
-	if err != nil {
-		return fmt.Errorf("park event %s: %w", e.ID, err)
+	e, err := s.parkRow(ctx, p, o, cause, true)
+	if Unreadable(err) {
+		e, err = s.parkRow(ctx, p, o, cause, false)
 	}
-	return nil
-}
-
-// Reached reports whether the part has no visible row up to seq.
-func (s *Sweep) Reached(ctx context.Context, part int, seq int64) (ok bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	err = s.conn.QueryRow(ctx, query("sweep_reached"), part, seq).Scan(&ok)
-	return ok, wrapPart("look for the first rows of", part, err)
-}
-
-// ParkFirst parks the part's first row on the server if it still cannot be read, and returns what identifies it, and
-// why it cannot be read; nil if it can. The payload stays with the parked row as long as the server can copy it.
-func (s *Sweep) ParkFirst(ctx context.Context, part int) (e *outbox.Event, cause, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	err = pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		// One snapshot for reading and parking: a row with a lower number that became visible between them would be
-		// parked instead.
-		cause = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			if _, err := s.Take(ctx, tx, part, 1, 1); err != nil {
-				return err
-			}
-			return errReadable
-		})
-		if !Unreadable(cause) || OutOfMemory(cause) {
-			if errors.Is(cause, errReadable) {
-				return nil
-			}
-			return cause
-		}
-		if e, err = s.parkFirst(ctx, tx, part, cause, true); Unreadable(err) {
-			e, err = s.parkFirst(ctx, tx, part, cause, false)
-		}
-		return err
-	})
 	if err != nil {
-		return nil, nil, wrapPart("park the first row of", part, err)
+		return nil, wrapPart("park a row of", p.part, err)
 	}
-	return e, cause, nil
+	return e, nil
 }
 
-// errReadable rolls back the attempt to read.
-var errReadable = errors.New("the row can be read")
+func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error,
+	payload bool,
+) (*outbox.Event, error) {
+	var owner bool
+	var id *uuid.UUID
+	var typ, aggregate *string
+	err := s.conn.QueryRow(ctx, query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, p.seqs[0],
+		storable(cause.Error()), "unreadable", 1, payload).Scan(&owner, &id, &typ, &aggregate)
+	switch {
+	case err != nil:
+		return nil, err
+	case !owner:
+		return nil, outbox.ErrSuperseded
+	case id == nil:
+		return nil, nil
+	}
+	return &outbox.Event{ID: *id, Seq: p.seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
+}
 
-func (s *Sweep) parkFirst(ctx context.Context, tx pgx.Tx, part int, cause error, payload bool) (*outbox.Event, error) {
-	e := &outbox.Event{}
-	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, query("sweep_park_first"), part, storable(cause.Error()), payload).
-			Scan(&e.ID, &e.Seq, &e.AggregateType, &e.AggregateID)
-	})
-	return e, err
+// Reached reports whether no row of the part that pass sees is owed, whoever has settled them.
+func (s *Sweep) Reached(ctx context.Context, part int, pass outbox.Pass) (ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	err = s.conn.QueryRow(ctx, query("sweep_reached"), part, pass.Snapshot.String()).Scan(&ok)
+	return ok, wrapPart("look for rows of", part, err)
 }
 
 // storable makes a text that Postgres can store of an error that may quote anything.
 func storable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
-}
-
-func optional(b []byte) *string {
-	if b == nil {
-		return nil
-	}
-	t := string(b)
-	return &t
 }
 
 // Unreadable reports whether err is about the data of a row: a smaller read may go around it.

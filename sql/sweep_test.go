@@ -2,6 +2,11 @@ package sql_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,14 +21,6 @@ import (
 	"posthaste/sql"
 )
 
-func settlements(rows ...*outbox.Row) []outbox.Settlement {
-	items := make([]outbox.Settlement, len(rows))
-	for i, r := range rows {
-		items[i] = settlement(r)
-	}
-	return items
-}
-
 // everything runs what a relay runs, once.
 func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	t.Helper()
@@ -35,42 +32,43 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 		}
 	}
 	check("register", s.Register(ctx))
-	st, err := s.State(ctx)
-	check("state", err)
-	_, err = s.Adopt(ctx, outbox.Adoption{
-		From: st.Owner.Epoch,
-		To:   outbox.Owner{Epoch: st.Owner.Epoch + 1, Nonce: nonce()}, Holder: "me",
-	})
-	check("adopt", err)
-	_, err = s.SetActive(ctx, st.Owner.Epoch+1, outbox.ModePoll, 1, "")
+	o := succeed(t, s)
+	_, err := s.SetActive(ctx, o.Epoch, outbox.ModePoll, 1, "")
 	check("set active", err)
 	check("note stream", s.NoteStream(ctx, "outbox.order", 1))
 	_, err = s.Streams(ctx)
 	check("streams", err)
-	_, xid, err := s.Mark(ctx)
-	check("mark", err)
+	_, xid, err := s.Horizon(ctx)
+	check("horizon", err)
 	_, err = s.VisibleBelow(ctx, xid)
 	check("visible", err)
-	a, b, c := insert(t, d, "a"), insert(t, d, "b"), insert(t, d, "c")
-	_, err = s.Lookup(ctx, []*outbox.Row{a})
-	check("look up", err)
+	pass, err := s.BeginPass(ctx, o)
+	check("begin a pass", err)
+	check("settle", s.SettleAll(ctx, o, pass))
+	refused := insert(t, d, "a")
+	marker, err := s.Marker(ctx)
+	if err != nil {
+		t.Errorf("marker: %v", err)
+		return
+	}
+	defer marker.Close()
+	look, err := marker.Look(ctx, pass.Settled, math.MaxInt64)
+	check("look", err)
+	check("move", marker.Move(ctx, o, look.Settled, nil))
 	_, err = s.Audit(ctx)
 	check("audit", err)
 	_, _, err = s.Backlog(ctx)
 	check("backlog", err)
-	_, err = s.Settle(ctx, settlements(a))
-	check("settle", err)
-	_, err = s.DeleteAnywhere(ctx, settlements(b))
-	check("hunt", err)
-	_, err = s.Park(ctx, owner(t, s), c, "too_large", "why", 1)
+	_, err = s.Park(ctx, o, refused, "too_large", "why", 1)
 	check("park", err)
 	_, err = s.Parked(ctx)
 	check("parked", err)
-	check("retry", sql.RetryDead(ctx, relayPool(t, url), c.ID))
+	check("retry", sql.RetryDead(ctx, relayPool(t, url), refused.ID))
 	insert(t, d, "d")
-	sweep(t, url)
+	sweep(t, url, o)
 	_, err = s.Housekeep(ctx)
 	check("housekeep", err)
+	check("keep history", s.KeepHistory(ctx))
 	locks, err := sql.NewLocks(url, "public", nil).Open(ctx)
 	if err != nil {
 		t.Errorf("locks: %v", err)
@@ -81,52 +79,104 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	check("lead", err)
 }
 
-// sweep empties the table as a worker does; it parks the first row it finds unread, or tries to.
-func sweep(t *testing.T, url string) {
+// sweep settles what is owed as a worker does. The first row of each part is as published, the others are parked.
+func sweep(t *testing.T, url string, o outbox.Owner) {
 	t.Helper()
 	ctx := t.Context()
-	w, err := sql.OpenSweep(ctx, url, "public", true)
-	must(t, err)
-	defer w.Close()
+	w := openSweep(t, url)
 	parts, err := w.Partitions(ctx)
 	must(t, err)
 	for _, part := range parts {
 		if _, ok, err := w.Claim(ctx, part); err != nil || !ok {
 			t.Fatalf("claim part %d: %v, %v", part, ok, err)
 		}
-		if e, _, err := w.ParkFirst(ctx, part); err != nil || e != nil {
-			t.Errorf("a readable row is parked: %v, %v", e, err)
-		}
-		tx, err := w.Begin(ctx)
-		must(t, err)
-		events, err := w.Take(ctx, tx, part, 100, 1<<20)
-		must(t, err)
-		for i, e := range events {
-			if i == 0 {
-				must(t, w.Keep(ctx, tx, []sql.Published{{Event: e, Stream: "outbox.order", EntryID: "1-1"}}))
-			} else {
-				must(t, w.Park(ctx, tx, e, "why", "too_large", 1))
+		for p := next(t, w, part, nil); !p.Idle(); p = next(t, w, part, nil) {
+			events, err := w.Page(ctx, p, 100, 1<<20)
+			must(t, err)
+			var refused []sql.Refused
+			for i, e := range events {
+				if i > 0 {
+					refused = append(refused, sql.Refused{
+						Event: e, Err: errors.New("why"), Class: "too_large",
+						Attempts: 1,
+					})
+				}
 			}
+			must(t, w.Park(ctx, p, o, refused))
+			must(t, w.Settle(ctx, p, o, outbox.Entries{"outbox.order": "1-1"}))
 		}
-		must(t, tx.Commit(ctx))
 		must(t, w.Release(ctx, part))
 	}
+}
+
+func openSweep(t *testing.T, url string) *sql.Sweep {
+	t.Helper()
+	w, err := sql.OpenSweep(t.Context(), url, "public", "test")
+	must(t, err)
+	t.Cleanup(w.Close)
+	return w
+}
+
+// claimed is a session that has claimed the part.
+func claimed(t *testing.T, url string, part int) *sql.Sweep {
+	t.Helper()
+	w := openSweep(t, url)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if _, ok, err := w.Claim(t.Context(), part); err != nil || !ok {
+			return notYet(ok, err)
+		}
+		return nil
+	})
+	return w
+}
+
+func next(t *testing.T, w *sql.Sweep, part int, within *outbox.Pass) *sql.Pass {
+	t.Helper()
+	p, err := w.Begin(t.Context(), part, within)
+	must(t, err)
+	return p
+}
+
+// page reads up to n rows and returns their numbers.
+func page(t *testing.T, w *sql.Sweep, p *sql.Pass, n int) (seqs []int64) {
+	t.Helper()
+	events, err := w.Page(t.Context(), p, n, 1<<20)
+	must(t, err)
+	for _, e := range events {
+		seqs = append(seqs, e.Seq)
+	}
+	return seqs
+}
+
+// endSessions ends the sessions of sweep workers.
+func endSessions(t *testing.T, d *testenv.Database) {
+	t.Helper()
+	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "+
+		"application_name = 'posthaste sweep'")
+}
+
+// inPart is an aggregate whose events are in part 3.
+const inPart = "a-9"
+
+func insertAll(t *testing.T, d *testenv.Database, n int) (seqs []int64) {
+	t.Helper()
+	for range n {
+		seqs = append(seqs, insert(t, d, inPart).Seq)
+	}
+	return seqs
 }
 
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
 	ctx := t.Context()
-	open := func() *sql.Sweep {
-		w, err := sql.OpenSweep(ctx, d.URL, "public", true)
-		must(t, err)
-		t.Cleanup(w.Close)
-		return w
-	}
-	a, b := open(), open()
+	a, b := openSweep(t, d.URL), openSweep(t, d.URL)
 	first, ok, err := a.Claim(ctx, 3)
 	if err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
+	}
+	if before := testenv.Value[int64](t, d, "SELECT max(claim) FROM outbox_part"); first <= before {
+		t.Errorf("claim %d is not behind those of an older version, which had %d", first, before)
 	}
 	if _, ok, err := b.Claim(ctx, 3); err != nil || ok {
 		t.Errorf("a part claimed twice: %v", err)
@@ -140,85 +190,560 @@ func TestClaims(t *testing.T) {
 		t.Errorf("claim %d after %d: %v, %v", second, first, ok, err)
 	}
 	// Whoever dies lets go.
-	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "+
-		"application_name = 'posthaste sweep'")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, ok, err := open().Claim(ctx, 3); err != nil || !ok {
-			return notYet(ok, err)
-		}
-		return nil
-	})
+	endSessions(t, d)
+	claimed(t, d.URL, 3)
 	if _, _, err := a.Claim(ctx, 3); err == nil || !a.Closed() {
 		t.Errorf("a dead session claims: %v", err)
 	}
 }
 
-// Every statement on the queue goes through the index, however large the table, whatever the statistics say.
+// A pass keeps its snapshot, whoever goes on with it: rows that become visible meanwhile are the next one's, whatever
+// their numbers.
+func TestAPassGoesOnWhereItStopped(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	late := begin(t, d)
+	var early int64
+	must(t, late.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (gen_random_uuid(), 'order', $1, 'order.changed', '{}') RETURNING seq`, inPart).Scan(&early))
+	seqs := insertAll(t, d, 5)
+
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	if got := page(t, w, p, 2); !slices.Equal(got, seqs[:2]) {
+		t.Fatalf("the first page has %v, want %v", got, seqs[:2])
+	}
+	must(t, w.Settle(t.Context(), p, o, outbox.Entries{"outbox.order": "5-1"}))
+	if p.Over() || !p.Listed() {
+		t.Fatal("the pass is over after two rows of five")
+	}
+	must(t, late.Commit(t.Context()))
+	behind := insertAll(t, d, 1)
+	if got := page(t, w, p, 2); !slices.Equal(got, seqs[2:4]) {
+		t.Errorf("the second page has %v, want %v", got, seqs[2:4])
+	}
+	endSessions(t, d) // it is not settled
+
+	w = claimed(t, d.URL, 3)
+	p = next(t, w, 3, nil)
+	if got := page(t, w, p, 100); !slices.Equal(got, seqs[2:]) {
+		t.Errorf("another claim goes on with %v, want %v", got, seqs[2:])
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if !p.Over() {
+		t.Error("the pass is not over")
+	}
+	p = next(t, w, 3, nil)
+	if got, want := page(t, w, p, 100), append([]int64{early}, behind...); !slices.Equal(got, want) {
+		t.Errorf("the next pass has %v, want %v", got, want)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if p = next(t, w, 3, nil); !p.Idle() {
+		t.Error("something is left")
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark WHERE entries ? 'outbox.order'"); n != 1 {
+		t.Errorf("%d marks tell of the entry", n)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history WHERE mode = 'poll'"); n != 7 {
+		t.Errorf("%d rows in history, want 7", n)
+	}
+}
+
+// What has nothing to say is not written: a table at rest costs nothing.
+func TestNothingOwedWritesNothing(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	insertAll(t, d, 3)
+	sweep(t, d.URL, o)
+	before := testenv.Value[string](t, d, "SELECT max(id)::text FROM outbox_mark")
+	w := claimed(t, d.URL, 3)
+	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 {
+		t.Errorf("parts %v, %v", parts, err)
+	}
+	if p := next(t, w, 3, nil); !p.Idle() {
+		t.Error("a pass over nothing")
+	}
+	if after := testenv.Value[string](t, d, "SELECT max(id)::text FROM outbox_mark"); after != before {
+		t.Errorf("mark %s after %s", after, before)
+	}
+	// A pass that was left under way is ended, also if nothing is left of it.
+	seqs := insertAll(t, d, 3)
+	p := next(t, w, 3, nil)
+	page(t, w, p, 1)
+	must(t, w.Settle(t.Context(), p, o, nil))
+	d.Exec(t, "DELETE FROM outbox WHERE seq > $1", seqs[0])
+	if parts, err := w.Partitions(t.Context()); err != nil || !slices.Equal(parts, []int{3}) {
+		t.Errorf("parts %v, %v", parts, err)
+	}
+	left := next(t, w, 3, nil)
+	if left.Idle() || left.Listed() {
+		t.Error("a pass under way is not resumed")
+	}
+	must(t, w.Settle(t.Context(), left, o, nil))
+	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 || !left.Over() {
+		t.Errorf("parts %v, %v", parts, err)
+	}
+}
+
+// Rows that somebody has deleted since the pass began are passed by; those that were written to are read as they are.
+func TestAPageReadsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	seqs := insertAll(t, d, 6)
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	d.Exec(t, "DELETE FROM outbox WHERE seq = ANY($1)", []int64{seqs[0], seqs[1], seqs[3]})
+	d.Exec(t, `UPDATE outbox SET payload = '{"new":1}' WHERE seq = $1`, seqs[2])
+	if got := page(t, w, p, 2); len(got) > 0 {
+		t.Errorf("deleted rows are read: %v", got)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	events, err := w.Page(t.Context(), p, 2, 1<<20)
+	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] || string(events[0].Payload) != `{"new": 1}` {
+		t.Errorf("page %+v, %v", events, err)
+	}
+	if got := page(t, w, p, 3); !slices.Equal(got, []int64{seqs[2], seqs[4]}) {
+		t.Errorf("the page again, larger: %v", got)
+	}
+	// Payloads bound a page too; one row is always read.
+	events, err = w.Page(t.Context(), p, 3, 1)
+	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] {
+		t.Errorf("page %+v, %v", events, err)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if got := page(t, w, p, 100); !slices.Equal(got, seqs[4:]) || p.Over() {
+		t.Errorf("the rest: %v", got)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if !p.Over() {
+		t.Error("the pass is not over")
+	}
+}
+
+// Whoever was superseded writes no mark and parks nothing, and nobody writes over a mark that somebody else has moved.
+func TestAMarkAsksForItsOwner(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	insertAll(t, d, 3)
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	events, err := w.Page(t.Context(), p, 1, 1<<20)
+	must(t, err)
+	refused := []sql.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}}
+	stranger := o
+	stranger.Nonce = nonce()
+	later := succeed(t, s)
+	for _, o := range []outbox.Owner{o, stranger} {
+		if err := w.Settle(t.Context(), p, o, nil); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("settle: %v", err)
+		}
+		if err := w.Park(t.Context(), p, o, refused); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("park: %v", err)
+		}
+		if _, err := w.ParkRow(t.Context(), p, o, errors.New("why")); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("park unread: %v", err)
+		}
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n != 3 {
+		t.Errorf("%d rows are owed, want 3", n)
+	}
+	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 2, pg_current_snapshot(), 100)")
+	if err := w.Settle(t.Context(), p, later, nil); err == nil || errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("settle behind another mark: %v", err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark WHERE part = 3"); n != 0 {
+		t.Errorf("%d marks of the part", n)
+	}
+}
+
+// A mark waits for an adoption under way, and is refused then; an adoption waits for a mark under way.
+func TestAMarkWaitsForAnAdoption(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	insertAll(t, d, 1)
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	page(t, w, p, 1)
+	adoption := begin(t, d)
+	_, err := adoption.Exec(t.Context(), "UPDATE relay_state SET epoch = epoch + 1")
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- w.Settle(context.Background(), p, o, nil) }()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !testenv.Value[bool](t, d, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "+
+			"AND application_name = 'posthaste sweep' AND wait_event_type = 'Lock')") {
+			return errors.New("the mark does not wait")
+		}
+		return nil
+	})
+	must(t, adoption.Commit(t.Context()))
+	if err := <-done; !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("settle: %v", err)
+	}
+}
+
+// Parked rows are not owed, whether a mark holds them or not.
+func TestParkedRowsAreNotOwed(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	seqs := insertAll(t, d, 3)
+	w := claimed(t, d.URL, 3)
+	pass, err := s.BeginPass(t.Context(), o)
+	must(t, err)
+	p := next(t, w, 3, nil)
+	events, err := w.Page(t.Context(), p, 3, 1<<20)
+	must(t, err)
+	refuse := func(events ...*outbox.Event) (refused []sql.Refused) {
+		for _, e := range events {
+			refused = append(refused, sql.Refused{
+				Event: e, Err: errors.New("no \x00 text \xff"), Class: "x", Attempts: 2,
+			})
+		}
+		return refused
+	}
+	must(t, w.Park(t.Context(), p, o, refuse(events[1])))
+	endSessions(t, d) // between park and mark
+
+	w = claimed(t, d.URL, 3)
+	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok {
+		t.Errorf("reached: %v, %v", ok, err)
+	}
+	p = next(t, w, 3, nil)
+	if got := page(t, w, p, 3); !slices.Equal(got, []int64{seqs[0], seqs[2]}) {
+		t.Errorf("owed are %v", got)
+	}
+	must(t, w.Park(t.Context(), p, o, refuse(events[0], events[2])))
+	if got := page(t, w, p, 3); len(got) > 0 {
+		t.Errorf("owed are %v", got)
+	}
+	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 {
+		t.Errorf("parts %v, %v", parts, err)
+	}
+	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || !ok {
+		t.Errorf("reached: %v, %v", ok, err)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if p = next(t, w, 3, nil); !p.Idle() {
+		t.Error("parked rows are owed behind the mark")
+	}
+	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_dead d JOIN outbox o USING (id)
+		WHERE o.seq = d.row_seq AND d.seq = d.row_seq AND d.attempts = 2
+		  AND d.payload = o.payload AND d.headers = o.headers`); n != 3 {
+		t.Errorf("%d rows parked as they are, want 3", n)
+	}
+	// A retry puts another row into the log; parked again, it keeps its first place.
+	d.Exec(t, `WITH again AS (INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			SELECT id, aggregate_type, aggregate_id, event_type, payload FROM outbox_dead WHERE seq = $1 RETURNING seq)
+		UPDATE outbox_dead SET retry_seq = (SELECT seq FROM again) WHERE seq = $1`, seqs[0])
+	p = next(t, w, 3, nil)
+	events, err = w.Page(t.Context(), p, 3, 1<<20)
+	if err != nil || len(events) != 1 {
+		t.Fatalf("the retried row: %v, %v", events, err)
+	}
+	must(t, w.Park(t.Context(), p, o, refuse(events...)))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE seq = $1 AND row_seq = $2 AND "+
+		"retry_seq IS NULL AND attempts = 4", seqs[0], events[0].Seq); n != 1 {
+		t.Error("it is not parked again in its place")
+	}
+	// What was deleted meanwhile is not parked.
+	gone := insertAll(t, d, 1)
+	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", gone[0])
+	must(t, w.Park(t.Context(), p, o, refuse(&outbox.Event{Seq: gone[0]})))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 3 {
+		t.Errorf("%d rows parked", n)
+	}
+}
+
+// A pass that was written before is used where it is between the part's mark and now.
+func TestAPassThatIsGiven(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	seqs := insertAll(t, d, 2)
+	pass, err := s.BeginPass(t.Context(), o)
+	must(t, err)
+	more := insertAll(t, d, 1)
+	w := claimed(t, d.URL, 3)
+	reached := func(want bool) {
+		t.Helper()
+		if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok != want {
+			t.Errorf("reached: %v, %v; want %v", ok, err, want)
+		}
+	}
+	reached(false)
+	p := next(t, w, 3, &pass)
+	if got := page(t, w, p, 1); !slices.Equal(got, seqs[:1]) {
+		t.Errorf("the pass has %v, want %v", got, seqs[:1])
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	reached(false)
+	if got := page(t, w, p, 10); !slices.Equal(got, seqs[1:]) {
+		t.Errorf("the pass has %v, want %v", got, seqs[1:])
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	reached(true)
+	mark := testenv.Value[string](t, d, "SELECT settled::text FROM outbox_mark ORDER BY id DESC LIMIT 1")
+	if mark != pass.Snapshot.String() {
+		t.Errorf("the mark is %s, want %s", mark, pass.Snapshot)
+	}
+	p = next(t, w, 3, nil)
+	if got := page(t, w, p, 10); !slices.Equal(got, more) {
+		t.Errorf("the next pass has %v, want %v", got, more)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	// Now the mark is newer than the pass, and stays so.
+	reached(true)
+	last := insertAll(t, d, 1)
+	old, future := pass, pass
+	future.Snapshot = outbox.NewSnapshot(pass.Snapshot.Max()+1_000_000, nil)
+	for name, within := range map[string]outbox.Pass{"old": old, "future": future} {
+		p := next(t, w, 3, &within)
+		if got := page(t, w, p, 10); !slices.Equal(got, last) {
+			t.Errorf("%s: the pass has %v, want %v", name, got, last)
+		}
+	}
+}
+
+// A row that the server cannot copy whole is parked without its payload.
+func TestParkUnread(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	seqs := insertAll(t, d, 2)
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	page(t, w, p, 1)
+	e, err := w.ParkRow(t.Context(), p, o, errors.New("no \x00 text \xff"))
+	if err != nil || e.Seq != seqs[0] || e.AggregateID != inPart || e.AggregateType != "order" || e.ID == uuid.Nil {
+		t.Errorf("parked %+v, %v", e, err)
+	}
+	if got := page(t, w, p, 1); len(got) > 0 {
+		t.Errorf("read %v", got)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	d.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN
+			IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF;
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	page(t, w, p, 1)
+	if e, err = w.ParkRow(t.Context(), p, o, errors.New("why")); err != nil || e.Seq != seqs[1] {
+		t.Errorf("parked %+v, %v", e, err)
+	}
+	must(t, w.Settle(t.Context(), p, o, nil))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE class = 'unreadable' AND attempts = 1 AND "+
+		"row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over() {
+		t.Errorf("%d rows parked, want 2", n)
+	}
+	seqs = insertAll(t, d, 1)
+	p = next(t, w, 3, nil)
+	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", seqs[0])
+	if e, err := w.ParkRow(t.Context(), p, o, errors.New("why")); err != nil || e != nil {
+		t.Errorf("a row that is gone is parked: %+v, %v", e, err)
+	}
+}
+
+// log fills the table with settled rows, and then with rows that are owed.
+func log(t *testing.T, d *testenv.Database, settled, owed int) {
+	t.Helper()
+	if settled > 0 {
+		testenv.Bulk(t, d, settled, 10)
+		d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi) SELECT -1, 1, pg_current_snapshot(), max(seq) "+
+			"FROM outbox")
+	}
+	if owed > 0 {
+		testenv.Bulk(t, d, owed, 10)
+	}
+}
+
+// Every statement goes through an index and reads what is owed, and no more, however large the log, whatever the
+// statistics say, and whatever transactions are open.
 func TestPlansUseTheIndex(t *testing.T) {
 	t.Parallel()
-	d := testenv.Postgres(t)
-	testenv.Bulk(t, d, 100_000, 10)
-	pool := relayPool(t, d.URL)
-	aggregates, seqs, texts, times := make([]string, 500), make([]int64, 500), make([]string, 500),
-		make([]*time.Time, 500)
-	ids := make([]uuid.UUID, 500)
-	for i := range seqs {
-		aggregates[i], seqs[i] = "bulk-"+string(rune('0'+i%10)), int64(i+1)
-	}
-	cases := map[string][]any{
-		"settle":          {aggregates, seqs, ids, texts, texts, times, true},
-		"delete_anywhere": {seqs, ids, texts, texts, times, true}, "lookup": {aggregates, seqs, ids},
-		"sweep_delete": {3, 500, 4 << 20}, "sweep_parts": nil, "sweep_targets": nil,
-		"sweep_park_first": {3, "why", true},
-		"sweep_reached":    {3, 100}, "audit": nil, "park": {
-			"test", 1, make([]byte, 16), "bulk-1", 7, ids[0], "why",
-			"x",
-			1,
-		},
-		"dead_published": nil,
-	}
-	for _, statistics := range []string{"none", "fresh"} {
-		if statistics == "fresh" {
-			d.Exec(t, "ANALYZE outbox")
-		}
-		for name, args := range cases {
-			plan := explain(t, pool, name, args...)
-			if strings.Contains(plan, "Seq Scan on outbox o") || strings.Contains(plan, "Seq Scan on outbox\n") ||
-				strings.Contains(plan, "Seq Scan on outbox ") {
-				t.Errorf("%s with %s statistics:\n%s", name, statistics, plan)
+	for name, c := range map[string]struct {
+		settled, owed int
+		old           bool // one transaction began before everything, and commits behind it
+	}{
+		"a few are owed": {settled: 200_000, owed: 30}, "a backlog": {settled: 50_000, owed: 100_000},
+		"an old transaction": {settled: 200_000, owed: 30, old: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := testenv.Postgres(t)
+			old := begin(t, d)
+			if c.old {
+				_, err := old.Exec(t.Context(), `
+					INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+					SELECT gen_random_uuid(), 'order', 'bulk-' || i % 100, 'order.changed', '{}'
+					FROM generate_series(1, 200) i`)
+				must(t, err)
 			}
-			// Half a second is a hundred times what it takes; reading the table for each row is more, every time. Once
-			// the machine may be busy with something else.
-			took := milliseconds(t, plan)
-			for try := 0; took > 500 && try < 5; try++ {
-				took = min(took, milliseconds(t, explain(t, pool, name, args...)))
+			log(t, d, c.settled, c.owed)
+			must(t, old.Commit(t.Context()))
+			pool := relayPool(t, d.URL)
+			seqs := testenv.Value[[]int64](t, d, `SELECT array_agg(seq) FROM (SELECT seq FROM outbox WHERE part = 3
+				ORDER BY seq DESC LIMIT 500) last`)
+			owed := c.owed
+			if c.old {
+				owed += 200
 			}
-			if took > 500 {
-				t.Errorf("%s with %s statistics takes %v ms:\n%s", name, statistics, took, plan)
+			snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+			cases := map[string]struct {
+				args []any
+				most int // buffers
+			}{
+				"sweep_claim": {[]any{3}, 100}, "sweep_parts": {nil, 300},
+				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
+				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},
+				"sweep_park":    {[]any{"test", 0, make([]byte, 16), 3, 3, "why", "x", 1, true}, 100},
+				"sweep_settle":  {[]any{"test", 0, make([]byte, 16), 3, 9, snapshot, 1, snapshot, 1, 1, nil}, 100},
+				"sweep_reached": {[]any{3, snapshot}, 100},
 			}
-			if strings.HasPrefix(name, "sweep_") && (strings.Contains(plan, "Sort Key") ||
-				strings.Contains(plan, "Bitmap")) {
-				t.Errorf("%s with %s statistics reads a whole part:\n%s", name, statistics, plan)
+			for _, statistics := range []string{"none", "fresh"} {
+				if statistics == "fresh" {
+					d.Exec(t, "ANALYZE outbox, outbox_mark, outbox_dead")
+				}
+				for name, q := range cases {
+					plan := explain(t, pool, name, q.args...)
+					if testing.Verbose() {
+						t.Logf("%s with %s statistics:\n%s", name, statistics, plan)
+					}
+					// A sequence cannot be read otherwise.
+					scans := strings.Contains(strings.ReplaceAll(plan, "Seq Scan on outbox_seq_seq", ""), "Seq Scan")
+					if scans || strings.Contains(plan, "Bitmap") || buffers(t, plan) > q.most {
+						t.Errorf("%s with %s statistics reads %d buffers, want %d at most:\n%s", name, statistics,
+							buffers(t, plan), q.most, plan)
+					}
+				}
 			}
-		}
+		})
 	}
 }
 
-// milliseconds reads the execution time of a plan.
-func milliseconds(t *testing.T, plan string) float64 {
-	t.Helper()
-	_, text, _ := strings.Cut(plan, "Execution Time: ")
-	took, err := strconv.ParseFloat(strings.TrimSuffix(text, " ms"), 64)
+// A session's plans are made once, often for a table that is empty, and have to do for one that is not.
+func TestPlansMadeForAnEmptyTable(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	conn, err := relayPool(t, d.URL).Acquire(t.Context())
 	must(t, err)
-	return took
+	defer conn.Release()
+	now := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+	statements := map[string][]any{
+		"sweep_parts": nil, "sweep_begin": {3, nil, 0, 20_000}, "sweep_reached": {3, now},
+		"sweep_page": {3, []int64{1, 2, 3, 50_000}, 1 << 20},
+		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 49_999, "why", "x", 1, true},
+	}
+	for name := range statements {
+		_, err := conn.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
+		must(t, err)
+		executed(t, conn, name, statements[name]...)
+	}
+	log(t, d, 50_000, 0)
+	for name, args := range statements {
+		plan := executed(t, conn, name, args...)
+		if n := buffers(t, plan); n > 200 {
+			t.Errorf("%s reads %d buffers:\n%s", name, n, plan)
+		}
+	}
 }
 
+// An old transaction keeps dead rows, and makes none: what a sweep reads does not grow with what was swept since.
+func TestASweepBehindAnOldTransaction(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	old, err := d.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	must(t, err)
+	t.Cleanup(func() { _ = old.Rollback(context.Background()) })
+	_, err = old.Exec(t.Context(), "SELECT pg_current_xact_id(), count(*) FROM outbox")
+	must(t, err)
+	pool := relayPool(t, d.URL)
+	round := func() (read int) {
+		insertAll(t, d, 20)
+		snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+		for name, args := range map[string][]any{
+			"sweep_parts": nil, "sweep_begin": {3, snapshot, 7, 20_000}, "sweep_reached": {3, snapshot},
+			"sweep_settle": {"test", o.Epoch, o.Nonce[:], 3, 1 << 30, snapshot, 1, nil, nil, nil, nil},
+		} {
+			read += buffers(t, explain(t, pool, name, args...))
+		}
+		for _, name := range []string{"sweep_page", "sweep_park"} {
+			seqs := testenv.Value[[]int64](t, d, "SELECT array_agg(seq) FROM outbox_backlog")
+			args := []any{3, seqs, 4 << 20}
+			if name == "sweep_park" {
+				args = []any{"test", o.Epoch, o.Nonce[:], 3, seqs[0], "why", "x", 1, true}
+			}
+			read += buffers(t, explain(t, pool, name, args...))
+		}
+		sweep(t, d.URL, o)
+		return read
+	}
+	round()
+	first, last := round(), 0
+	for range 40 {
+		last = round()
+	}
+	if t.Logf("%d buffers, then %d", first, last); last > 2*first { // indexes grow higher, too
+		t.Errorf("a round of statements met %d buffers, and %d after 40 more", first, last)
+	}
+}
+
+// buffers reads how many pages a plan has met.
+func buffers(t *testing.T, plan string) (n int) {
+	t.Helper()
+	line, _, _ := strings.Cut(plan[max(strings.Index(plan, "Buffers:"), 0):], "\n")
+	for _, m := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(line, -1) {
+		k, err := strconv.Atoi(m[1])
+		must(t, err)
+		n += k
+	}
+	return n
+}
+
+// explain runs a statement, in the plan that it has for any arguments, and returns that.
 func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
 	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	rows, err := tx.Query(t.Context(), "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) "+queryText(t, name), args...)
+	_, err = tx.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
+	must(t, err)
+	plan := executed(t, tx, name, args...)
+	_, err = tx.Exec(t.Context(), "DEALLOCATE "+name)
+	must(t, err)
+	return plan
+}
+
+// executed runs a statement that is prepared under its name, and returns its plan.
+func executed(t *testing.T, db sql.DB, name string, args ...any) string {
+	t.Helper()
+	literals := make([]string, len(args))
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case nil:
+			literals[i] = "NULL"
+		case []byte:
+			literals[i] = fmt.Sprintf("'\\x%x'", arg)
+		case []int64:
+			literals[i] = "'{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(arg), " ", ","), "[]") + "}'"
+		default:
+			literals[i] = fmt.Sprintf("'%v'", arg)
+		}
+	}
+	call := "EXECUTE " + name
+	if len(args) > 0 {
+		call += "(" + strings.Join(literals, ", ") + ")"
+	}
+	rows, err := db.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "+call,
+		pgx.QueryExecModeSimpleProtocol)
 	must(t, err)
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {

@@ -3,17 +3,22 @@ package sql
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// tables are everything the migrations made, dependants first.
-var tables = []string{
-	"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
-	"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_history", "outbox", "inbox",
-	"orders", versionTable,
-}
+// views and tables are those that the migrations made, dependants first, and others what else they made.
+var (
+	views  = []string{"outbox_history", "outbox_backlog", "outbox_settled"}
+	tables = []string{
+		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
+		"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_mark", "outbox_history_old",
+		"outbox", "inbox", "orders", versionTable,
+	}
+	others = []string{"SEQUENCE outbox_claim", "FUNCTION outbox_guard()", "FUNCTION outbox_history_keep()"}
+)
 
 // Uninstall drops the publication and, if asked, the tables with all that is in them.
 func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, dropTables bool) error {
@@ -24,16 +29,33 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, drop
 		if !dropTables {
 			return nil
 		}
+		drop := func(kind, name string) error {
+			if _, err := tx.Exec(ctx, "DROP "+kind+" IF EXISTS "+name); err != nil {
+				return fmt.Errorf("drop %s %s: %w", strings.ToLower(kind), name, err)
+			}
+			return nil
+		}
+		for _, v := range views {
+			if err := drop("VIEW", v); err != nil {
+				return err
+			}
+		}
 		for _, t := range tables {
-			if _, err := tx.Exec(ctx, "DROP TABLE IF EXISTS "+pgx.Identifier{t}.Sanitize()); err != nil {
-				return fmt.Errorf("drop table %s: %w", t, err)
+			if err := drop("TABLE", t); err != nil {
+				return err
+			}
+		}
+		for _, o := range others {
+			kind, name, _ := strings.Cut(o, " ")
+			if err := drop(kind, name); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
 }
 
-// KnownStreams lists every stream published to before, and those that the rows waiting in the outbox will go to.
+// KnownStreams lists every stream published to before, and those that what is owed will go to.
 func KnownStreams(ctx context.Context, db DB, prefix string) ([]string, error) {
 	rows, err := db.Query(ctx, query("stream_known"), prefix)
 	if err != nil {

@@ -3,6 +3,8 @@ package sql_test
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -96,8 +98,8 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	return row
 }
 
-// An older transaction that writes keeps the mark from being reached; a younger one does not.
-func TestMarkWaitsForOlderTransactions(t *testing.T) {
+// An older transaction that writes keeps the horizon from being reached; a younger one does not.
+func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	older := begin(t, d)
@@ -105,10 +107,10 @@ func TestMarkWaitsForOlderTransactions(t *testing.T) {
 	must(t, err)
 	before, err := s.InsertLSN(t.Context())
 	must(t, err)
-	lsn, xid, err := s.Mark(t.Context())
+	lsn, xid, err := s.Horizon(t.Context())
 	must(t, err)
 	if lsn < before || xid == 0 {
-		t.Errorf("mark %v, %d", lsn, xid)
+		t.Errorf("horizon %v, %d", lsn, xid)
 	}
 	younger := begin(t, d)
 	_, err = younger.Exec(t.Context(), "SELECT pg_current_xact_id()")
@@ -136,22 +138,26 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	must(t, s.Register(ctx))
 	row := insertHeld(t, d)
 	t.Cleanup(release)
-	_, xid, err := s.Mark(ctx)
+	_, xid, err := s.Horizon(ctx)
 	must(t, err)
 	if ok, err := s.VisibleBelow(ctx, xid); err != nil || ok {
 		t.Errorf("VisibleBelow: %v, %v", ok, err)
 	}
-	calls := map[string]func() (outbox.Found, error){
-		"lookup": func() (outbox.Found, error) { return s.Lookup(ctx, []*outbox.Row{row}) },
-		"settle": func() (outbox.Found, error) { return s.Settle(ctx, []outbox.Settlement{settlement(row)}) },
-		"hunt":   func() (outbox.Found, error) { return s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}) },
-		"park":   func() (outbox.Found, error) { return s.Park(ctx, owner(t, s), row, "too_large", "why", 3) },
+	o := succeed(t, s)
+	m, err := s.Marker(ctx)
+	must(t, err)
+	defer m.Close()
+	pass, err := s.BeginPass(ctx, o)
+	must(t, err)
+	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	if pass.Holds(row.XID, row.Seq) || look.Holds(row.XID, row.Seq) || len(look.Owed) != 0 {
+		t.Errorf("while it is held: the pass has %s, the look %+v", pass.Snapshot, look)
 	}
-	for name, call := range calls {
-		if f, err := call(); err != nil || met(f) != 0 || f.Snapshot.Visible(row.XID) {
-			t.Errorf("%s while it is held: %+v, %v", name, f, err)
-		}
+	if ok, err := s.Park(ctx, o, row, "too_large", "why", 3); err != nil || ok {
+		t.Errorf("parked while it is held: %v, %v", ok, err)
 	}
+	must(t, s.SettleAll(ctx, o, pass))
 	release()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if ok, err := s.VisibleBelow(ctx, xid); err != nil || !ok {
@@ -159,13 +165,18 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		}
 		return nil
 	})
-	for _, name := range []string{"lookup", "settle"} {
-		if f, err := calls[name](); err != nil || met(f) != 1 || !f.Snapshot.Visible(row.XID) {
-			t.Errorf("%s afterwards: %+v, %v", name, f, err)
-		}
+	if n := backlog(t, s, d); n != 1 {
+		t.Errorf("%d rows are owed afterwards", n)
 	}
-	if f, err := s.DeleteAnywhere(ctx, []outbox.Settlement{settlement(row)}); err != nil || met(f) != 0 ||
-		!f.Snapshot.Visible(row.XID) {
-		t.Errorf("hunt at last: %+v, %v", f, err)
+	look, err = m.Look(ctx, pass.Settled, math.MaxInt64)
+	must(t, err)
+	if len(look.Owed) != 1 || !slices.Equal(look.Owed[0].Seqs, []int64{row.Seq}) || !look.Holds(row.XID, row.Seq) {
+		t.Errorf("afterwards the look has %+v", look)
+	}
+	if ok, err := s.Park(ctx, o, row, "too_large", "why", 3); err != nil || !ok {
+		t.Errorf("parked afterwards: %v, %v", ok, err)
+	}
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed at last", n)
 	}
 }

@@ -28,8 +28,8 @@ func (w *world) refused(r *child, load *testenv.Load) {
 	w.t.Helper()
 	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream")
 	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt")
-	if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox"); n < load.Committed() {
-		w.t.Errorf("%d rows in the outbox, want %d", n, load.Committed())
+	if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
+		w.t.Errorf("%d rows are owed, want %d", n, load.Committed())
 	}
 }
 

@@ -69,11 +69,11 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			w.db.Exec(t,
 				`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
 					`errcode = '42501'; END $$`)
-			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_history FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
 			load.Wait()
 			waitReady(t, r, 503, 20*time.Second)
-			w.fix(`DROP TRIGGER refuse ON outbox_history`)
+			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
 			w.oracle.Check(t, load, 20*time.Second)
 			waitReady(t, r, 200, 20*time.Second)
 			if mode == "auto" {

@@ -23,22 +23,26 @@ func (w *world) waitLen(stream string, n int64) {
 	})
 }
 
-// Killed at any point and run again, a replay goes on exactly where it stopped.
+// Killed at any point and run again, a replay goes on exactly where it stopped, before there were marks and in the log.
 func TestReplayKilled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	const events, kills = 12000, 6
-	ids := w.keep(events, "outbox.order")
+	ids := slices.Concat(w.keep(events/2, "outbox.order"), w.keepInLog(events/2))
 	for i := range kills {
 		p := w.start("replay", "--all", "--rate=3000")
 		w.waitLen("outbox.order", int64((i+1)*500))
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		// What is published after the beginning is not part of it.
-		w.db.Exec(t, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, `+
+		w.db.Exec(t, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, `+
 			`created_at, published_at, stream, mode)
 			VALUES ($1, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc')`,
 			events+i+1)
+		w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (gen_random_uuid(), 'order', 'late', 'x', '{}')`)
+		w.db.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+			SELECT -1, 1, pg_current_snapshot(), last_value FROM outbox_seq_seq`)
 	}
 	v, r := w.replay("--all")
 	if !v.Finished || !v.Resumed || v.Count != events || v.Replayed == 0 || v.Replayed >= events {
@@ -272,7 +276,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }() // the pool's end would wait for it
 	var late string
 	err = tx.QueryRow(t.Context(),
-		`INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+		`INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
 			`published_at, stream, mode)
 		VALUES (11, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), clock_timestamp(), 'outbox.order', 'cdc') `+
 			`RETURNING id::text`).Scan(&late)
@@ -291,14 +295,16 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	w.wantStream("outbox.order", append(ids, late))
 }
 
-// Partitions that are dropped before the replay has reached them are missed, and said so.
+// What retention deletes before the replay has reached it is missed, and said so.
 func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.keep(10000, "outbox.order")
+	w.keep(5000, "outbox.order")
+	w.keepInLog(5000)
 	p := w.start("replay", "--all", "--rate=2000")
 	w.waitLen("outbox.order", 250)
-	w.db.Exec(t, "DELETE FROM outbox_history WHERE seq > 9900")
+	w.db.Exec(t, "DELETE FROM outbox_history_old WHERE seq > 4950")
+	w.db.Exec(t, "DELETE FROM outbox WHERE seq > 4950")
 	<-p.done
 	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(),
 		"100 of 10,000 events left history before they were replayed") {

@@ -141,7 +141,7 @@ func TestTraceWithoutRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	ids := w.keep(1, "outbox.order")
-	w.db.Exec(t, "UPDATE outbox_history SET entry_id = '1-0'")
+	w.db.Exec(t, "UPDATE outbox_history_old SET entry_id = '1-0'")
 	w.rdURL = "redis://127.0.0.1:1"
 	r := w.once("trace", ids[0])
 	if r.code != 1 || !strings.Contains(r.out, "published  "+ids[0]) || !strings.Contains(r.errOut, "refused") {
@@ -275,7 +275,7 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "UPDATE outbox_history SET mode = mode"); err != nil {
+	if _, err := tx.Exec(t.Context(), "UPDATE outbox_history_old SET mode = mode"); err != nil {
 		t.Fatal(err)
 	}
 	p := w.start("replay", "--all")

@@ -79,7 +79,7 @@ func (p *Relay) build(ctx context.Context) error {
 		return err
 	}
 	sweeper := poll.New(poll.Options{
-		URL: c.PostgresURL, Schema: c.Schema, Prefix: c.StreamPrefix, Workers: c.SweepWorkers, History: c.History > 0,
+		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Prefix: c.StreamPrefix, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)

@@ -84,7 +84,7 @@ type drain struct {
 func perSecond(n int, since time.Time) float64 { return float64(n) / time.Since(since).Seconds() }
 
 // postgresLimits measures what Postgres does without a relay: writing the events, sending them through a slot, and
-// deleting them with their history.
+// reading them page by page, with a mark for each.
 func (d *drain) postgresLimits(ctx context.Context) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		if err := s.makeSlot(ctx); err != nil {
@@ -105,10 +105,10 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 				func() error { return s.readSlot(ctx, d.c.Events) },
 			},
 			{
-				"delete",
-				fmt.Sprintf("DELETE … RETURNING into outbox_history, 1,000 rows per statement, over %d connections",
+				"settle",
+				fmt.Sprintf("pages of 1,000 rows read from the log, and a mark after each, over %d connections",
 					s.config.SweepWorkers),
-				func() error { return s.deleteAll(ctx, d.c.Events) },
+				func() error { return s.settleAll(ctx, d.c.Events) },
 			},
 		} {
 			if err := d.limit(ctx, l.name, l.what, l.do); err != nil {
@@ -189,21 +189,16 @@ func (g gulping) Read(p []byte) (int, error) {
 	return g.r.Read(p)
 }
 
-// bareDelete is what delivering an event costs Postgres at least.
-const bareDelete = `WITH gone AS (
-    DELETE FROM outbox
-    WHERE ctid = ANY (ARRAY(SELECT ctid FROM outbox WHERE part = $1 ORDER BY seq LIMIT 1000)) RETURNING *
-), receipt AS (
-    INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at,
-        published_at, stream, entry_id, mode)
-    SELECT seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at,
-        clock_timestamp(), 'bench', '0-0', 'poll'
-    FROM gone WHERE $2
+// What settling an event costs Postgres at least: it is read, and a mark is written for its page.
+const (
+	barePage = `SELECT seq, id, aggregate_type, aggregate_id, event_type, payload::text, headers::text, created_at
+FROM outbox WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1000`
+	bareMark = `INSERT INTO outbox_mark (part, epoch, settled, hi, pass, pass_hi, cursor, mode)
+VALUES ($1, 0, '3:3:', 0, '3:3:', 0, $2, 'poll')`
 )
-SELECT count(*) FROM gone`
 
-// deleteAll deletes every row, as many parts at once as the relay sweeps.
-func (s *scene) deleteAll(ctx context.Context, n int) error {
+// settleAll reads every row, as many parts at once as the relay sweeps.
+func (s *scene) settleAll(ctx context.Context, n int) error {
 	cfg, err := sql.RelayPoolConfig(s.config.PostgresURL, s.config.Schema)
 	if err != nil {
 		return err
@@ -214,27 +209,42 @@ func (s *scene) deleteAll(ctx context.Context, n int) error {
 		return err
 	}
 	defer pool.Close()
-	var gone atomic.Int64
+	var have atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(s.config.SweepWorkers)
 	for part := range outbox.Partitions {
-		g.Go(func() error {
-			for rows := -1; rows != 0; {
-				if err := pool.QueryRow(gctx, bareDelete, part, s.config.History > 0).Scan(&rows); err != nil {
-					return err
-				}
-				gone.Add(int64(rows))
-			}
-			return nil
-		})
+		g.Go(func() error { return settlePart(gctx, pool, part, &have) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if int(gone.Load()) != n {
-		return fmt.Errorf("%d rows were deleted of %d", gone.Load(), n)
+	if int(have.Load()) != n {
+		return fmt.Errorf("%d rows were read of %d", have.Load(), n)
 	}
 	return nil
+}
+
+func settlePart(ctx context.Context, pool *pgxpool.Pool, part int, have *atomic.Int64) error {
+	for last := int64(0); ; {
+		rows, err := pool.Query(ctx, barePage, part, last)
+		if err != nil {
+			return err
+		}
+		n := int64(0)
+		for rows.Next() {
+			if err := rows.Scan(&last, nil, nil, nil, nil, nil, nil, nil); err != nil {
+				return err
+			}
+			n++
+		}
+		if err := rows.Err(); err != nil || n == 0 {
+			return err
+		}
+		have.Add(n)
+		if _, err := pool.Exec(ctx, bareMark, part, last); err != nil {
+			return err
+		}
+	}
 }
 
 // redisLimit measures the same entries written without a gate, in pipelines over two connections.
@@ -284,7 +294,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		if err := s.write(ctx, d.c.Events, d.c.Size, 500); err != nil {
 			return err
 		}
-		w := d.report.result("backlog "+string(mode), "from the relay's start to an empty outbox")
+		w := d.report.result("backlog "+string(mode), "from the relay's start until all is settled")
 		used, began := d.usage(ctx), time.Now()
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			return d.empties(ctx, s, p, w, used, began)
@@ -292,7 +302,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		if err != nil {
 			return err
 		}
-		return d.verdict(ctx, s, w, "delete", "xadd")
+		return d.verdict(ctx, s, w, "settle", "xadd")
 	})
 }
 
@@ -300,7 +310,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		w := d.report.result("stream "+string(mode),
-			fmt.Sprintf("from the first insert to an empty outbox; events are written in transactions of %d as fast "+
+			fmt.Sprintf("from the first insert until all is settled; events are written in transactions of %d as fast "+
 				"as "+
 				"Postgres takes them", d.c.Transaction))
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
@@ -324,7 +334,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 		if err != nil {
 			return err
 		}
-		limits := []string{"insert", "slot", "delete", "xadd"}
+		limits := []string{"insert", "slot", "settle", "xadd"}
 		if mode == outbox.ModePoll {
 			limits = slices.DeleteFunc(limits, func(l string) bool { return l == "slot" })
 		}

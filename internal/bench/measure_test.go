@@ -119,13 +119,13 @@ func TestBenchDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	positive(t, r.Limits, 2, "insert", "slot", "delete", "xadd")
+	positive(t, r.Limits, 2, "insert", "slot", "settle", "xadd")
 	positive(t, r.Results, 2, "backlog cdc", "backlog poll", "stream cdc", "stream poll")
 	for _, w := range r.Results {
 		if want := (check{Committed: 1400, Found: 1400, Recorded: 1400}); w.Check == nil || *w.Check != want {
 			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
 		}
-		if _, ok := w.Ratios["slot"]; ok != (w.Name == "stream cdc") || w.Ratios["delete"] == 0 ||
+		if _, ok := w.Ratios["slot"]; ok != (w.Name == "stream cdc") || w.Ratios["settle"] == 0 ||
 			w.Ratios[together] == 0 ||
 			w.Bound == "" {
 			t.Errorf("%s: ratios %v, bound %q", w.Name, w.Ratios, w.Bound)

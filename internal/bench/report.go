@@ -65,7 +65,7 @@ type check struct {
 	Repeated  int `json:"repeated"`
 	// Unknown were never committed.
 	Unknown int `json:"unknown"`
-	// Recorded is how many are in outbox_history; for orders, how many events there are.
+	// Recorded is how many of the log are settled; for orders, how many events there are.
 	Recorded int `json:"recorded"`
 	// Replayed counts requests that were answered from an earlier one's order.
 	Replayed int `json:"replayed,omitempty"`

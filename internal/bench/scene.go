@@ -173,15 +173,15 @@ func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
 	})
 }
 
-// settled waits until the outbox is empty.
+// settled waits until nothing in the outbox is owed.
 func (s *scene) settled(ctx context.Context, p *app.Relay) error {
-	return s.until(ctx, p, "the outbox to be empty", func() (bool, int64, error) {
+	return s.until(ctx, p, "the outbox to be settled", func() (bool, int64, error) {
 		held := int64(p.Status().Inflight)
 		if held > 0 {
 			return false, held, nil
 		}
 		var left bool
-		err := s.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox)").Scan(&left)
+		err := s.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox_backlog)").Scan(&left)
 		return !left, -1, err
 	})
 }
@@ -213,7 +213,8 @@ func (s *scene) count(ctx context.Context, n int) (check, error) {
 		from = "(" + page[len(page)-1].ID
 	}
 	c.Lost = n - c.Found
-	err := s.pool.QueryRow(ctx, "SELECT count(*) FROM outbox_history").Scan(&c.Recorded)
+	err := s.pool.QueryRow(ctx, "SELECT (SELECT count(*) FROM outbox) - (SELECT count(*) FROM outbox_backlog)").
+		Scan(&c.Recorded)
 	if s.config.History == 0 {
 		c.Recorded = n // there is none
 	}

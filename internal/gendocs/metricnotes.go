@@ -93,19 +93,13 @@ var metricNotes = []struct {
 		{
 			"outbox_settled_total",
 			"events are settled after they were streamed. If it stays behind `outbox_published_total{mode=\"cdc\"}`, " +
-				"Postgres is slow to delete and the window fills.",
+				"Postgres is slow, or a commit that was streamed is not visible, and the window fills.",
 			"sum(rate(outbox_settled_total[5m]))",
 		},
 		{
 			"outbox_inflight_events",
 			"Postgres is slow to settle. At `POSTHASTE_WINDOW` publishing waits for it.",
 			"max(outbox_inflight_events)",
-		},
-		{
-			"outbox_settle_missing_total",
-			"rows were settled before, by a sweep or a retry that came twice; harmless. A steady rise means that " +
-				"another program deletes from `outbox`.",
-			"sum(rate(outbox_settle_missing_total[5m]))",
 		},
 		{
 			"outbox_suppressed_total",

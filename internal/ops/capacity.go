@@ -20,11 +20,10 @@ const minSpan = 10 * time.Minute
 
 // capacity says what grows in Postgres, how fast, and what fits for how long.
 func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
-	var walBytes, outboxBytes, historyBytes int64
+	var walBytes, logBytes, oldBytes int64
 	var walSeconds float64
-	var oldest string
-	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &outboxBytes, &historyBytes,
-		&oldest)
+	var oldest *time.Time
+	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &logBytes, &oldBytes, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))
@@ -43,30 +42,66 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 		}
 		d.add(SeverityOK, "capacity wal", "", "%s", detail)
 	}
-	d.add(SeverityOK, "capacity outbox", "", "the table takes %s", size(outboxBytes))
-	d.history(historyBytes, oldest, time.Now())
+	old := ""
+	if oldBytes > 0 {
+		old = fmt.Sprintf("; what was delivered before there were marks takes %s, until it is past --history",
+			size(oldBytes))
+	}
+	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered%s", size(logBytes), old)
+	d.history(logBytes, oldest, time.Now())
 	if names, err := sql.Streams(ctx, conn); err == nil {
 		d.names = names
 	}
 }
 
-func (d *doctor) history(bytes int64, oldest string, now time.Time) {
+// history says how the log grows. Its oldest mark is about as old as its oldest events.
+func (d *doctor) history(bytes int64, oldest *time.Time, now time.Time) {
 	keep := d.config.History
 	if keep == 0 {
 		d.add(SeverityOK, "capacity history", "", "none is kept (--history=0)")
 		return
 	}
-	day, err := time.Parse("20060102", oldest)
-	if err != nil || now.Sub(day) < minSpan {
+	if oldest == nil || now.Sub(*oldest) < minSpan {
 		d.add(SeverityOK, "capacity history", "",
 			"%s, kept for %v; too early to say how fast it grows", size(bytes), keep)
 		return
 	}
-	// A day's partition goes when its last event is past the retention, so up to a day more is kept.
-	perDay := float64(bytes) / now.Sub(day).Hours() * 24
+	perDay := float64(bytes) / min(now.Sub(*oldest), keep).Hours() * 24
 	d.add(SeverityOK, "capacity history", "",
 		"%s now, about %s a day; kept for %v it takes up to %s", size(bytes), size(int64(perDay)), keep,
-		size(int64(perDay*(keep.Hours()/24+1))))
+		size(int64(perDay*keep.Hours()/24)))
+}
+
+// retentionSlack is how long deleting may be behind.
+const retentionSlack = time.Hour
+
+// log says whether what is owed can be found, and whether what is past the retention is deleted.
+func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
+	var valid bool
+	var left int64
+	var oldest *time.Time
+	err := conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&valid, &left, &oldest)
+	if err != nil {
+		d.add(SeverityWarn, "marks", "let this role read posthaste's tables (scripts/roles.sql)",
+			"cannot be read: %v", oneLine(err))
+		return
+	}
+	if !valid {
+		d.add(SeverityFail, "owed index",
+			"CREATE INDEX outbox_owed ON outbox (part, xid), or REINDEX INDEX outbox_owed",
+			"the index outbox_owed is missing or not valid: without it every look for events reads the whole log")
+	}
+	switch {
+	case oldest == nil:
+		d.add(SeverityOK, "marks", "", "none was written yet: nothing is settled")
+	case d.config.History > 0 && left > 0:
+		d.add(SeverityWarn, "marks",
+			"let a relay run: it deletes what is past --history; see its log for why it cannot",
+			"the oldest is of %s, and %d are left of before --history (%v): the log is not shortened",
+			oldest.UTC().Format(time.RFC3339), left, d.config.History)
+	default:
+		d.add(SeverityOK, "marks", "", "the oldest is of %s", oldest.UTC().Format(time.RFC3339))
+	}
 }
 
 // ledger looks at what the credits have in Postgres.

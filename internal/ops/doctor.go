@@ -133,6 +133,7 @@ func (d *doctor) postgres(ctx context.Context) {
 	d.retention(f)
 	d.slot(ctx, conn)
 	if migrated {
+		d.log(ctx, conn)
 		d.capacity(ctx, conn, f)
 		d.ledger(ctx, conn)
 	}
@@ -219,8 +220,8 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	}
 	if !partitions {
 		d.add(SeverityWarn, "history partitions",
-			"GRANT CREATE ON SCHEMA "+d.config.Schema+" to the relay's role, and make it owner of outbox_history",
-			"this role cannot create and drop them: history goes to the default partition")
+			"make the relay's role owner of outbox_history_old, or drop its partitions when they are past --history",
+			"this role cannot drop what was delivered before there were marks")
 	}
 	switch {
 	case published && publication:

@@ -35,6 +35,7 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	name := "doctor_" + d.Relay
 	for _, stmt := range []string{
 		"CREATE ROLE " + name + " LOGIN", "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + name,
+		"GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO " + name,
 		"INSERT INTO relay_state (name, desired_mode) VALUES ('" + d.Relay + "', 'poll')",
 	} {
 		d.Exec(t, stmt)
@@ -42,7 +43,8 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	url := strings.Replace(d.URL, "postgres@", name+"@", 1)
 	ok, f := diagnose(t, d, url)
 	if l := f["table rights"]; ok || l.Severity != ops.SeverityFail ||
-		!strings.Contains(l.Detail, "DELETE on outbox,") || strings.Contains(l.Detail, "INSERT") {
+		!strings.Contains(l.Detail, "DELETE on outbox,") || !strings.Contains(l.Detail, "DELETE on outbox_mark,") ||
+		!strings.Contains(l.Detail, "USAGE on outbox_claim") || strings.Contains(l.Detail, "INSERT") {
 		t.Errorf("a writer: ok %v, %+v", ok, l)
 	}
 	for _, check := range []string{"history partitions", "publication", "statistics right", "replication right"} {
@@ -54,7 +56,7 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	d.Exec(t, `DO $$ BEGIN CREATE ROLE rds_replication; EXCEPTION WHEN duplicate_object THEN END $$`)
 	for _, stmt := range []string{
 		"GRANT rds_replication TO ", "GRANT pg_read_all_stats TO ",
-		"GRANT DELETE, UPDATE ON ALL TABLES IN SCHEMA public TO ",
+		"GRANT DELETE, UPDATE ON ALL TABLES IN SCHEMA public TO ", "GRANT USAGE ON SEQUENCE outbox_claim TO ",
 	} {
 		d.Exec(t, stmt+name)
 	}
@@ -129,5 +131,34 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
 	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {
 		t.Errorf("findings: %+v", v.Findings)
+	}
+}
+
+// Whether owed events can be found, and whether what is past the retention is deleted.
+func TestDoctorLooksAtTheLog(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	marks := func() ops.Finding {
+		t.Helper()
+		_, f := diagnose(t, d, d.URL)
+		return f["marks"]
+	}
+	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "nothing is settled") {
+		t.Errorf("a new log: %+v", f)
+	}
+	// One that is older than the retention is kept of every part, however old it is.
+	d.Exec(t, `DELETE FROM outbox_mark; INSERT INTO outbox_mark (part, epoch, settled, hi, at)
+		SELECT n, 1, '3:3:', 0, '2026-03-01 12:00Z' FROM generate_series(-1, 15) n`)
+	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "of 2026-03-01T12:00:00Z") {
+		t.Errorf("a quiet log: %+v", f)
+	}
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at)
+		SELECT n, 1, '3:3:', 0, '2026-03-01 13:00Z' FROM generate_series(-1, 2) n`)
+	if f := marks(); f.Severity != ops.SeverityWarn || !strings.Contains(f.Detail, "and 4 are left") {
+		t.Errorf("a log that nobody shortens: %+v", f)
+	}
+	d.Exec(t, "DROP INDEX outbox_owed")
+	if ok, f := diagnose(t, d, d.URL); ok || f["owed index"].Severity != ops.SeverityFail {
+		t.Errorf("without the index: %+v", f["owed index"])
 	}
 }

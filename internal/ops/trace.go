@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -10,7 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/sink"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -56,11 +57,12 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 	for _, r := range rows {
 		steps = append(steps, Step{At: r.At, Place: r.Place, ID: r.ID, Detail: r.Detail, TraceParent: r.TraceParent})
 	}
+	pages := tracePages
 	for _, r := range rows {
-		if r.EntryID == "" {
+		if r.EntryID == "" && r.UpTo == "" {
 			continue
 		}
-		more, err := traceEntry(ctx, client, r)
+		more, err := traceEntry(ctx, client, r, &pages)
 		if err != nil {
 			return steps, fmt.Errorf("read stream %q: %w", r.Stream, err)
 		}
@@ -69,8 +71,49 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 	return steps, nil
 }
 
+// Bounds of the search for the entries of a trace. Clocks may be entrySlack apart.
+const (
+	tracePage  = 200
+	tracePages = 250
+	entrySlack = 5 * time.Minute
+)
+
+// findEntry looks for the entry of an event whose place nobody has noted, back from the last that it can be, to the
+// time at which the event was created. It uses up pages; "" if the entry is not there, or there are no pages left.
+func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) (string, error) {
+	to := cmp.Or(r.UpTo, "+")
+	for ; *pages > 0; *pages-- {
+		page, err := client.XRevRangeN(ctx, r.Stream, to, "-", tracePage).Result()
+		if err != nil {
+			return "", err
+		}
+		for _, e := range page {
+			if e.Values["id"] == r.ID && e.Values["replayed"] != "1" {
+				return e.ID, nil
+			}
+			if entryTime(e.ID).Before(r.Created.Add(-entrySlack)) {
+				return "", nil
+			}
+		}
+		if len(page) < tracePage {
+			return "", nil
+		}
+		to = "(" + page[len(page)-1].ID
+	}
+	return "", nil
+}
+
 // traceEntry looks at one stream entry and at what every group has done with it.
-func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow) ([]Step, error) {
+func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) ([]Step, error) {
+	if r.EntryID == "" {
+		var err error
+		if r.EntryID, err = findEntry(ctx, client, r, pages); err != nil {
+			return nil, err
+		}
+	}
+	if r.EntryID == "" {
+		return []Step{{Place: "stream", ID: r.ID, Detail: r.Stream + " (not found: trimmed since)"}}, nil
+	}
 	found, err := client.XRange(ctx, r.Stream, r.EntryID, r.EntryID).Result()
 	if err != nil {
 		return nil, err
@@ -99,7 +142,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow) (
 		case len(pending) > 0:
 			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer,
 				pending[0].RetryCount)
-		case sink.CompareIDs(g.LastDeliveredID, r.EntryID) < 0:
+		case outbox.CompareIDs(g.LastDeliveredID, r.EntryID) < 0:
 			state = "not delivered yet"
 		}
 		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state})

@@ -1,7 +1,12 @@
 package ops_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
@@ -11,7 +16,7 @@ import (
 func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
-	d.Exec(t, `INSERT INTO outbox_history
+	d.Exec(t, `INSERT INTO outbox_history_old
 			(seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
 		SELECT g, gen_random_uuid(), 'order', 'large', 'order.made', '{}', now(), now() + g * interval '1 second',
 			'outbox.order', 'cdc'
@@ -29,5 +34,60 @@ func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 		if steps[0].Place != "earlier" || steps[200].ID != last || steps[1].At.After(steps[200].At) {
 			t.Errorf("it begins with %+v and ends with %+v", steps[0], steps[200])
 		}
+	}
+}
+
+// An event of the log waits, is published, or is parked; which entry it is, is found by the mark that settled it. Its
+// aggregate and its own id lead to it.
+func TestTraceInTheLog(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ('"+d.Relay+"')")
+	events := map[string]string{}
+	for _, name := range []string{"one", "two", "parked", "waits"} {
+		if name == "waits" {
+			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode, entries)
+				SELECT -1, 1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order": "9000000000000-7"}'
+				FROM outbox_seq_seq`)
+		}
+		events[name] = testenv.Value[string](t, d, `
+			INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (gen_random_uuid(), 'order', $1, 'order.made', '{}') RETURNING id::text`, name)
+	}
+	d.Exec(t, `INSERT INTO outbox_dead (id, seq, row_seq, aggregate_type, aggregate_id, event_type, created_at, error,
+			class, attempts)
+		SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, created_at, 'too large', 'x', 1 FROM outbox
+		WHERE aggregate_id = 'parked'`)
+	for n, name := range []string{"two", "one", "one"} {
+		values := []string{"id", events[name]}
+		if n == 0 {
+			values = append(values, "replayed", "1")
+		}
+		if err := r.Client.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: "outbox.order", ID: fmt.Sprintf("9000000000000-%d", n+6), Values: values,
+		}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string][]string{
+		"one":    {"published order.made by cdc, settled ", "stream outbox.order 9000000000000-7"},
+		"two":    {"published order.made by cdc, settled ", "stream outbox.order (not found"},
+		"parked": {"dead order.made: too large"},
+		"waits":  {"outbox order.made waits to be published"},
+	} {
+		for _, id := range []string{name, events[name]} {
+			steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)
+			if err != nil || len(steps) != len(want) {
+				t.Fatalf("%s: %+v, %v", name, steps, err)
+			}
+			for i, s := range steps {
+				if !strings.HasPrefix(s.Place+" "+s.Detail, want[i]) || s.ID != events[name] {
+					t.Errorf("%s: step %+v, want %q", name, s, want[i])
+				}
+			}
+		}
+	}
+	if steps, err := ops.Trace(t.Context(), d.Pool, r.Client, uuid.NewString()); err != nil || len(steps) != 0 {
+		t.Errorf("of an unknown id: %+v, %v", steps, err)
 	}
 }

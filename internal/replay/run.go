@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,6 +97,9 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 	if err := r.settled(ctx); err != nil {
 		return nil, err
 	}
+	if err := r.upToNow(ctx); err != nil {
+		return nil, err
+	}
 	list, total, err := r.count(ctx)
 	if err != nil {
 		return nil, err
@@ -124,15 +128,25 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 	return note, err
 }
 
-// settled waits until everything published up to now is visible, so that no event turns up behind the replay's back.
+// settled waits until everything published up to now is in history, so that no event turns up behind the replay's back.
 func (r *replaying) settled(ctx context.Context) error {
 	began, said := time.Now(), false
-	return sql.AwaitHistoryWriters(ctx, r.pool, func(n int) {
+	return sql.AwaitHistory(ctx, r.pool, func(n int) {
 		if !said && time.Since(began) > 2*time.Second {
 			said = true
 			r.progress.Say("waiting for %d transactions that write history to end", n)
 		}
 	})
+}
+
+// upToNow moves an end that nobody has asked for behind what was waited for.
+func (r *replaying) upToNow(ctx context.Context) error {
+	if r.sel.Until.Before(r.now) {
+		return nil
+	}
+	now, _, err := sql.HistoryBounds(ctx, r.pool)
+	r.sel.Until = now.UTC()
+	return err
 }
 
 // count counts what is selected; -1 if that takes too long.
@@ -192,21 +206,26 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 	if r.rate > 0 {
 		limit = min(max(r.rate/4, 1), replayRows)
 	}
+	history := sql.NewHistory(r.pool, r.sel)
 	for {
 		var page []sql.Replayed
 		var end sql.Place
+		var all bool
 		err := r.patiently(ctx, postgresRemedy, func(ctx context.Context) (err error) {
-			page, end, err = sql.ReadHistory(ctx, r.pool, r.sel, after, limit, replayBytes)
+			page, end, all, err = history.Read(ctx, after, limit, replayBytes)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		if end == after {
+		if all {
 			break
 		}
 		if err := r.publish(ctx, page); err != nil {
 			return err
+		}
+		if end == after {
+			continue // a part of the log was searched
 		}
 		after = end
 		note.At, note.Count = place(after), note.Count+int64(len(page))
@@ -289,7 +308,7 @@ func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error)
 		if err != nil {
 			return nil, err
 		}
-		if q.At.After(p.At) || q.At.Equal(p.At) && q.Seq > p.Seq {
+		if q.Compare(p) > 0 {
 			break
 		}
 		entries = entries[1:]
@@ -297,18 +316,29 @@ func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error)
 	return entries, nil
 }
 
-// place writes a place in history.
-func place(p sql.Place) string { return fmt.Sprintf("%d.%d", p.At.UnixMicro(), p.Seq) }
-
-func parsePlace(s string) (sql.Place, error) {
-	at, seq, ok := strings.Cut(s, ".")
-	us, err1 := strconv.ParseInt(at, 10, 64)
-	n, err2 := strconv.ParseInt(seq, 10, 64)
-	if !ok || err1 != nil || err2 != nil {
-		return sql.Place{},
-			fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
+// place writes a place in history: its time and number, or, in the log, its mark, part and number.
+func place(p sql.Place) string {
+	if p.Mark > 0 {
+		return fmt.Sprintf("%d.%d.%d", p.Mark, p.Part, p.Seq)
 	}
-	return sql.Place{At: time.UnixMicro(us).UTC(), Seq: n}, nil
+	return fmt.Sprintf("%d.%d", p.At.UnixMicro(), p.Seq)
+}
+
+func parsePlace(s string) (p sql.Place, err error) {
+	parts := strings.Split(s, ".")
+	n := make([]int64, len(parts))
+	for i, digits := range parts {
+		if err == nil {
+			n[i], err = strconv.ParseInt(digits, 10, 64)
+		}
+	}
+	switch {
+	case err == nil && len(n) == 2:
+		return sql.Place{At: time.UnixMicro(n[0]).UTC(), Seq: n[1]}, nil
+	case err == nil && len(n) == 3 && n[0] > 0 && n[1] >= 0 && n[1] <= math.MaxInt16:
+		return sql.Place{Mark: n[0], Part: int16(n[1]), Seq: n[2]}, nil
+	}
+	return p, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
 }
 
 // pace waits until n more events are due. Time lost in an outage is not made up for.

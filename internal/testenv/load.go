@@ -273,7 +273,7 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 	return out
 }
 
-// WaitEmpty waits until the outbox is empty. It gives up when the outbox has not become shorter within so long: how
+// WaitEmpty waits until nothing in the outbox is owed. It gives up when that has not become less within so long: how
 // long all of it takes is the machine's affair.
 func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	tb.Helper()
@@ -281,11 +281,11 @@ func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	for n > 0 {
 		Eventually(tb, within, func() error {
 			var now int
-			if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox").Scan(&now); err != nil {
+			if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&now); err != nil {
 				return err
 			}
 			if now > 0 && now >= n {
-				return fmt.Errorf("%d rows in the outbox", now)
+				return fmt.Errorf("%d events wait in the outbox", now)
 			}
 			n = now
 			return nil
@@ -293,7 +293,7 @@ func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	}
 }
 
-// Check waits, as WaitEmpty does, until the outbox is empty and then holds l's committed events against the streams:
+// Check waits, as WaitEmpty does, until nothing is owed and then holds l's committed events against the streams:
 // lost 0, duplicates 0, order per aggregate kept, history complete.
 func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	tb.Helper()

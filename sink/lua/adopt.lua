@@ -8,7 +8,7 @@ local g, err = read(gate, 'source', 'owner', 'n', 'last')
 if err then return err end
 if g[1] and g[1] ~= source and not force then return {'FOREIGN', g[1]} end
 if g[1] == source and g[2] then
-  local e, n = string.match(g[2], '^(%d+)|(%x+)$')
+  local e, n = string.match(g[2], '^(%d+)|(%x+)')
   local theirs, mine = tonumber(e), tonumber(epoch)
   if theirs == mine and n == nonce then return {'OK', tonumber(redis.call('HGET', gate, 'n') or '0')} end
   if theirs >= mine then return {'FENCED', e} end
@@ -23,9 +23,9 @@ for i = 1, #all, 2 do
   if kind == 'u:' then
     drop[#drop + 1] = field
     if not gone then
-      each(value, function(id, entry)
+      each(value, function(id)
         doubt[#doubt + 1] = 'd:' .. id
-        doubt[#doubt + 1] = 'a|' .. entry
+        doubt[#doubt + 1] = 'a'
       end)
     end
   elseif kind == 'l:' then
@@ -34,13 +34,11 @@ for i = 1, #all, 2 do
     drop[#drop + 1] = field
   elseif kind == 'd:' then
     known = known + 1
-    if string.sub(value, 1, 2) ~= 'a|' then
-      doubt[#doubt + 1] = field
-      doubt[#doubt + 1] = 'a|' .. string.match(value, '[^|]*$')
-    end
+    doubt[#doubt + 1] = field
+    doubt[#doubt + 1] = 'a'
   end
 end
-redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
+redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce .. '|ids')
 local added = hset(gate, doubt)
 hdel(gate, drop)
 set_doubt(gate, known + added)

@@ -12,7 +12,7 @@ if doubt == 0 then return {'OK'} end
 
 local all, drop = redis.call('HGETALL', gate), {}
 for i = 1, #all, 2 do
-  if string.sub(all[i], 1, 2) == 'd:' and string.sub(all[i + 1], 1, 2) == 'a|' then drop[#drop + 1] = all[i] end
+  if string.sub(all[i], 1, 2) == 'd:' and string.sub(all[i + 1], 1, 1) == 'a' then drop[#drop + 1] = all[i] end
 end
 if #drop > 0 then set_doubt(gate, doubt - hdel(gate, drop)) end
 return {'OK'}

@@ -2,16 +2,18 @@
 --
 -- The gate is a hash:
 --   source     uuid of the database that publishes here
---   owner      epoch|nonce of the leadership
+--   owner      epoch|nonce|ids of the leadership; the last word keeps out versions that would misread the batches
 --   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s" or a part's number
---   u:<lane>:<number>  an unsettled batch: "1" (complete) or "0", then per event 16 bytes of id, one byte with the
---              length of the entry id (+128 if the entry is an earlier owner's), the entry id
---   d:<id>     an event in doubt: where it came from and its entry id. "a|<entry>" for what an adoption found,
---              "<lane>|<claim>|<number>|<entry>" for what an earlier claim of a part left
+--   u:<lane>:<number>  an unsettled batch: "+" (complete) or "-", then 16 bytes of id for each event that is in the stream
+--   d:<id>     an event in doubt: where it came from. "a" for what an adoption found, "<lane>|<claim>|<number>" for what an
+--              earlier claim of a part left
 --   doubt      how many d: fields there are; absent means none
 --   n          how many events it has let through; begins anew where the stream has forgotten them
 --   last       the entry id of the last of them
 --   confirmed  written by the barrier only
+--
+-- Earlier versions kept entry ids, too: their batches begin with "1" or "0", and have per event the id, one byte with the
+-- length of the entry id (+128 if the entry was an earlier owner's), and the entry id.
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
 -- and the first write is one that Redis refuses when it is out of memory.
@@ -37,7 +39,7 @@ end
 local function assess(gsource, gowner, source, epoch, nonce)
   if not gsource or not gowner then return {'GAP'} end
   if gsource ~= source then return {'FOREIGN', gsource} end
-  local e, n = string.match(gowner, '^(%d+)|(%x+)$')
+  local e, n = string.match(gowner, '^(%d+)|(%x+)')
   local theirs, mine = tonumber(e), tonumber(epoch)
   if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end
   if theirs < mine then return {'GAP'} end
@@ -50,13 +52,14 @@ local function lane_of(v)
   return tonumber(c), n, tonumber(last), tonumber(settled)
 end
 
--- each calls f(id, entry id) for every event of an unsettled batch.
+-- each calls f(id) for every event of an unsettled batch.
 local function each(batch, f)
+  local old = string.find(batch, '^[01]')
   local at = 2
   while at <= #batch do
-    local len = string.byte(batch, at + 16) % 128
-    f(string.sub(batch, at, at + 15), string.sub(batch, at + 17, at + 16 + len))
-    at = at + 17 + len
+    f(string.sub(batch, at, at + 15))
+    at = at + 16
+    if old then at = at + 1 + string.byte(batch, at) % 128 end
   end
 end
 

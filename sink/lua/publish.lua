@@ -1,18 +1,23 @@
 -- Publishes one numbered batch of a lane, once.
 -- KEYS stream, gate
 -- ARGV source, epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
---      let through, heads, the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a digit per
---      event), traced ("1"), what channels begin with, then per event type, subject, data and, if traced, traceparent. heads has per event 16 bytes of id, 36 of its text, 27 of time.
--- Answers {OK, batch, lost pubs, n}, {XADD, batch, lost pubs, n, error} when it stopped after the events in batch, {GAP},
--- {FENCED, epoch} or {FOREIGN, source}. batch is what the gate holds in u:, n how many events it has let through.
-local HEAD, FIRST = 79, 14
+--      let through, ids (16 bytes each), heads (per event 36 bytes of the id's text, 27 of time), the entries' source field,
+--      pubsub ("" publishes none on its channel, "1" all, else a digit per event), traced ("1"), what channels begin with, then
+--      per event type, subject, data and, if traced, traceparent
+-- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped behind the first events of the
+-- batch, {GAP}, {FENCED, epoch} or {FOREIGN, source}. done is how many events of the batch are accounted for, n how many the
+-- gate has let through, last the entry of the last of them.
+local ID, HEAD, FIRST = 16, 63, 15
 local stream, gate = KEYS[1], KEYS[2]
 local epoch, lane, claim, lnonce = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6]
-local number, settled, least, heads, esource = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local pubsub, traced, prefix = ARGV[12], ARGV[13] == '1', ARGV[14]
+local number, settled, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local ids, heads, esource = ARGV[10], ARGV[11], ARGV[12]
+local pubsub, traced, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
 local width = traced and 4 or 3
-local count = #heads / HEAD
-if #ARGV ~= FIRST + count * width then return redis.error_reply('ERR wrong number of arguments for a batch') end
+local count = #ids / ID
+if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
+  return redis.error_reply('ERR wrong number of arguments for a batch')
+end
 
 local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
 if err then return err end
@@ -31,13 +36,16 @@ if g[3] then
 end
 
 local field = 'u:' .. lane .. ':' .. int(number)
-local batch, from = '', 0
+local from = 0
 if number == last and last > 0 then
   local stored = redis.call('HGET', gate, field)
   if not stored then return {'GAP'} end
-  batch = string.sub(stored, 2)
-  if string.sub(stored, 1, 1) == '1' then return {'OK', batch, 0, n} end
-  each(stored, function() from = from + 1 end)
+  local kept = string.sub(stored, 2)
+  local both = math.min(#kept, #ids)
+  if string.sub(kept, 1, both) ~= string.sub(ids, 1, both) then return {'GAP'} end -- other events under this number
+  from = #kept / ID
+  if string.sub(stored, 1, 1) == '+' then return {'OK', from, 0, 0, n, g[6] or ''} end
+  if from > count then ids = kept end
 elseif number ~= last + 1 then
   return {'GAP'}
 end
@@ -58,61 +66,56 @@ if oldclaim then
     local f = 'u:' .. lane .. ':' .. int(n)
     local b = redis.call('HGET', gate, f)
     if b then
-      local origin = lane .. '|' .. int(oldclaim) .. '|' .. int(n) .. '|'
-      each(b, function(id, entry)
+      local origin = lane .. '|' .. int(oldclaim) .. '|' .. int(n)
+      each(b, function(id)
         inherited[#inherited + 1] = 'd:' .. id
-        inherited[#inherited + 1] = origin .. entry
+        inherited[#inherited + 1] = origin
       end)
       if n ~= number then drop[#drop + 1] = f end
     end
   end
 end
 settled = math.max(gone, math.min(settled, number - 1))
-redis.call('HSET', gate, 'l:' .. lane, int(claim) .. '|' .. lnonce .. '|' .. int(number) .. '|' .. int(settled), field, '0' .. batch)
+redis.call('HSET', gate, 'l:' .. lane, int(claim) .. '|' .. lnonce .. '|' .. int(number) .. '|' .. int(settled), field,
+  '-' .. string.sub(ids, 1, from * ID))
 hdel(gate, drop)
 hdel(gate, unsettled(lane, gone, settled))
 local before = doubtful
 doubtful = doubtful + hset(gate, inherited)
 if wrong then -- refused behind the claim: whoever had the lane before is fenced, though nothing was published
   if doubtful ~= before then set_doubt(gate, doubtful) end
-  return {'XADD', batch, 0, n, wrong}
+  return {'XADD', from, 0, 0, n, g[6] or '', wrong}
 end
 
 local known = {}
 if doubtful > 0 then
   for i = from + 1, count, CHUNK do
-    local ids = {}
-    for j = i, math.min(i + CHUNK - 1, count) do
-      ids[#ids + 1] = 'd:' .. string.sub(heads, (j - 1) * HEAD + 1, (j - 1) * HEAD + 16)
-    end
-    local found = redis.call('HMGET', gate, unpack(ids))
-    for j = 1, #ids do known[i + j - 1] = found[j] end
+    local fields = {}
+    for j = i, math.min(i + CHUNK - 1, count) do fields[#fields + 1] = 'd:' .. string.sub(ids, (j - 1) * ID + 1, j * ID) end
+    local found = redis.call('HMGET', gate, unpack(fields))
+    for j = 1, #fields do known[i + j - 1] = found[j] end
   end
 end
 
-local sub, char, call = string.sub, string.char, redis.pcall
-local out, taken, lost, failed, newest = {batch}, {}, 0, nil, nil
+local sub, call = string.sub, redis.pcall
+local taken, lost, done, failed, newest = {}, 0, math.max(from, count), nil, nil
 for i = from + 1, count do
   local h, a = (i - 1) * HEAD, FIRST + (i - 1) * width
-  local id = sub(heads, h + 1, h + 16)
   if known[i] then
-    local entry = string.match(known[i], '[^|]*$')
-    out[#out + 1] = id .. char(128 + #entry) .. entry
-    taken[#taken + 1] = 'd:' .. id
+    taken[#taken + 1] = 'd:' .. sub(ids, (i - 1) * ID + 1, i * ID)
   else
     local r
     if traced and ARGV[a + 4] ~= '' then
-      r = call('XADD', stream, '*', 'id', sub(heads, h + 17, h + 52), 'type', ARGV[a + 1], 'source', esource,
-        'subject', ARGV[a + 2], 'time', sub(heads, h + 53, h + 79), 'data', ARGV[a + 3], 'traceparent', ARGV[a + 4])
+      r = call('XADD', stream, '*', 'id', sub(heads, h + 1, h + 36), 'type', ARGV[a + 1], 'source', esource,
+        'subject', ARGV[a + 2], 'time', sub(heads, h + 37, h + 63), 'data', ARGV[a + 3], 'traceparent', ARGV[a + 4])
     else
-      r = call('XADD', stream, '*', 'id', sub(heads, h + 17, h + 52), 'type', ARGV[a + 1], 'source', esource,
-        'subject', ARGV[a + 2], 'time', sub(heads, h + 53, h + 79), 'data', ARGV[a + 3])
+      r = call('XADD', stream, '*', 'id', sub(heads, h + 1, h + 36), 'type', ARGV[a + 1], 'source', esource,
+        'subject', ARGV[a + 2], 'time', sub(heads, h + 37, h + 63), 'data', ARGV[a + 3])
     end
     if type(r) ~= 'string' then
-      failed = type(r) == 'table' and r.err or 'ERR XADD gave no entry id'
+      done, failed = i - 1, type(r) == 'table' and r.err or 'ERR XADD gave no entry id'
       break
     end
-    out[#out + 1] = id .. char(#r) .. r
     n, newest = n + 1, r
     if pubsub ~= '' then
       if pubsub ~= '1' and string.byte(pubsub, i) == 48 then
@@ -124,12 +127,12 @@ for i = from + 1, count do
   end
 end
 
-batch = table.concat(out)
 -- Events that were there already leave 'last' as it is. An empty one is none: it is not written.
-local state = {field, (failed and '0' or '1') .. batch, 'n', int(n)}
+local state = {field, (failed and '-' or '+') .. sub(ids, 1, done * ID), 'n', int(n)}
 if newest then state[5], state[6] = 'last', newest end
 redis.call('HSET', gate, unpack(state))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
-if failed then return {'XADD', batch, lost, n, failed} end
-return {'OK', batch, lost, n}
+local answer = {failed and 'XADD' or 'OK', done, #taken, lost, n, newest or g[6] or ''}
+if failed then answer[7] = failed end
+return answer

@@ -11,7 +11,7 @@ WITH was AS MATERIALIZED (
     FROM pg_control_system() s, pg_catalog.set_config('synchronous_commit', 'local', true)
 ), adopted AS (
     UPDATE relay_state r
-    SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL,
+    SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL, prefix = $13,
         slot_barrier = CASE WHEN r.slot_barrier IS NOT NULL AND r.timeline IS DISTINCT FROM now.timeline THEN 9223372036854775807 ELSE r.slot_barrier END,
         system_identifier = now.system_identifier, timeline = now.timeline
     FROM now

@@ -110,7 +110,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	for _, stmt := range []string{
-		"LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE",
+		"LOCK TABLE outbox_history_old IN ACCESS EXCLUSIVE MODE",
 		"SELECT FROM relay_state FOR UPDATE",
 	} {
 		if _, err := tx.Exec(t.Context(), stmt); err != nil {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"posthaste/outbox"
 	"posthaste/sink"
 )
 
@@ -23,5 +24,5 @@ func str(v any) string {
 
 // sortByEntry orders events of several streams by when they were added.
 func sortByEntry(events []Event) {
-	slices.SortStableFunc(events, func(a, b Event) int { return sink.CompareIDs(a.EntryID, b.EntryID) })
+	slices.SortStableFunc(events, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
 }

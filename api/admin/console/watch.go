@@ -16,6 +16,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/ops"
+	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -400,7 +401,7 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 			}
 		}
 		w.mu.Lock()
-		if last != "" && (st.LastID == "" || sink.CompareIDs(st.LastID, last) < 0) {
+		if last != "" && (st.LastID == "" || outbox.CompareIDs(st.LastID, last) < 0) {
 			w.lost = time.Now()
 		}
 		w.last[name] = st.LastID

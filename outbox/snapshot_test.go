@@ -1,10 +1,10 @@
-package sql_test
+package outbox_test
 
 import (
 	"fmt"
 	"testing"
 
-	"posthaste/sql"
+	"posthaste/outbox"
 )
 
 func TestSnapshotVisible(t *testing.T) {
@@ -25,7 +25,7 @@ func TestSnapshotVisible(t *testing.T) {
 		{"about to wrap, id of after", "12884901880:12884901885:", 5, false},
 		{"nothing running", "100:100:", 99, true},
 	} {
-		s, err := sql.ParseSnapshot(c.snap)
+		s, err := outbox.ParseSnapshot(c.snap)
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -34,7 +34,7 @@ func TestSnapshotVisible(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", "1:2", "x:2:", "1:y:", "1:2:z", "1:2:3:4"} {
-		if _, err := sql.ParseSnapshot(bad); err == nil {
+		if _, err := outbox.ParseSnapshot(bad); err == nil {
 			t.Errorf("ParseSnapshot(%q) gave no error", bad)
 		}
 	}
@@ -46,11 +46,11 @@ func FuzzParseSnapshot(f *testing.F) {
 	f.Add("12884901890:12884901893:", uint32(4294967290))
 	f.Add("1:2:3:4", uint32(0))
 	f.Fuzz(func(t *testing.T, text string, xid uint32) {
-		if s, err := sql.ParseSnapshot(text); err == nil {
+		if s, err := outbox.ParseSnapshot(text); err == nil {
 			s.Visible(xid)
 		}
 		snap := fmt.Sprintf("%d:%d:%d", xid, uint64(xid)+1, xid)
-		if s, err := sql.ParseSnapshot(snap); err != nil || s.Visible(xid) {
+		if s, err := outbox.ParseSnapshot(snap); err != nil || s.Visible(xid) {
 			t.Errorf("%d is visible in %s, or %v", xid, snap, err)
 		}
 	})

@@ -1,0 +1,333 @@
+package sql
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+// Bounds of a step of reading the log.
+const (
+	// scanRows is how many events a page looks at in search of those of a type or a stream, before there were marks.
+	scanRows = 5000
+	// logMarks and logRows bound what is listed at once: 1 MB of memory, and a statement of less than a second.
+	logMarks = 64
+	logRows  = 20_000
+	// logBlocks is how much of the log is searched at once for an id, 256 MB.
+	logBlocks = 32_768
+)
+
+// History reads a selection of history, page by page. Nothing stays open between two pages. One goroutine uses it.
+type History struct {
+	db  DB
+	sel Selection
+	// span is the range in the log; nil before it was asked for.
+	span *span
+	// items are the next events of the log, behind at. reached is the place that is known when they are used up.
+	items       []item
+	at, reached Place
+	// Of a selection by id: the blocks of the log that were not searched yet (0: nobody has counted them), and whether
+	// the event was found or is not there.
+	blocks int64
+	found  bool
+}
+
+// item is an event of the log.
+type item struct {
+	place  Place
+	id     uuid.UUID
+	at     time.Time
+	stream string // only by id
+	wanted bool   // the same
+}
+
+// NewHistory returns a reader of s; it does no I/O.
+func NewHistory(db DB, s Selection) *History { return &History{db: db, sel: s} }
+
+// Read returns the events behind a place, in the order of publishing: at most limit of them and about as many bytes of
+// payload, which may be none, and whether that was all. The next page is that behind the returned place. A page that
+// failed can be read again; another History goes on from any place that this one returned.
+func (h *History) Read(ctx context.Context, after Place, limit, bytes int) (
+	list []Replayed, end Place, all bool, err error,
+) {
+	if after.Mark == 0 {
+		list, end, err = h.readOld(ctx, after, limit, bytes)
+	} else {
+		list, end, all, err = h.readLog(ctx, after, limit, bytes)
+	}
+	if err != nil {
+		return nil, after, false, fmt.Errorf("read history: %w", err)
+	}
+	return list, end, all, nil
+}
+
+// readOld reads what was delivered before there were marks. Its end is the beginning of the log.
+func (h *History) readOld(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, error) {
+	s, scan := h.sel, limit
+	if s.Type != "" || s.Stream != "" {
+		scan = max(limit, scanRows)
+	}
+	rows, err := h.db.Query(ctx, s.old("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream,
+		scan, limit, bytes)
+	if err != nil {
+		return nil, after, err
+	}
+	defer rows.Close()
+	var list []Replayed
+	end := after
+	for rows.Next() {
+		var r Replayed
+		var wanted bool
+		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload,
+			&r.Headers, &r.Time, &r.Stream, &wanted)
+		if err != nil {
+			return nil, after, err
+		}
+		end = r.Place
+		if wanted {
+			r.Seq = r.Place.Seq
+			list = append(list, r)
+		}
+	}
+	if err := rows.Err(); err != nil || end != after {
+		return list, end, err
+	}
+	if err := h.open(ctx); err != nil {
+		return nil, after, err
+	}
+	return nil, behindMark(max(h.span.from, 1)), nil // the first mark holds nothing
+}
+
+func (h *History) open(ctx context.Context) (err error) {
+	if h.span == nil {
+		h.span, err = rangeOf(ctx, h.db, h.sel)
+	}
+	return err
+}
+
+// readLog reads the events of the log that are listed, or lists the next.
+func (h *History) readLog(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, bool, error) {
+	if err := h.open(ctx); err != nil {
+		return nil, after, false, err
+	}
+	if h.at != after {
+		h.items, h.at, h.blocks, h.found = nil, after, 0, false
+	}
+	if len(h.items) == 0 {
+		all, err := h.fill(ctx)
+		if err != nil {
+			return nil, after, false, err
+		}
+		if len(h.items) == 0 {
+			h.at = h.reached
+			return nil, h.at, all, nil
+		}
+	}
+	list, used, err := h.rows(ctx, limit, bytes)
+	if err != nil {
+		return nil, after, false, err
+	}
+	h.at = h.items[used-1].place
+	if h.items = h.items[used:]; len(h.items) == 0 {
+		h.at = h.reached
+	}
+	return list, h.at, false, nil
+}
+
+// rows reads the events that come next, and tells how many of the items that makes. Those that were deleted since they
+// were listed are missing.
+func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, error) {
+	next := h.items[:min(limit, len(h.items))]
+	parts, seqs := make([]int16, len(next)), make([]int64, len(next))
+	for i, e := range next {
+		parts[i], seqs[i] = e.place.Part, e.place.Seq
+	}
+	rows, err := h.db.Query(ctx, query("log_rows"), parts, seqs, limit, bytes)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer rows.Close()
+	var list []Replayed
+	used, kept := len(next), 0
+	for rows.Next() {
+		var r Replayed
+		var n int
+		var created *time.Time
+		err := rows.Scan(&n, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload, &r.Headers, &created,
+			&r.Stream, &kept)
+		if err != nil {
+			return nil, 0, err
+		}
+		e := next[n-1]
+		used, r.Place, r.Seq, r.Time = n, e.place, e.place.Seq, e.at
+		if created != nil {
+			r.Time = *created
+		}
+		list = append(list, r)
+	}
+	if len(list) == kept {
+		used = len(next)
+	}
+	return list, used, rows.Err()
+}
+
+// fill lists what comes next behind h.at, up to h.reached, and tells whether that is all.
+func (h *History) fill(ctx context.Context) (all bool, err error) {
+	h.reached = h.at
+	if h.sel.ID == nil {
+		h.items, h.reached, err = h.span.list(ctx, h.db, h.sel, h.at)
+		return h.reached == h.at, err
+	}
+	if end := behindMark(max(h.span.to, 1)); h.at.Compare(end) < 0 {
+		if err = h.find(ctx); err == nil && h.found {
+			h.reached = end
+		}
+		return false, err
+	}
+	return true, nil
+}
+
+// find searches a piece of the log for the event, from the newest on. h.found: it was found, or all was searched.
+func (h *History) find(ctx context.Context) error {
+	if h.blocks == 0 {
+		if err := h.db.QueryRow(ctx, query("log_blocks")).Scan(&h.blocks); err != nil {
+			return err
+		}
+	}
+	from := max(h.blocks-logBlocks, 0)
+	parts, seqs, err := findInLog(ctx, h.db, *h.sel.ID, from, h.blocks)
+	if err != nil {
+		return err
+	}
+	h.blocks, h.found = from, from == 0 || len(seqs) > 0
+	rows, err := h.db.Query(ctx, query("log_held"), parts, seqs, h.span.from, h.span.to)
+	if err != nil {
+		return err
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e item, err error) {
+		var subject, kind string
+		err = row.Scan(&e.place.Mark, &e.at, &e.place.Part, &e.place.Seq, &e.id, &subject, &kind, &e.stream)
+		e.wanted = (h.sel.Subject == nil || *h.sel.Subject == subject) && (h.sel.Type == "" || h.sel.Type == kind) &&
+			(h.sel.Stream == "" || h.sel.Stream == e.stream)
+		return e, err
+	})
+	h.items = slices.DeleteFunc(list, func(e item) bool { return !e.wanted || e.place.Compare(h.at) <= 0 })
+	return err
+}
+
+// FindEvent returns the places of an event in the log, where ids have no index: it reads the log from the newest events
+// on. all tells whether it was read to the end; it stops within about the time given.
+func FindEvent(ctx context.Context, db DB, id uuid.UUID, within time.Duration) (
+	parts []int16, seqs []int64, all bool, err error,
+) {
+	var blocks int64
+	err = db.QueryRow(ctx, query("log_blocks")).Scan(&blocks)
+	for end := time.Now().Add(within); err == nil && blocks > 0 && len(seqs) == 0 && time.Now().Before(end); {
+		from := max(blocks-logBlocks, 0)
+		parts, seqs, err = findInLog(ctx, db, id, from, blocks)
+		blocks = from
+	}
+	if err != nil {
+		err = fmt.Errorf("look for event %s: %w", id, err)
+	}
+	return parts, seqs, blocks == 0, err
+}
+
+// findInLog returns the places of an event in some blocks of the log.
+func findInLog(ctx context.Context, db DB, id uuid.UUID, from, to int64) (parts []int16, seqs []int64, err error) {
+	rows, err := db.Query(ctx, query("log_find"), id, from, to)
+	if err != nil {
+		return nil, nil, err
+	}
+	var part int16
+	var seq int64
+	_, err = pgx.ForEachRow(rows, []any{&part, &seq}, func() error {
+		parts, seqs = append(parts, part), append(seqs, seq)
+		return nil
+	})
+	return parts, seqs, err
+}
+
+// span is a range of time in the log: what the marks behind from and up to to have settled. part is the only part that
+// matters, or -1.
+type span struct {
+	from, to int64
+	part     int16
+}
+
+func rangeOf(ctx context.Context, db DB, s Selection) (*span, error) {
+	var r span
+	err := db.QueryRow(ctx, query("log_range"), s.Since, s.Until, s.Subject).Scan(&r.from, &r.to, &r.part)
+	return &r, err
+}
+
+// counted is what the log has of a stream, and when the oldest of it was created.
+type counted struct {
+	Selected
+	Created time.Time
+}
+
+func (r *span) count(ctx context.Context, db DB, s Selection) ([]counted, error) {
+	rows, err := db.Query(ctx, query("log_count"), r.from, r.to, r.part, s.Subject, s.Type, s.Stream)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c counted, err error) {
+		err = row.Scan(&c.Stream, &c.Events, &c.First, &c.Last, &c.Created)
+		return c, err
+	})
+}
+
+// list returns what comes next of a selection behind a place: at most logRows events, those of at most logMarks
+// marks; and the place that it reaches, which is the one asked for at the end.
+func (r *span) list(ctx context.Context, db DB, s Selection, after Place) ([]item, Place, error) {
+	rows, err := db.Query(ctx, query("log_marks"), after.Mark, r.to, logMarks)
+	if err != nil {
+		return nil, after, err
+	}
+	var marks []int64
+	var parts []int16
+	var times []time.Time
+	reached := after
+	var mark int64
+	var only int16
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&mark, &only, &at}, func() error {
+		for part := int16(0); part < outbox.Partitions; part++ {
+			wanted := (only < 0 || only == part) && (r.part < 0 || r.part == part)
+			if wanted && (mark > after.Mark || part >= after.Part) {
+				marks, parts, times = append(marks, mark), append(parts, part), append(times, at)
+			}
+		}
+		reached = behindMark(mark)
+		return nil
+	})
+	if err != nil || len(marks) == 0 {
+		return nil, reached, err
+	}
+	behind := int64(0)
+	if marks[0] == after.Mark && parts[0] == after.Part {
+		behind = after.Seq
+	}
+	rows, err = db.Query(ctx, query("log_list"), marks, parts, behind, s.Subject, s.Type, s.Stream, logRows)
+	if err != nil {
+		return nil, after, err
+	}
+	items, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e item, err error) {
+		var n int
+		if err = row.Scan(&n, &e.place.Seq, &e.id); err == nil {
+			e.place.Mark, e.place.Part, e.at = marks[n-1], parts[n-1], times[n-1]
+		}
+		return e, err
+	})
+	if len(items) == logRows {
+		reached = items[logRows-1].place
+	}
+	return items, reached, err
+}

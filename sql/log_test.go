@@ -1,0 +1,358 @@
+package sql_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// marked writes a mark of a part, or of all (-1), that settles everything that is visible now, as if it were another
+// time.
+func marked(tb testing.TB, d *testenv.Database, part int, at time.Time) {
+	tb.Helper()
+	d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
+		SELECT $1, 1, pg_current_snapshot(), last_value, $2, 'cdc' FROM outbox_seq_seq`, part, at)
+}
+
+// written writes n events of 40 aggregates in one transaction.
+func written(tb testing.TB, db sql.DB, n int) {
+	tb.Helper()
+	writtenOf(tb, db, n, "o-")
+}
+
+func writtenOf(tb testing.TB, db sql.DB, n int, aggregates string) {
+	tb.Helper()
+	_, err := db.Exec(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), CASE WHEN g % 4 = 0 THEN 'invoice' ELSE 'order' END, $2 || g % 40, 'x' || g % 5,
+			jsonb_build_object('n', g)
+		FROM generate_series(1, $1::int) g`, n, aggregates)
+	must(tb, err)
+}
+
+// readAll reads a selection in pages, each by a reader of its own now and then, and returns the ids.
+func readAll(tb testing.TB, db sql.DB, s sql.Selection, limit int) (ids []uuid.UUID) {
+	tb.Helper()
+	h, after := sql.NewHistory(db, s), sql.Place{At: s.Since}
+	seen := map[uuid.UUID]bool{}
+	last := map[string]int64{}
+	for i := 1; ; i++ {
+		if i%7 == 0 {
+			h = sql.NewHistory(db, s)
+		}
+		page, end, all, err := h.Read(tb.Context(), after, limit, 1<<20)
+		must(tb, err)
+		if all {
+			return ids
+		}
+		if end.Compare(after) < 0 || len(page) > limit {
+			tb.Fatalf("a page of %d from %+v to %+v", len(page), after, end)
+		}
+		for _, e := range page {
+			if seen[e.ID] || e.Place.Compare(after) <= 0 || e.Place.Compare(end) > 0 {
+				tb.Fatalf("event %d at %+v is there again, or not between %+v and %+v", e.Seq, e.Place, after, end)
+			}
+			if seen[e.ID] = true; e.Seq <= last[e.AggregateID] {
+				tb.Fatalf("event %d of %s after %d", e.Seq, e.AggregateID, last[e.AggregateID])
+			}
+			last[e.AggregateID] = e.Seq
+			ids = append(ids, e.ID)
+		}
+		after = end
+	}
+}
+
+// ids returns what a statement selects.
+func ids(tb testing.TB, d *testenv.Database, statement string, args ...any) []uuid.UUID {
+	tb.Helper()
+	rows, err := d.Pool.Query(tb.Context(), statement, args...)
+	must(tb, err)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	must(tb, err)
+	return list
+}
+
+// same compares ids without their order.
+func same(a, b []uuid.UUID) bool {
+	a, b = slices.Clone(a), slices.Clone(b)
+	for _, l := range [][]uuid.UUID{a, b} {
+		slices.SortFunc(l, func(x, y uuid.UUID) int { return slices.Compare(x[:], y[:]) })
+	}
+	return slices.Equal(a, b)
+}
+
+// fillLog writes a log with all that marks can say: transactions that were open for a while, passes of several pages,
+// marks of parts, parked rows, rows that are owed; and some history of before there were marks. Its times begin at
+// day1, a minute apart.
+func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
+	tb.Helper()
+	d.Exec(tb, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+			published_at, stream, mode)
+		SELECT g, gen_random_uuid(), 'order', 'old-' || g, 'x', '{}', $1, $1, 'outbox.order', 'cdc'
+		FROM generate_series(1, 5) g`, day1.Add(-time.Minute))
+	at := day1
+	tick := func() time.Time { at = at.Add(time.Minute); return at }
+	written(tb, d.Pool, 100)
+	marked(tb, d, -1, tick())
+	open := begin(tb, d)
+	writtenOf(tb, open, 50, "slow-")
+	written(tb, d.Pool, 100)
+	marked(tb, d, -1, tick())
+	for part := range outbox.Partitions { // each sees what the last one had not
+		written(tb, d.Pool, 20)
+		marked(tb, d, part, tick())
+	}
+	must(tb, open.Commit(tb.Context()))
+	marked(tb, d, -1, tick())
+	written(tb, d.Pool, 300)
+	d.Exec(tb, `INSERT INTO outbox_dead (id, seq, row_seq, aggregate_type, aggregate_id, event_type, created_at, error,
+			class, attempts)
+		SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, created_at, 'x', 'x', 1 FROM outbox
+		ORDER BY seq DESC LIMIT 3`)
+	// A pass in pages of three over every part; of the last part it is under way.
+	pass := testenv.Value[string](tb, d, "SELECT pg_current_snapshot()::text")
+	high := testenv.Value[int64](tb, d, "SELECT last_value FROM outbox_seq_seq")
+	written(tb, d.Pool, 40)
+	for part := range outbox.Partitions {
+		seqs := testenv.Value[[]int64](tb, d, `SELECT array_agg(seq ORDER BY seq) FROM outbox_backlog
+			WHERE part = $1 AND pg_visible_in_snapshot(xid, $2::pg_snapshot)`, part, pass)
+		for i := 2; i < len(seqs)-3; i += 3 {
+			d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, pass, pass_hi, cursor, at, mode)
+				SELECT $1::smallint, 1, settled, hi, $2, $3, $4, $5, 'poll' FROM outbox_mark
+				WHERE part IN (-1, $1::smallint) AND settled IS NOT NULL ORDER BY id DESC LIMIT 1`, part, pass,
+				high, seqs[i], tick())
+		}
+		if part < outbox.Partitions-1 {
+			d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
+				VALUES ($1, 1, $2, $3, $4, 'poll')`, part, pass, high, tick())
+		}
+	}
+	d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, pass, pass_hi, at)
+		VALUES (-1, 1, pg_current_snapshot(), 1000000, $1)`, tick())
+	return at
+}
+
+// What a replay reads is what the view says, between any two times, whatever the pages; each event once, and those of
+// an aggregate in order. Another reader goes on from every place.
+func TestReadLog(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	end := fillLog(t, d)
+	pool := replayPool(t, d)
+	all := ids(t, d, "SELECT id FROM outbox_history")
+	if len(all) < 800 || len(all) > 918 {
+		t.Fatalf("%d events in history", len(all))
+	}
+	for _, limit := range []int{1, 7, 1000} {
+		got := readAll(t, pool, sql.Selection{Since: day1.Add(-time.Hour), Until: end}, limit)
+		if !same(got, all) {
+			t.Errorf("%d events in pages of %d, want %d", len(got), limit, len(all))
+		}
+	}
+	subject := "o-7"
+	for since := day1.Add(-time.Hour); since.Before(end.Add(time.Hour)); since = since.Add(7 * time.Minute) {
+		for _, s := range []sql.Selection{
+			{Since: since, Until: since.Add(11 * time.Minute)}, {Since: since, Until: end},
+			{Since: since, Until: end, Type: "x3"}, {Since: since, Until: end, Stream: "outbox.invoice"},
+			{Since: since, Until: end, Subject: &subject}, {Since: since, Until: end, ID: &all[len(all)/2]},
+		} {
+			want := ids(t, d, `SELECT id FROM outbox_history WHERE published_at BETWEEN $1 AND $2
+				AND ($3 = '' OR event_type = $3) AND ($4 = '' OR stream = $4)
+				AND ($5::text IS NULL OR aggregate_id = $5) AND ($6::uuid IS NULL OR id = $6)`, s.Since, s.Until,
+				s.Type, s.Stream, s.Subject, s.ID)
+			if got := readAll(t, pool, s, 50); !same(got, want) {
+				t.Errorf("%+v: %d events, want %d", s, len(got), len(want))
+			}
+			counts, err := sql.CountHistory(t.Context(), pool, s)
+			must(t, err)
+			n := 0
+			for _, c := range counts {
+				n += int(c.Events)
+				if c.First.After(c.Last) || c.Last.After(end) {
+					t.Errorf("%+v: from %v to %v", s, c.First, c.Last)
+				}
+			}
+			if n != len(want) {
+				t.Errorf("%+v: %d events are counted, want %d", s, n, len(want))
+			}
+		}
+	}
+}
+
+// What was settled on the server that a table was restored from has one transaction id, and goes by its number.
+func TestReadARestoredLog(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	end := fillLog(t, d)
+	pool := replayPool(t, d)
+	d.Exec(t, `SET posthaste.marks = on; UPDATE outbox SET xid = '3' WHERE id IN (SELECT id FROM outbox_history);
+		RESET posthaste.marks`)
+	d.Exec(t, `UPDATE outbox_mark SET settled = (SELECT format('%s:%s:', x, x) FROM
+			(SELECT pg_snapshot_xmax(settled)::text::bigint + 1000000 AS x) n)::pg_snapshot
+		WHERE id > 1 AND settled IS NOT NULL`)
+	d.Exec(t, "UPDATE outbox_mark SET pass = '9000000:9000000:' WHERE pass IS NOT NULL")
+	d.Exec(t, "DELETE FROM outbox WHERE xid <> '3'")
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at)
+		SELECT -1, 1, '4:4:', last_value, $1 FROM outbox_seq_seq`, end.Add(time.Minute))
+	written(t, d.Pool, 100)
+	marked(t, d, -1, end.Add(2*time.Minute))
+	for since := day1.Add(-time.Hour); since.Before(end.Add(time.Hour)); since = since.Add(5 * time.Minute) {
+		for _, until := range []time.Time{since.Add(9 * time.Minute), end.Add(time.Hour)} {
+			s := sql.Selection{Since: since, Until: until}
+			want := ids(t, d, "SELECT id FROM outbox_history WHERE published_at BETWEEN $1 AND $2", since, until)
+			if got := readAll(t, pool, s, 100); !same(got, want) {
+				t.Errorf("from %v to %v: %d events, want %d", since, until, len(got), len(want))
+			}
+			counts, err := sql.CountHistory(t.Context(), pool, s)
+			must(t, err)
+			n := 0
+			for _, c := range counts {
+				n += int(c.Events)
+			}
+			if n != len(want) {
+				t.Errorf("from %v to %v: %d events are counted, want %d", since, until, n, len(want))
+			}
+		}
+	}
+}
+
+// tuples counts the rows of the log that statements have read, by a scan of the table and by its indexes.
+func tuples(tb testing.TB, d *testenv.Database, db sql.DB) (scans, rows int64) {
+	tb.Helper()
+	_, err := db.Exec(tb.Context(), "SELECT pg_stat_force_next_flush()")
+	must(tb, err)
+	must(tb, d.Pool.QueryRow(tb.Context(), `SELECT seq_scan, coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables
+		WHERE relname = 'outbox'`).Scan(&scans, &rows))
+	return scans, rows
+}
+
+// A page of the log costs what it has, not what the log has; also where one mark has settled one large transaction, and
+// where a pass has.
+func TestReadLogIsNoFullScan(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	at := day1
+	for range 100 {
+		written(t, d.Pool, 1000)
+		at = at.Add(time.Second)
+		marked(t, d, -1, at)
+	}
+	written(t, d.Pool, 100_000)
+	large := at.Add(time.Second)
+	marked(t, d, -1, large)
+	d.Exec(t, "VACUUM ANALYZE outbox, outbox_mark")
+	pool := replayPool(t, d)
+	conn, err := pool.Acquire(t.Context())
+	must(t, err)
+	defer conn.Release()
+	subject := "o-7"
+	for name, c := range map[string]struct {
+		s           sql.Selection
+		pages, most int64
+	}{
+		"the first":    {sql.Selection{Since: day1, Until: large}, 3, 60_000},
+		"ten seconds":  {sql.Selection{Since: day1.Add(time.Minute), Until: day1.Add(69 * time.Second)}, 99, 31_000},
+		"the large":    {sql.Selection{Since: large, Until: large}, 99, 320_000},
+		"no such type": {sql.Selection{Since: day1.Add(time.Minute), Until: at, Type: "y"}, 99, 50_000},
+		"an aggregate": {sql.Selection{Since: day1, Until: large, Subject: &subject}, 99, 50_000},
+	} {
+		scans, before := tuples(t, d, conn)
+		h, after, n := sql.NewHistory(conn, c.s), sql.Place{At: c.s.Since}, 0
+		for range c.pages {
+			page, end, all, err := h.Read(t.Context(), after, 1000, 4<<20)
+			must(t, err)
+			if n += len(page); all {
+				break
+			}
+			after = end
+		}
+		scans2, rows := tuples(t, d, conn)
+		t.Logf("%s: %d events, %d rows read", name, n, rows-before)
+		if scans2 != scans || rows-before > c.most {
+			t.Errorf("%s: %d scans of the table, and %d rows read for %d events", name, scans2-scans, rows-before, n)
+		}
+	}
+	id := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox WHERE seq = 150000")
+	if got := readAll(t, pool, sql.Selection{Since: day1, Until: large, ID: &id}, 10); len(got) != 1 {
+		t.Errorf("%d events by id", len(got))
+	}
+}
+
+// Whoever writes marks is waited for, until they are visible; and what is visible, and not settled yet, for a while.
+func TestAwaitHistory(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	pool := replayPool(t, d)
+	none := func(n int) { t.Errorf("waits for %d writers, though nobody writes", n) }
+	must(t, sql.AwaitHistory(t.Context(), pool, none))
+	reading := begin(t, d)
+	var n int
+	must(t, reading.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n))
+	written(t, d.Pool, 10)
+	settling := begin(t, d)
+	_, err := settling.Exec(t.Context(), `INSERT INTO outbox_mark (part, epoch, settled, hi)
+		SELECT -1, 1, pg_current_snapshot(), last_value FROM outbox_seq_seq`)
+	must(t, err)
+	go func() {
+		_ = pool.QueryRow(context.Background(), "SELECT 1 FROM pg_sleep(0.3)").Scan(&n)
+		_ = settling.Commit(context.Background())
+	}()
+	must(t, sql.AwaitHistory(t.Context(), pool, none)) // by then it has ended
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 10 {
+		t.Errorf("%d events in history, want 10", n)
+	}
+	late := begin(t, d)
+	_, err = late.Exec(t.Context(), "INSERT INTO outbox_mark (part, epoch) VALUES (-1, 1)")
+	must(t, err)
+	seen := 0
+	must(t, sql.AwaitHistory(t.Context(), pool, func(n int) {
+		if seen++; n != 1 {
+			t.Errorf("waits for %d writers, want 1", n)
+		}
+		if seen == 3 {
+			must(t, late.Commit(t.Context()))
+		}
+	}))
+	if seen < 3 {
+		t.Errorf("gone on after %d looks, before the mark was written", seen)
+	}
+	must(t, reading.Rollback(t.Context()))
+	// Nobody settles what is left.
+	written(t, d.Pool, 1)
+	began := time.Now()
+	must(t, sql.AwaitHistory(t.Context(), pool, none))
+	if took := time.Since(began); took < 4*time.Second || took > 20*time.Second {
+		t.Errorf("it has waited %v for what nobody settles", took)
+	}
+}
+
+// What retention deletes between two pages is missing, whether it was listed already or not; the rest comes.
+func TestTheLogIsDeletedBesideAReplay(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	for i := range 3 {
+		written(t, d.Pool, 100)
+		marked(t, d, -1, day1.Add(time.Duration(i)*time.Minute))
+	}
+	h := sql.NewHistory(replayPool(t, d), sql.Selection{Since: day1, Until: day1.Add(time.Hour)})
+	after, n := sql.Place{At: day1}, 0
+	for all := false; !all; {
+		page, end, last, err := h.Read(t.Context(), after, 10, 1<<20)
+		must(t, err)
+		if n += len(page); n == 10 {
+			d.Exec(t, "DELETE FROM outbox WHERE seq <= 200")
+			d.Exec(t, "DELETE FROM outbox_mark WHERE id < (SELECT max(id) - 1 FROM outbox_mark)")
+		}
+		after, all = end, last
+	}
+	if n != 110 {
+		t.Errorf("%d events, want the 10 before and the 100 that are left", n)
+	}
+}

@@ -1,0 +1,197 @@
+package sql
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
+)
+
+// BeginPass writes a snapshot for o.
+func (s *store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var seen, end string
+	var high int64
+	err := s.pool.QueryRow(ctx, query("mark_begin"), s.name, o.Epoch, o.Nonce[:]).Scan(&seen, &high, &end)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = outbox.ErrSuperseded
+	}
+	var p outbox.Pass
+	if err == nil {
+		p, err = newPass(seen, high, end)
+	}
+	if err != nil {
+		return outbox.Pass{}, fmt.Errorf("begin a pass: %w", err)
+	}
+	return p, nil
+}
+
+func newPass(seen string, high int64, end string) (p outbox.Pass, err error) {
+	p.High = high
+	if p.Snapshot, err = outbox.ParseSnapshot(seen); err == nil {
+		p.End, err = outbox.ParseLSN(end)
+	}
+	return p, err
+}
+
+// SettleAll makes pass the mark of every part. It waits a moment for whoever holds one.
+func (s *store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := move(ctx, s.pool, s.name, o, pass.Settled, outbox.ModePoll, nil); err != nil {
+		return fmt.Errorf("settle a pass: %w", err)
+	}
+	return nil
+}
+
+// errBehind means that the mark of a part has something that the one to be written has not.
+var errBehind = errors.New("a part has a later mark")
+
+// move writes the mark of every part in one transaction, which holds the parts for as long, and waits until it is as
+// durable as any other commit.
+func move(ctx context.Context, db interface {
+	DB
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}, name string, o outbox.Owner, to outbox.Settled, mode outbox.Mode, entries outbox.Entries,
+) error {
+	var b pgx.Batch // its statements are one transaction
+	b.Queue(query("mark_lock"))
+	var known any // NULL rather than an object without keys
+	if len(entries) > 0 {
+		known = entries
+	}
+	var owner, moved, replicated bool
+	b.Queue(query("mark_move"), name, o.Epoch, o.Nonce[:], snapshotText(to.Snapshot), to.High, string(mode), known).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &moved, &replicated) })
+	switch err := db.SendBatch(ctx, &b).Close(); {
+	case err != nil:
+		return err
+	case !owner:
+		return outbox.ErrSuperseded
+	case !moved:
+		return errBehind
+	case replicated:
+		_, err := db.Exec(ctx, query("mark_replicated"))
+		return err
+	}
+	return nil
+}
+
+// marker is one session. It takes the locks of the parts only while it writes: so nobody else writes a mark meanwhile,
+// and a statement that arrives after its session was given up, and another has gone on, finds a later mark.
+type marker struct {
+	conn *pgxpool.Conn
+	name string
+}
+
+// Marker takes a session from the pool.
+func (s *store) Marker(ctx context.Context) (outbox.Marker, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open a session for marks: %w", err)
+	}
+	return &marker{conn: conn, name: s.name}, nil
+}
+
+// errEnded means that a call of the marker has failed before.
+var errEnded = errors.New("the session for marks has ended")
+
+// session returns the connection, unless a call has failed.
+func (m *marker) session() (*pgx.Conn, error) {
+	if m.conn == nil {
+		return nil, errEnded
+	}
+	return m.conn.Conn(), nil
+}
+
+// Look takes a snapshot and lists what it sees and since does not.
+func (m *marker) Look(ctx context.Context, since outbox.Settled, below uint64) (outbox.Look, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	l, err := m.look(ctx, since, below)
+	if err != nil {
+		m.end()
+		return outbox.Look{}, fmt.Errorf("look what is owed: %w", err)
+	}
+	return l, nil
+}
+
+func (m *marker) look(ctx context.Context, since outbox.Settled, below uint64) (l outbox.Look, err error) {
+	conn, err := m.session()
+	if err != nil {
+		return l, err
+	}
+	rows, err := conn.Query(ctx, query("mark_look"), snapshotText(since.Snapshot), since.High,
+		strconv.FormatUint(below, 10))
+	if err != nil {
+		return l, err
+	}
+	var seen, end *string
+	var high *int64
+	var xid *uint64
+	var seqs []int64
+	_, err = pgx.ForEachRow(rows, []any{&seen, &high, &end, &xid, &seqs}, func() (err error) {
+		if xid == nil {
+			l.Pass, err = newPass(*seen, *high, *end)
+			return err
+		}
+		l.Owed = append(l.Owed, outbox.Owed{XID: *xid, Seqs: seqs})
+		seqs = nil
+		return nil
+	})
+	slices.SortFunc(l.Owed, func(a, b outbox.Owed) int { return cmp.Compare(a.XID, b.XID) })
+	return l, err
+}
+
+// snapshotText is s as Postgres reads it, which has no zero value: one that sees nothing, too, is of some transaction.
+func snapshotText(s outbox.Snapshot) string {
+	if s.Max() == 0 {
+		return "1:1:"
+	}
+	return s.String()
+}
+
+// Move makes to the mark of every part.
+func (m *marker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled, entries outbox.Entries) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := m.session()
+	if err == nil {
+		err = move(ctx, conn, m.name, o, to, outbox.ModeCDC, entries)
+	}
+	if err != nil {
+		m.end()
+		return fmt.Errorf("move the mark: %w", err)
+	}
+	return nil
+}
+
+// Close gives the session back.
+func (m *marker) Close() {
+	if m.conn != nil {
+		m.conn.Release()
+		m.conn = nil
+	}
+}
+
+// end closes the session: what it has looked at is not used any more.
+func (m *marker) end() {
+	if m.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = m.conn.Conn().Close(ctx)
+	m.Close() // the pool makes another one
+}

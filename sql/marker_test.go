@@ -1,0 +1,623 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// newMarker opens a session for marks.
+func newMarker(tb testing.TB, s outbox.Store) outbox.Marker {
+	tb.Helper()
+	m, err := s.Marker(tb.Context())
+	must(tb, err)
+	tb.Cleanup(m.Close)
+	return m
+}
+
+// lookAt lists what a look has, as "row row; row" by transaction.
+func lookAt(tb testing.TB, m outbox.Marker, since outbox.Settled, below uint64) (outbox.Look, string) {
+	tb.Helper()
+	look, err := m.Look(tb.Context(), since, below)
+	must(tb, err)
+	var out []string
+	for i, o := range look.Owed {
+		if i > 0 && o.XID <= look.Owed[i-1].XID {
+			tb.Errorf("transaction %d is behind %d", o.XID, look.Owed[i-1].XID)
+		}
+		if !look.Snapshot.Sees(o.XID) {
+			tb.Errorf("the snapshot %s does not see transaction %d", look.Snapshot, o.XID)
+		}
+		out = append(out, strings.Trim(fmt.Sprint(o.Seqs), "[]"))
+	}
+	return look, strings.Join(out, "; ")
+}
+
+// insertIn writes n events of different parts within tx, and returns its transaction.
+func insertIn(tb testing.TB, tx pgx.Tx, n int) (xid uint64) {
+	tb.Helper()
+	must(tb, tx.QueryRow(tb.Context(), `WITH x AS (
+		INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', 'a-' || i, 'x', '{}' FROM generate_series(1, $1::int) i RETURNING xid)
+		SELECT max(xid) FROM x`, n).Scan(&xid))
+	return xid
+}
+
+// A look has, by transaction, what is visible and the mark does not hold, wherever its number is; and what is not
+// visible yet is not seen by its snapshot.
+func TestLook(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t, "max_prepared_transactions=5").Database(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	must(t, s.Register(t.Context()))
+	o := succeed(t, s)
+	m := newMarker(t, s)
+	first := begin(t, d)
+	open := insertIn(t, first, 2) // 1, 2
+	insert(t, d, "a")             // 3
+	mark := settle(t, s)
+	second, prepared := begin(t, d), begin(t, d)
+	insertIn(t, second, 2)            // 4, 5
+	waits := insertIn(t, prepared, 1) // 6
+	_, err := prepared.Exec(t.Context(), "PREPARE TRANSACTION 'p'")
+	must(t, err)
+	row := insert(t, d, "a") // 7
+	gone := begin(t, d)
+	insertIn(t, gone, 1) // 8
+	must(t, gone.Rollback(t.Context()))
+	look, rows := lookAt(t, m, mark, math.MaxInt64)
+	if rows != "7" || look.High != 8 || look.Snapshot.Sees(open) || look.Snapshot.Sees(waits) ||
+		!look.Holds(row.XID, 7) || look.Holds(row.XID, 9) {
+		t.Errorf("look %s of %+v, want 7", rows, look)
+	}
+	if end, err := s.InsertLSN(t.Context()); err != nil || look.End == 0 || look.End > end {
+		t.Errorf("the end is %v, and then %v", look.End, end)
+	}
+	must(t, first.Commit(t.Context()))
+	must(t, second.Commit(t.Context()))
+	look, rows = lookAt(t, m, mark, math.MaxInt64)
+	if rows != "1 2; 4 5; 7" && rows != "2 1; 5 4; 7" && rows != "1 2; 5 4; 7" && rows != "2 1; 4 5; 7" {
+		t.Errorf("look %s of %+v", rows, look)
+	}
+	if _, rows = lookAt(t, m, mark, look.Owed[2].XID); strings.Count(rows, ";") != 1 {
+		t.Errorf("below the last transaction: %s", rows)
+	}
+	if _, rows = lookAt(t, m, mark, open); rows != "" {
+		t.Errorf("below the first transaction: %s", rows)
+	}
+	// A mark with a hole: what is running, and one that is left out.
+	left := append([]uint64{look.Owed[1].XID}, look.Snapshot.Running()...)
+	hole := outbox.Settled{Snapshot: outbox.NewSnapshot(look.Snapshot.Max(), left), High: look.High}
+	must(t, m.Move(t.Context(), o, hole, outbox.Entries{"outbox.order": "5-1"}))
+	if n := backlog(t, s, d); n != 2 {
+		t.Errorf("%d rows are owed, want the 2 of the hole", n)
+	}
+	d.Exec(t, "COMMIT PREPARED 'p'")
+	look, rows = lookAt(t, m, hole, math.MaxInt64)
+	if rows != "4 5; 6" && rows != "5 4; 6" || backlog(t, s, d) != 3 {
+		t.Errorf("look %s of %+v", rows, look)
+	}
+	must(t, m.Move(t.Context(), o, look.Settled, nil))
+	if _, rows = lookAt(t, m, look.Settled, math.MaxInt64); rows != "" || backlog(t, s, d) != 0 {
+		t.Errorf("at last: %s", rows)
+	}
+	if got := testenv.Value[string](t, d, `
+		SELECT string_agg(mode || coalesce(entries->>'outbox.order', '-'), ' ' ORDER BY id)
+		FROM outbox_mark WHERE settled IS NOT NULL AND epoch = $1`, o.Epoch); got != "poll- cdc5-1 cdc-" {
+		t.Errorf("marks %s", got)
+	}
+}
+
+// Nothing is written for an owner that is not the state's any more, however late it arrives.
+func TestMarksAreTheOwners(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	insert(t, d, "a")
+	first := succeed(t, s)
+	pass, err := s.BeginPass(ctx, first)
+	must(t, err)
+	now := succeed(t, s)
+	twin := now
+	twin.Nonce = nonce()
+	marks := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark")
+	for name, o := range map[string]outbox.Owner{"the last owner": first, "another of the same epoch": twin} {
+		if _, err := s.BeginPass(ctx, o); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s begins a pass: %v", name, err)
+		}
+		if err := s.SettleAll(ctx, o, pass); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s settles: %v", name, err)
+		}
+		m := newMarker(t, s)
+		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+		must(t, err)
+		if err := m.Move(ctx, o, look.Settled, nil); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s moves the mark: %v", name, err)
+		}
+		if _, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64); err == nil {
+			t.Errorf("%s: the marker goes on after a failure", name)
+		}
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark"); n != marks || backlog(t, s, d) != 1 {
+		t.Errorf("%d marks, want %d", n, marks)
+	}
+}
+
+// A mark that meets an adoption under way waits for it, and is written only if that comes to nothing.
+func TestAMarkWaitsForTheAdoption(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		s, d := newStore(t)
+		ctx := t.Context()
+		insert(t, d, "a")
+		o := succeed(t, s)
+		m := newMarker(t, s)
+		pass, err := s.BeginPass(ctx, o)
+		must(t, err)
+		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+		must(t, err)
+		calls := map[string]func() error{
+			"begin":  func() error { _, err := s.BeginPass(ctx, o); return err },
+			"settle": func() error { return s.SettleAll(ctx, o, pass) },
+			"move":   func() error { return m.Move(ctx, o, look.Settled, nil) },
+		}
+		adoption := begin(t, d)
+		_, err = adoption.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')")
+		must(t, err)
+		type result struct {
+			name string
+			err  error
+		}
+		results := make(chan result, len(calls))
+		for name, call := range calls {
+			go func() { results <- result{name, call()} }()
+		}
+		waiting(t, d, len(calls))
+		if commits {
+			must(t, adoption.Commit(ctx))
+		} else {
+			must(t, adoption.Rollback(ctx))
+		}
+		failed := 0
+		for range calls {
+			switch r := <-results; {
+			case commits && !errors.Is(r.err, outbox.ErrSuperseded):
+				t.Errorf("%s beside an adoption: %v", r.name, r.err)
+			case !commits && r.err != nil: // pass is behind look: who is late, is refused
+				if failed++; r.name != "settle" || errors.Is(r.err, outbox.ErrSuperseded) {
+					t.Errorf("%s beside an adoption that came to nothing: %v", r.name, r.err)
+				}
+			}
+		}
+		want := int64(0)
+		if commits {
+			want = 1
+		}
+		if n := backlog(t, s, d); n != want {
+			t.Errorf("%d rows are owed, want %d", n, want)
+		}
+	}
+}
+
+// An adoption waits for a mark under way: what it finds to be owed afterwards, nobody settles any more for the last owner.
+func TestAnAdoptionWaitsForAMark(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	insert(t, d, "a")
+	m := newMarker(t, s)
+	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	d.Exec(t, `CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NEW; END $$;
+		CREATE TRIGGER hold BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION hold()`)
+	hold := begin(t, d)
+	_, err = hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
+	must(t, err)
+	moved, adopted := make(chan error, 1), make(chan bool, 1)
+	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
+	waiting(t, d, 1)
+	go func() {
+		ok, _ := s.Adopt(ctx, outbox.Adoption{
+			From: o.Epoch, To: outbox.Owner{Source: o.Source, Epoch: o.Epoch + 1, Nonce: nonce()}, Holder: "me",
+		})
+		adopted <- ok
+	}()
+	waiting(t, d, 2)
+	must(t, hold.Rollback(ctx))
+	if err := <-moved; err != nil {
+		t.Errorf("the mark under way: %v", err)
+	}
+	if !<-adopted {
+		t.Error("the adoption behind it failed")
+	}
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed", n)
+	}
+}
+
+// A mark that arrives behind a later one is not written: not one whose session was given up, and not one that waits for
+// a part that somebody has.
+func TestMarksMoveOnlyForward(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	insert(t, d, inPart)
+	late := newMarker(t, s)
+	old, err := late.Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	pass, err := s.BeginPass(ctx, o)
+	must(t, err)
+	w := claimed(t, d.URL, 3)
+	insert(t, d, inPart)
+	sweeps := next(t, w, 3, nil)
+	page(t, w, sweeps, 10)
+	moved := make(chan error, 2)
+	go func() { moved <- late.Move(ctx, o, old.Settled, nil) }()
+	go func() { moved <- s.SettleAll(ctx, o, pass) }()
+	waiting(t, d, 2)
+	must(t, w.Settle(ctx, sweeps, o, nil))
+	must(t, w.Release(ctx, 3))
+	for range 2 {
+		if err := <-moved; err == nil || errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("behind a later mark: %v", err)
+		}
+	}
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed again", n)
+	}
+	// A part with a pass under way is behind what that has seen, too.
+	rows := []*outbox.Row{insert(t, d, inPart), insert(t, d, inPart)}
+	again, err := newMarker(t, s).Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	rows = append(rows, insert(t, d, inPart))
+	w = claimed(t, d.URL, 3)
+	sweeps = next(t, w, 3, nil)
+	page(t, w, sweeps, 1)
+	must(t, w.Settle(ctx, sweeps, o, nil))
+	w.Close()
+	if err := newMarker(t, s).Move(ctx, o, again.Settled, nil); err == nil {
+		t.Error("a mark is written that does not see what a pass under way has settled")
+	}
+	if n := backlog(t, s, d); n != int64(len(rows))-1 {
+		t.Errorf("%d rows are owed, want all but the first", n)
+	}
+}
+
+// SettleAll and a marker wait a moment for a part, and then fail.
+func TestAMarkWaitsForThePart(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	pass, err := s.BeginPass(t.Context(), o)
+	must(t, err)
+	claimed(t, d.URL, 7)
+	if err := s.SettleAll(t.Context(), o, pass); err == nil {
+		t.Error("a mark is written for a part that somebody has")
+	}
+}
+
+// A server that crashes gives ids out again that nobody has written of. A snapshot that was taken before is not used by
+// the next session; and what was written down is safe.
+func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_buffers=16MB", "bgwriter_delay=10s")
+	d := server.Database(t)
+	ctx := t.Context()
+	pool := relayPool(t, d.URL)
+	s := sql.NewStore(pool, "test", 24*time.Hour)
+	must(t, s.Register(ctx))
+	o := succeed(t, s)
+	mark := settle(t, s)
+	restart := func() {
+		t.Helper()
+		must(t, server.Stop("immediate"))
+		must(t, server.Start(ctx, "wal_writer_delay=10s", "wal_buffers=16MB", "bgwriter_delay=10s"))
+		pool.Reset()
+		d.Pool.Reset()
+	}
+	aborted := func() (xid uint64) {
+		t.Helper()
+		tx := begin(t, d)
+		xid = insertIn(t, tx, 1)
+		must(t, tx.Rollback(ctx))
+		return xid
+	}
+	// Looked at, and not written: the id is given again, to a row that is owed.
+	twice := false
+	for range 10 {
+		m := newMarker(t, s)
+		lost := aborted()
+		look, err := m.Look(ctx, mark, math.MaxInt64)
+		must(t, err)
+		if !look.Snapshot.Sees(lost) {
+			t.Fatalf("transaction %d has ended, and %s does not see it", lost, look.Snapshot)
+		}
+		restart()
+		row := insert(t, d, "a")
+		if look.Holds(row.XID, row.Seq) {
+			t.Logf("transaction %d was given twice", row.XID)
+		}
+		twice = twice || look.Snapshot.Visible(row.XID)
+		if err := m.Move(ctx, o, look.Settled, nil); err == nil {
+			t.Fatal("a mark was moved to what was seen before a crash")
+		}
+		_, rows := lookAt(t, newMarker(t, s), mark, math.MaxInt64)
+		if !strings.Contains("; "+rows+";", fmt.Sprintf("; %d;", row.Seq)) {
+			t.Fatalf("row %d is not owed: %s", row.Seq, rows)
+		}
+		if twice {
+			break
+		}
+	}
+	if !twice {
+		t.Error("no id was given twice: nothing was tested")
+	}
+	// Written: no id that it sees is given again.
+	for range 5 {
+		lost := aborted()
+		pass, err := s.BeginPass(ctx, o)
+		must(t, err)
+		restart()
+		row := insert(t, d, "a")
+		if pass.Snapshot.Visible(row.XID) || !pass.Snapshot.Sees(lost) {
+			t.Fatalf("the pass %s sees transaction %d of after the crash", pass.Snapshot, row.XID)
+		}
+		must(t, s.SettleAll(ctx, o, pass))
+		if n := backlog(t, s, d); n != 1 {
+			t.Fatalf("%d rows are owed, want that of after the crash", n)
+		}
+	}
+}
+
+// Who settles by deleting is refused as soon as marks settle; so is who changes what the order hangs on. Everybody else
+// may delete.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	older := func(stmt string) error {
+		t.Helper()
+		cfg, err := pgx.ParseConfig(d.URL + "&application_name=posthaste%20relay")
+		must(t, err)
+		c, err := pgx.ConnectConfig(ctx, cfg)
+		must(t, err)
+		defer c.Close(ctx)
+		_, err = c.Exec(ctx, stmt)
+		return err
+	}
+	insert(t, d, "a")
+	row := insert(t, d, "a")
+	// Before anything was settled by a mark the older version goes on, with history.
+	must(t, older("DELETE FROM outbox WHERE seq = 1"))
+	must(t, older(`INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
+		published_at, stream, mode) SELECT 1, gen_random_uuid(), 'order', 'a', 'x', '{}', now(), now(), 's', 'cdc'`))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_old WHERE mode = 'cdc'"); n != 1 {
+		t.Errorf("%d rows of history", n)
+	}
+	succeed(t, s)
+	settle(t, s)
+	if err := older("DELETE FROM outbox"); err == nil || !strings.Contains(err.Error(), "newer posthaste") {
+		t.Errorf("an older relay deletes: %v", err)
+	}
+	for _, set := range []string{"aggregate_id = 'b'", "id = gen_random_uuid()", "seq = DEFAULT", "xid = '3'"} {
+		if _, err := d.Pool.Exec(ctx, "UPDATE outbox SET "+set); err == nil {
+			t.Errorf("UPDATE SET %s is let through", set)
+		}
+	}
+	d.Exec(t, "UPDATE outbox SET payload = '{\"redacted\": true}'")
+	if _, err := relayPool(t, d.URL).Exec(ctx, "DELETE FROM outbox WHERE false"); err != nil {
+		t.Errorf("this version deletes: %v", err)
+	}
+	// An application, which has another search_path and few rights.
+	role := "app_" + d.Name
+	for _, stmt := range []string{
+		"CREATE ROLE " + role + " LOGIN", "GRANT USAGE ON SCHEMA public TO " + role,
+		"GRANT SELECT, DELETE ON outbox TO " + role,
+	} {
+		d.Exec(t, stmt)
+	}
+	t.Cleanup(func() {
+		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
+		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
+	})
+	app, err := pgx.Connect(ctx, strings.Replace(d.URL, "postgres@", role+"@", 1)+"&search_path=pg_catalog")
+	must(t, err)
+	defer app.Close(ctx)
+	tag, err := app.Exec(ctx, "DELETE FROM public.outbox WHERE seq = $1", row.Seq)
+	if err != nil || tag.RowsAffected() != 1 {
+		t.Errorf("an application deletes: %v, %v", tag, err)
+	}
+}
+
+// A copy on another server is given an identity of its own, and what is owed stays owed, in its order, whatever the
+// transactions of this server are; what was settled stays settled.
+func TestACopyOnAnotherServer(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	refused, retried := insert(t, d, "p"), insert(t, d, "p")
+	for _, r := range []*outbox.Row{refused, retried} {
+		if _, err := s.Park(ctx, o, r, "too_large", "why", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var settled []uuid.UUID
+	for range 20 {
+		settled = append(settled, insert(t, d, "a").ID)
+	}
+	settle(t, s)
+	must(t, sql.RetryDead(ctx, d.Pool, retried.ID))
+	var owed []uuid.UUID
+	for range 20 {
+		owed = append(owed, insert(t, d, "a").ID)
+	}
+	// Of a server that had got further, with marks that see everything here. And a row that was written here before.
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
+	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
+		SELECT -1, 1, (x + 1000000000 || ':' || x + 1000000000 || ':')::pg_snapshot, hi, 'cdc'
+		FROM (SELECT pg_snapshot_xmax(settled)::text::bigint AS x, hi FROM outbox_mark WHERE hi > 0) m`)
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	owed = append(owed, insert(t, d, "a").ID)
+	source := owner(t, s).Source
+	must(t, s.Register(ctx))
+	if got := owner(t, s).Source; got == source {
+		t.Error("the copy has the source of the original")
+	}
+	got := testenv.Value[[]uuid.UUID](t, d, "SELECT array_agg(id ORDER BY seq) FROM outbox_backlog")
+	if want := append([]uuid.UUID{retried.ID}, owed...); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("owed\n%v, want\n%v", got, want)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history WHERE id = ANY ($1)",
+		settled); n != len(settled) {
+		t.Errorf("%d of %d events are history", n, len(settled))
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+2 {
+		t.Errorf("%d rows", n)
+	}
+	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
+		t.Errorf("%d dead while one is retried: %v", n, err)
+	}
+	_, rows := lookAt(t, newMarker(t, s), settledBy(t, d), math.MaxInt64)
+	if n := len(strings.Fields(rows)); n != len(owed)+1 || strings.Contains(rows, ";") {
+		t.Errorf("a look has %s", rows)
+	}
+	succeed(t, s)
+	settle(t, s)
+	if n, err := s.Housekeep(ctx); err != nil || n != 1 || backlog(t, s, d) != 0 {
+		t.Errorf("%d dead at last: %v", n, err)
+	}
+	must(t, s.Register(ctx)) // once is enough
+	must(t, sql.KeepHistoryAt(ctx, s, time.Now().Add(100*time.Hour)))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
+		t.Errorf("%d rows after the retention", n)
+	}
+}
+
+// settledBy is the newest mark.
+func settledBy(tb testing.TB, d *testenv.Database) (m outbox.Settled) {
+	tb.Helper()
+	var text string
+	must(tb, d.Pool.QueryRow(tb.Context(), "SELECT settled::text, hi FROM outbox_settled ORDER BY mark DESC LIMIT 1").
+		Scan(&text, &m.High))
+	var err error
+	m.Snapshot, err = outbox.ParseSnapshot(text)
+	must(tb, err)
+	return m
+}
+
+// A database that no relay ever led was copied: its rows are of transactions that are yet to come here.
+func TestACopyThatNobodyLed(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	for range 5 {
+		insert(t, d, "a")
+	}
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
+	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	must(t, s.Register(t.Context()))
+	succeed(t, s)
+	if n := backlog(t, s, d); n != 5 {
+		t.Errorf("%d rows are owed, want 5", n)
+	}
+	settle(t, s)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed when all is settled", n)
+	}
+}
+
+// Every statement goes through an index and reads what is owed, and no more, however large the log, and whatever the
+// statistics say.
+func TestMarkPlansUseTheIndex(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	long := begin(t, d)
+	insertIn(t, long, 5)
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, pass, pass_hi, cursor)
+		SELECT i % 17 - 1, 1, '3:3:', 0, '3:3:', 0, 0 FROM generate_series(1, 20000) i`)
+	testenv.Bulk(t, d, 200_000, 10)
+	mark := settle(t, s)
+	must(t, long.Commit(t.Context()))
+	testenv.Bulk(t, d, 30, 10)
+	pool := relayPool(t, d.URL)
+	id := testenv.Value[int64](t, d, "SELECT max(mark) FROM outbox_settled")
+	for range 2 {
+		for name, c := range map[string]struct {
+			args []any
+			most int // buffers
+		}{
+			"mark_look":      {[]any{mark.Snapshot.String(), mark.High, "0"}, 400},
+			"mark_begin":     {[]any{"test", o.Epoch, o.Nonce[:]}, 200},
+			"mark_move":      {[]any{"test", o.Epoch, o.Nonce[:], mark.Snapshot.String(), mark.High, "cdc", nil}, 200},
+			"audit":          {nil, 400},
+			"backlog":        {nil, 400},
+			"stream_known":   {[]any{"p."}, 400},
+			"park":           {[]any{"test", o.Epoch, o.Nonce[:], "a", 1, uuid.New(), "", "", 1}, 50},
+			"dead_published": {nil, 50},
+			"history_marks":  {[]any{time.Now().Add(-time.Hour)}, 40_000},
+			"history_delete": {[]any{3, id, 1 << 40, 1000}, 100},
+			"history_forget": {[]any{make([]int64, 16)}, 100},
+			"delivered":      {nil, 200},
+			"state_moved":    {nil, 100},
+			"history_begin":  {nil, 10},
+		} {
+			plan := planOf(t, pool, name, c.args...)
+			if n := buffersOf(t, plan); n > c.most || strings.Contains(plan, "Seq Scan on outbox ") {
+				t.Errorf("%s: %d buffers, at most %d were expected\n%s", name, n, c.most, plan)
+			} else {
+				t.Logf("%s: %d buffers, %s", name, n, plan[strings.LastIndex(plan, "Execution Time"):])
+			}
+		}
+		d.Exec(t, "ANALYZE")
+	}
+}
+
+func planOf(tb testing.TB, pool *pgxpool.Pool, name string, args ...any) string {
+	tb.Helper()
+	tx, err := pool.Begin(tb.Context())
+	must(tb, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	rows, err := tx.Query(tb.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) "+queryText(tb, name), args...)
+	must(tb, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(tb, err)
+	return strings.Join(lines, "\n")
+}
+
+var sharedBuffers = regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`)
+
+// buffersOf is how many pages the statement has looked at.
+func buffersOf(tb testing.TB, plan string) (n int) {
+	tb.Helper()
+	found := sharedBuffers.FindStringSubmatch(plan)
+	for _, s := range found[min(1, len(found)):] {
+		if s != "" {
+			v, err := strconv.Atoi(s)
+			must(tb, err)
+			n += v
+		}
+	}
+	return n
+}

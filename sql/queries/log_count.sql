@@ -1,0 +1,46 @@
+-- What the log has of a range of marks ($1, $2), by stream; $3 is the only part, or -1. Between two marks it goes by transactions, as
+-- log_list does; in a table that was restored from another server, all of a part is looked at. The times are those of the first
+-- marks that can hold the first and the last number.
+SELECT (SELECT prefix FROM relay_state) || c.aggregate_type, c.events,
+       coalesce((SELECT at FROM outbox_mark WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.first ORDER BY id LIMIT 1), pg_catalog.to_timestamp(0)),
+       coalesce((SELECT at FROM outbox_mark WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.last ORDER BY id LIMIT 1), pg_catalog.to_timestamp(0)),
+       c.created
+FROM (
+    SELECT o.aggregate_type, count(*) AS events, pg_catalog.min(o.seq) AS first, pg_catalog.max(o.seq) AS last,
+           coalesce(pg_catalog.min(o.created_at) FILTER (WHERE pg_catalog.isfinite(o.created_at)), pg_catalog.to_timestamp(0)) AS created
+    FROM pg_catalog.generate_series(0, 15) AS p(part)
+    LEFT JOIN LATERAL (
+        SELECT * FROM (
+            (SELECT * FROM outbox_mark WHERE part = p.part::smallint AND settled IS NOT NULL AND id <= $1 ORDER BY id DESC LIMIT 1)
+            UNION ALL
+            (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL AND id <= $1 ORDER BY id DESC LIMIT 1)
+        ) n ORDER BY id DESC LIMIT 1
+    ) b ON true
+    CROSS JOIN LATERAL (
+        SELECT * FROM (
+            (SELECT * FROM outbox_mark WHERE part = p.part::smallint AND settled IS NOT NULL AND id <= $2 ORDER BY id DESC LIMIT 1)
+            UNION ALL
+            (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL AND id <= $2 ORDER BY id DESC LIMIT 1)
+        ) n ORDER BY id DESC LIMIT 1
+    ) k
+    CROSS JOIN LATERAL (
+        SELECT r.*, r.since > r.until OR EXISTS (SELECT FROM outbox WHERE part = p.part::smallint AND xid = '3') AS restored
+        FROM (SELECT coalesce(pg_catalog.pg_snapshot_xmax(b.settled), '3') AS since, ARRAY(SELECT pg_catalog.pg_snapshot_xip(b.settled)) AS running,
+                     greatest(pg_catalog.pg_snapshot_xmax(k.settled), pg_catalog.pg_snapshot_xmax(k.pass)) AS until) r
+    ) t
+    CROSS JOIN LATERAL (
+        SELECT * FROM outbox WHERE NOT t.restored AND part = p.part::smallint AND xid = ANY (t.running)
+        UNION ALL
+        SELECT * FROM outbox WHERE NOT t.restored AND part = p.part::smallint AND xid >= t.since AND xid < t.until
+        UNION ALL
+        SELECT * FROM outbox WHERE t.restored AND part = p.part::smallint
+    ) o
+    WHERE ($3 < 0 OR p.part = $3)
+      AND ((o.seq <= k.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, k.settled)) OR (o.seq <= k.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, k.pass)))
+      AND ((o.seq <= b.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, b.settled)) OR (o.seq <= b.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass))) IS NOT TRUE
+      AND ($4::text IS NULL OR o.aggregate_id = $4) AND ($5 = '' OR o.event_type::text = $5)
+      AND ($6 = '' OR (SELECT prefix FROM relay_state) || o.aggregate_type = $6)
+      AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq)
+    GROUP BY o.aggregate_type
+) c
+ORDER BY 1

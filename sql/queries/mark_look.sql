@@ -1,0 +1,24 @@
+-- Takes a snapshot, the sequence's position and then the end of the WAL, in the row without a transaction; and, by transaction,
+-- the numbers of the rows that the snapshot sees and the mark $1 does not hold, of the transactions below $3. They are looked for
+-- by their transaction: those that the mark knows to be running, and those behind it. Each range in an order that only the
+-- index of transactions has: see sweep_parts.
+WITH now AS MATERIALIZED (
+    SELECT pg_current_snapshot()::text AS seen, greatest(CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, $2::bigint) AS hi,
+        pg_current_wal_insert_lsn()::text AS lsn
+    FROM outbox_seq_seq s
+)
+SELECT seen, hi, lsn, NULL::xid8 AS xid, NULL::bigint[] AS seqs FROM now
+UNION ALL
+SELECT NULL, NULL, NULL, o.xid, pg_catalog.array_agg(o.seq)
+FROM pg_catalog.generate_series(0, 15) AS p(part)
+CROSS JOIN (
+    SELECT x, x FROM pg_catalog.pg_snapshot_xip($1::pg_snapshot) x
+    UNION ALL
+    SELECT pg_catalog.pg_snapshot_xmax($1::pg_snapshot), pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
+) ids(first, last)
+CROSS JOIN LATERAL (
+    SELECT r.xid, r.seq FROM outbox r
+    WHERE r.part = p.part::smallint AND r.xid >= ids.first AND r.xid <= ids.last AND r.xid < $3::xid8
+    ORDER BY r.xid
+) o
+GROUP BY o.xid

@@ -1,0 +1,40 @@
+-- Begins or resumes a pass over part $1: its newest mark, the pass's snapshot, and the first $4 numbers of owed rows that the
+-- snapshot sees behind the cursor. The snapshot is that of the pass under way; or $2 (with the number $3), if it is between
+-- the mark and now, so that a mark never moves back and whatever the snapshot sees can be read here; or this statement's own.
+-- Rows are looked for as in sweep_parts.
+WITH mark AS MATERIALIZED (
+    SELECT n.id, n.settled, n.hi, n.pass, n.pass_hi, n.cursor FROM (
+        (SELECT * FROM outbox_mark WHERE part = $1::smallint AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
+        UNION ALL
+        (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
+    ) n ORDER BY n.id DESC LIMIT 1
+), choice AS MATERIALIZED (
+    SELECT m.*,
+        $2::pg_snapshot IS NOT NULL
+        AND pg_catalog.pg_snapshot_xmax(m.settled) <= pg_catalog.pg_snapshot_xmax($2::pg_snapshot)
+        AND pg_catalog.pg_snapshot_xmax($2::pg_snapshot) <= pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_snapshot_xip($2::pg_snapshot) x WHERE pg_catalog.pg_visible_in_snapshot(x, m.settled))
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_snapshot_xip(pg_current_snapshot()) x WHERE pg_catalog.pg_visible_in_snapshot(x, $2::pg_snapshot)) AS given
+    FROM mark m
+), begun AS MATERIALIZED (
+    SELECT c.id, c.settled, c.hi, c.pass IS NOT NULL AS resumed, c.cursor,
+        CASE WHEN c.pass IS NOT NULL THEN c.pass WHEN c.given THEN $2::pg_snapshot ELSE pg_current_snapshot() END AS pass,
+        -- A sequence that somebody has set back takes nothing back.
+        CASE WHEN c.pass IS NOT NULL THEN c.pass_hi WHEN c.given THEN greatest(c.hi, $3::bigint)
+             ELSE greatest(c.hi, (SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM outbox_seq_seq s)) END AS high
+    FROM choice c
+)
+SELECT b.id, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
+    ARRAY(
+        SELECT o.seq FROM (
+            SELECT x, x FROM pg_catalog.pg_snapshot_xip(b.settled) x
+            UNION ALL
+            SELECT pg_catalog.pg_snapshot_xmax(b.settled), pg_catalog.pg_snapshot_xmax(b.pass)
+        ) ids(first, last)
+        CROSS JOIN LATERAL (
+            SELECT r.seq, r.xid FROM outbox r
+            WHERE r.part = $1::smallint AND r.xid >= ids.first AND r.xid <= ids.last
+            ORDER BY r.xid
+        ) o
+        WHERE (NOT b.resumed OR o.seq > b.cursor) AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass) ORDER BY o.seq LIMIT $4)
+FROM begun b
