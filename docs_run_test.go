@@ -161,7 +161,8 @@ func newGuide(t *testing.T) *guide {
 		var parked, waiting int
 		var mode string
 		err := g.db.Pool.QueryRow(t.Context(),
-			"SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox_backlog), active_mode FROM relay_state").
+			"SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox_backlog), active_mode "+
+				"FROM relay_state").
 			Scan(&parked, &waiting, &mode)
 		if err != nil || parked != 1 || waiting != 0 || mode != "cdc" {
 			return fmt.Errorf("%d events parked, %d waiting, mode %s, %w", parked, waiting, mode, err)

@@ -178,8 +178,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
 		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
 		errors: c("outbox_sweep_errors_total",
-			"Sweep batches that failed or are unclear; the part is claimed again. A steady rise means Redis or Postgres "+
-				"refuses."),
+			"Sweep batches that failed or are unclear; the part is claimed again. A steady rise means Redis or "+
+				"Postgres refuses."),
 	}
 	if reg != nil {
 		reg.MustRegister(m.batches, m.rows, m.claims, m.errors)

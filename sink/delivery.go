@@ -169,7 +169,8 @@ func (d *delivery) answer(reply []any, end int) error {
 	raise(d.lane.let, number(reply, 4))
 	d.lost, d.last = 0, text(reply, 5)
 	if d.pos+done > len(d.events) {
-		d.final = s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for more events: %w", outbox.ErrGap))
+		d.final = s.failed("publish to", d.lane.stream,
+			fmt.Errorf("the gate accounts for more events: %w", outbox.ErrGap))
 		return d.final
 	}
 	if reply[0] == "XADD" {

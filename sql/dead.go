@@ -81,8 +81,8 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead removes a parked event, and its row in the outbox, for good. One that is being retried may be published
-// nevertheless. Errors: ErrNotParked.
+// DropDead gives a parked event up for good: it is marked, no list shows it again, and the leader deletes its rows here
+// and in the outbox soon after. One that is being retried may be published nevertheless. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	tag, err := db.Exec(ctx, query("dead_drop"), id)
 	if err != nil {

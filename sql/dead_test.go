@@ -160,8 +160,8 @@ func TestDeadEvents(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, d,
 		"SELECT count(*) FROM outbox WHERE id = $1 AND payload = '{\"n\":1}' AND headers = '{\"h\":\"x\"}'",
-		a.ID); n != 1 || backlog(t, s, d) != 1 {
-		t.Errorf("%d rows put back", n)
+		a.ID); n != 2 || backlog(t, s, d) != 1 {
+		t.Errorf("%d rows of it, want the one that was parked, and one that is owed", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
 		t.Errorf("while it is retried: %d, %v", n, err)
@@ -172,7 +172,7 @@ func TestDeadEvents(t *testing.T) {
 	// Refused again: attempts add up, and it can be retried again.
 	again := &outbox.Row{Event: outbox.Event{
 		ID: a.ID, AggregateID: "a",
-		Seq: testenv.Value[int64](t, d, "SELECT seq FROM outbox WHERE id = $1", a.ID),
+		Seq: testenv.Value[int64](t, d, "SELECT max(seq) FROM outbox WHERE id = $1", a.ID),
 	}}
 	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
 		t.Fatal(err)
@@ -180,6 +180,9 @@ func TestDeadEvents(t *testing.T) {
 	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying ||
 		dead[0].Seq != a.Seq {
 		t.Errorf("parked again: %+v, %v", dead, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1", a.ID); n != 1 {
+		t.Errorf("%d rows of it, want the one that was parked last", n)
 	}
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	succeed(t, s)
@@ -200,12 +203,15 @@ func TestDeadEvents(t *testing.T) {
 	if n, err := sql.CountDead(ctx, d.Pool); err != nil || n != 0 {
 		t.Errorf("%d left, %v", n, err)
 	}
+	if _, err := s.Housekeep(ctx); err != nil {
+		t.Error(err)
+	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
 		t.Errorf("%d rows in the table, want that of the retry", n)
 	}
 }
 
-// An event that is dropped before a mark holds its row is not owed again.
+// An event that is dropped before a mark holds its row is not owed again, nor delivered, and its row goes.
 func TestADroppedEventIsNotOwed(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -214,7 +220,15 @@ func TestADroppedEventIsNotOwed(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, sql.DropDead(t.Context(), d.Pool, row.ID))
-	if n := testenv.Value[int64](t, d, "SELECT seq FROM outbox"); n != other.Seq || backlog(t, s, d) != 1 {
+	for range 2 {
+		if backlog(t, s, d) != 1 || testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history") != 0 {
+			t.Error("the event is owed, or delivered")
+		}
+		if n, err := s.Housekeep(t.Context()); err != nil || n != 0 {
+			t.Errorf("%d parked, %v", n, err)
+		}
+	}
+	if n := testenv.Value[int64](t, d, "SELECT seq FROM outbox"); n != other.Seq {
 		t.Errorf("row %d is left", n)
 	}
 }

@@ -159,9 +159,12 @@ func TestReadLog(t *testing.T) {
 	subject := "o-7"
 	for since := day1.Add(-time.Hour); since.Before(end.Add(time.Hour)); since = since.Add(7 * time.Minute) {
 		for _, s := range []sql.Selection{
-			{Since: since, Until: since.Add(11 * time.Minute)}, {Since: since, Until: end},
-			{Since: since, Until: end, Type: "x3"}, {Since: since, Until: end, Stream: "outbox.invoice"},
-			{Since: since, Until: end, Subject: &subject}, {Since: since, Until: end, ID: &all[len(all)/2]},
+			{Since: since, Until: since.Add(11 * time.Minute)},
+			{Since: since, Until: end},
+			{Since: since, Until: end, Type: "x3"},
+			{Since: since, Until: end, Stream: "outbox.invoice"},
+			{Since: since, Until: end, Subject: &subject},
+			{Since: since, Until: end, ID: &all[len(all)/2]},
 		} {
 			want := ids(t, d, `SELECT id FROM outbox_history WHERE published_at BETWEEN $1 AND $2
 				AND ($3 = '' OR event_type = $3) AND ($4 = '' OR stream = $4)

@@ -213,7 +213,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 	}
 }
 
-// An adoption waits for a mark under way: what it finds to be owed afterwards, nobody settles any more for the last owner.
+// An adoption waits for a mark under way: what it finds to be owed afterwards, nobody settles any more for the last
+// owner.
 func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -491,7 +492,7 @@ func TestACopyOnAnotherServer(t *testing.T) {
 		settled); n != len(settled) {
 		t.Errorf("%d of %d events are history", n, len(settled))
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+2 {
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+3 {
 		t.Errorf("%d rows", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {

@@ -538,8 +538,8 @@ func TestParkUnread(t *testing.T) {
 		t.Errorf("parked %+v, %v", e, err)
 	}
 	must(t, w.Settle(t.Context(), p, o, nil))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE class = 'unreadable' AND attempts = 1 AND "+
-		"row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over() {
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE class = 'unreadable' AND "+
+		"attempts = 1 AND row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over() {
 		t.Errorf("%d rows parked, want 2", n)
 	}
 	seqs = insertAll(t, d, 1)

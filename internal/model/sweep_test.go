@@ -17,8 +17,10 @@ func (m *machine) assist(s *state, i int) {
 	}
 	n := *s
 	n.budget.assist--
-	n.procs[i] = proc{pc: sweeping, assistant: true, poll: true, epoch: l.epoch, nonce: l.nonce,
-		server: s.server}
+	n.procs[i] = proc{
+		pc: sweeping, assistant: true, poll: true, epoch: l.epoch, nonce: l.nonce,
+		server: s.server,
+	}
 	m.emit(n, "relay %d sweeps along", i+1)
 }
 

@@ -118,8 +118,12 @@ func TestPlaces(t *testing.T) {
 	at := time.UnixMicro(1_700_000_000_000_001).UTC()
 	entries := []sink.ReplayEntry{}
 	for _, p := range []sql.Place{
-		{At: at, Seq: 1}, {At: at, Seq: 7}, {At: at.Add(time.Microsecond), Seq: 2},
-		{Mark: 1, Part: 15, Seq: 9}, {Mark: 10, Part: 2, Seq: 8}, {Mark: 10, Part: 10, Seq: 1},
+		{At: at, Seq: 1},
+		{At: at, Seq: 7},
+		{At: at.Add(time.Microsecond), Seq: 2},
+		{Mark: 1, Part: 15, Seq: 9},
+		{Mark: 10, Part: 2, Seq: 8},
+		{Mark: 10, Part: 10, Seq: 1},
 		{Mark: 10, Part: 10, Seq: 2},
 	} {
 		if back, err := parsePlace(place(p)); err != nil || back != p {

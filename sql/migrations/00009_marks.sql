@@ -45,8 +45,10 @@ INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 0, '3:3:', 0);
 CREATE SEQUENCE outbox_claim;
 SELECT pg_catalog.setval('outbox_claim', (SELECT pg_catalog.max(claim) + 1 FROM outbox_part));
 
--- The row of the log that was parked last.
-ALTER TABLE outbox_dead ADD COLUMN row_seq bigint;
+-- The row of the log that was parked last: it stays, and is neither owed nor delivered, until this row goes and takes it along.
+ALTER TABLE outbox_dead ADD COLUMN row_seq bigint,
+    -- Somebody has given the event up; the leader deletes both.
+    ADD COLUMN dropped_at timestamptz;
 
 -- What the names of streams begin with, as the owner has it.
 ALTER TABLE relay_state ADD COLUMN prefix text NOT NULL DEFAULT 'outbox.';
@@ -76,7 +78,7 @@ CROSS JOIN LATERAL (
     SELECT r.* FROM outbox r WHERE r.part = m.part AND r.xid >= pg_catalog.pg_snapshot_xmax(m.settled)
 ) o
 WHERE (m.pass IS NULL OR o.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapshot(o.xid, m.pass))
-  AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq AND d.retry_seq IS NULL);
+  AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq);
 
 -- What was delivered: the log as far as it is settled, with when its mark was written; and what was delivered before there
 -- were marks.
@@ -187,7 +189,8 @@ DROP VIEW outbox_history, outbox_backlog, outbox_settled;
 DROP FUNCTION outbox_history_keep(), outbox_guard();
 ALTER TABLE outbox_history_old RENAME TO outbox_history;
 ALTER TABLE relay_state DROP COLUMN prefix;
-ALTER TABLE outbox_dead DROP COLUMN row_seq;
+DELETE FROM outbox_dead WHERE dropped_at IS NOT NULL;
+ALTER TABLE outbox_dead DROP COLUMN row_seq, DROP COLUMN dropped_at;
 UPDATE outbox_part SET claim = greatest(claim, (SELECT last_value FROM outbox_claim));
 DROP SEQUENCE outbox_claim;
 DROP TABLE outbox_mark;

@@ -13,7 +13,7 @@ WITH first AS MATERIALIZED (
             SELECT r.seq, r.xid FROM outbox r
             WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last
               AND (m.pass IS NULL OR r.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapshot(r.xid, m.pass))
-              AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = r.id AND d.row_seq = r.seq AND d.retry_seq IS NULL OFFSET 0)
+              AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = r.id AND d.row_seq = r.seq OFFSET 0)
             ORDER BY r.xid LIMIT 1
         ) f
         ORDER BY f.xid LIMIT 1

@@ -1,1 +1,1 @@
-SELECT count(*) FROM outbox_dead
+SELECT count(*) FROM outbox_dead WHERE dropped_at IS NULL

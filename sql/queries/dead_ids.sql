@@ -1,1 +1,1 @@
-SELECT id FROM outbox_dead WHERE retry_seq IS NULL ORDER BY seq
+SELECT id FROM outbox_dead WHERE retry_seq IS NULL AND dropped_at IS NULL ORDER BY seq

@@ -9,13 +9,17 @@ WITH owner AS MATERIALIZED (
 ), row AS MATERIALIZED (
     SELECT * FROM outbox
     WHERE part = (pg_catalog.hashtextextended($4::text, 0) & 15::bigint)::smallint AND seq = $5 AND id = $6 AND EXISTS (SELECT FROM owner)
+), before AS (
+    -- What was parked of it before a retry goes.
+    DELETE FROM outbox o USING row n, outbox_dead d
+    WHERE d.id = n.id AND d.row_seq <> n.seq AND o.part = n.part AND o.seq = d.row_seq AND o.id = d.id
 ), parked AS (
     INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
     SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, payload, headers,
         CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END, $7, $8, $9 FROM row
     -- Parked again after a retry: the first place in the aggregate's order stays. Said again: nothing is new.
     ON CONFLICT (id) DO UPDATE SET error = excluded.error, class = excluded.class, attempts = d.attempts + excluded.attempts,
-        dead_at = excluded.dead_at, retry_seq = NULL, row_seq = excluded.row_seq
+        dead_at = excluded.dead_at, retry_seq = NULL, dropped_at = NULL, row_seq = excluded.row_seq
     WHERE d.row_seq IS DISTINCT FROM excluded.row_seq
 )
 SELECT pg_current_snapshot()::text, EXISTS (SELECT FROM owner), EXISTS (SELECT FROM row)

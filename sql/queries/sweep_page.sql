@@ -10,7 +10,7 @@ FROM (
         CROSS JOIN LATERAL (
             SELECT * FROM outbox n WHERE n.part = $1::smallint AND n.seq >= listed.seq AND n.seq <= listed.seq ORDER BY n.seq
         ) o
-        WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq AND d.retry_seq IS NULL OFFSET 0)
+        WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0)
         OFFSET 0
     ) r
 ) w WHERE before < $3

@@ -22,6 +22,6 @@ WHERE m.pass IS NOT NULL OR EXISTS (
         WHERE r.part = p.part::smallint AND r.xid >= ids.first AND r.xid <= ids.last
         ORDER BY r.xid
     ) o
-    WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq AND d.retry_seq IS NULL OFFSET 0)
+    WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0)
 )
 ORDER BY p.part

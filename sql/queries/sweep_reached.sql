@@ -19,5 +19,5 @@ SELECT NOT EXISTS (
     ) o
     WHERE pg_catalog.pg_visible_in_snapshot(o.xid, $2::pg_snapshot)
       AND (m.pass IS NULL OR o.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapshot(o.xid, m.pass))
-      AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq AND d.retry_seq IS NULL OFFSET 0)
+      AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0)
 )

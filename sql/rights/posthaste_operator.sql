@@ -3,9 +3,7 @@
 GRANT INSERT (name), UPDATE (name, desired_mode, changed_at, source, system_identifier) ON relay_state TO posthaste_operator;
 -- dead retry, dead drop
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at) ON outbox TO posthaste_operator;
-GRANT UPDATE (retry_seq), DELETE ON outbox_dead TO posthaste_operator;
--- Of a parked event the row goes with it, or makes place for another.
-GRANT DELETE ON outbox TO posthaste_operator;
+GRANT UPDATE (retry_seq, dropped_at) ON outbox_dead TO posthaste_operator;
 -- replay
 GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
 -- credits unfreeze; of credit_epoch it only locks a row, which wants the right to change some column.

@@ -28,7 +28,7 @@ LEFT JOIN LATERAL (
          WHERE part = o.part AND cursor >= o.seq AND pg_catalog.pg_visible_in_snapshot(o.xid, pass) ORDER BY cursor, id LIMIT 1)
     ) k ORDER BY k.id LIMIT 1
 ) m ON true
-WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq AND d.retry_seq IS NULL)
+WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq)
 UNION ALL
 SELECT published_at, 'published', id::text, event_type::text || ' by ' || mode || ', ' ||
        pg_catalog.round(extract(epoch FROM published_at - created_at)::numeric * 1000::numeric, 1)::text || ' ms after its insert',
@@ -36,6 +36,6 @@ SELECT published_at, 'published', id::text, event_type::text || ' by ' || mode |
 FROM outbox_history_old WHERE aggregate_id = $1::text OR id = $2
 UNION ALL
 SELECT dead_at, 'dead', id::text, event_type::text || ': ' || error, coalesce(headers ->> 'traceparent'::text, ''), '', '', '', dead_at
-FROM outbox_dead WHERE aggregate_id = $1::text OR id = $2
+FROM outbox_dead WHERE (aggregate_id = $1::text OR id = $2) AND dropped_at IS NULL
 ORDER BY 1 DESC LIMIT $3
 ) newest ORDER BY at
