@@ -157,6 +157,49 @@ func TestMarksAreTheOwners(t *testing.T) {
 	}
 }
 
+// A standby is promoted behind an owner that has not noticed: its sessions are new ones, and its epoch and nonce are in
+// the table that the standby has. Ids may be given out again there, so it writes nothing before it has adopted anew.
+func TestNoMarkOnAnotherTimeline(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	row := insert(t, d, inPart)
+	o := succeed(t, s)
+	pass, err := s.BeginPass(ctx, o)
+	must(t, err)
+	m := newMarker(t, s)
+	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	w := claimed(t, d.URL, 3)
+	p := next(t, w, 3, nil)
+	events, err := w.Page(ctx, p, 1, 1<<20)
+	must(t, err)
+	d.Exec(t, "UPDATE relay_state SET timeline = 7")
+	_, begins := s.BeginPass(ctx, o)
+	_, parks := s.Park(ctx, o, row, "x", "why", 1)
+	_, parksRow := w.ParkRow(ctx, p, o, errors.New("why"))
+	parksPage := w.Park(ctx, p, o, []sql.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}})
+	settles := w.Settle(ctx, p, o, nil)
+	must(t, w.Release(ctx, 3))
+	for name, err := range map[string]error{
+		"begin a pass": begins, "park in the stream": parks, "park in a sweep": parksPage, "park unread": parksRow,
+		"settle a sweep": settles, "settle a pass": s.SettleAll(ctx, o, pass),
+		"move the mark": m.Move(ctx, o, look.Settled, nil),
+	} {
+		if !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 0 || backlog(t, s, d) != 1 {
+		t.Errorf("%d rows parked, %d owed", n, backlog(t, s, d))
+	}
+	now := succeed(t, s)
+	must(t, s.SettleAll(ctx, now, pass))
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed after an adoption", n)
+	}
+}
+
 // A mark that meets an adoption under way waits for it, and is written only if that comes to nothing.
 func TestAMarkWaitsForTheAdoption(t *testing.T) {
 	t.Parallel()

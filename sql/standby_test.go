@@ -2,9 +2,13 @@ package sql_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -12,7 +16,7 @@ import (
 )
 
 // A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over,
-// claim, settle and fall back.
+// claim and fall back.
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -44,24 +48,8 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Errorf("set desired: %v", err)
 	}
 	o := outbox.Owner{Epoch: 1}
-	pass, err := s.BeginPass(ctx, o)
-	if err != nil {
-		t.Fatalf("begin a pass: %v", err)
-	}
-	if err := s.SettleAll(ctx, o, pass); err != nil {
-		t.Errorf("settle: %v", err)
-	}
-	m, err := s.Marker(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	look, err := m.Look(ctx, pass.Settled, math.MaxInt64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Move(ctx, o, look.Settled, outbox.Entries{"s": "1-1"}); err != nil {
-		t.Errorf("move the mark: %v", err)
+	if _, err := s.BeginPass(ctx, o); err != nil {
+		t.Errorf("begin a pass: %v", err)
 	}
 	w, err := sql.OpenSweep(ctx, d.URL, "public", d.Relay)
 	if err != nil {
@@ -71,4 +59,48 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	if _, ok, err := w.Claim(ctx, 3); err != nil || !ok {
 		t.Errorf("claim: %v, %v", ok, err)
 	}
+}
+
+// What a mark has settled is told to nobody before a synchronous standby has it, where commits wait for one: Redis
+// would forget what a promoted standby does not know. An adoption does not wait for it.
+func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
+	t.Parallel()
+	d, release := held(t)
+	ctx := t.Context()
+	cfg, err := pgxpool.ParseConfig(d.URL)
+	must(t, err)
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	s := sql.NewStore(pool, d.Relay, 0)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	o := succeed(t, s)
+	insert(t, d, "a")
+	m := newMarker(t, s)
+	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
+	must(t, err)
+	moved := make(chan error, 1)
+	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := backlog(t, s, d); n != 0 {
+			return fmt.Errorf("%d rows are owed", n)
+		}
+		return nil
+	})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if !testenv.Value[bool](t, d, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND "+
+			"query LIKE '%pg_logical_emit_message%')") {
+			return errors.New("the mark does not wait for the standby")
+		}
+		return nil
+	})
+	select {
+	case err := <-moved:
+		t.Fatalf("the mark did not wait for the standby: %v", err)
+	default:
+	}
+	succeed(t, s)
+	release()
+	must(t, <-moved)
 }
