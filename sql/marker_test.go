@@ -551,6 +551,30 @@ func TestACopyOnAnotherServer(t *testing.T) {
 		t.Errorf("%d dead at last: %v", n, err)
 	}
 	must(t, s.Register(ctx)) // once is enough
+	// Of a server whose transactions have gone on here: nothing is written again.
+	insert(t, d, "a")
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	source = owner(t, s).Source
+	rows = testenv.Value[string](t, d, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	must(t, s.Register(ctx))
+	after := testenv.Value[string](t, d, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	if owner(t, s).Source == source || rows != after || backlog(t, s, d) != 1 {
+		t.Errorf("%d owed, %s, want %s", backlog(t, s, d), after, rows)
+	}
+	succeed(t, s)
+	settle(t, s)
+	// But for a row that the mark sees, and that was written since.
+	last := insert(t, d, "a")
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE outbox SET xid = '4' WHERE seq = $1", last.Seq)
+	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	must(t, s.Register(ctx))
+	if n := backlog(t, s, d); n != 1 {
+		t.Errorf("%d rows are owed that the mark sees and does not hold", n)
+	}
+	succeed(t, s)
+	settle(t, s)
 	must(t, sql.KeepHistoryAt(ctx, s, time.Now().Add(100*time.Hour)))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
 		t.Errorf("%d rows after the retention", n)

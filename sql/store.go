@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -88,12 +89,15 @@ func (s *store) register(ctx context.Context) error {
 }
 
 // Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source
-// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. The rows
-// are written again, because their transactions mean nothing on this server: that takes as long as it takes, and
-// writers wait. A standby that was promoted is the same database. A copy on the same server cannot be told from the
-// original.
+// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. Where the
+// transactions of its rows mean nothing on this server, the rows are written again, which takes as long as it takes;
+// writers wait while what is owed is. A standby that was promoted is the same database. A copy on the same server
+// cannot be told from the original.
 func Identify(ctx context.Context, pool *pgxpool.Pool) error {
 	moved, err := copied(ctx, pool) // read before it is written, as in Register
+	if err == nil && moved {
+		err = settleCopied(ctx, pool)
+	}
 	if err == nil && moved {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return identify(ctx, tx) })
 	}
@@ -110,6 +114,35 @@ func copied(ctx context.Context, db DB) (moved bool, err error) {
 	return moved, err
 }
 
+// copyRows is how many settled rows a transaction writes again.
+const copyRows = 10_000
+
+// settleCopied writes again what is settled, without keeping writers from it.
+func settleCopied(ctx context.Context, pool *pgxpool.Pool) error {
+	var continues bool
+	if err := pool.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil || continues {
+		return err
+	}
+	for part := range outbox.Partitions {
+		first := settledXID
+		for last := &first; last != nil; {
+			err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, query("copy_begin")); err != nil {
+					return err
+				}
+				return tx.QueryRow(ctx, query("copy_settled"), part, *last, copyRows).Scan(&last)
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settledXID is the transaction that settled rows of a copy get.
+const settledXID = "3"
+
 func identify(ctx context.Context, tx pgx.Tx) error {
 	for _, step := range []string{"copy_begin", "copy_lock"} {
 		if _, err := tx.Exec(ctx, query(step)); err != nil {
@@ -120,7 +153,20 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 	if moved, err := copied(ctx, tx); err != nil || !moved {
 		return err
 	}
-	for _, step := range []string{"copy_settled", "copy_owed", "copy_mark", "state_identity"} {
+	var continues bool
+	if err := tx.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil {
+		return err
+	}
+	steps := []string{"state_identity"}
+	if !continues {
+		for part := range outbox.Partitions {
+			if _, err := tx.Exec(ctx, query("copy_settled"), part, settledXID, math.MaxInt64); err != nil {
+				return err
+			}
+		}
+		steps = []string{"copy_owed", "copy_mark", "state_identity"}
+	}
+	for _, step := range steps {
 		if _, err := tx.Exec(ctx, query(step)); err != nil {
 			return err
 		}
