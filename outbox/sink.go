@@ -97,10 +97,10 @@ type Sink interface {
 	Lane(stream string, o Owner, l Lane) LanePublisher
 	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.
 	Check(ctx context.Context, o Owner, streams []string) error
-	// Confirm is the barrier before rows are deleted: it returns nil only if every gate still has o and the marked
+	// Confirm is the barrier before a mark is written: it returns nil only if every gate still has o and the marked
 	// batches, and everything published so far has reached the configured durability.
 	Confirm(ctx context.Context, o Owner, marks []Mark) error
-	// Settled tells the gates that the marked batches' rows are gone. Losing it costs memory only.
+	// Settled tells the gates that the marked batches' rows are settled. Losing it costs memory only.
 	Settled(ctx context.Context, o Owner, marks []Mark) error
 	// ForgetDoubt empties the doubt set of stream.
 	ForgetDoubt(ctx context.Context, o Owner, stream string) error

@@ -76,6 +76,7 @@ const (
 	ReasonTransactionHeld = "transaction_held" // slot creation waits for an older transaction
 	ReasonMissed          = "missed"           // audit: the stream passed a row without delivering it
 	ReasonStalled         = "stalled"          // audit: the stream does not move while the WAL grows
+	ReasonGiant           = "giant"            // a transaction that is better swept
 	ReasonBudget          = "budget"
 	ReasonToggle          = "toggle"
 	ReasonFenced          = "fenced"

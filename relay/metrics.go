@@ -22,7 +22,8 @@ var switchReasons = []string{
 	outbox.ReasonPublication, outbox.ReasonSlotMissing, outbox.ReasonSlotLost,
 	outbox.ReasonSlotActive, outbox.ReasonSlotForeign, outbox.ReasonDecode, outbox.ReasonSilent,
 	outbox.ReasonConnection, outbox.ReasonTransactionHeld, outbox.ReasonMissed,
-	outbox.ReasonStalled, outbox.ReasonBudget, outbox.ReasonToggle, outbox.ReasonFenced, outbox.ReasonGap,
+	outbox.ReasonStalled, outbox.ReasonGiant, outbox.ReasonBudget, outbox.ReasonToggle, outbox.ReasonFenced,
+	outbox.ReasonGap,
 	outbox.ReasonRestarted, outbox.ReasonStop, outbox.ReasonLeadership, reasonOther,
 }
 

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,9 @@ const (
 	// gulpRows and gulpBytes bound what the publisher takes at once.
 	gulpRows  = 2000
 	gulpBytes = 4 << 20
+	// giantWindows is how many windows a transaction may fill. Nothing of it is settled before its end, so that all of
+	// it would be in doubt after a crash; a sweep settles it page by page.
+	giantWindows = 20
 )
 
 // publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns
@@ -31,12 +35,14 @@ type publisher struct {
 	chunks  <-chan outbox.Chunk
 	flights chan<- *flight
 
-	// settled is what needs not be published: what was settled when the stream began.
+	// settled is what needs not be published: what was settled when the stream began. It holds nothing that was
+	// committed behind H, and is of no use there: the ids of a stream that lasts come around.
 	settled outbox.Settled
 	// handover is H: what was in doubt when the stream began was committed below it. Streams met later raise it.
 	handover outbox.LSN
-	// middle is set between the rows of one transaction.
+	// middle is set between the rows of one transaction, and giant is how many of it were published, at least.
 	middle  bool
+	giant   int
 	refused poison.Refusals
 
 	// passed is the position up to which everything is published.
@@ -93,6 +99,7 @@ func (p *publisher) run(sp span) error {
 			p.passed.Store(uint64(position))
 		}
 		if passed := p.position(); passed >= p.handover && forgotten < p.handover {
+			p.settled = outbox.Settled{}
 			if p.forgetDoubt(sp.work) {
 				forgotten = p.handover
 			}
@@ -154,6 +161,13 @@ func (p *publisher) processAll(sp span, rows []*outbox.Row) error {
 			return err
 		}
 		rows = rows[n:]
+		if p.middle && p.giant > giantWindows*p.window.maxEvents {
+			return &outbox.SlotError{
+				Reason: outbox.ReasonGiant,
+				Err:    fmt.Errorf("a transaction has more than %d events", giantWindows*p.window.maxEvents),
+				Remedy: "nothing needs to be done: it is swept; smaller transactions are streamed",
+			}
+		}
 	}
 	return nil
 }
@@ -174,6 +188,10 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 			f.rows = append(f.rows, flown{r.XID, r.Seq})
 		}
 	}
+	if !rest {
+		p.giant = 0
+	}
+	p.giant += len(owed)
 	if f.events > 0 {
 		if err := p.window.acquire(sp.intake, f.events, f.bytes, rest); err != nil {
 			return context.Cause(sp.intake)

@@ -15,8 +15,9 @@ const (
 	// markInterval is how often the mark is moved, markGap the least time between two looks.
 	markInterval = time.Second
 	markGap      = 50 * time.Millisecond
-	// lookShare is how many times longer than looking the settler does something else.
+	// lookShare is how many times longer than looking the settler does something else, for lookPause at most.
 	lookShare = 10
+	lookPause = 5 * time.Second
 )
 
 // settler confirms what was published, moves the mark behind it, and tells everybody concerned. One goroutine owns it.
@@ -42,13 +43,14 @@ type settler struct {
 	// nobody knows what has become, did.
 	mark  outbox.Settled
 	least uint64
-	// rows are those that were confirmed and that mark does not hold, by transaction. highest is the highest of these
-	// that ever was.
+	// rows are those that were published or parked and that mark does not hold, by transaction. highest is the highest
+	// of these that ever was.
 	rows    map[uint64][]int64
 	highest uint64
 	entries outbox.Entries
-	// pending are the flights, in their order, that are confirmed and not settled.
-	pending []*flight
+	// pending are the flights, in their order, that are not settled, and unconfirmed what is to be confirmed of them.
+	pending     []*flight
+	unconfirmed []outbox.Mark
 
 	marker outbox.Marker // nil: none is open
 	last   outbox.Pass   // of the last look, whichever marker's
@@ -90,9 +92,7 @@ func (s *settler) follow(sp span) error {
 			return nil // it never began
 		}
 		s.start(<-s.begun)
-		if err := s.take(sp, f); err != nil {
-			return err
-		}
+		s.take(f)
 	}
 	for flights := s.flights; flights != nil || len(s.pending) > 0; {
 		wait := time.Until(s.due(flights == nil))
@@ -105,10 +105,10 @@ func (s *settler) follow(sp span) error {
 		timer := time.NewTimer(wait)
 		select {
 		case f, ok := <-flights:
-			if !ok {
+			if ok {
+				s.take(f)
+			} else {
 				flights = nil
-			} else if err := s.take(sp, f); err != nil {
-				return err
 			}
 		case <-s.window.pressed:
 			s.hurried = true
@@ -130,55 +130,43 @@ func (s *settler) start(at outbox.Pass) {
 
 // due is when to look next.
 func (s *settler) due(last bool) time.Time {
-	wait := max(markInterval, lookShare*s.took)
+	rest := lookShare * s.took
+	wait := max(markInterval, min(rest, lookPause))
 	switch {
 	case last, !s.troubled.IsZero():
 		wait = markGap
-	case s.hurried, s.window.halfFull():
-		wait = max(markGap, lookShare*s.took)
+	case s.hurried, s.window.halfFull(): // a look that took long must not hold up the stream for longer
+		wait = max(markGap, min(rest, markInterval))
 	}
 	return s.looked.Add(wait)
 }
 
-// take confirms a flight, and those that wait behind it, and notes what there is to settle.
-func (s *settler) take(sp span, f *flight) error {
-	flights := []*flight{f}
+// take notes a flight, and those that wait behind it.
+func (s *settler) take(f *flight) {
+	s.note(f)
 	for range len(s.flights) {
-		flights = append(flights, <-s.flights)
-	}
-	var marks []outbox.Mark
-	for _, f := range flights {
-		marks = append(marks, f.marks...)
-	}
-	if marks = lastMarks(marks); len(marks) > 0 {
-		if err := s.confirm(sp, marks); err != nil {
-			return err
-		}
-	}
-	for _, f := range flights {
-		s.note(f)
+		s.note(<-s.flights)
 	}
 	s.release()
-	return nil
 }
 
 // confirm repeats until what was published is as durable as is asked for.
-func (s *settler) confirm(sp span, marks []outbox.Mark) error {
-	for {
+func (s *settler) confirm(sp span) error {
+	for len(s.unconfirmed) > 0 {
 		actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
-		err := s.sink.Confirm(actx, s.owner, marks)
+		err := s.sink.Confirm(actx, s.owner, s.unconfirmed)
 		cancel()
 		if err == nil {
+			s.unconfirmed = nil
 			s.bo.reset()
-			return nil
-		}
-		if err := s.failed(sp, "confirm", err); err != nil {
+		} else if err := s.failed(sp, "confirm", err); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// note adds the rows of a confirmed flight to those that no mark holds.
+// note adds the rows of a flight to those that no mark holds.
 func (s *settler) note(f *flight) {
 	for _, r := range f.rows {
 		xid := s.last.Snapshot.Widen(r.xid)
@@ -195,17 +183,20 @@ func (s *settler) note(f *flight) {
 	for stream, id := range f.entries {
 		s.entries.Raise(stream, id)
 	}
+	s.unconfirmed = lastMarks(append(s.unconfirmed, f.marks...))
 	s.pending = append(s.pending, f)
 }
 
-// advance looks, and moves the mark to what is published of what it sees.
+// advance confirms what was published, looks, and moves the mark to what is published of what it sees. It confirms just
+// before: what Redis forgets between the two is lost, and from before it is published again.
 func (s *settler) advance(sp span) error {
 	s.hurried = false
 	passed := s.passed()
 	if len(s.flights) > 0 { // among them what was published up to there
-		if err := s.take(sp, <-s.flights); err != nil {
-			return err
-		}
+		s.take(<-s.flights)
+	}
+	if err := s.confirm(sp); err != nil {
+		return err
 	}
 	if err := s.missed(passed); err != nil {
 		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()

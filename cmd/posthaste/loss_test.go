@@ -324,19 +324,110 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 	}
 }
 
+// replicated is a world whose Postgres has a standby.
+type replicated struct {
+	*world
+	server, standby *testenv.Server
+	// link is how the standby hears of the server, front where everybody looks for the primary.
+	link, front *testenv.Switch
+}
+
+func newReplicated(t *testing.T, mode string) *replicated {
+	t.Helper()
+	server := testenv.NewServer(t)
+	r := &replicated{world: worldOf(t, server.Database(t), testenv.Redis(t)), server: server}
+	r.link = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.standby = server.Standby(t, r.link.Addr())
+	r.front = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.pgURL = strings.Replace(r.db.URL, hostOf(t, r.db.URL), r.front.Addr(), 1)
+	r.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
+	return r
+}
+
+// other is the database of the standby.
+func (r *replicated) other() *testenv.Database {
+	r.t.Helper()
+	d := *r.db
+	d.URL = strings.Replace(r.db.URL, hostOf(r.t, r.db.URL), hostOf(r.t, r.standby.URL("")), 1)
+	var err error
+	if d.Pool, err = pgxpool.New(r.t.Context(), d.URL); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(d.Pool.Close)
+	return &d
+}
+
+// promote has the standby take over from a server that is killed. Its database is that of the world from then on.
+func (r *replicated) promote(other *testenv.Database) {
+	r.t.Helper()
+	if err := r.server.Stop("immediate"); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := other.Pool.Exec(r.t.Context(), "SELECT pg_promote()"); err != nil {
+		r.t.Fatal(err)
+	}
+	r.front.To(hostOf(r.t, r.standby.URL("")))
+	r.db, r.oracle.DB, r.oracle.MayRepeat = other, other, true
+}
+
+// A synchronous standby takes over that was cut off between a commit and the mark that settles it: it has everything
+// that was acknowledged, and no event is published twice.
+func TestASynchronousStandbyIsPromoted(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		const events = 60
+		w := newReplicated(t, mode)
+		r := w.spawn("relay", "--sweep-workers=1")
+		w.waitMode(mode, 20*time.Second)
+		first := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
+		first.Wait()
+		w.oracle.Check(t, first, 20*time.Second)
+		w.db.Standby(t, "*")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var state string
+			err := w.db.Pool.QueryRow(t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
+			if err != nil || state != "sync" {
+				return fmt.Errorf("the standby is %q, %w", state, err)
+			}
+			return nil
+		})
+		last := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
+		last.Wait()
+		other := w.other()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var n int
+			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
+			if err != nil || n < 2*events {
+				return fmt.Errorf("the standby has %d rows, %w", n, err)
+			}
+			return nil
+		})
+		w.link.To("127.0.0.1:1")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := len(w.oracle.Entries(t, "order")); n == events {
+				return fmt.Errorf("%d entries", n)
+			}
+			return nil
+		})
+		time.Sleep(3 * time.Second) // so that a mark is written, and told if it may be
+		r.kill()
+		w.promote(other)
+		w.spawn("relay")
+		w.waitMode(mode, 30*time.Second)
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		if n := len(w.oracle.Entries(t, "order")); n != 2*events {
+			t.Errorf("%d entries, want %d", n, 2*events)
+		}
+	})
+}
+
 // An asynchronous standby takes over, and has the rows but not that they were settled: they are published again, which
 // is documented, and that it happened is told.
 func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		const events = 60
-		server := testenv.NewServer(t)
-		w := worldOf(t, server.Database(t), testenv.Redis(t))
-		link := testenv.NewSwitch(t, hostOf(t, server.URL("")))
-		standby := server.Standby(t, link.Addr())
-		front := testenv.NewSwitch(t, hostOf(t, server.URL("")))
-		w.pgURL = strings.Replace(w.db.URL, hostOf(t, w.db.URL), front.Addr(), 1)
-		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
+		w := newReplicated(t, mode)
 		if mode == "cdc" { // the standby knows the old timeline; in the other mode the gates alone know better than it
 			r := w.spawn("relay")
 			w.waitMode(mode, 20*time.Second)
@@ -344,13 +435,7 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		}
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
 		load.Wait()
-		other := *w.db
-		other.URL = strings.Replace(w.db.URL, hostOf(t, w.db.URL), hostOf(t, standby.URL("")), 1)
-		var err error
-		if other.Pool, err = pgxpool.New(t.Context(), other.URL); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(other.Pool.Close)
+		other := w.other()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			if err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil ||
@@ -359,19 +444,12 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 			}
 			return nil
 		})
-		link.To("127.0.0.1:1") // it hears no more
+		w.link.To("127.0.0.1:1") // it hears no more
 		r := w.spawn("relay")
 		w.waitMode(mode, 20*time.Second)
 		w.oracle.Check(t, load, 20*time.Second)
 		r.stop()
-		if err := server.Stop("immediate"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := other.Pool.Exec(t.Context(), "SELECT pg_promote()"); err != nil {
-			t.Fatal(err)
-		}
-		front.To(hostOf(t, standby.URL("")))
-		w.db, w.oracle.DB, w.oracle.MayRepeat = &other, &other, true
+		w.promote(other)
 		r = w.spawn("relay")
 		w.waitMode(mode, 20*time.Second)
 		w.oracle.Check(t, load, 20*time.Second)

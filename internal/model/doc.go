@@ -1,5 +1,5 @@
-// Package model is an exhaustive model of "settle by a mark", the way in which posthaste is going to decide that an
-// event is settled (docs/architecture.md says why). It has tests only. They go through every order in which writers,
+// Package model is an exhaustive model of "settle by a mark", the way in which posthaste decides that an event is
+// settled (docs/architecture.md says why). It has tests only. They go through every order in which writers,
 // relays, Postgres and Redis can act within a budget of faults, and look in each state whether an event is lost, twice
 // in its stream, out of order, published although it was not committed, or parked although it is published; and, when
 // nothing more can happen, whether everything is settled and no WAL is held back.
