@@ -107,7 +107,7 @@ var rights = map[string]struct {
 	}},
 	"alice": {true, []string{
 		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
-		"relay_state.changed_at: UPDATE", "relay_state.source: UPDATE", "relay_state.system_identifier: UPDATE",
+		"relay_state.changed_at: UPDATE",
 		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
 		"outbox.event_type: INSERT",
 		"outbox.payload: INSERT", "outbox.headers: INSERT", "outbox.created_at: INSERT",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,11 @@ func (s *store) Housekeep(ctx context.Context) (int64, error) {
 // retention is how far the log was deleted.
 type retention struct {
 	mu sync.Mutex
+	logRange
+}
+
+// logRange is where the rows of the log begin.
+type logRange struct {
 	// file is the table's file that the numbers are of.
 	file int64
 	// empty is, by part, the number up to which there are no rows and will be none.
@@ -39,6 +45,28 @@ type retention struct {
 	// before; none that is from next on.
 	seen [outbox.Partitions]int64
 	next uint64
+	// last and before are up to where the last two calls left nothing. What was deleted stays in the index as long as
+	// an old transaction lasts, so not every call begins at empty: what comes late from before these is of a
+	// transaction that was under way for both calls. Such are long, and running those of the last call; whole is set
+	// when one of the long has ended, until a call has begun at empty.
+	last, before  [outbox.Partitions]int64
+	running, long []int64
+	whole         bool
+}
+
+// begin is where a call begins, now that these transactions are under way.
+func (r *logRange) begin(running []int64) (from [outbox.Partitions]int64) {
+	ended := func(xid int64) bool { return !slices.Contains(running, xid) }
+	r.whole = r.whole || slices.ContainsFunc(r.long, ended)
+	r.long = slices.DeleteFunc(r.running, ended)
+	r.running = running
+	if r.whole {
+		return r.empty
+	}
+	for p := range from {
+		from[p] = min(r.last[p], r.before[p])
+	}
+	return from
 }
 
 // KeepHistory deletes, by the clock of the database, the rows that were settled longer ago than the retention, and the
@@ -56,7 +84,9 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 	var now time.Time
 	var file int64
 	var oldest, next uint64
-	if err := s.pool.QueryRow(ctx, query("history_begin")).Scan(&now, &file, &oldest, &next); err != nil {
+	var running []int64
+	err := s.pool.QueryRow(ctx, query("history_begin")).Scan(&now, &file, &oldest, &next, &running)
+	if err != nil {
 		return fmt.Errorf("begin with the history: %w", err)
 	}
 	if at != nil {
@@ -64,21 +94,23 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 	}
 	limit := now.Add(-s.history)
 	if file != s.kept.file { // the numbers have begun anew, or it is the first time
-		s.kept.file, s.kept.next = file, 0
-		s.kept.empty = [outbox.Partitions]int64{}
-		s.kept.seen = [outbox.Partitions]int64{}
+		s.kept.logRange = logRange{file: file}
 	}
-	return errors.Join(s.trimLog(ctx, limit, oldest, next), s.dropPartitions(ctx, limit))
+	return errors.Join(s.trimLog(ctx, limit, oldest, next, s.kept.begin(running)), s.dropPartitions(ctx, limit))
 }
 
 // trimLog deletes rows settled before limit, part by part from the front, and then the marks that are not needed any
 // more. oldest is the oldest transaction under way, next the one to come.
-func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64) error {
+func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64,
+	from [outbox.Partitions]int64,
+) error {
 	var marks []int64
 	if err := s.pool.QueryRow(ctx, query("history_marks"), limit).Scan(&marks); err != nil {
 		return fmt.Errorf("look for old marks: %w", err)
 	}
-	clear, done, err := s.deleteRows(ctx, marks)
+	clear, done, err := s.deleteRows(ctx, marks, from)
+	s.kept.last, s.kept.before = clear, s.kept.last
+	s.kept.whole = s.kept.whole && err != nil
 	if oldest >= s.kept.next {
 		// All that was under way when seen was noted has been seen by now.
 		for p := range clear {
@@ -100,10 +132,12 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 	return nil
 }
 
-// deleteRows deletes what the marks of the parts hold, in turns, and returns the numbers up to which nothing is left
-// that can be seen; done if it came to the end.
-func (s *store) deleteRows(ctx context.Context, marks []int64) (clear [outbox.Partitions]int64, done bool, err error) {
-	clear = s.kept.empty
+// deleteRows deletes what the marks of the parts hold, behind from, in turns, and returns the numbers up to which
+// nothing is left that can be seen; done if it came to the end.
+func (s *store) deleteRows(ctx context.Context, marks []int64, from [outbox.Partitions]int64) (
+	clear [outbox.Partitions]int64, done bool, err error,
+) {
+	clear = from
 	at := clear
 	left := map[int]bool{}
 	for p, m := range marks {

@@ -65,12 +65,9 @@ func move(ctx context.Context, db interface {
 ) error {
 	var b pgx.Batch // its statements are one transaction
 	b.Queue(query("mark_lock"))
-	var known any // NULL rather than an object without keys
-	if len(entries) > 0 {
-		known = entries
-	}
 	var owner, moved, replicated bool
-	b.Queue(query("mark_move"), name, o.Epoch, o.Nonce[:], snapshotText(to.Snapshot), to.High, string(mode), known).
+	b.Queue(query("mark_move"), name, o.Epoch, o.Nonce[:], snapshotText(to.Snapshot), to.High, string(mode),
+		noted(entries)).
 		QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &moved, &replicated) })
 	switch err := db.SendBatch(ctx, &b).Close(); {
 	case err != nil:

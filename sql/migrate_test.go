@@ -228,6 +228,26 @@ func TestTheTableBecomesALog(t *testing.T) {
 	}
 }
 
+// A view shows every row, whatever a policy says: nobody may read it because he may read some rows of the table.
+func TestViewsAreNotForThoseWithAPolicy(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	unmarked(t, d)
+	role := "tenant_" + d.Name
+	d.Exec(t, "CREATE ROLE "+role)
+	t.Cleanup(func() { _, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	d.Exec(t, "GRANT SELECT ON outbox, outbox_history TO "+role)
+	d.Exec(t, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	d.Exec(t, "CREATE POLICY mine ON outbox FOR SELECT TO "+role+" USING (aggregate_id = 'mine')")
+	_, err := sql.Migrate(t.Context(), d.URL, "public", testenv.Logger(t))
+	must(t, err)
+	for _, view := range []string{"outbox_backlog", "outbox_history", "outbox_settled"} {
+		if testenv.Value[bool](t, d, "SELECT has_table_privilege($1, $2, 'SELECT')", role, view) {
+			t.Errorf("whom a policy shows some rows may read %s", view)
+		}
+	}
+}
+
 // Somebody who may create in the schema has made the table that notes the migrations, before the first one, with a
 // trigger that would run as whoever migrates.
 func TestMigrateIntoAVersionTableOfSomebodyElse(t *testing.T) {

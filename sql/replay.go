@@ -135,9 +135,9 @@ func awaitMarks(ctx context.Context, db DB) error {
 	bounded, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	var now string
-	err := db.QueryRow(bounded, "SELECT pg_current_snapshot()::text").Scan(&now)
-	for parts := 1; err == nil && parts > 0; {
-		if err = db.QueryRow(bounded, query("replay_owed"), now).Scan(&parts); err == nil && parts > 0 {
+	err := db.QueryRow(bounded, query("snapshot")).Scan(&now)
+	for owed := true; err == nil && owed; {
+		if err = db.QueryRow(bounded, query("replay_owed"), now).Scan(&owed); err == nil && owed {
 			err = pause.For(bounded, writersPause)
 		}
 	}

@@ -46,7 +46,6 @@ func grant(ctx context.Context, db *stdsql.DB, schema string) error {
 
 func grantIn(ctx context.Context, tx pgx.Tx, schema string) error {
 	var roles, held []string
-	relations := slices.Concat(views, tables)
 	err := tx.QueryRow(ctx, query("rights_roles"), slices.Collect(maps.Keys(reads))).Scan(&roles)
 	if err == nil {
 		err = tx.QueryRow(ctx, query("rights_held"), relations).Scan(&held)

@@ -83,7 +83,7 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	moved := make(chan error, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := backlog(t, s, d); n != 0 {
+		if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n != 0 {
 			return fmt.Errorf("%d rows are owed", n)
 		}
 		return nil

@@ -9,10 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -98,8 +100,16 @@ func Identify(ctx context.Context, pool *pgxpool.Pool) error {
 	if err == nil && moved {
 		err = settleCopied(ctx, pool)
 	}
-	if err == nil && moved {
+	for try := 1; err == nil && moved; try++ {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return identify(ctx, tx) })
+		if SQLState(err) != pgerrcode.LockNotAvailable {
+			break
+		}
+		if try == identifyTries {
+			return fmt.Errorf("give this copy an identity: a transaction that has written to outbox does not end: "+
+				"end it (pg_stat_activity, pg_prepared_xacts), and start again: %w", err)
+		}
+		err = pause.For(ctx, time.Second)
 	}
 	if err != nil {
 		return fmt.Errorf("see whether this database is a copy: %w", err)
@@ -113,6 +123,9 @@ func copied(ctx context.Context, db DB) (moved bool, err error) {
 	err = db.QueryRow(ctx, query("state_moved")).Scan(&moved)
 	return moved, err
 }
+
+// identifyTries is how often Identify tries to get the lock of the table, a few seconds apart.
+const identifyTries = 20
 
 // copyRows is how many settled rows a transaction writes again.
 const copyRows = 10_000
@@ -157,14 +170,14 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 	if err := tx.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil {
 		return err
 	}
-	steps := []string{"state_identity"}
+	steps := []string{"copy_sequences", "state_identity"}
 	if !continues {
 		for part := range outbox.Partitions {
 			if _, err := tx.Exec(ctx, query("copy_settled"), part, settledXID, math.MaxInt64); err != nil {
 				return err
 			}
 		}
-		steps = []string{"copy_owed", "copy_mark", "state_identity"}
+		steps = []string{"copy_sequences", "copy_owed", "copy_mark", "state_identity"}
 	}
 	for _, step := range steps {
 		if _, err := tx.Exec(ctx, query(step)); err != nil {

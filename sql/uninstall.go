@@ -9,10 +9,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// views and tables are those that the migrations made, dependants first, and others what else they made.
+// relations are the views and tables that the migrations made, also those of earlier versions, dependants first; others
+// are what else they made.
 var (
-	views  = []string{"outbox_history", "outbox_backlog", "outbox_settled"}
-	tables = []string{
+	relations = []string{
+		"outbox_history", "outbox_backlog", "outbox_settled",
 		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
 		"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_mark",
 		"outbox_history_old", "outbox", "inbox", "orders", versionTable,
@@ -35,13 +36,16 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, drop
 			}
 			return nil
 		}
-		for _, v := range views {
-			if err := drop("VIEW", v); err != nil {
-				return err
+		for _, r := range relations {
+			var view bool
+			if err := tx.QueryRow(ctx, query("uninstall_view"), r).Scan(&view); err != nil {
+				return fmt.Errorf("look what %s is: %w", r, err)
 			}
-		}
-		for _, t := range tables {
-			if err := drop("TABLE", t); err != nil {
+			kind := "TABLE"
+			if view {
+				kind = "VIEW"
+			}
+			if err := drop(kind, r); err != nil {
 				return err
 			}
 		}

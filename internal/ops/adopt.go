@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -30,7 +31,9 @@ func FindAdoption(ctx context.Context, pool *pgxpool.Pool, relayName, prefix str
 	if err := sql.Register(ctx, pool, relayName); err != nil {
 		return nil, err
 	}
-	if err := sql.Identify(ctx, pool); err != nil {
+	if err := sql.Identify(ctx, pool); sql.SQLState(err) == pgerrcode.InsufficientPrivilege {
+		return nil, fmt.Errorf("%w: start the relay of this database first, which prepares it, and adopt then", err)
+	} else if err != nil {
 		return nil, err
 	}
 	st, err := sql.ReadState(ctx, pool, relayName)

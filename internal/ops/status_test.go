@@ -34,6 +34,16 @@ func TestCountingIsBounded(t *testing.T) {
 	if b := look(3); b != (ops.Backlog{}) {
 		t.Errorf("empty: %+v", b)
 	}
+	d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
+		SELECT gen_random_uuid(), 'order', 'a-' || i, 'x', '{}', now() - interval '3 days'
+		FROM generate_series(1, 7) i`)
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+		SELECT -1, 1, pg_current_snapshot(), last_value FROM outbox_seq_seq`)
+	for _, most := range []int64{0, 5, 100} {
+		if b := look(most); b != (ops.Backlog{}) {
+			t.Errorf("all is settled, at most %d: %+v", most, b)
+		}
+	}
 	for i, age := range []string{"-infinity", "1 second", "2 seconds", "3 seconds", "1 hour"} {
 		at := "now() - $2::interval"
 		if i == 0 {

@@ -58,7 +58,7 @@ ALTER TABLE outbox_history RENAME TO outbox_history_old;
 
 -- The newest mark of each part, and the transactions that it knows to be running.
 CREATE VIEW outbox_settled AS
-SELECT p.part::smallint AS part, m.id AS mark, m.settled, m.hi, m.pass, m.cursor, ARRAY(SELECT pg_catalog.pg_snapshot_xip(m.settled)) AS running
+SELECT p.part::smallint AS part, m.id AS mark, m.settled, m.hi, m.pass, m.pass_hi, m.cursor, ARRAY(SELECT pg_catalog.pg_snapshot_xip(m.settled)) AS running
 FROM pg_catalog.generate_series(0, 15) AS p(part)
 CROSS JOIN LATERAL (
     SELECT n.* FROM (
@@ -107,7 +107,8 @@ CROSS JOIN LATERAL (
 ) m
 WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq);
 
--- Who may read, or write, what these were made of, or took the place of, may do it with them.
+-- Who may read, or write, what these were made of, or took the place of, may do it with them. Not where policies say which rows
+-- one may read: a view shows them all.
 -- +goose StatementBegin
 DO $$
 DECLARE g record;
@@ -117,7 +118,8 @@ BEGIN
         FROM (VALUES ('outbox_history', 'outbox_history_old'), ('outbox_backlog', 'outbox'), ('outbox_settled', 'outbox')) AS v(view, source)
         JOIN pg_class c ON c.oid = v.source::regclass::oid
         CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a
-        WHERE a.privilege_type = 'SELECT' OR a.privilege_type = 'INSERT' AND v.view = 'outbox_history'
+        WHERE (a.privilege_type = 'SELECT' AND NOT c.relrowsecurity AND NOT EXISTS (SELECT FROM pg_class WHERE oid = 'outbox'::regclass::oid AND relrowsecurity))
+           OR a.privilege_type = 'INSERT' AND v.view = 'outbox_history'
     LOOP
         EXECUTE pg_catalog.format('GRANT %s ON %I TO %s', g.what, g.view, g.who);
     END LOOP;

@@ -10,4 +10,7 @@ WITH page AS MATERIALIZED (
 ), gone AS (
     DELETE FROM outbox WHERE part = $1::smallint AND seq = ANY (ARRAY(SELECT seq FROM page WHERE held))
 )
-SELECT count(*), coalesce(pg_catalog.max(seq), $3), coalesce(pg_catalog.min(seq) FILTER (WHERE NOT held) - 1, pg_catalog.max(seq), $3) FROM page
+SELECT count(*), coalesce(pg_catalog.max(seq), $3),
+    coalesce(pg_catalog.min(seq) FILTER (WHERE NOT held) - 1, CASE WHEN count(*) = $4 THEN pg_catalog.max(seq) END,
+        greatest($3, (SELECT hi FROM outbox_mark WHERE id = $2)), $3)
+FROM page

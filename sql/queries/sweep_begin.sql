@@ -1,13 +1,10 @@
 -- Begins or resumes a pass over part $1: its newest mark, the pass's snapshot, and the first $4 numbers of owed rows that the
 -- snapshot sees behind the cursor. The snapshot is that of the pass under way; or $2 (with the number $3), if it is between
 -- the mark and now, so that a mark never moves back and whatever the snapshot sees can be read here; or this statement's own.
--- Rows are looked for as in sweep_parts.
+-- Rows are looked for as in sweep_parts; those of a pass under way by their number, because there are few others behind its
+-- cursor, and reading all that is owed for each listing would take the longer the more there is.
 WITH mark AS MATERIALIZED (
-    SELECT n.id, n.settled, n.hi, n.pass, n.pass_hi, n.cursor FROM (
-        (SELECT * FROM outbox_mark WHERE part = $1::smallint AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
-        UNION ALL
-        (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
-    ) n ORDER BY n.id DESC LIMIT 1
+    SELECT * FROM outbox_settled WHERE part = $1::smallint
 ), choice AS MATERIALIZED (
     SELECT m.*,
         $2::pg_snapshot IS NOT NULL
@@ -17,17 +14,22 @@ WITH mark AS MATERIALIZED (
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_snapshot_xip(pg_current_snapshot()) x WHERE pg_catalog.pg_visible_in_snapshot(x, $2::pg_snapshot)) AS given
     FROM mark m
 ), begun AS MATERIALIZED (
-    SELECT c.id, c.settled, c.hi, c.pass IS NOT NULL AS resumed, c.cursor,
+    SELECT c.mark, c.settled, c.hi, c.running, c.pass IS NOT NULL AS resumed, c.cursor,
         CASE WHEN c.pass IS NOT NULL THEN c.pass WHEN c.given THEN $2::pg_snapshot ELSE pg_current_snapshot() END AS pass,
         -- A sequence that somebody has set back takes nothing back.
         CASE WHEN c.pass IS NOT NULL THEN c.pass_hi WHEN c.given THEN greatest(c.hi, $3::bigint)
              ELSE greatest(c.hi, (SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END FROM outbox_seq_seq s)) END AS high
     FROM choice c
 )
-SELECT b.id, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
-    ARRAY(
+SELECT b.mark, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
+    CASE WHEN b.resumed THEN ARRAY(
+        SELECT r.seq FROM outbox r
+        WHERE r.part = $1::smallint AND r.seq > b.cursor AND r.seq <= b.high
+          AND pg_catalog.pg_visible_in_snapshot(r.xid, b.pass) AND NOT pg_catalog.pg_visible_in_snapshot(r.xid, b.settled)
+        ORDER BY r.part, r.seq LIMIT $4)
+    ELSE ARRAY(
         SELECT o.seq FROM (
-            SELECT x, x FROM pg_catalog.pg_snapshot_xip(b.settled) x
+            SELECT x, x FROM pg_catalog.unnest(b.running) x
             UNION ALL
             SELECT pg_catalog.pg_snapshot_xmax(b.settled), pg_catalog.pg_snapshot_xmax(b.pass)
         ) ids(first, last)
@@ -36,5 +38,5 @@ SELECT b.id, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
             WHERE r.part = $1::smallint AND r.xid >= ids.first AND r.xid <= ids.last
             ORDER BY r.xid
         ) o
-        WHERE (NOT b.resumed OR o.seq > b.cursor) AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass) ORDER BY o.seq LIMIT $4)
+        WHERE pg_catalog.pg_visible_in_snapshot(o.xid, b.pass) ORDER BY o.seq LIMIT $4) END
 FROM begun b

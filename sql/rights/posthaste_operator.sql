@@ -1,6 +1,6 @@
 -- What people and their commands may do beside reading posthaste's tables.
--- mode, adopt
-GRANT INSERT (name), UPDATE (name, desired_mode, changed_at, source, system_identifier) ON relay_state TO posthaste_operator;
+-- mode
+GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO posthaste_operator;
 -- dead retry, dead drop
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at) ON outbox TO posthaste_operator;
 GRANT UPDATE (retry_seq, dropped_at) ON outbox_dead TO posthaste_operator;
