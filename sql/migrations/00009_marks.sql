@@ -56,15 +56,17 @@ ALTER TABLE relay_state ADD COLUMN prefix text NOT NULL DEFAULT 'outbox.';
 -- What was delivered before this migration, until its retention ends.
 ALTER TABLE outbox_history RENAME TO outbox_history_old;
 
--- The newest mark of each part, and the transactions that it knows to be running.
+-- The newest mark of each part, and the transactions that it knows to be running. A range of one part, in the order of the part's
+-- index: with equality the order is that of the primary key, too, and a part that has no mark of its own for long would be
+-- looked for in all.
 CREATE VIEW outbox_settled AS
 SELECT p.part::smallint AS part, m.id AS mark, m.settled, m.hi, m.pass, m.pass_hi, m.cursor, ARRAY(SELECT pg_catalog.pg_snapshot_xip(m.settled)) AS running
 FROM pg_catalog.generate_series(0, 15) AS p(part)
 CROSS JOIN LATERAL (
     SELECT n.* FROM (
-        (SELECT * FROM outbox_mark WHERE part = p.part::smallint AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
+        (SELECT * FROM outbox_mark WHERE part >= p.part::smallint AND part <= p.part::smallint AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
         UNION ALL
-        (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL ORDER BY id DESC LIMIT 1)
+        (SELECT * FROM outbox_mark WHERE part >= -1 AND part <= -1 AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
     ) n ORDER BY n.id DESC LIMIT 1
 ) m;
 

@@ -11,16 +11,16 @@ FROM (
     FROM pg_catalog.generate_series(0, 15) AS p(part)
     LEFT JOIN LATERAL (
         SELECT * FROM (
-            (SELECT * FROM outbox_mark WHERE part = p.part::smallint AND settled IS NOT NULL AND id <= $1 ORDER BY id DESC LIMIT 1)
+            (SELECT * FROM outbox_mark WHERE part >= p.part::smallint AND (part, id) <= (p.part::smallint, $1::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
             UNION ALL
-            (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL AND id <= $1 ORDER BY id DESC LIMIT 1)
+            (SELECT * FROM outbox_mark WHERE part >= -1 AND (part, id) <= ((-1)::smallint, $1::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
         ) n ORDER BY id DESC LIMIT 1
     ) b ON true
     CROSS JOIN LATERAL (
         SELECT * FROM (
-            (SELECT * FROM outbox_mark WHERE part = p.part::smallint AND settled IS NOT NULL AND id <= $2 ORDER BY id DESC LIMIT 1)
+            (SELECT * FROM outbox_mark WHERE part >= p.part::smallint AND (part, id) <= (p.part::smallint, $2::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
             UNION ALL
-            (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL AND id <= $2 ORDER BY id DESC LIMIT 1)
+            (SELECT * FROM outbox_mark WHERE part >= -1 AND (part, id) <= ((-1)::smallint, $2::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
         ) n ORDER BY id DESC LIMIT 1
     ) k
     CROSS JOIN LATERAL (

@@ -9,9 +9,9 @@ FROM unnest($1::bigint[], $2::smallint[]) WITH ORDINALITY AS u(mark, part, n)
 CROSS JOIN LATERAL (SELECT * FROM outbox_mark WHERE id = u.mark LIMIT 1) k
 LEFT JOIN LATERAL (
     SELECT * FROM (
-        (SELECT * FROM outbox_mark WHERE part = u.part AND settled IS NOT NULL AND id < u.mark ORDER BY id DESC LIMIT 1)
+        (SELECT * FROM outbox_mark WHERE part >= u.part AND (part, id) < (u.part, u.mark::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
         UNION ALL
-        (SELECT * FROM outbox_mark WHERE part = -1 AND settled IS NOT NULL AND id < u.mark ORDER BY id DESC LIMIT 1)
+        (SELECT * FROM outbox_mark WHERE part >= -1 AND (part, id) < ((-1)::smallint, u.mark::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
     ) n ORDER BY id DESC LIMIT 1
 ) b ON true
 CROSS JOIN LATERAL (

@@ -11,8 +11,8 @@ WITH owner AS MATERIALIZED (
     SELECT $4::smallint, $2, $6::pg_snapshot, $7, $8::pg_snapshot, $9, $10, 'poll', $11::jsonb
     FROM owner
     WHERE $5 >= greatest(
-        (SELECT n.id FROM outbox_mark n WHERE n.part = $4::smallint AND n.settled IS NOT NULL ORDER BY n.id DESC LIMIT 1),
-        (SELECT n.id FROM outbox_mark n WHERE n.part = -1 AND n.settled IS NOT NULL ORDER BY n.id DESC LIMIT 1)
+        (SELECT n.id FROM outbox_mark n WHERE n.part >= $4::smallint AND n.part <= $4::smallint AND n.settled IS NOT NULL ORDER BY n.part DESC, n.id DESC LIMIT 1),
+        (SELECT n.id FROM outbox_mark n WHERE n.part >= -1 AND n.part <= -1 AND n.settled IS NOT NULL ORDER BY n.part DESC, n.id DESC LIMIT 1)
     )
     RETURNING id
 )
