@@ -494,10 +494,8 @@ func TestGuard(t *testing.T) {
 // transactions of this server are; what was settled stays settled.
 func TestACopyOnAnotherServer(t *testing.T) {
 	t.Parallel()
-	d := testenv.NewServer(t).Database(t) // with no transactions but these
-	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	s, d := newStoreAlone(t)
 	ctx := t.Context()
-	must(t, s.Register(ctx))
 	o := succeed(t, s)
 	refused, retried := insert(t, d, "p"), insert(t, d, "p")
 	for _, r := range []*outbox.Row{refused, retried} {
@@ -688,7 +686,7 @@ func TestACopyThatNobodyLed(t *testing.T) {
 // statistics say.
 func TestMarkPlansUseTheIndex(t *testing.T) {
 	t.Parallel()
-	s, d := newStore(t)
+	s, d := newStoreAlone(t)
 	o := succeed(t, s)
 	long := begin(t, d)
 	insertIn(t, long, 5)

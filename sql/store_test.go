@@ -42,6 +42,16 @@ func newStore(tb testing.TB) (outbox.Store, *testenv.Database) {
 	return s, d
 }
 
+// newStoreAlone is newStore on a server with no transactions but the test's: they are in every snapshot, and what a
+// statement reads grows with them.
+func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
+	tb.Helper()
+	d := testenv.NewServer(tb).Database(tb)
+	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
+	must(tb, s.Register(tb.Context()))
+	return s, d
+}
+
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

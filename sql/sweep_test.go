@@ -576,7 +576,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := testenv.Postgres(t)
+			d := testenv.NewServer(t).Database(t) // with no transactions but these
 			old := begin(t, d)
 			if c.old {
 				_, err := old.Exec(t.Context(), `
@@ -630,7 +630,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 // A session's plans are made once, often for a table that is empty, and have to do for one that is not.
 func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	t.Parallel()
-	s, d := newStore(t)
+	s, d := newStoreAlone(t)
 	o := succeed(t, s)
 	conn, err := relayPool(t, d.URL).Acquire(t.Context())
 	must(t, err)
@@ -658,7 +658,7 @@ func TestPlansMadeForAnEmptyTable(t *testing.T) {
 // An old transaction keeps dead rows, and makes none: what a sweep reads does not grow with what was swept since.
 func TestASweepBehindAnOldTransaction(t *testing.T) {
 	t.Parallel()
-	s, d := newStore(t)
+	s, d := newStoreAlone(t)
 	o := succeed(t, s)
 	old, err := d.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	must(t, err)
