@@ -57,8 +57,8 @@ func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 }
 
 var queueSettings = map[string]string{
-	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_hashjoin": "off",
-	"enable_mergejoin": "off", "jit": "off", "plan_cache_mode": "force_generic_plan",
+	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_incremental_sort": "off",
+	"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off", "plan_cache_mode": "force_generic_plan",
 	"idle_in_transaction_session_timeout": "10s",
 }
 

@@ -35,8 +35,9 @@ CREATE TABLE outbox_mark (
     entries  jsonb
 );
 CREATE INDEX outbox_mark_part ON outbox_mark (part, id) WHERE settled IS NOT NULL;
--- When a row was settled: by the first mark of these that sees it.
-CREATE INDEX outbox_mark_hi ON outbox_mark (part, hi, id) WHERE settled IS NOT NULL;
+-- When a row was settled: by the first mark of these that sees it. (hi is there wherever settled is: said so that nobody looks
+-- for the newest mark of a part here.)
+CREATE INDEX outbox_mark_hi ON outbox_mark (part, hi, id) WHERE settled IS NOT NULL AND hi IS NOT NULL;
 CREATE INDEX outbox_mark_cursor ON outbox_mark (part, cursor, id) WHERE cursor IS NOT NULL;
 -- Nothing is settled: what is in the table now is owed.
 INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 0, '3:3:', 0);
