@@ -59,7 +59,8 @@ var cdc = board{
 			slotWAL, slotAndWire,
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Events streamed, and events that a mark holds, about a second later. If settling falls behind, " +
+				means: "Events streamed, and events that a mark holds, about a second later. If settling falls " +
+					"behind, " +
 					"Postgres is slow or a commit that is streamed is not visible: the window fills, and then " +
 					"streaming waits.",
 				queries: []query{
