@@ -198,7 +198,9 @@ func TestTheTableBecomesALog(t *testing.T) {
 	}
 	d.Exec(t, "DROP OWNED BY "+role)
 	o := succeed(t, s)
-	if owed > 0 {
+	parked := int64(0)
+	if owed > 0 { // the last version may have settled all
+		parked = 1
 		var r outbox.Row
 		must(t, d.Pool.QueryRow(ctx, "SELECT seq, id, aggregate_id FROM outbox LIMIT 1").
 			Scan(&r.Seq, &r.ID, &r.AggregateID))
@@ -211,13 +213,13 @@ func TestTheTableBecomesALog(t *testing.T) {
 	}
 	insertMany("last", 7)
 	history := count("outbox_history")
-	if n := backlog(t, s, d); n != 7 || history != all-1 {
+	if n := backlog(t, s, d); n != 7 || history != all-parked {
 		t.Errorf("%d rows are owed, %d are history, of %d", n, history, all)
 	}
 	unmarked(t, d)
 	last, rows, kept, dead := count("outbox WHERE event_type = 'last'"), count("outbox"), count("outbox_history"),
 		count("outbox_dead")
-	if last != 7 || rows != 7 || kept != history || dead != 2 {
+	if last != 7 || rows != 7 || kept != history || dead != 1+parked {
 		t.Errorf("after the way back: %d rows, %d of the last; %d are history, %d dead", rows, last, kept, dead)
 	}
 	if _, err := old.Exec(ctx, settleAsBefore); err != nil || count("outbox") != 0 {
