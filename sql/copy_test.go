@@ -1,0 +1,195 @@
+package sql_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// A copy on another server is given an identity of its own, and what is owed stays owed, in its order, whatever the
+// transactions of this server are; what was settled stays settled.
+func TestACopyOnAnotherServer(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	refused, retried := insert(t, d, "p"), insert(t, d, "p")
+	for _, r := range []*outbox.Row{refused, retried} {
+		if _, err := s.Park(ctx, o, r, "too_large", "why", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var settled []uuid.UUID
+	for range 20 {
+		settled = append(settled, insert(t, d, "a").ID)
+	}
+	settle(t, s)
+	must(t, sql.RetryDead(ctx, d.Pool, retried.ID))
+	var owed []uuid.UUID
+	for range 20 {
+		owed = append(owed, insert(t, d, "a").ID)
+	}
+	// Of a server that had got further, with marks that see everything here. And a row that was written here before.
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
+	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
+		SELECT -1, 1, (x + 1000000000 || ':' || x + 1000000000 || ':')::pg_snapshot, hi, 'cdc'
+		FROM (SELECT pg_snapshot_xmax(settled)::text::bigint AS x, hi FROM outbox_mark WHERE hi > 0) m`)
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	owed = append(owed, insert(t, d, "a").ID)
+	source := owner(t, s).Source
+	must(t, s.Register(ctx))
+	if got := owner(t, s).Source; got == source {
+		t.Error("the copy has the source of the original")
+	}
+	got := testenv.Value[[]uuid.UUID](t, d, "SELECT array_agg(id ORDER BY seq) FROM outbox_backlog")
+	if want := append([]uuid.UUID{retried.ID}, owed...); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("owed\n%v, want\n%v", got, want)
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history WHERE id = ANY ($1)",
+		settled); n != len(settled) {
+		t.Errorf("%d of %d events are history", n, len(settled))
+	}
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+3 {
+		t.Errorf("%d rows", n)
+	}
+	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
+		t.Errorf("%d dead while one is retried: %v", n, err)
+	}
+	_, rows := lookAt(t, newMarker(t, s), settledBy(t, d), math.MaxInt64)
+	if n := len(strings.Fields(rows)); n != len(owed)+1 || strings.Contains(rows, ";") {
+		t.Errorf("a look has %s", rows)
+	}
+	succeed(t, s)
+	settle(t, s)
+	if n, err := s.Housekeep(ctx); err != nil || n != 1 || backlog(t, s, d) != 0 {
+		t.Errorf("%d dead at last: %v", n, err)
+	}
+	must(t, s.Register(ctx)) // once is enough
+	// Of a server whose transactions have gone on here: nothing is written again.
+	insert(t, d, "a")
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	source = owner(t, s).Source
+	rows = testenv.Value[string](t, d, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	must(t, s.Register(ctx))
+	after := testenv.Value[string](t, d, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	if owner(t, s).Source == source || rows != after || backlog(t, s, d) != 1 {
+		t.Errorf("%d owed, %s, want %s", backlog(t, s, d), after, rows)
+	}
+	succeed(t, s)
+	settle(t, s)
+	must(t, sql.KeepHistoryAt(ctx, s, time.Now().Add(100*time.Hour)))
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
+		t.Errorf("%d rows after the retention", n)
+	}
+}
+
+// A transaction that is under way here, and has not touched the table, has an id that the marks of the other server
+// see.
+func TestACopyBesideAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	open := begin(t, d)
+	var xid int64
+	must(t, open.QueryRow(ctx, "SELECT pg_current_xact_id()::text::bigint").Scan(&xid))
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+		SELECT -1, 7, format('%s:%s:', $1::bigint + 5, $1::bigint + 5)::pg_snapshot, 0`, xid)
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	for range 10 {
+		d.Exec(t, "SELECT pg_current_xact_id()")
+	}
+	must(t, s.Register(ctx))
+	succeed(t, s)
+	insertIn(t, open, 3)
+	must(t, open.Commit(ctx))
+	if n := backlog(t, s, d); n != 3 {
+		t.Errorf("%d rows are owed, want 3", n)
+	}
+}
+
+// A copy whose sequences have begun anew, as with logical replication: the other server's marks have higher numbers
+// than the first of this one, and rows that services have written before the relay starts have lower ones than those
+// say.
+func TestACopyWithoutSequences(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	insert(t, d, "a")
+	settle(t, s)
+	d.Exec(t, "DELETE FROM outbox_mark")
+	d.Exec(t, `INSERT INTO outbox_mark (id, part, epoch, settled, hi) OVERRIDING SYSTEM VALUE
+		VALUES (100000, -1, 5, '900000000:900000000:', 1000000)`)
+	d.Exec(t, "SET posthaste.marks = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.marks")
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	insert(t, d, "b")
+	must(t, s.Register(ctx))
+	if n := backlog(t, s, d); n != 1 {
+		t.Errorf("%d rows are owed, want that of before the start", n)
+	}
+	succeed(t, s)
+	insert(t, d, "c")
+	if n := backlog(t, s, d); n != 2 {
+		t.Errorf("%d rows are owed, want 2", n)
+	}
+	settle(t, s)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed at last", n)
+	}
+}
+
+// A writer that stays open keeps the lock of a copy's table from the relay, and not the table from other writers.
+func TestACopyBesideAWriter(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+	open := begin(t, d)
+	insertIn(t, open, 1)
+	registered := make(chan error, 1)
+	go func() { registered <- s.Register(ctx) }()
+	waiting(t, d, 1)
+	insert(t, d, "other")
+	if len(registered) > 0 {
+		t.Error("it did not wait for the writer")
+	}
+	must(t, open.Commit(ctx))
+	must(t, <-registered)
+	if n := backlog(t, s, d); n != 2 {
+		t.Errorf("%d rows are owed, want 2", n)
+	}
+}
+
+// A database that no relay ever led was copied: its rows are of transactions that are yet to come here.
+func TestACopyThatNobodyLed(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	for range 5 {
+		insert(t, d, "a")
+	}
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
+	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
+	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	must(t, s.Register(t.Context()))
+	succeed(t, s)
+	if n := backlog(t, s, d); n != 5 {
+		t.Errorf("%d rows are owed, want 5", n)
+	}
+	settle(t, s)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed when all is settled", n)
+	}
+}

@@ -1,0 +1,290 @@
+package sql_test
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+// log fills the table with settled rows, and then with rows that are owed.
+func log(t *testing.T, d *testenv.Database, settled, owed int) {
+	t.Helper()
+	if settled > 0 {
+		testenv.Bulk(t, d, settled, 10)
+		d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi) SELECT -1, 1, pg_current_snapshot(), max(seq) "+
+			"FROM outbox")
+	}
+	if owed > 0 {
+		testenv.Bulk(t, d, owed, 10)
+	}
+}
+
+// Every statement goes through an index and reads what is owed, and no more, however large the log, whatever the
+// statistics say, and whatever transactions are open.
+func TestPlansUseTheIndex(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		settled, owed int
+		old           bool // one transaction began before everything, and commits behind it
+	}{
+		"a few are owed": {settled: 200_000, owed: 30}, "a backlog": {settled: 50_000, owed: 100_000},
+		"an old transaction": {settled: 200_000, owed: 30, old: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := testenv.NewServer(t).Database(t) // with no transactions but these
+			old := begin(t, d)
+			if c.old {
+				_, err := old.Exec(t.Context(), `
+					INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+					SELECT gen_random_uuid(), 'order', 'bulk-' || i % 100, 'order.changed', '{}'
+					FROM generate_series(1, 200) i`)
+				must(t, err)
+			}
+			log(t, d, c.settled, c.owed)
+			must(t, old.Commit(t.Context()))
+			pool := relayPool(t, d.URL)
+			seqs := testenv.Value[[]int64](t, d, `SELECT array_agg(seq) FROM (SELECT seq FROM outbox WHERE part = 3
+				ORDER BY seq DESC LIMIT 500) last`)
+			owed := c.owed
+			if c.old {
+				owed += 200
+			}
+			snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+			cases := map[string]struct {
+				args []any
+				most int // buffers
+			}{
+				"sweep_claim": {[]any{3}, 100}, "sweep_parts": {nil, 300},
+				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
+				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},
+				"sweep_park":    {[]any{"test", 0, make([]byte, 16), 3, 3, "why", "x", 1, true}, 100},
+				"sweep_settle":  {[]any{"test", 0, make([]byte, 16), 3, 9, snapshot, 1, snapshot, 1, 1, nil}, 100},
+				"sweep_reached": {[]any{3, snapshot}, 100},
+			}
+			for _, statistics := range []string{"none", "fresh"} {
+				if statistics == "fresh" {
+					d.Exec(t, "ANALYZE outbox, outbox_mark, outbox_dead")
+				}
+				for name, q := range cases {
+					plan := explain(t, pool, name, q.args...)
+					if testing.Verbose() {
+						t.Logf("%s with %s statistics:\n%s", name, statistics, plan)
+					}
+					// A sequence cannot be read otherwise.
+					scans := strings.Contains(strings.ReplaceAll(plan, "Seq Scan on outbox_seq_seq", ""), "Seq Scan")
+					if scans || strings.Contains(plan, "Bitmap") || buffers(t, plan) > q.most {
+						t.Errorf("%s with %s statistics reads %d buffers, want %d at most:\n%s", name, statistics,
+							buffers(t, plan), q.most, plan)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Every statement goes through an index and reads what is owed, and no more, however large the log, and whatever the
+// statistics say.
+func TestMarkPlansUseTheIndex(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	o := succeed(t, s)
+	long := begin(t, d)
+	insertIn(t, long, 5)
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, pass, pass_hi, cursor)
+		SELECT i % 17 - 1, 1, '3:3:', 0, '3:3:', 0, 0 FROM generate_series(1, 20000) i`)
+	testenv.Bulk(t, d, 200_000, 10)
+	mark := settle(t, s)
+	must(t, long.Commit(t.Context()))
+	testenv.Bulk(t, d, 30, 10)
+	pool := relayPool(t, d.URL)
+	id := testenv.Value[int64](t, d, "SELECT max(mark) FROM outbox_settled")
+	for round := range 3 {
+		if round == 2 { // a stream for long: no part has a mark of its own
+			d.Exec(t, "DELETE FROM outbox_mark WHERE part >= 0")
+			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+				SELECT -1, 1, $1::pg_snapshot, $2::bigint FROM generate_series(1, 20000)`, mark.Snapshot.String(),
+				mark.High)
+			d.Exec(t, "VACUUM ANALYZE outbox_mark")
+		}
+		for name, c := range map[string]struct {
+			args []any
+			most int // buffers
+		}{
+			"mark_look":      {[]any{mark.Snapshot.String(), mark.High, "0"}, 400},
+			"mark_begin":     {[]any{"test", o.Epoch, o.Nonce[:]}, 200},
+			"mark_move":      {[]any{"test", o.Epoch, o.Nonce[:], mark.Snapshot.String(), mark.High, "cdc", nil}, 200},
+			"audit":          {nil, 400},
+			"backlog":        {nil, 400},
+			"stream_known":   {[]any{"p."}, 400},
+			"park":           {[]any{"test", o.Epoch, o.Nonce[:], "a", 1, uuid.New(), "", "", 1}, 50},
+			"dead_published": {nil, 50},
+			"history_marks":  {[]any{time.Now().Add(-time.Hour)}, 40_000},
+			"history_delete": {[]any{3, id, 1 << 40, 1000}, 100},
+			"history_forget": {[]any{make([]int64, 16)}, 100},
+			"delivered":      {nil, 200},
+			"state_moved":    {nil, 100},
+			"history_begin":  {nil, 10},
+		} {
+			plan := planOf(t, pool, name, c.args...)
+			if n := buffers(t, plan); n > c.most || strings.Contains(plan, "Seq Scan on outbox ") {
+				t.Errorf("%s: %d buffers, at most %d were expected\n%s", name, n, c.most, plan)
+			} else {
+				t.Logf("%s: %d buffers, %s", name, n, plan[strings.LastIndex(plan, "Execution Time"):])
+			}
+		}
+		d.Exec(t, "ANALYZE")
+	}
+}
+
+// A session's plans are made once, often for a table that is empty, and have to do for one that is not.
+func TestPlansMadeForAnEmptyTable(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	o := succeed(t, s)
+	conn, err := relayPool(t, d.URL).Acquire(t.Context())
+	must(t, err)
+	defer conn.Release()
+	now := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+	statements := map[string][]any{
+		"sweep_parts": nil, "sweep_begin": {3, nil, 0, 20_000}, "sweep_reached": {3, now},
+		"sweep_page": {3, []int64{1, 2, 3, 50_000}, 1 << 20},
+		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 49_999, "why", "x", 1, true},
+	}
+	for name := range statements {
+		_, err := conn.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
+		must(t, err)
+		executed(t, conn, name, statements[name]...)
+	}
+	log(t, d, 50_000, 0)
+	for name, args := range statements {
+		plan := executed(t, conn, name, args...)
+		if n := buffers(t, plan); n > 200 {
+			t.Errorf("%s reads %d buffers:\n%s", name, n, plan)
+		}
+	}
+}
+
+// An old transaction keeps dead rows, and makes none: what a sweep reads does not grow with what was swept since.
+func TestASweepBehindAnOldTransaction(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	o := succeed(t, s)
+	old, err := d.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	must(t, err)
+	t.Cleanup(func() { _ = old.Rollback(context.Background()) })
+	_, err = old.Exec(t.Context(), "SELECT pg_current_xact_id(), count(*) FROM outbox")
+	must(t, err)
+	pool := relayPool(t, d.URL)
+	round := func() (read int) {
+		insertAll(t, d, 20)
+		snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+		for name, args := range map[string][]any{
+			"sweep_parts": nil, "sweep_begin": {3, snapshot, 7, 20_000}, "sweep_reached": {3, snapshot},
+			"sweep_settle": {"test", o.Epoch, o.Nonce[:], 3, 1 << 30, snapshot, 1, nil, nil, nil, nil},
+		} {
+			read += buffers(t, explain(t, pool, name, args...))
+		}
+		for _, name := range []string{"sweep_page", "sweep_park"} {
+			seqs := testenv.Value[[]int64](t, d, "SELECT array_agg(seq) FROM outbox_backlog")
+			args := []any{3, seqs, 4 << 20}
+			if name == "sweep_park" {
+				args = []any{"test", o.Epoch, o.Nonce[:], 3, seqs[0], "why", "x", 1, true}
+			}
+			read += buffers(t, explain(t, pool, name, args...))
+		}
+		sweep(t, d.URL, o)
+		return read
+	}
+	round()
+	first, last := round(), 0
+	for range 40 {
+		last = round()
+	}
+	if t.Logf("%d buffers, then %d", first, last); last > 2*first { // indexes grow higher, too
+		t.Errorf("a round of statements met %d buffers, and %d after 40 more", first, last)
+	}
+}
+
+// planOf runs a statement, in the plan that it has for its arguments, and returns that.
+func planOf(tb testing.TB, pool *pgxpool.Pool, name string, args ...any) string {
+	tb.Helper()
+	tx, err := pool.Begin(tb.Context())
+	must(tb, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	rows, err := tx.Query(tb.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) "+queryText(tb, name), args...)
+	must(tb, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(tb, err)
+	return strings.Join(lines, "\n")
+}
+
+var bufferCounts = regexp.MustCompile(`(?:hit|read)=(\d+)`)
+
+// buffers is how many pages a statement has met, not counting those that its planning did.
+func buffers(t *testing.T, plan string) (n int) {
+	t.Helper()
+	plan, _, _ = strings.Cut(plan, "\nPlanning:")
+	line, _, _ := strings.Cut(plan[max(strings.Index(plan, "Buffers:"), 0):], "\n")
+	for _, m := range bufferCounts.FindAllStringSubmatch(line, -1) {
+		k, err := strconv.Atoi(m[1])
+		must(t, err)
+		n += k
+	}
+	return n
+}
+
+// explain runs a statement, in the plan that it has for any arguments, and returns that.
+func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
+	must(t, err)
+	plan := executed(t, tx, name, args...)
+	_, err = tx.Exec(t.Context(), "DEALLOCATE "+name)
+	must(t, err)
+	return plan
+}
+
+// executed runs a statement that is prepared under its name, and returns its plan.
+func executed(t *testing.T, db sql.DB, name string, args ...any) string {
+	t.Helper()
+	literals := make([]string, len(args))
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case nil:
+			literals[i] = "NULL"
+		case []byte:
+			literals[i] = fmt.Sprintf("'\\x%x'", arg)
+		case []int64:
+			literals[i] = "'{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(arg), " ", ","), "[]") + "}'"
+		default:
+			literals[i] = fmt.Sprintf("'%v'", arg)
+		}
+	}
+	call := "EXECUTE " + name
+	if len(args) > 0 {
+		call += "(" + strings.Join(literals, ", ") + ")"
+	}
+	rows, err := db.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "+call,
+		pgx.QueryExecModeSimpleProtocol)
+	must(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("explain %s: %v", name, err)
+	}
+	return strings.Join(lines, "\n")
+}
