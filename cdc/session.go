@@ -27,12 +27,6 @@ const (
 	holdOpen = time.Millisecond
 	// positionEvery is how often, at most, a position without rows is handed over.
 	positionEvery = 20 * time.Millisecond
-	// After busyAfter reads in a row that found data within busyGap, the reader pauses before each further one.
-	// The walsender makes one send per message; waking up for each costs more than all the decoding. A longer pause is
-	// worse: a Unix socket's buffer is full after some 90 small transactions, and then the server waits for us.
-	busyAfter = 16
-	busyGap   = 200 * time.Microsecond
-	busyPause = 200 * time.Microsecond
 	// writeTimeout bounds a status message: 39 bytes that do not get out mean that the peer is gone.
 	writeTimeout = 5 * time.Second
 	// closeTimeout bounds the orderly end of a stream.
@@ -73,8 +67,7 @@ type session struct {
 	heardAt time.Time
 	asked   bool
 	askedAt time.Time
-	// quick counts reads in a row that did not have to wait.
-	quick int
+	pace    pace
 	// broken is set when nothing more can be said to the server.
 	broken bool
 }
@@ -87,6 +80,7 @@ func newSession(r *Reader, h *pgconn.HijackedConn, in *gulp, out chan<- outbox.C
 		r: r, conn: h.Conn, fe: h.Frontend, in: in, pid: h.PID, out: out,
 		tick: min(10*time.Second, r.opt.SenderTimeout/3),
 		dec:  newDecoder(r.opt.Schema, table),
+		pace: newPace(time.Now()),
 	}
 }
 
@@ -181,6 +175,7 @@ func (s *session) copyData(ctx context.Context, b []byte) error {
 		// WALStart and WALEnd are equal in logical replication, and zero for metadata. They are no identity: the BEGIN
 		// of a transaction may carry the position of an earlier COMMIT.
 		s.receivedTo(outbox.LSN(binary.BigEndian.Uint64(b[9:])))
+		s.pace.got(len(b))
 		return s.change(ctx, b[25:])
 	case len(b) == 18 && b[0] == pglogrepl.PrimaryKeepaliveMessageByteID:
 		return s.keepalive(outbox.LSN(binary.BigEndian.Uint64(b[1:])), b[17] != 0)
@@ -284,9 +279,7 @@ func (s *session) dry(ctx context.Context) error {
 	if at.Before(until) {
 		until = at
 	}
-	if s.quick >= busyAfter {
-		time.Sleep(busyPause)
-	}
+	time.Sleep(s.pace.pause(now))
 	return s.fill(ctx, until)
 }
 
@@ -299,20 +292,12 @@ func (s *session) fill(ctx context.Context, until time.Time) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	start := time.Now()
 	n, err := s.in.fill()
 	if n > 0 {
-		now := time.Now()
-		if now.Sub(start) < busyGap {
-			s.quick++
-		} else {
-			s.quick = 0
-		}
-		s.heard(now)
+		s.heard(time.Now())
 		s.r.met.bytes.Add(float64(n))
 		return nil
 	}
-	s.quick = 0
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

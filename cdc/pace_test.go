@@ -1,0 +1,70 @@
+package cdc
+
+import (
+	"testing"
+	"time"
+)
+
+// paced tells p of reads with so many messages of a size each, so far apart, and returns the last pause.
+func paced(p *pace, reads, messages, size int, apart time.Duration) (pause time.Duration) {
+	now := p.at
+	for range reads {
+		now = now.Add(apart)
+		for range messages {
+			p.got(size)
+		}
+		pause = p.pause(now)
+	}
+	return pause
+}
+
+func TestPace(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		messages, size int
+		apart          time.Duration
+		least, most    time.Duration
+	}{
+		"now and then":              {3, 300, 5 * time.Millisecond, 0, 0},
+		"900 transactions a second": {3, 300, time.Second / 900, 0, 0},
+		"2,000 a second":            {3, 300, time.Second / 2000, pauseMost, pauseMost},
+		"2,000, gathered":           {12, 300, 2 * time.Millisecond, pauseMost, pauseMost},
+		"30,000 a second":           {30, 300, time.Second / 3000, time.Millisecond, 1200 * time.Microsecond},
+		"a backlog":                 {300, 100, 300 * time.Microsecond, pauseLeast, pauseLeast},
+		"large rows":                {2, 100_000, 300 * time.Microsecond, pauseLeast, pauseLeast},
+	} {
+		p := newPace(time.Unix(0, 0))
+		if got := paced(&p, 50, c.messages, c.size, c.apart); got < c.least || got > c.most {
+			t.Errorf("%s: a pause of %v, want %v to %v", name, got, c.least, c.most)
+		}
+	}
+}
+
+// The first messages after a while are not kept waiting, however dense they were before.
+func TestPaceAfterAWhile(t *testing.T) {
+	t.Parallel()
+	p := newPace(time.Unix(0, 0))
+	if got := p.pause(time.Unix(0, 0)); got != 0 {
+		t.Errorf("a pause of %v before the first message", got)
+	}
+	paced(&p, 50, 3, 300, time.Second/2000)
+	if got := p.pause(p.at.Add(pauseMost + 1)); got != 0 {
+		t.Errorf("a pause of %v with nothing to wait for", got)
+	}
+	if got := paced(&p, 1, 3, 300, time.Minute); got != 0 {
+		t.Errorf("a pause of %v after a minute", got)
+	}
+}
+
+// Where a socket holds as much as a pause is meant to gather three times over, pauses do not lengthen themselves.
+func TestPacesSettle(t *testing.T) {
+	t.Parallel()
+	p := newPace(time.Unix(0, 0))
+	pause := pauseMost
+	for range 200 {
+		pause = paced(&p, 1, 3*pauseMessages, 100, pause+50*time.Microsecond)
+	}
+	if pause != pauseLeast {
+		t.Errorf("a pause of %v where data is always there", pause)
+	}
+}
