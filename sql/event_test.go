@@ -1,6 +1,7 @@
 package sql_test
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -54,5 +55,32 @@ func TestInsertEventRefuses(t *testing.T) {
 	}))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
 		t.Errorf("%d rows, want 1", n)
+	}
+}
+
+// The table takes the same names, and payloads as large, as before its checks were made cheaper: it is the last to
+// refuse what is written without this package.
+func TestWhatTheTableTakes(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	name := regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,64}$`)
+	cases := []string{"", strings.Repeat("x", 64), strings.Repeat("x", 65), "a\n", "a b", "ä", "a{b}", "İ"}
+	for c := rune(1); c < 256; c++ {
+		cases = append(cases, string(c), "a"+string(c)+"z")
+	}
+	insert := func(kind, payload string) error {
+		_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (gen_random_uuid(), $1, 'a', 'e', $2::text::jsonb)`, kind, payload)
+		return err
+	}
+	for _, kind := range cases {
+		if err := insert(kind, "{}"); (err == nil) != name.MatchString(kind) {
+			t.Errorf("aggregate type %q: %v", kind, err)
+		}
+	}
+	for bytes, fits := range map[int]bool{8388608: true, 8388609: false} {
+		if err := insert("order", `"`+strings.Repeat("x", bytes-2)+`"`); (err == nil) != fits {
+			t.Errorf("a payload of %d bytes: %v", bytes, err)
+		}
 	}
 }
