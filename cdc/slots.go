@@ -88,12 +88,11 @@ func (s *Slots) bounded(ctx context.Context, timeout time.Duration,
 	})
 }
 
-func (s *Slots) state(ctx context.Context) (st state, err error) {
-	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		st, err = readState(ctx, tx, s.opt.Slot)
-		return err
-	})
-	return st, err
+// state is asked several times a second, so it is one statement.
+func (s *Slots) state(ctx context.Context) (state, error) {
+	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
+	defer cancel()
+	return readState(ctx, s.opt.Pool, s.opt.Slot)
 }
 
 // Status implements outbox.Slots.

@@ -11,8 +11,11 @@ import (
 )
 
 const (
-	// keepInterval is how often the leader looks at the slot.
+	// keepInterval is how often the leader looks at the slot, and keepLong how often at one that is streamed and may
+	// hold back keepRoom bytes more: even a quick server needs about as long to write them.
 	keepInterval = 250 * time.Millisecond
+	keepLong     = time.Second
+	keepRoom     = 512 << 20
 	// softBytes is the retained WAL beyond which the leader helps the slot along.
 	softBytes = 16 << 20
 	// softInterval is how long a slot that nobody streams may stand still.
@@ -70,18 +73,29 @@ func (k *slotKeeper) run(ctx context.Context) {
 	k.last, k.next, k.still = time.Now(), slotTarget{}, false
 	k.mu.Unlock()
 	for ctx.Err() == nil {
-		if err := k.tick(ctx); err != nil && ctx.Err() == nil {
+		next, err := k.tick(ctx)
+		if err != nil && ctx.Err() == nil {
 			k.log.Debug("slot upkeep", "err", err)
 		}
-		pause.For(ctx, keepInterval)
+		pause.For(ctx, next)
 	}
 }
 
-func (k *slotKeeper) tick(ctx context.Context) error {
+// tick looks once, and returns after how long to look again.
+func (k *slotKeeper) tick(ctx context.Context) (next time.Duration, err error) {
 	st, err := k.look(ctx)
 	if err != nil {
-		return err
+		return keepInterval, err
 	}
+	next = keepInterval
+	if st.Active && k.phase() == phaseStream && k.hard()-st.RetainedBytes > keepRoom {
+		next = keepLong
+	}
+	return next, k.act(ctx, st)
+}
+
+// act does what the slot's state asks for.
+func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 	if !st.Exists || st.Lost {
 		k.health.clear(conditionWAL) // it holds nothing back
 		return nil

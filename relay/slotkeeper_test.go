@@ -50,7 +50,7 @@ func keeping(t *testing.T, p phase, do func(w *world, k *slotKeeper)) {
 func (w *world) tick(t *testing.T, k *slotKeeper) []string {
 	t.Helper()
 	from := len(w.trace)
-	_ = k.tick(context.Background())
+	_, _ = k.tick(context.Background())
 	return w.calls(from)
 }
 
@@ -90,6 +90,35 @@ func TestWhatTheKeeperDoes(t *testing.T) {
 			}
 			if (hit == 1) != (c.phase == phaseStream && c.wal == over) {
 				t.Errorf("%s: the stream was ended %d times", name, hit)
+			}
+		})
+	}
+}
+
+// A slot is looked at more rarely where nothing can happen in between.
+func TestHowOftenTheKeeperLooks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		phase    phase
+		streamed bool
+		budget   int64
+		wal      int
+		want     time.Duration
+	}{
+		"a stream at rest":        {phaseStream, true, 1 << 30, 0, keepLong},
+		"a stream with much WAL":  {phaseStream, true, 1 << 30, 300 << 20, keepInterval},
+		"a small budget":          {phaseStream, true, 512 << 20, 0, keepInterval},
+		"a slot without a reader": {phaseStream, false, 1 << 30, 0, keepInterval},
+		"a sweep":                 {phaseSweep, true, 1 << 30, 0, keepInterval},
+	} {
+		keeping(t, c.phase, func(w *world, k *slotKeeper) {
+			k.budget = c.budget
+			if c.streamed {
+				w.pg.slot.active = &walsender{of: w.instance("two"), slot: w.pg.slot, gone: make(chan struct{})}
+			}
+			w.do(func() { w.grow(c.wal) })
+			if got, err := k.tick(context.Background()); err != nil || got != c.want {
+				t.Errorf("%s: again in %v, %v, want %v", name, got, err, c.want)
 			}
 		})
 	}
