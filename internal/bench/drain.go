@@ -49,9 +49,12 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			{"published_per_second", "published/s", 0},
 			{"settled_per_second", "settled/s", 0},
 			{"behind_ms", "behind ms", 0},
+			{"client_cpu_us", "client µs", 1},
 			{"relay_cpu_us", "relay µs", 1},
 			{"postgres_cpu_us", "postgres µs", 1},
 			{"redis_cpu_us", "redis µs", 1},
+			{"wal_bytes", "WAL bytes", 0},
+			{"settle_wal_bytes", "settling WAL", 1},
 			{"busy_percent", "busy %", 0},
 		},
 	}
@@ -101,7 +104,8 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
 			},
 			{
-				"slot", "those transactions through a logical replication slot, read and discarded",
+				"slot",
+				"a bare reader of the slot: those transactions over TCP, counted and discarded; nothing is published",
 				func() error { return s.readSlot(ctx, d.c.Events) },
 			},
 			{
@@ -128,7 +132,11 @@ func (d *drain) limit(ctx context.Context, name, what string, do func() error) e
 	}
 	w := d.report.limit(name, what)
 	w.is("per_second", perSecond(d.c.Events, began))
-	used.note(w, d.usage(ctx), d.c.Events)
+	now := d.usage(ctx)
+	used.note(w, now, d.c.Events)
+	if us := (now.own - used.own) * 1e6 / float64(d.c.Events); us >= 0.05 { // less is a limit without a client
+		w.is("client_cpu_us", us)
+	}
 	return nil
 }
 
@@ -297,7 +305,9 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		w := d.report.result("backlog "+string(mode), "from the relay's start until all is settled")
 		used, began := d.usage(ctx), time.Now()
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
-			return d.empties(ctx, s, p, w, used, began)
+			now, err := d.empties(ctx, s, p, w, used, began)
+			w.is("settle_wal_bytes", (now.wal-used.wal)/float64(d.c.Events))
+			return err
 		})
 		if err != nil {
 			return err
@@ -324,10 +334,17 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 				defer func() { written = time.Now() }()
 				return s.write(gctx, d.c.Events, d.c.Size, d.c.Transaction)
 			})
-			g.Go(func() error { return d.empties(gctx, s, p, w, used, began) })
+			var now usage
+			g.Go(func() (err error) {
+				now, err = d.empties(gctx, s, p, w, used, began)
+				return err
+			})
 			if err := g.Wait(); err != nil {
 				return err
 			}
+			bytes := (now.wal - used.wal) / float64(d.c.Events)
+			w.is("wal_bytes", bytes)
+			w.is("settle_wal_bytes", bytes-d.report.find("insert").last("wal_bytes"))
 			w.is("behind_ms", millis(time.Since(written)))
 			return nil
 		})
@@ -342,23 +359,23 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
-// empties waits until all events are published and settled, and notes how fast that was.
-func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, used usage, began time.Time) error {
+// empties waits until all events are published and settled, notes how fast that was, and returns what was used up to
+// then.
+func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, used usage, began time.Time,
+) (usage, error) {
 	if err := s.published(ctx, p, d.c.Events); err != nil {
-		return err
+		return usage{}, err
 	}
 	published := perSecond(d.c.Events, began)
 	if err := s.settled(ctx, p); err != nil {
-		return err
+		return usage{}, err
 	}
 	w.is("published_per_second", published)
 	w.is("settled_per_second", perSecond(d.c.Events, began))
 	now := d.usage(ctx)
-	used.note(w, now, d.c.Events)
-	if now.own > used.own {
-		w.is("relay_cpu_us", (now.own-used.own)*1e6/float64(d.c.Events))
-	}
-	return nil
+	used.noteCPU(w, now, d.c.Events)
+	w.is("relay_cpu_us", (now.own-used.own)*1e6/float64(d.c.Events))
+	return now, nil
 }
 
 // verdict counts, and names what bounds the rate.

@@ -122,6 +122,14 @@ func (r *row) median(name string) float64 {
 	return 0
 }
 
+// last is a figure of the repetition under way; 0 when it was not measured.
+func (r *row) last(name string) float64 {
+	if f := r.Figures[name]; f != nil {
+		return f.Runs[len(f.Runs)-1]
+	}
+	return 0
+}
+
 // checked adds what was counted after a repetition.
 func (r *row) checked(c check) {
 	if r.Check == nil {

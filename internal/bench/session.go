@@ -208,11 +208,12 @@ func inMemory(dir string) bool {
 	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
 }
 
-// usage is the processor time that was used up to a moment, in seconds: by this process, by the servers, and by the
-// whole machine. Unlike a rate it hardly depends on what else the machine does.
+// usage is what was used up to a moment: processor time in seconds, by this process, by the servers, and by the whole
+// machine, and bytes of WAL. Unlike a rate it hardly depends on what else the machine does.
 type usage struct {
 	own, postgres, redis float64
 	busy, idle           float64
+	wal                  float64
 }
 
 func (b *session) usage(ctx context.Context) usage {
@@ -223,14 +224,15 @@ func (b *session) usage(ctx context.Context) usage {
 			u.redis += v
 		}
 	}
+	// The server's WAL, whoever writes it: there is no telling sessions apart in what Postgres counts.
+	_ = b.admin.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8").Scan(&u.wal)
+	var own syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &own) == nil {
+		u.own = time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
+	}
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return u // not Linux
-	}
-	if self, err := fs.Self(); err == nil {
-		if s, err := self.Stat(); err == nil {
-			u.own = s.CPUTime()
-		}
 	}
 	if s, err := fs.Stat(); err == nil {
 		c := s.CPUTotal
@@ -262,16 +264,33 @@ func (b *session) postgresCPU(fs procfs.FS) (seconds float64) {
 		switch {
 		case err != nil: // it has ended meanwhile
 		case s.PID == postmaster:
-			seconds += s.CPUTime() + float64(s.CUTime+s.CSTime)/ticks
+			seconds += processorTime(p, s) + float64(s.CUTime+s.CSTime)/ticks
 		case s.PPID == postmaster:
-			seconds += s.CPUTime()
+			seconds += processorTime(p, s)
 		}
 	}
 	return seconds
 }
 
+// processorTime is what a process with one thread has used, in seconds: to the nanosecond if the kernel keeps such
+// statistics, else in ticks of 10 ms, of which an idle server uses few.
+func processorTime(p procfs.Proc, s procfs.ProcStat) float64 {
+	if exact, err := p.Schedstat(); err == nil && exact.RunningNanoseconds > 0 {
+		return float64(exact.RunningNanoseconds) / 1e9
+	}
+	return s.CPUTime()
+}
+
 // note adds what was used since u to a row, per event where that is meant.
 func (u usage) note(w *row, now usage, events int) {
+	u.noteCPU(w, now, events)
+	if bytes := (now.wal - u.wal) / float64(events); bytes >= 1 { // less is what a server writes by itself
+		w.is("wal_bytes", bytes)
+	}
+}
+
+// noteCPU is note without WAL.
+func (u usage) noteCPU(w *row, now usage, events int) {
 	for name, seconds := range map[string]float64{
 		"postgres_cpu_us": now.postgres - u.postgres,
 		"redis_cpu_us":    now.redis - u.redis,
