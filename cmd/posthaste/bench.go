@@ -9,6 +9,7 @@ import (
 
 type benchCmd struct {
 	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, beside what Postgres and Redis do alone."`
+	Idle    benchIdleCmd    `cmd:"" help:"Measure what a relay, Postgres and Redis use while nothing happens, beside the servers without a relay."`
 	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at a fixed rate, beside a bare commit and a bare stream."`
 	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, beside an empty handler and the bare transaction."`
 }
@@ -38,6 +39,17 @@ func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction, Mode: c.Mode,
 		Load: c.Load,
 	}.Run(ctx, e.config, e.IO)
+}
+
+type benchIdleCmd struct {
+	benchFlags
+	Duration time.Duration `help:"How long each measurement lasts." default:"10s"`
+	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+}
+
+// Run measures.
+func (c benchIdleCmd) Run(ctx context.Context, e *env) error {
+	return bench.Idle{Options: bench.Options(c.benchFlags), Duration: c.Duration, Mode: c.Mode}.Run(ctx, e.config, e.IO)
 }
 
 type benchLatencyCmd struct {

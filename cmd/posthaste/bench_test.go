@@ -113,8 +113,8 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
 		"drain --events=0", "drain --size=1", "drain --transaction=0", "drain --runs=0", "drain --mode=auto",
-		"latency --rate=0",
-		"latency --duration=0s", "orders --concurrency=0", "orders --repeat=51",
+		"idle --duration=0s", "latency --rate=0", "latency --duration=0s",
+		"orders --concurrency=0", "orders --repeat=51",
 	} {
 		if res := runToEnd(t, append([]string{"bench"}, strings.Fields(args)...)...); res.code != exitBadUsage ||
 			!strings.Contains(res.errOut, "--") {

@@ -53,6 +53,9 @@ func (w *world) measure(b any) (report, error) {
 	case Drain:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
+	case Idle:
+		b.External, b.JSON = true, true
+		err = b.Run(w.t.Context(), c, o)
 	case Latency:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
@@ -147,6 +150,34 @@ func TestBenchDrain(t *testing.T) {
 	}
 }
 
+func TestBenchIdle(t *testing.T) {
+	t.Parallel()
+	r, err := newWorld(t).measure(Idle{Options: Options{Runs: 1}, Duration: 100 * time.Millisecond, Mode: "both"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(rows []*row) (list []string) {
+		for _, w := range rows {
+			list = append(list, w.Name)
+		}
+		return list
+	}
+	if got := append(names(r.Limits), names(r.Results)...); !slices.Equal(got, []string{"servers", "cdc", "poll"}) {
+		t.Errorf("rows %q", got)
+	}
+	for _, w := range r.Results {
+		if want := (check{Committed: idleEvents, Found: idleEvents, Recorded: idleEvents}); w.Check == nil ||
+			*w.Check != want {
+			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
+		}
+		// Redis may use nothing in so short a time.
+		if w.median("relay_core_percent") <= 0 || w.median("relay_rss_mib") < 1 ||
+			w.Figures["wal_bytes_per_second"] == nil {
+			t.Errorf("%s: figures %v", w.Name, w.Figures)
+		}
+	}
+}
+
 func TestBenchLatency(t *testing.T) {
 	t.Parallel()
 	r, err := newWorld(t).measure(Latency{
@@ -226,7 +257,8 @@ func TestRefusals(t *testing.T) {
 	for _, run := range []func(context.Context, app.Config, cli.IO) error{
 		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 1}.Run,
 		Drain{Events: 1, Transaction: 1, Size: 16}.Run, // no runs
-		Latency{Rate: 1, Size: 300}.Run, Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
+		Idle{Options: Options{Runs: 1}, Mode: "both"}.Run, Latency{Rate: 1, Size: 300}.Run,
+		Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
 	} {
 		var usage *cli.UsageError
 		if err := run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) ||

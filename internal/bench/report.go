@@ -28,6 +28,8 @@ type report struct {
 
 	// columns are the figures that people are shown.
 	columns []column
+	// legend says what the figures are of; empty is processor time per event or request.
+	legend string
 }
 
 // row is one thing that was measured once in every repetition.
@@ -205,9 +207,8 @@ func (r *report) print(out io.Writer) error {
 		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
 	}
 	slices.Sort(set)
-	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, busy "+
-		"%% "+
-		"the whole machine\n\n", strings.Join(set, ", "))
+	legend := cmp.Or(r.legend, "µs is processor time per event or request, busy % the whole machine")
+	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; %s\n\n", strings.Join(set, ", "), legend)
 	t := cli.Table(out)
 	r.table(t, "limit", r.Limits)
 	fmt.Fprintln(t)

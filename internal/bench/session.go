@@ -226,10 +226,7 @@ func (b *session) usage(ctx context.Context) usage {
 	}
 	// The server's WAL, whoever writes it: there is no telling sessions apart in what Postgres counts.
 	_ = b.admin.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8").Scan(&u.wal)
-	var own syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &own) == nil {
-		u.own = time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
-	}
+	u.own = ownCPU()
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return u // not Linux
@@ -241,6 +238,15 @@ func (b *session) usage(ctx context.Context) usage {
 	}
 	u.postgres = b.postgresCPU(fs)
 	return u
+}
+
+// ownCPU is the processor time that this process has used, in seconds.
+func ownCPU() float64 {
+	var own syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &own) != nil {
+		return 0
+	}
+	return time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
 }
 
 // postgresCPU sums up the server that this process started: the postmaster, its children, and those that have ended.
