@@ -10,7 +10,7 @@ import (
 type benchCmd struct {
 	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, beside what Postgres and Redis do alone."`
 	Idle    benchIdleCmd    `cmd:"" help:"Measure what a relay, Postgres and Redis use while nothing happens, beside the servers without a relay."`
-	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at a fixed rate, beside a bare commit and a bare stream."`
+	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at fixed rates, and processor time per event, beside a bare commit and a bare stream."`
 	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, beside an empty handler and the bare transaction."`
 }
 
@@ -54,7 +54,7 @@ func (c benchIdleCmd) Run(ctx context.Context, e *env) error {
 
 type benchLatencyCmd struct {
 	benchFlags
-	Rate     float64       `help:"Commits per second." default:"200"`
+	Rate     []float64     `help:"Commits per second; several, separated by commas, are measured one after the other." default:"200"`
 	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
 	Size     int           `help:"Bytes of an event's payload." default:"300"`
 	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
@@ -63,7 +63,7 @@ type benchLatencyCmd struct {
 // Run measures.
 func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
 	return bench.Latency{
-		Options: bench.Options(c.benchFlags), Rate: c.Rate, Duration: c.Duration, Size: c.Size, Mode: c.Mode,
+		Options: bench.Options(c.benchFlags), Rates: c.Rate, Duration: c.Duration, Size: c.Size, Mode: c.Mode,
 	}.Run(ctx, e.config, e.IO)
 }
 

@@ -97,7 +97,7 @@ func TestBenchStartsServersOfItsOwn(t *testing.T) {
 	res := runToEnd(t, "bench", "latency", "--rate=50", "--duration=300ms", "--runs=1", "--mode=poll", "--dir="+dir)
 	for _, want := range []string{
 		"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit",
-		"\npoll", "counted: 40 committed, 40 found, lost 0, repeated 0",
+		"\npoll", "counted: 55 committed, 55 found, lost 0, repeated 0",
 	} {
 		if !strings.Contains(res.out, want) {
 			t.Errorf("the output has no %q", want)
@@ -113,7 +113,7 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
 		"drain --events=0", "drain --size=1", "drain --transaction=0", "drain --runs=0", "drain --mode=auto",
-		"idle --duration=0s", "latency --rate=0", "latency --duration=0s",
+		"idle --duration=0s", "latency --rate=0", "latency --rate=100,0", "latency --duration=0s",
 		"orders --concurrency=0", "orders --repeat=51",
 	} {
 		if res := runToEnd(t, append([]string{"bench"}, strings.Fields(args)...)...); res.code != exitBadUsage ||

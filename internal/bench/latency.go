@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,12 +18,13 @@ import (
 	"posthaste/outbox"
 )
 
-// Latency measures the time from a commit to the consumer.
+// Latency measures the time from a commit to the consumer, and what an event costs, at one rate or several.
 type Latency struct {
 	Options
 
-	// Rate is how many commits there are per second, Duration how long each measurement lasts.
-	Rate     float64
+	// Rates are how many commits there are per second, each measured by itself; Duration is how long each measurement
+	// lasts.
+	Rates    []float64
 	Duration time.Duration
 	// Size is the bytes of a payload.
 	Size int
@@ -33,25 +35,29 @@ type Latency struct {
 // Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
 // ErrFound if what was measured is wrong.
 func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
-	if c.Rate <= 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
-		return cli.Usage("--rate and --duration must be positive, --size from 16 to 1048576")
+	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r > 0 && r <= 1e6) }) ||
+		c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
+		return cli.Usage("--rate must be above 0 and at most 1000000, --duration positive, --size from 16 to 1048576")
 	}
 	r := &report{
 		Bench: "latency", Settings: map[string]any{
-			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size,
+			"rate": c.Rates, "duration": c.Duration.String(), "size": c.Size,
 			"writers": latencyWriters,
 		},
-		columns: latencyColumns,
+		columns: append(slices.Clone(latencyColumns),
+			column{"arrived_per_second", "arrived/s", 0},
+			column{"relay_cpu_us", "relay µs", 0},
+			column{"postgres_cpu_us", "postgres µs", 0},
+			column{"redis_cpu_us", "redis µs", 0},
+			column{"wal_bytes", "WAL bytes", 0},
+			column{"busy_percent", "busy %", 0}),
 	}
-	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
-		l := &latency{session: b, c: c}
-		total := int(c.Rate * (c.Duration + loadWarm).Seconds())
-		steps := []step{{"bare commit", total, l.commit}, {"bare stream", total, l.xadd}}
-		for _, mode := range only(c.Mode, modes...) {
-			steps = append(steps, step{string(mode), total, func(ctx context.Context) error {
-				return l.relay(ctx,
-					mode)
-			}})
+	if len(c.Rates) == 1 {
+		r.Settings["rate"] = c.Rates[0]
+	}
+	return benchmark(ctx, config, o, c.Options, r, func(b *session) (steps []step) {
+		for _, rate := range c.Rates {
+			steps = append(steps, (&latency{session: b, c: c, rate: rate}).steps()...)
 		}
 		return steps
 	})
@@ -68,11 +74,35 @@ var latencyColumns = []column{
 	{"max_ms", "max ms", 2},
 }
 
-// latency measures from the moment an insert was due to be sent, which commits in the same message.
+// latency measures at one rate, from the moment an insert was due to be sent, which commits in the same message.
 type latency struct {
 	*session
-	c Latency
+	c    Latency
+	rate float64
 }
+
+func (l *latency) steps() []step {
+	total := l.total()
+	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, l.xadd}}
+	for _, mode := range only(l.c.Mode, modes...) {
+		steps = append(steps, step{l.named(string(mode)), total + l.paced(), func(ctx context.Context) error {
+			return l.relay(ctx, mode)
+		}})
+	}
+	return steps
+}
+
+// named tells what is measured at several rates apart.
+func (l *latency) named(of string) string {
+	if len(l.c.Rates) > 1 {
+		of += fmt.Sprintf(" %g/s", l.rate)
+	}
+	return of
+}
+
+// total is how many events are sent, with those of the warming up; paced is how many the server writes after them.
+func (l *latency) total() int { return int(l.rate * (l.c.Duration + loadWarm).Seconds()) }
+func (l *latency) paced() int { return max(1, int(l.rate*l.c.Duration.Seconds())) }
 
 const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + eventType + `', $3::text::jsonb)`
 
@@ -80,7 +110,7 @@ const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + 
 func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
 	payload := payloadOf(l.c.Size)
 	return load{
-		workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration,
+		workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
 		do: func(ctx context.Context, n int, due time.Time) error {
 			before(n, due)
 			if _, err := s.pool.Exec(ctx, insertOne, eventID(n), fmt.Sprint(n), payload); err != nil {
@@ -94,14 +124,22 @@ func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
 // commit measures the insert alone.
 func (l *latency) commit(ctx context.Context) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
-		took, _, err := l.load(s, func(int, time.Time) { l.progress.add(1) }).run(ctx)
-		l.note(l.report.limit("commit", "the INSERT and its commit alone, until it returns"), took)
-		return err
+		began := time.Now()
+		took, calls, err := l.load(s, func(int, time.Time) { l.progress.add(1) }).run(ctx)
+		if err != nil {
+			return err
+		}
+		arrived := perSecond(calls, began)
+		l.note(l.report.limit(l.named("commit"), "the INSERT and its commit alone, until it returns"), took, arrived)
+		return nil
 	})
 }
 
-func (l *latency) note(w *row, took []time.Duration) {
+// note adds a repetition. arrived is how many came through per second, which a server that is too slow for the rate
+// decides.
+func (l *latency) note(w *row, took []time.Duration, arrived float64) {
 	w.is("per_second", float64(len(took))/l.c.Duration.Seconds())
+	w.is("arrived_per_second", arrived)
 	w.spread(took)
 }
 
@@ -114,11 +152,11 @@ type arrivals struct {
 	again     atomic.Int64
 }
 
-func newArrivals(c Latency) *arrivals {
-	n := int(c.Rate*(c.Duration+loadWarm).Seconds()) + 2
+func newArrivals(l *latency) *arrivals {
+	n := l.total() + 2
 	return &arrivals{
 		due: make([]atomic.Int64, n), took: make([]atomic.Int64, n),
-		warm: int(c.Rate * loadWarm.Seconds()),
+		warm: int(l.rate * loadWarm.Seconds()),
 	}
 }
 
@@ -164,7 +202,9 @@ func (l *latency) xadd(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", l.name)
 	defer l.redis.Unlink(context.WithoutCancel(ctx), key)
 	payload := payloadOf(l.c.Size)
-	a := newArrivals(l.c)
+	a := newArrivals(l)
+	var arrived float64
+	began := time.Now()
 	rctx, stop := context.WithCancel(ctx)
 	defer stop()
 	g, gctx := errgroup.WithContext(rctx)
@@ -190,7 +230,7 @@ func (l *latency) xadd(ctx context.Context) error {
 	g.Go(func() error {
 		defer stop()
 		_, n, err := load{
-			workers: latencyWriters, rate: l.c.Rate, warm: loadWarm, lasts: l.c.Duration,
+			workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
 			do: func(ctx context.Context, n int, due time.Time) error {
 				a.sent(n, due)
 				l.progress.add(1)
@@ -200,56 +240,52 @@ func (l *latency) xadd(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return a.await(gctx, n)
+		err = a.await(gctx, n)
+		arrived = perSecond(n, began)
+		return err
 	})
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	l.note(l.report.limit("xadd", "one XADD per event, until an XREAD that waits has it"), a.counted())
+	w := l.report.limit(l.named("xadd"), "one XADD per event, until an XREAD that waits has it")
+	l.note(w, a.counted(), arrived)
 	return nil
 }
 
-// relay measures from the commit to a consumer group's handler.
+// relay measures from the commit to a consumer group's handler, and then what an event costs.
 func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
-		w := l.report.result(string(mode), "from the INSERT, which commits, to the handler of a consumer group")
-		a := newArrivals(l.c)
-		cons, err := consumer.New(consumer.Options{
-			Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
-			Handler: func(_ context.Context, ev consumer.Event) error {
-				a.seen(ev.ID)
-				l.progress.add(1)
-				return nil
-			},
-		})
-		if err != nil {
-			return err
-		}
+		w := l.report.result(l.named(string(mode)), "from the INSERT, which commits, to the handler of a consumer "+
+			"group; µs and WAL of as many events again, written by the server itself, without a consumer")
+		a := newArrivals(l)
 		var calls int
-		err = s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
+		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
 			}
-			cctx, stop := context.WithCancel(ctx)
-			g, gctx := errgroup.WithContext(cctx)
-			g.Go(func() error { return cons.Run(gctx) })
-			g.Go(func() (err error) {
-				defer stop()
-				if _, calls, err = l.load(s, a.sent).run(gctx); err != nil {
+			began := time.Now()
+			var arrived float64
+			err := l.consumed(ctx, s, a, func(ctx context.Context) (err error) {
+				if _, calls, err = l.load(s, a.sent).run(ctx); err != nil {
 					return err
 				}
-				if err := a.await(gctx, calls); err != nil {
-					return err
-				}
-				return s.settled(gctx, p)
+				err = a.await(ctx, calls)
+				arrived = perSecond(calls, began)
+				return err
 			})
-			return g.Wait()
+			if err != nil {
+				return err
+			}
+			l.note(w, a.counted(), arrived)
+			if err := s.settled(ctx, p); err != nil {
+				return err
+			}
+			return l.cost(ctx, s, p, w, calls)
 		})
 		if err != nil {
 			return err
 		}
-		l.note(w, a.counted())
-		c, err := s.count(ctx, calls)
+		c, err := s.count(ctx, calls+l.paced())
 		if err != nil {
 			return err
 		}
@@ -260,9 +296,51 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
+// consumed runs do beside a consumer group that notes what arrives.
+func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(ctx context.Context) error) error {
+	cons, err := consumer.New(consumer.Options{
+		Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
+		Handler: func(_ context.Context, ev consumer.Event) error {
+			a.seen(ev.ID)
+			l.progress.add(1)
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return cons.Run(gctx) })
+	g.Go(func() error {
+		defer stop()
+		return do(gctx)
+	})
+	return g.Wait()
+}
+
+// cost measures what an event costs at the rate, as drain does: the server itself writes, and nobody consumes, so that
+// this process is the relay alone. Events from number from on are written. Nothing asks meanwhile how far the relay is:
+// at a low rate that would cost more than the events.
+func (l *latency) cost(ctx context.Context, s *scene, p *app.Relay, w *row, from int) error {
+	n := l.paced()
+	used := l.usage(ctx)
+	if err := s.writePaced(ctx, from, n, l.c.Size, l.rate); err != nil {
+		return err
+	}
+	if err := s.published(ctx, p, from+n); err != nil {
+		return err
+	}
+	now := l.usage(ctx)
+	used.note(w, now, n)
+	w.is("relay_cpu_us", (now.own-used.own)*1e6/float64(n))
+	return s.settled(ctx, p)
+}
+
 // verdict compares with what a commit and a stream take alone.
 func (l *latency) verdict(w *row) {
-	commit, xadd := l.report.find("commit"), l.report.find("xadd")
+	commit, xadd := l.report.find(l.named("commit")), l.report.find(l.named("xadd"))
 	for _, q := range []string{"p50", "p99"} {
 		floor := commit.median(q+"_ms") + xadd.median(q+"_ms")
 		w.Ratios[q+" of commit + xadd"] = w.median(q+"_ms") / floor
@@ -272,4 +350,10 @@ func (l *latency) verdict(w *row) {
 	if share := floor / w.median("p50_ms"); share > 0.5 {
 		w.Bound = fmt.Sprintf("commit and stream themselves, %.0f %% of the median", 100*share)
 	}
+	if arrived := w.median("arrived_per_second"); arrived < saturated*l.rate {
+		w.Bound = fmt.Sprintf("saturation: %.0f events/s arrived of %g/s, and the rest waited", arrived, l.rate)
+	}
 }
+
+// saturated is the share of a rate below which events pile up: how late they are then depends on how long is measured.
+const saturated = 0.95

@@ -217,8 +217,14 @@ func (r *report) print(out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out)
+	said := map[string]bool{} // what several rows are is said once
 	for _, w := range r.Results {
-		fmt.Fprintf(out, "%s: %s\n", w.Name, w.What)
+		if said[w.What] {
+			fmt.Fprintln(out, w.Name)
+		} else {
+			fmt.Fprintf(out, "%s: %s\n", w.Name, w.What)
+		}
+		said[w.What] = true
 		var parts []string
 		for _, name := range slices.SortedFunc(maps.Keys(w.Ratios),
 			func(a, b string) int { return cmp.Compare(w.Ratios[b], w.Ratios[a]) }) {
@@ -241,7 +247,10 @@ func (r *report) print(out io.Writer) error {
 		}
 	}
 	for _, l := range r.Limits {
-		fmt.Fprintf(out, "%s: %s\n", l.Name, l.What)
+		if !said[l.What] {
+			fmt.Fprintf(out, "%s: %s\n", l.Name, l.What)
+		}
+		said[l.What] = true
 	}
 	return nil
 }

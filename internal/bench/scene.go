@@ -259,6 +259,22 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	return g.Wait()
 }
 
+// writePaced has the server write events from … from+n-1 at a rate, one per transaction, over several connections.
+func (s *scene) writePaced(ctx context.Context, from, n, size int, rate float64) error {
+	payload := payloadOf(size)
+	g, ctx := errgroup.WithContext(ctx)
+	for w := range writers {
+		g.Go(func() error {
+			_, err := s.pool.Exec(ctx, fmt.Sprintf(insertPaced, from+w, from+n-1, payload, writers, rate, from))
+			if err != nil {
+				return fmt.Errorf("write events: %w", err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
 // asAPI runs do with a pool like that of `posthaste serve`.
 func (s *scene) asAPI(ctx context.Context, do func(pool *pgxpool.Pool) error) error {
 	cfg, err := sql.PoolConfig(s.config.PostgresURL, s.config.Schema, "api")
