@@ -15,12 +15,14 @@ SERVERS  := postgres redis valkey prometheus
 # One fuzz target per run: go test accepts only one.
 FUZZTIME ?= 60s
 BENCH    ?= .
+# How often bench-compare measures each version.
+ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench rules clean
+.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench bench-compare rules clean
 
 help: ## show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/posthaste, one static binary
 	$(BUILD) -o bin/posthaste ./cmd/posthaste
@@ -102,6 +104,11 @@ fuzz: ## fuzz every target for FUZZTIME each
 bench: ## Go benchmarks; BENCH selects. For the whole pipeline: posthaste bench
 	@./scripts/ensure.sh $(SERVERS)
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
+
+bench-compare: ## this tree against commit BASE, in turns; ARGS="latency --rate=500" selects, ROUNDS repeats
+	@./scripts/ensure.sh postgres redis
+	@$(GO) build -o bin/bench-compare ./internal/bench/compare
+	@exec ./bin/bench-compare --base='$(BASE)' --rounds='$(ROUNDS)' $(ARGS)
 
 clean: ## remove what was built
 	rm -rf bin dist $(BROWSER)/node_modules
