@@ -266,13 +266,9 @@ func testAPI(t *testing.T, pg *testenv.Server) {
 		ID: uuid.New(), UserID: uuid.New(), Fingerprint: []byte{1}, Amount: 1, Currency: "EUR",
 		Status: sql.OrderPending, CreatedAt: time.Now(),
 	}
-	tx, err := sql.BeginOrder(ctx, p, o, &sql.Event{
+	if _, err := sql.PlaceOrder(ctx, p, o, &sql.Event{
 		AggregateType: "order", AggregateID: o.ID.String(), Type: "order.created", Payload: []byte("{}"),
-	})
-	if err == nil {
-		err = tx.Commit(ctx)
-	}
-	if err != nil {
+	}); err != nil {
 		t.Errorf("place an order: %v", err)
 	}
 	if _, err := sql.NotePayment(ctx, p, &sql.Payment{

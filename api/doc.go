@@ -3,7 +3,7 @@
 //
 // # Wiring
 //
-//	cfg, _ := sql.PoolConfig(url, schema, "api")         // pool of the caller's
+//	cfg, _ := sql.OrderPoolConfig(url, schema)           // pool of the caller's
 //	rdb, _ := idem.NewClient(redisURL)                   // client of the caller's; a server that is gone is no error
 //	s, err := api.New(api.Options{Pool: pool, Redis: rdb, Logger: log, Registerer: reg})
 //	public := api.NewHTTPServer(s.Public())              // sets the time and size limits of the contract
@@ -16,7 +16,7 @@
 // # What a guarded request goes through
 //
 // Authentication, rate limit, syntax of the key, body, validation: failures so far store nothing. Then the guard:
-// replay, wait, refuse, or go on. Then one transaction, detached from the client's connection, in which the unique
-// index on (user_id, idem_key) has the last word. The reply leaves as soon as that has committed; the guard's record
-// follows it.
+// replay, wait, refuse, or go on. Then one statement, detached from the client's connection, a transaction of its
+// own in which the unique index on (user_id, idem_key) has the last word. The reply leaves as soon as that has
+// committed; the guard's record follows it.
 package api

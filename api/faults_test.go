@@ -12,11 +12,14 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"posthaste/idem"
 	"posthaste/internal/testenv"
-	"posthaste/sql"
 )
+
+// inPostgres is the point that no failpoint reaches: the order was sent and not answered; see whenSent.
+const inPostgres = "in Postgres"
 
 // once makes a failpoint that acts at the first request to reach it.
 func once(point string, act func(ctx context.Context)) func(ctx context.Context, name string) {
@@ -28,16 +31,23 @@ func once(point string, act func(ctx context.Context)) func(ctx context.Context,
 	}
 }
 
+// port is where the world's Postgres listens.
+func (w *world) port() string {
+	return fmt.Sprintf("127.0.0.1:%d", w.db.Pool.Config().ConnConfig.Port)
+}
+
+// through starts the API, which reaches Postgres at addr.
+func (w *world) through(addr string) {
+	w.tb.Helper()
+	w.start(fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", addr, w.db.Name), w.redis.URL())
+}
+
 // behindProxy starts an API that reaches Postgres through a proxy.
 func behindProxy(t *testing.T) (*world, *testenv.Proxy) {
 	t.Helper()
-	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
-	cfg, err := pgxpool.ParseConfig(w.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", cfg.ConnConfig.Port))
-	w.start(fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", p.Addr(), w.db.Name), w.redis.URL())
+	w := servers(t)
+	p := testenv.NewProxy(t, w.port())
+	w.through(p.Addr())
 	return w, p
 }
 
@@ -45,23 +55,38 @@ func (w *world) rows() int {
 	return testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM orders")
 }
 
-// The COMMIT arrives and its reply does not.
+// placed waits for the one order.
+func (w *world) placed() {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 20*time.Second, func() error {
+		if n := w.rows(); n != 1 {
+			return fmt.Errorf("%d orders", n)
+		}
+		return nil
+	})
+}
+
+// whenSent does something once an order has reached Postgres, where it waits until the gate is opened.
+func (w *world) whenSent(act func(g *testenv.Gate)) {
+	w.tb.Helper()
+	g := w.db.Gate(w.tb, "outbox")
+	go func() {
+		g.Wait()
+		act(g)
+	}()
+}
+
+// The order arrives and the reply does not.
 func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
-	w.s.failpoint = once("after_insert", func(context.Context) {
+	w.whenSent(func(g *testenv.Gate) {
 		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-		go func() {
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if w.rows() == 0 {
-					return errors.New("not committed yet")
-				}
-				return nil
-			})
-			p.Remove("lost")
-			p.Down()
-			p.Up()
-		}()
+		g.Open()
+		w.placed()
+		p.Remove("lost")
+		p.Down()
+		p.Up()
 	})
 	key := newKey()
 	first := w.post(key, orderJSON(1))
@@ -76,33 +101,42 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// The COMMIT does not arrive, and the client of Postgres cannot tell.
+// The order does not arrive, and the client of Postgres cannot tell. It is sent again, and when the first one arrives
+// at last it finds the second.
 func TestALostCommitIsDoneAgain(t *testing.T) {
 	t.Parallel()
-	w, p := behindProxy(t)
-	w.s.failpoint = once("after_insert", func(context.Context) {
-		p.Toxic(`{"name":"lost","type":"timeout","stream":"upstream","attributes":{"timeout":100}}`)
-		time.AfterFunc(200*time.Millisecond, func() { p.Remove("lost") })
+	w := servers(t)
+	h := testenv.NewHold(t, w.port())
+	w.through(h.Addr())
+	h.HoldFrom("order.created")
+	key := newKey()
+	first := w.post(key, orderJSON(1))
+	want(t, first, 201, "")
+	if h.Held("order.created") != 1 {
+		t.Fatal("nothing was held")
+	}
+	h.Release()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if h.Late() != 0 {
+			return errors.New("not carried out yet")
+		}
+		return nil
 	})
-	want(t, w.post(newKey(), orderJSON(1)), 201, "")
+	if r := w.sibling().post(key, orderJSON(1)); r.body != first.body {
+		t.Errorf("%v, want %v", r, first)
+	}
 	w.checkInvariants(1)
 }
 
-// Nobody answers any more after the COMMIT was sent: the client is told so, and its retry gets the one order.
+// Nobody answers any more after the order was sent: the client is told so, and its retry gets the one order.
 func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
-	w.s.failpoint = once("after_insert", func(context.Context) {
+	w.whenSent(func(g *testenv.Gate) {
 		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-		go func() {
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if w.rows() == 0 {
-					return errors.New("not committed yet")
-				}
-				return nil
-			})
-			p.Down()
-		}()
+		g.Open()
+		w.placed()
+		p.Down()
 	})
 	key := newKey()
 	r := w.post(key, orderJSON(1))
@@ -128,13 +162,92 @@ func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 func TestABackendTerminatedBeforeItsCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.s.failpoint = once("after_insert", func(ctx context.Context) {
-		if _, err := w.db.Pool.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-			WHERE datname = current_database() AND state = 'idle in transaction'`); err != nil {
-			t.Error(err)
-		}
+	w.whenSent(func(g *testenv.Gate) {
+		w.db.Exec(t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event = 'PgSleep'`)
+		g.Open()
 	})
 	want(t, w.post(newKey(), orderJSON(1)), 201, "")
+	w.checkInvariants(1)
+}
+
+// The lease is lost before the order is sent: it is not, and the answer is the order of whoever took over.
+func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
+	t.Parallel()
+	for _, fulfilled := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the other is done: %v", fulfilled), func(t *testing.T) {
+			t.Parallel()
+			reg := prometheus.NewRegistry()
+			w := newWorld(t, func(o *Options) { o.Lease, o.Registerer = 3*time.Second, reg })
+			key := newKey()
+			goOn, other := make(chan struct{}), make(chan reply, 1)
+			w.s.failpoint = once("after_acquire", func(context.Context) {
+				w.redis.Client.FlushAll(context.Background())
+				quick := w.sibling()
+				reached := make(chan struct{})
+				point := "after_acquire"
+				if fulfilled {
+					point = "before_publish"
+				}
+				quick.s.failpoint = once(point, func(context.Context) { close(reached); <-goOn })
+				go func() { other <- quick.post(key, orderJSON(1)) }()
+				<-reached
+				w.leaseIsLost(reg)
+			})
+			first := w.post(key, orderJSON(1))
+			if n := w.rows(); (n == 1) != fulfilled {
+				t.Errorf("%d orders", n)
+			}
+			close(goOn)
+			r := <-other
+			want(t, r, 201, "")
+			if fulfilled && (first.body != r.body || first.header.Get("Idempotent-Replayed") != "true") {
+				t.Errorf("%v, the other got %v", first, r)
+			}
+			if !fulfilled {
+				want(t, first, 409, "operation_in_progress")
+			}
+			w.checkInvariants(1)
+		})
+	}
+}
+
+// leaseIsLost waits until the process with reg has noticed that it has lost a lease.
+func (w *world) leaseIsLost(reg *prometheus.Registry) {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 4*time.Second, func() error {
+		if metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0 {
+			return errors.New("the lease is not lost")
+		}
+		return nil
+	})
+}
+
+// The lease is lost while the order is in Postgres, and another takes the key over: what was sent is not given up.
+func TestALeaseThatIsLostWhileTheOrderIsInPostgres(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	w := newWorld(t, func(o *Options) { o.Lease, o.Registerer = 3*time.Second, reg })
+	key := newKey()
+	other := make(chan reply, 1)
+	w.whenSent(func(g *testenv.Gate) {
+		w.redis.Client.FlushAll(context.Background())
+		quick := w.sibling()
+		reached := make(chan struct{})
+		quick.s.failpoint = once("before_insert", func(context.Context) { close(reached) })
+		go func() { other <- quick.post(key, orderJSON(1)) }()
+		<-reached // it has the key now, and the next heartbeat of the first, within a second, says so
+		w.leaseIsLost(reg)
+		g.Open()
+	})
+	first := w.post(key, orderJSON(1))
+	want(t, first, 201, "")
+	if got := first.header.Get("Idempotent-Replayed"); got != "false" {
+		t.Errorf("Idempotent-Replayed %q: it is this request's own order", got)
+	}
+	if r := <-other; r.status != 201 || r.body != first.body {
+		t.Errorf("the other got %v, the first %v", r, first)
+	}
 	w.checkInvariants(1)
 }
 
@@ -217,7 +330,7 @@ func TestAnExhaustedPoolFailsInTime(t *testing.T) {
 
 func TestAPanicReleasesTheKey(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"after_acquire", "after_insert", "after_commit"} {
+	for _, point := range []string{"after_acquire", "before_insert", "after_commit"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
@@ -233,7 +346,7 @@ func TestAPanicReleasesTheKey(t *testing.T) {
 func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
-		"before_acquire", "after_acquire", "after_insert", "after_commit",
+		"before_acquire", "after_acquire", "before_insert", inPostgres, "after_commit",
 		"before_publish",
 	} {
 		t.Run(point, func(t *testing.T) {
@@ -241,6 +354,13 @@ func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 			w := newWorld(t)
 			ctx, hangUp := context.WithCancel(t.Context())
 			gone := make(chan struct{})
+			if point == inPostgres {
+				w.whenSent(func(g *testenv.Gate) {
+					hangUp()
+					<-gone
+					g.Open()
+				})
+			}
 			w.s.failpoint = once(point, func(context.Context) {
 				hangUp()
 				<-gone
@@ -251,12 +371,7 @@ func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 			if err == nil && point != "before_publish" {
 				t.Fatal("the client was answered")
 			}
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if w.rows() != 1 {
-					return errors.New("no order yet")
-				}
-				return nil
-			})
+			w.placed()
 			r := w.post(key, orderJSON(1))
 			want(t, r, 201, "")
 			if r.header.Get("Idempotent-Replayed") != "true" {
@@ -304,17 +419,23 @@ func TestInFlightAnswers(t *testing.T) {
 // waits is how often a request of the process has waited for another.
 func waits(t *testing.T, reg *prometheus.Registry) uint64 {
 	t.Helper()
+	return metric(t, reg, "idem_wait_seconds").GetHistogram().GetSampleCount()
+}
+
+// metric is the one of a name that has no labels.
+func metric(tb testing.TB, reg *prometheus.Registry, name string) *dto.Metric {
+	tb.Helper()
 	families, err := reg.Gather()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() == "idem_wait_seconds" {
-			return f.GetMetric()[0].GetHistogram().GetSampleCount()
+		if f.GetName() == name {
+			return f.GetMetric()[0]
 		}
 	}
-	t.Fatal("no metric of waits")
-	return 0
+	tb.Fatalf("no metric %s", name)
+	return nil
 }
 
 // After Redis lost a key, somebody with another body may take the lease. The rightful client is served nevertheless.
@@ -349,18 +470,20 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 	w := newWorld(t)
 	key := newKey()
 	user := uuid.MustParse(testUser)
-	cmd := Command{UserID: user, Amount: 1, Currency: "USD"}
-	fp := cmd.fingerprint()
-	tx, err := sql.BeginOrder(t.Context(), w.db.Pool, &sql.Order{
-		ID: uuid.Must(uuid.NewV7()), UserID: user, Key: OrderKey(user, key), Fingerprint: fp[:], Amount: 1,
-		Currency: "USD",
-		Status:   sql.OrderPending, CreatedAt: time.Now(),
-	}, nil)
+	tx, err := w.db.Pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	orderKey := OrderKey(user, key)
+	if _, err := tx.Exec(t.Context(), `INSERT INTO orders
+		(id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
+		VALUES (gen_random_uuid(), $1, $2, 'x', 1, 'USD', 'PENDING', now())`, user, orderKey[:]); err != nil {
+		t.Fatal(err)
+	}
 	want(t, w.post(key, orderJSON(1)), 409, "operation_in_progress")
-	tx.Rollback(t.Context())
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	want(t, w.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
 }

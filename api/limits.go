@@ -23,7 +23,7 @@ const (
 const (
 	// workTimeout bounds everything between acquisition and reply. It is shorter than the guard's lease.
 	workTimeout = 10 * time.Second
-	// resolveTimeout bounds finding out what an unanswered COMMIT did.
+	// resolveTimeout bounds finding out what an order did that was sent and not answered.
 	resolveTimeout = 2 * time.Second
 )
 

@@ -69,7 +69,7 @@ func (w *world) sibling(edit ...func(*Options)) *world {
 
 func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	w.tb.Helper()
-	cfg, err := sql.PoolConfig(pgURL, "public", "api")
+	cfg, err := sql.OrderPoolConfig(pgURL, "public")
 	if err != nil {
 		w.tb.Fatal(err)
 	}

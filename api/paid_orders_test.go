@@ -196,7 +196,7 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 	t.Parallel()
 	const lease = 1500 * time.Millisecond
 	for _, point := range []string{
-		"before_acquire", "after_acquire", "after_note", "after_deduct", "after_insert", "after_commit",
+		"before_acquire", "after_acquire", "after_note", "after_deduct", "before_insert", inPostgres, "after_commit",
 		"before_publish", "after_publish",
 	} {
 		for _, retry := range []bool{true, false} {
@@ -205,6 +205,9 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 				w := servers(t)
 				w.relay()
 				victim := w.spawn(childConfig{Lease: lease, Credits: true, Point: point, Signal: syscall.SIGKILL})
+				if point == inPostgres {
+					w.whenSent(victim.killed)
+				}
 				other := w.spawn(childConfig{Lease: lease, Credits: true})
 				user := uuid.NewString()
 				other.fund(user, 100)

@@ -322,16 +322,12 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	if d.Age > payWithin {
 		o.Status, o.RespStatus, o.RespBody, e = sql.OrderRejected, refundedRefusal.Status, refundedRefusal.body(), nil
 	}
-	tx, err := sql.BeginOrder(ctx, r.pool, o, e)
+	placed, err := sql.PlaceOrder(ctx, r.pool, o, e)
 	if err != nil {
-		return err
-	}
-	inserted := tx.Inserted
-	if err := tx.Commit(ctx); err != nil {
 		return err // the next look tells
 	}
 	switch {
-	case !inserted: // somebody else was quicker; the next look tells with what
+	case !placed: // somebody else was quicker; the next look tells with what
 	case e != nil:
 		r.metrics.WithLabelValues(payCompleted).Inc()
 		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds",

@@ -20,7 +20,7 @@ import (
 
 // Options of a Server.
 type Options struct {
-	// Pool reaches Postgres; see sql.PoolConfig. The caller closes it.
+	// Pool reaches Postgres; see sql.OrderPoolConfig. The caller closes it.
 	Pool *sql.Pool
 	// Probe reaches the same database for the handler of Readyz, so that asking takes no connection of the orders'.
 	// nil: Pool. The caller closes it.

@@ -314,7 +314,7 @@ func TestWithoutTheReleaseARetryIsTurnedAway(t *testing.T) {
 		if weak {
 			w = w.sibling(w.weaken("redis.call('DEL',KEYS[1])", ""))
 		}
-		w.s.failpoint = once("after_insert", func(context.Context) { panic("deliberate") })
+		w.s.failpoint = once("before_insert", func(context.Context) { panic("deliberate") })
 		key := newKey()
 		want(t, w.post(key, orderJSON(1)), 500, "internal_error")
 		status := 201

@@ -16,20 +16,24 @@ const writeAttempts = 3
 // writing is the work of one attempt in Postgres.
 type writing struct {
 	s *Server
-	// work outlives the lease: finding out what a COMMIT did must not stop when the lease is lost.
+	// work outlives the lease: what was sent is decided by the unique key, and finding out how must not stop when the
+	// lease is lost.
 	work context.Context //nolint:containedctx // one request's, like the struct
 	p    *placing
-	// doubt is set while a COMMIT was sent whose outcome is not known. The key must not be released then.
+	// doubt is set while the outcome of an order that was sent is not known. The key must not be released then.
 	doubt bool
 }
 
-// write inserts o, with e beside it, or finds the order that has the key. created says that the row is o. Errors are
-// definite, except sql.ErrCommitUnknown.
-func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
+// write inserts o, with e beside it, or finds the order that has the key. created says that the row is o. Nothing is
+// sent once kept has ended. Errors are definite, except sql.ErrCommitUnknown.
+func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
 	// A restart of Postgres leaves as many dead connections as the pool holds; no client need hear of it.
 	broken := w.s.poolSize
 	for try := 1; ; try++ {
-		won, created, err = w.once(ctx, o, e)
+		if kept.Err() != nil {
+			return nil, false, context.Cause(kept)
+		}
+		won, created, err = w.once(w.work, o, e)
 		if errors.Is(err, sql.ErrCommitUnknown) {
 			won, err = w.resolve(o, e, err)
 			created = err == nil && won.ID == o.ID
@@ -47,45 +51,27 @@ func (w *writing) write(ctx context.Context, o *sql.Order, e *sql.Event) (won *s
 		if try == writeAttempts || !again {
 			return nil, false, err
 		}
-		if pause.For(ctx, time.Duration(try)*20*time.Millisecond) != nil {
-			return nil, false, context.Cause(ctx)
-		}
+		_ = pause.For(kept, time.Duration(try)*20*time.Millisecond) // its end is noticed above
 	}
 }
 
-// once is one transaction. Several attempts to pay one order give it the same id, so the id does not tell who created
+// once sends the order once. Several attempts to pay one order give it the same id, so the id does not tell who created
 // it.
 func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sql.OrderTxTimeout)
-	defer cancel()
-	tx, err := sql.BeginOrder(ctx, w.s.pool, o, e)
-	if err != nil {
-		return nil, false, err
+	w.s.fail(ctx, "before_insert")
+	w.doubt = true // should it panic
+	created, err = sql.PlaceOrder(ctx, w.s.pool, o, e)
+	w.doubt = errors.Is(err, sql.ErrCommitUnknown)
+	if err != nil || created {
+		return o, created, err
 	}
-	if !tx.Inserted {
-		tx.Rollback(ctx)
-		won, err = sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
-		return won, false, err
-	}
-	ended := false
-	defer func() {
-		if !ended { // a panic between insert and commit
-			tx.Rollback(ctx)
-		}
-	}()
-	w.s.fail(ctx, "after_insert")
-	w.doubt, ended = true, true
-	err = tx.Commit(ctx)
-	if err != nil {
-		w.doubt = errors.Is(err, sql.ErrCommitUnknown)
-		return nil, false, err
-	}
-	w.doubt = false
-	return o, true, nil
+	won, err = sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
+	return won, false, err
 }
 
-// resolve finds out what an unanswered COMMIT did, by inserting the same row again on other connections: the unique key
-// makes that wait for the transaction in doubt, and then either finds its row or takes its place.
+// resolve finds out what an order did that was sent and not answered, by inserting the same row again on
+// other connections: the unique key makes that wait for the transaction in doubt, and then either finds its row or
+// takes its place. One that comes even later finds what this one did.
 func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()

@@ -14,3 +14,6 @@ func KeepHistoryAt(ctx context.Context, s outbox.Store, now time.Time) error {
 
 // SessionOf is the connection of s.
 func SessionOf(s *Sweep) DB { return s.conn }
+
+// Awaits is what PlaceOrder asks before it sends.
+var Awaits = awaits

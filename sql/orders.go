@@ -2,9 +2,12 @@ package sql
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,28 +26,25 @@ const (
 // PayCredits is the one way of paying that this program carries out itself.
 const PayCredits = "credits"
 
-// OrderTxTimeout is the longest an order's transaction takes, from the first statement to the answer of COMMIT; it is
-// shorter than the guard's lease.
-const OrderTxTimeout = 5 * time.Second
-
-const orderAcquireTimeout = 2 * time.Second
-
-// The server's own limits for that transaction. A lock is waited for no longer than a client waits for an order in
-// flight. A transaction whose owner vanished gives its locks back before the guard's lease ends.
+// orderTimeout is the longest that writing an order takes; it is shorter than the guard's lease. Of it, so much is for
+// getting a connection: a client should not wait longer to hear that Postgres is gone or overrun.
 const (
-	orderStatementTimeout = "4500ms"
-	orderLockTimeout      = "2000ms"
-	orderIdleTimeout      = "5000ms"
+	orderTimeout        = 5 * time.Second
+	orderAcquireTimeout = 2 * time.Second
 )
 
+// orderSettings are the server's own limits for sessions that write orders: what a client sent that has vanished ends,
+// too, and before the guard's lease does. A lock is waited for no longer than a client waits for an order in flight.
+var orderSettings = map[string]string{
+	"statement_timeout": "4500ms", "lock_timeout": "2000ms", "idle_in_transaction_session_timeout": "5000ms",
+}
+
 var (
-	orderSettingsSQL = query("order_settings")
-	orderInsertSQL   = query("order_insert")
-	orderByKeySQL    = query("order_by_key")
-	orderByIDSQL     = query("order_by_id")
-	orderListSQL     = query("order_list")
-	orderPurgeSQL    = query("order_purge")
-	insertEventSQL   = query("insert_event")
+	orderInsertSQL = query("order_insert")
+	orderByKeySQL  = query("order_by_key")
+	orderByIDSQL   = query("order_by_id")
+	orderListSQL   = query("order_list")
+	orderPurgeSQL  = query("order_purge")
 )
 
 var (
@@ -52,8 +52,8 @@ var (
 	ErrOrderNotFound = errors.New("no such order")
 	// ErrOrderLocked means that another transaction holds the order's key and did not end in time. Nothing was written.
 	ErrOrderLocked = errors.New("another transaction holds the order's key")
-	// ErrCommitUnknown means that COMMIT was sent and its outcome cannot be known from this connection. The row may
-	// exist, now or in a moment. Every other error of an OrderTx means that nothing was written.
+	// ErrCommitUnknown means that the order was sent and its outcome cannot be known from this connection. The row may
+	// exist, now or in a moment. Every other error of PlaceOrder means that nothing was written.
 	ErrCommitUnknown = errors.New("the outcome of the commit is unknown")
 )
 
@@ -85,154 +85,124 @@ type Order struct {
 // Pool is where transactions of their own take a connection from; see PoolConfig.
 type Pool = pgxpool.Pool
 
-// OrderTx is an order's transaction after its inserts and before its end. It holds a connection: end it with Commit or
-// Rollback.
-type OrderTx struct {
-	conn *pgxpool.Conn
-	// Inserted is false when the user has an order under this key already, committed; nothing was written then.
-	Inserted bool
-}
-
-// BeginOrder opens a transaction and inserts o, and e beside it, in one round trip. e is nil for an order that
-// announces nothing. A concurrent transaction with the same key is waited for. Errors: ErrOrderLocked; any other is
-// definite too, nothing was written. RetryOrder tells whether a new connection may do better.
-func BeginOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (*OrderTx, error) {
-	b, err := orderBatch(o, e)
+// OrderPoolConfig is PoolConfig for the pool of the API, whose sessions have the server's own limits of time.
+func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
+	cfg, err := PoolConfig(url, schema, "api")
 	if err != nil {
 		return nil, err
 	}
-	conn, err := acquire(ctx, pool)
-	if err != nil {
-		return nil, fmt.Errorf("insert order %s: get a connection: %w", o.ID, err)
-	}
-	tx := &OrderTx{conn: conn}
-	if tx.Inserted, err = sendOrder(ctx, conn, b, e != nil); err != nil {
-		tx.Rollback(ctx)
-		var pe *pgconn.PgError
-		if errors.As(err, &pe) && pe.Code == pgerrcode.LockNotAvailable {
-			err = ErrOrderLocked
-		}
-		return nil, fmt.Errorf("insert order %s: %w", o.ID, err)
-	}
-	return tx, nil
+	maps.Copy(cfg.ConnConfig.RuntimeParams, orderSettings)
+	return cfg, nil
 }
 
-// acquire waits for a connection no longer than a client should wait to hear that Postgres is gone or overrun.
+// PlaceOrder inserts o, and e beside it, in one statement, which is a transaction of its own. e is nil for an order
+// that announces nothing. placed is false if the user has an order under this key already, committed; nothing was
+// written then. A concurrent transaction with the same key is waited for, for as long as the session's lock_timeout
+// says; see OrderPoolConfig. It takes 5 s at most.
+//
+// Errors: ErrCommitUnknown; ErrOrderLocked and any other mean that nothing was written. RetryOrder tells whether a new
+// connection may do better.
+func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed bool, err error) {
+	args, err := orderArgs(o, e)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	conn, err := acquire(ctx, pool)
+	if err != nil {
+		return false, fmt.Errorf("insert order %s: get a connection: %w", o.ID, err)
+	}
+	defer conn.Release()
+	// Whether the statement was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to what was sent
+	// is lost, pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
+	if err = ctx.Err(); err == nil {
+		err = awaits(ctx, conn.Conn())
+	}
+	if err != nil {
+		return false, fmt.Errorf("insert order %s: %w", o.ID, err)
+	}
+	// Exec returns when the server is ready for the next statement, which it is after the commit.
+	tag, err := conn.Exec(ctx, orderInsertSQL, args...)
+	switch {
+	case err == nil:
+		return tag.RowsAffected() == 1, nil
+	case !definite(err):
+		err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	case SQLState(err) == pgerrcode.LockNotAvailable:
+		err = ErrOrderLocked
+	}
+	return false, fmt.Errorf("insert order %s: %w", o.ID, err)
+}
+
 func acquire(ctx context.Context, pool *Pool) (*pgxpool.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderAcquireTimeout)
 	defer cancel()
 	return pool.Acquire(ctx)
 }
 
-func orderBatch(o *Order, e *Event) (*pgx.Batch, error) {
+// orderArgs are the values for order_insert.
+func orderArgs(o *Order, e *Event) ([]any, error) {
 	var status *int
 	if o.RespStatus != 0 {
 		status = &o.RespStatus
 	}
-	b := &pgx.Batch{}
-	b.Queue("BEGIN")
-	b.Queue(orderSettingsSQL, orderStatementTimeout, orderLockTimeout, orderIdleTimeout)
-	b.Queue(orderInsertSQL, o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Fence, o.Amount, o.Currency, o.Status, status,
-		o.RespBody, o.CreatedAt, o.PayWith)
+	args := []any{
+		o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Fence, o.Amount, o.Currency, o.Status, status, o.RespBody,
+		o.CreatedAt, o.PayWith,
+	}
 	if e == nil {
-		return b, nil
+		return append(args, nil, nil, nil, nil, nil, nil), nil
 	}
 	headers, err := encodeHeaders(e.Headers)
 	if err != nil {
 		return nil, err
 	}
-	b.Queue(insertEventSQL, e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers)
-	return b, nil
+	return append(args, e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers), nil
 }
 
-// sendOrder runs the batch. The event is inserted even when the order was not, because that is not known before the
-// round trip ends; OrderTx.Commit then rolls back.
-func sendOrder(ctx context.Context, conn *pgxpool.Conn, b *pgx.Batch, event bool) (inserted bool, err error) {
-	res := conn.SendBatch(ctx, b)
-	defer func() {
-		if cerr := res.Close(); err == nil { // it repeats the first error
-			err = cerr
-		}
-	}()
-	for range 2 { // BEGIN, settings
-		if _, err := res.Exec(); err != nil {
-			return false, err
-		}
-	}
-	var id uuid.UUID
-	if err := res.QueryRow().Scan(&id); err == nil {
-		inserted = true
-	} else if !errors.Is(err, pgx.ErrNoRows) {
-		return false, err
-	}
-	if event {
-		if _, err := res.Exec(); err != nil {
-			return false, err
-		}
-	}
-	return inserted, nil
-}
+// errHungUp means that the server had ended the connection before anything was sent.
+var errHungUp = errors.New("the connection had been ended by the server")
 
-// Commit ends the transaction and gives the connection back. If nothing was inserted it rolls back and returns nil.
-// ErrCommitUnknown: the outcome cannot be known; after any other error nothing was written.
-func (t *OrderTx) Commit(ctx context.Context) error {
-	if !t.Inserted {
-		t.Rollback(ctx)
+// awaits closes c and fails if the server has ended it already. A pool is full of such connections after a restart of
+// Postgres, and what is sent over one of them has no answer: its outcome would be unknown. A connection may still end
+// right after this look.
+func awaits(ctx context.Context, c *pgx.Conn) error {
+	nc := c.PgConn().Conn()
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	s, ok := nc.(syscall.Conn)
+	if !ok {
 		return nil
 	}
-	defer t.conn.Release()
-	// Whether COMMIT was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to a sent COMMIT is
-	// lost, pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
-	if err := ctx.Err(); err != nil {
-		t.hangUp()
-		return fmt.Errorf("commit the order: %w", err)
+	ended := false
+	raw, err := s.SyscallConn()
+	if err == nil {
+		// Not raw.Read, which waits for other readers: pgx leaves one behind when a write takes it long.
+		err = raw.Control(func(fd uintptr) {
+			// What an idle connection has to be read is the server's last words, or its end.
+			_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+			ended = !errors.Is(err, syscall.EAGAIN)
+		})
 	}
-	if t.conn.Conn().IsClosed() {
-		return fmt.Errorf("commit the order: %w", pgconn.ErrConnClosed)
-	}
-	tag, err := t.conn.Exec(ctx, "COMMIT")
-	switch {
-	case err == nil && tag.String() == "COMMIT":
+	if err == nil && !ended {
 		return nil
-	case err == nil:
-		return fmt.Errorf("commit the order: %w", pgx.ErrTxCommitRollback)
-	case definite(err):
-		return fmt.Errorf("commit the order: %w", err)
-	default:
-		return fmt.Errorf("commit the order: %w: %w", ErrCommitUnknown, err)
 	}
+	_ = c.Close(ctx)
+	return errors.Join(errHungUp, err)
 }
 
-// Rollback ends the transaction without a trace and gives the connection back. A connection that does not answer is
-// closed, which the server takes for a rollback.
-func (t *OrderTx) Rollback(ctx context.Context) {
-	defer t.conn.Release()
-	if t.conn.Conn().IsClosed() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	// The pool closes a connection that is still in a transaction.
-	_, _ = t.conn.Exec(ctx, "ROLLBACK")
-}
-
-// hangUp closes the connection, which the server takes for a rollback.
-func (t *OrderTx) hangUp() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = t.conn.Conn().Close(ctx)
-}
-
-// definite reports whether a COMMIT that was sent certainly did not happen: the server refused it for a reason other
-// than its own end.
+// definite reports whether a statement that was sent certainly wrote nothing: the server answered with an error, which
+// it cannot any more once the transaction has committed. FATAL and PANIC are about the backend's own end, whenever that
+// was.
 func definite(err error) bool {
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		return false
 	}
-	// 57P0…: the server, or the backend, was ended.
-	return !pgerrcode.IsConnectionException(pe.Code) && !strings.HasPrefix(pe.Code, "57P0") &&
-		pe.Code != pgerrcode.StatementCompletionUnknown
+	return pe.SeverityUnlocalized == "ERROR" && !pgerrcode.IsConnectionException(pe.Code) &&
+		!strings.HasPrefix(pe.Code, "57P0") && pe.Code != pgerrcode.StatementCompletionUnknown
 }
 
 // RetryOrder reports whether a definite failure is worth another attempt at once: Postgres asks for it (deadlock,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/testenv"
@@ -29,14 +30,25 @@ func newOrder(user uuid.UUID, key byte) (*sql.Order, *sql.Event) {
 
 func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool {
 	tb.Helper()
-	tx, err := sql.BeginOrder(tb.Context(), d.Pool, o, e)
+	placed, err := sql.PlaceOrder(tb.Context(), d.Pool, o, e)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := tx.Commit(tb.Context()); err != nil {
-		tb.Fatal(err)
-	}
-	return tx.Inserted
+	return placed
+}
+
+// holdKey is another transaction that has inserted o and does not end by itself.
+func holdKey(tb testing.TB, d *testenv.Database, o *sql.Order) pgx.Tx {
+	tb.Helper()
+	tx, err := d.Pool.Begin(tb.Context())
+	must(tb, err)
+	tb.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	_, err = tx.Exec(tb.Context(), `INSERT INTO orders
+		(id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, now())`,
+		o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Amount, o.Currency, o.Status)
+	must(tb, err)
+	return tx
 }
 
 func counts(tb testing.TB, d *testenv.Database) string {
@@ -98,11 +110,8 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	user := uuid.New()
-	o, e := newOrder(user, 1)
-	first, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o, _ := newOrder(user, 1)
+	first := holdKey(t, d, o)
 	second, e2 := newOrder(user, 1)
 	got := make(chan bool)
 	go func() { got <- place(t, d, second, e2) }()
@@ -114,7 +123,7 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 		}
 		return nil
 	})
-	first.Rollback(t.Context())
+	must(t, first.Rollback(t.Context()))
 	if !<-got {
 		t.Error("the second did not take the place of the first")
 	}
@@ -127,38 +136,16 @@ func TestALockedKeyIsNotWaitedForForever(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	user := uuid.New()
-	o, e := newOrder(user, 1)
-	first, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Rollback(context.WithoutCancel(t.Context()))
+	o, _ := newOrder(user, 1)
+	holdKey(t, d, o)
 	second, e2 := newOrder(user, 1)
 	start := time.Now()
-	_, err = sql.BeginOrder(t.Context(), d.Pool, second, e2)
+	_, err := sql.PlaceOrder(t.Context(), orderPool(t, d.URL), second, e2)
 	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 8*time.Second {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 	if sql.RetryOrder(err) {
 		t.Error("a locked key is not worth another attempt at once")
-	}
-}
-
-func TestACommitWhoseBackendDiesIsUnknownOrDefinite(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	o, e := newOrder(uuid.New(), 1)
-	tx, err := sql.BeginOrder(t.Context(), d.Pool, o, e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Exec(t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-		WHERE datname = current_database() AND state = 'idle in transaction'`)
-	if err := tx.Commit(t.Context()); !errors.Is(err, sql.ErrCommitUnknown) {
-		t.Errorf("got %v, want ErrCommitUnknown: the client cannot know when its backend died", err)
-	}
-	if got := counts(t, d); got != "0 orders, 0 events" {
-		t.Error(got)
 	}
 }
 

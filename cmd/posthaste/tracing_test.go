@@ -186,8 +186,7 @@ func checkJourney(t *testing.T, c *otlp, traceparent, parent string) {
 	}
 	want := map[string]span{
 		"POST /orders":         {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_SERVER, parent: parent},
-		"BATCH":                {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_CLIENT, parent: part[2]},
-		"COMMIT":               {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_CLIENT, parent: part[2]},
+		"WITH":                 {service: "posthaste-api", kind: tracepb.Span_SPAN_KIND_CLIENT, parent: part[2]},
 		"publish outbox.order": {service: "posthaste-relay", kind: tracepb.Span_SPAN_KIND_PRODUCER, parent: part[2]},
 		"process outbox.order": {service: "posthaste-consumer", kind: tracepb.Span_SPAN_KIND_CONSUMER, parent: part[2]},
 	}

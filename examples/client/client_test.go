@@ -30,7 +30,7 @@ func newAPI(t *testing.T, spoil func(n int64, w http.ResponseWriter, r *http.Req
 ) (*testenv.Database, string) {
 	t.Helper()
 	db, rds := testenv.Postgres(t), testenv.Redis(t)
-	cfg, err := sql.PoolConfig(db.URL, "public", "api")
+	cfg, err := sql.OrderPoolConfig(db.URL, "public")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 
 func (p *Serve) build(ctx context.Context) error {
 	c, reg := p.config, p.registry
-	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "api")
+	poolConfig, err := sql.OrderPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())
 	}

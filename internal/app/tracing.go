@@ -227,12 +227,12 @@ func (t *tracing) queries() pgx.QueryTracer {
 	return &queryTracer{tracer: t.tracer}
 }
 
-// queryTracer makes a client span per statement, batch and wait for a connection. What belongs to no request, such as
+// queryTracer makes a client span per statement and wait for a connection. What belongs to no request, such as
 // housekeeping, has none.
 type queryTracer struct{ tracer trace.Tracer }
 
 var (
-	_ pgx.BatchTracer       = (*queryTracer)(nil)
+	_ pgx.QueryTracer       = (*queryTracer)(nil)
 	_ pgxpool.AcquireTracer = (*queryTracer)(nil)
 )
 
@@ -264,21 +264,6 @@ func (q *queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.Tr
 
 // TraceQueryEnd implements pgx.QueryTracer.
 func (q *queryTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
-	q.end(ctx, d.Err)
-}
-
-// TraceBatchStart implements pgx.BatchTracer.
-func (q *queryTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
-	return q.start(ctx, "BATCH", attribute.Int("db.operation.batch.size", d.Batch.Len()))
-}
-
-// TraceBatchQuery implements pgx.BatchTracer: a statement of a batch is an event of the batch's span.
-func (q *queryTracer) TraceBatchQuery(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
-	trace.SpanFromContext(ctx).AddEvent(verb(d.SQL), trace.WithAttributes(attribute.String("db.query.text", d.SQL)))
-}
-
-// TraceBatchEnd implements pgx.BatchTracer.
-func (q *queryTracer) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchEndData) {
 	q.end(ctx, d.Err)
 }
 

@@ -277,7 +277,7 @@ func (s *scene) writePaced(ctx context.Context, from, n, size int, rate float64)
 
 // asAPI runs do with a pool like that of `posthaste serve`.
 func (s *scene) asAPI(ctx context.Context, do func(pool *pgxpool.Pool) error) error {
-	cfg, err := sql.PoolConfig(s.config.PostgresURL, s.config.Schema, "api")
+	cfg, err := sql.OrderPoolConfig(s.config.PostgresURL, s.config.Schema)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,249 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+// orderPool connects as the API does.
+func orderPool(tb testing.TB, url string) *pgxpool.Pool {
+	tb.Helper()
+	cfg, err := sql.OrderPoolConfig(url, "public")
+	must(tb, err)
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
+	must(tb, err)
+	tb.Cleanup(pool.Close)
+	return pool
+}
+
+// result is what PlaceOrder returns.
+type result struct {
+	placed bool
+	err    error
+}
+
+// send places a new order in the background.
+func send(ctx context.Context, pool *pgxpool.Pool) <-chan result {
+	o, e := newOrder(uuid.New(), 1)
+	done := make(chan result, 1)
+	go func() {
+		placed, err := sql.PlaceOrder(ctx, pool, o, e)
+		done <- result{placed, err}
+	}()
+	return done
+}
+
+// The limits are the sessions', whatever else says otherwise.
+func TestTheServerLimitsOrders(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	pool := orderPool(t, d.URL+"&statement_timeout=0&lock_timeout=0")
+	for name, want := range map[string]string{
+		"statement_timeout": "4500ms", "lock_timeout": "2s", "idle_in_transaction_session_timeout": "5s",
+	} {
+		var got string
+		must(t, pool.QueryRow(t.Context(), "SHOW "+name).Scan(&got))
+		if got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+// unanswered is an order that has reached Postgres and waits at a gate.
+type unanswered struct {
+	t      *testing.T
+	d      *testenv.Database
+	p      *testenv.Proxy
+	g      *testenv.Gate
+	giveUp func()
+}
+
+// The order was sent, and then something happens to the connection, or to the patience of who sent it.
+func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		happens func(u *unanswered)
+		want    string
+	}{
+		"the backend is terminated": {func(u *unanswered) {
+			u.d.Exec(u.t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = 'posthaste api'`)
+		}, "0 orders, 0 events"},
+		"the connection is cut before the commit": {func(u *unanswered) {
+			u.p.Down()
+			u.g.Open()
+		}, "1 orders, 1 events"},
+		"the reply is lost": {func(u *unanswered) {
+			u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+			u.g.Open()
+			eventually(u.t, u.d, "1 orders, 1 events")
+			u.p.Down()
+		}, "1 orders, 1 events"},
+		// pgx asks the server to cancel
+		"the client gives up": {func(u *unanswered) { u.giveUp() }, "0 orders, 0 events"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := testenv.Postgres(t)
+			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
+			pool := orderPool(t, fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", p.Addr(), d.Name))
+			g := d.Gate(t, "outbox")
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			done := send(ctx, pool)
+			g.Wait()
+			c.happens(&unanswered{t, d, p, g, giveUp})
+			r := <-done
+			if r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err) {
+				t.Errorf("got %v, %v, want ErrCommitUnknown", r.placed, r.err)
+			}
+			eventually(t, d, c.want)
+		})
+	}
+}
+
+// eventually waits until the database has so many orders and events.
+func eventually(tb testing.TB, d *testenv.Database, want string) {
+	tb.Helper()
+	testenv.Eventually(tb, 20*time.Second, func() error {
+		if got := counts(tb, d); got != want {
+			return fmt.Errorf("%s, want %s", got, want)
+		}
+		return nil
+	})
+}
+
+// An answer that is an error means that nothing was written, also when it comes with the commit.
+func TestWhatIsRefusedWasNotWritten(t *testing.T) {
+	t.Parallel()
+	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE check_violation; END $$`
+	for name, c := range map[string]struct {
+		trigger, state string
+	}{
+		"at the order": {"CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW", pgerrcode.CheckViolation},
+		"at the event": {"CREATE TRIGGER refuse BEFORE INSERT ON outbox FOR EACH ROW", pgerrcode.CheckViolation},
+		"at the commit": {
+			"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW",
+			pgerrcode.CheckViolation,
+		},
+		"by the time it takes": {"", pgerrcode.QueryCanceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := testenv.Postgres(t)
+			pool := orderPool(t, d.URL)
+			if c.trigger == "" {
+				d.Gate(t, "outbox") // for longer than a statement may take
+			} else {
+				d.Exec(t, refuse)
+				d.Exec(t, c.trigger+" EXECUTE FUNCTION refuse()")
+			}
+			r := <-send(t.Context(), pool)
+			if r.placed || sql.SQLState(r.err) != c.state || errors.Is(r.err, sql.ErrCommitUnknown) {
+				t.Errorf("got %v, %v, want state %s", r.placed, r.err, c.state)
+			}
+			if got := counts(t, d); got != "0 orders, 0 events" {
+				t.Error(got)
+			}
+			if s := pool.Stat(); s.AcquiredConns() != 0 || s.IdleConns() != 1 {
+				t.Errorf("%d connections in use, %d idle", s.AcquiredConns(), s.IdleConns())
+			}
+		})
+	}
+}
+
+// A connection that died in the pool is noticed before anything is sent over it: nothing is unknown then.
+func TestAConnectionThatDiedInThePool(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	pool := orderPool(t, d.URL)
+	if r := <-send(t.Context(), pool); !r.placed || r.err != nil {
+		t.Fatal(r.err)
+	}
+	d.Exec(t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'posthaste api'`)
+	r := <-send(t.Context(), pool)
+	switch {
+	case r.err == nil && r.placed: // the pool looks itself when a connection was idle for long
+	case errors.Is(r.err, sql.ErrCommitUnknown) || !sql.BrokenConnection(r.err):
+		t.Errorf("got %v, want a broken connection, and nothing unknown", r.err)
+	default:
+		if r = <-send(t.Context(), pool); !r.placed || r.err != nil {
+			t.Errorf("the next: %v", r.err)
+		}
+	}
+	if got := counts(t, d); got != "2 orders, 2 events" {
+		t.Error(got)
+	}
+}
+
+// A connection is looked at without waiting for whoever else reads it: pgx does, after a write that took long.
+func TestAConnectionThatIsBeingRead(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	conn, err := orderPool(t, d.URL).Acquire(t.Context())
+	must(t, err)
+	defer conn.Release()
+	reads, idle := conn.Conn().PgConn().Conn(), make(chan error)
+	go func() {
+		_, err := reads.Read(make([]byte, 1))
+		idle <- err
+	}()
+	stuck := time.AfterFunc(10*time.Second, func() { _ = reads.Close() }) // which ends every wait
+	defer stuck.Stop()
+	for since := time.Now(); time.Since(since) < 100*time.Millisecond; { // by then it reads
+		must(t, sql.Awaits(t.Context(), conn.Conn()))
+	}
+	must(t, reads.Close())
+	if <-idle == nil || sql.Awaits(t.Context(), conn.Conn()) == nil {
+		t.Error("a closed connection is taken for one that awaits a statement")
+	}
+}
+
+// A commit waits for a standby that is gone. It was done here, and an answer that says so is true; without an answer
+// nobody knows.
+func TestAnOrderThatWaitsForAStandby(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	pool := orderPool(t, d.URL)
+	d.Standby(t, "gone")
+	t.Cleanup(func() { // dropping the database would wait too
+		for _, stmt := range []string{"ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"} {
+			if _, err := d.Pool.Exec(context.Background(), stmt); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	d.WaitHeld(t)
+	for i, c := range []struct {
+		ends    string
+		unknown bool
+	}{{"pg_cancel_backend(pid)", false}, {"pg_terminate_backend(pid)", true}} {
+		done := send(t.Context(), pool)
+		testenv.Eventually(t, 4*time.Second, func() error {
+			if testenv.Value[int](t, d, "SELECT count(*) FROM (SELECT "+c.ends+` FROM pg_stat_activity
+				WHERE application_name = 'posthaste api' AND wait_event = 'SyncRep') AS ended`) == 0 {
+				return errors.New("it does not wait")
+			}
+			return nil
+		})
+		r := <-done
+		if r.placed == c.unknown || errors.Is(r.err, sql.ErrCommitUnknown) != c.unknown {
+			t.Errorf("%s: %v, %v", c.ends, r.placed, r.err)
+		}
+		if got := counts(t, d); got != fmt.Sprintf("%d orders, %d events", i+1, i+1) {
+			t.Errorf("%s: %s", c.ends, got)
+		}
+	}
+}
