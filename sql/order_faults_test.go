@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -56,6 +57,22 @@ func TestTheServerLimitsOrders(t *testing.T) {
 		must(t, pool.QueryRow(t.Context(), "SHOW "+name).Scan(&got))
 		if got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestTheAPIHasConnectionsForCommitsThatWait(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]int32{
+		"postgres://localhost/db":                                  max(8, int32(runtime.NumCPU())),
+		"postgres://localhost/db?pool_max_conns=3":                 3,
+		"host=localhost dbname=db pool_max_conns=30":               30,
+		"host=localhost dbname=db application_name=pool_max_conns": max(8, int32(runtime.NumCPU())),
+	} {
+		cfg, err := sql.OrderPoolConfig(url, "public")
+		must(t, err)
+		if cfg.MaxConns != want {
+			t.Errorf("%s: %d connections, want %d", url, cfg.MaxConns, want)
 		}
 	}
 }

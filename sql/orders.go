@@ -85,13 +85,22 @@ type Order struct {
 // Pool is where transactions of their own take a connection from; see PoolConfig.
 type Pool = pgxpool.Pool
 
-// OrderPoolConfig is PoolConfig for the pool of the API, whose sessions have the server's own limits of time.
+// orderConns is how many connections the API has, if the URL does not say and pgx would not take more. Commits wait for
+// the disk, not for a processor, and those that come together share its writes: with pgx's four, orders wait in line.
+const orderConns = 8
+
+// OrderPoolConfig is PoolConfig for the pool of the API, whose sessions have the server's own limits of time. It has
+// eight connections, or one for each processor if these are more, unless url says pool_max_conns.
 func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "api")
 	if err != nil {
 		return nil, err
 	}
 	maps.Copy(cfg.ConnConfig.RuntimeParams, orderSettings)
+	// What pgxpool takes for itself from the URL, pgx alone leaves among the parameters.
+	if own, err := pgx.ParseConfig(url); err == nil && own.RuntimeParams["pool_max_conns"] == "" {
+		cfg.MaxConns = max(cfg.MaxConns, orderConns)
+	}
 	return cfg, nil
 }
 
