@@ -14,7 +14,7 @@ const (
 	pauseBytes = 64 << 10
 	// pauseLeast and pauseMost bound a pause. The most is what an event may be late for the sake of others.
 	pauseLeast = 200 * time.Microsecond
-	pauseMost  = 2 * time.Millisecond
+	pauseMost  = time.Millisecond
 )
 
 // pace decides how long to wait before the next read. The server makes one send per message; waking up for each, and

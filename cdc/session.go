@@ -279,7 +279,11 @@ func (s *session) dry(ctx context.Context) error {
 	if at.Before(until) {
 		until = at
 	}
-	time.Sleep(s.pace.pause(now))
+	pause := s.pace.pause(now)
+	if s.track.receiving {
+		pause = min(pause, pauseLeast) // the rest of a transaction is close behind, and rows wait for it
+	}
+	time.Sleep(pause)
 	return s.fill(ctx, until)
 }
 
