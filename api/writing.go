@@ -69,9 +69,9 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sq
 	return won, false, err
 }
 
-// resolve finds out what an order did that was sent and not answered, by inserting the same row again on
-// other connections: the unique key makes that wait for the transaction in doubt, and then either finds its row or
-// takes its place. One that comes even later finds what this one did.
+// resolve finds out what an order did that was sent and not answered, by inserting the same row again on other
+// connections: the unique key makes that wait for the transaction in doubt, and then either finds its row or takes its
+// place. One that comes even later finds what this one did.
 func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()

@@ -29,12 +29,12 @@ func TestPace(t *testing.T) {
 		"900 transactions a second": {3, 300, time.Second / 900, 0, 0},
 		"2,000 a second":            {3, 300, time.Second / 2000, pauseMost, pauseMost},
 		"2,000, gathered":           {12, 300, 2 * time.Millisecond, pauseMost, pauseMost},
-		"30,000 a second":           {30, 300, time.Second / 3000, time.Millisecond, 1200 * time.Microsecond},
+		"60,000 a second":           {90, 300, 450 * time.Microsecond, 450 * time.Microsecond, 500 * time.Microsecond},
 		"a backlog":                 {300, 100, 300 * time.Microsecond, pauseLeast, pauseLeast},
 		"large rows":                {2, 100_000, 300 * time.Microsecond, pauseLeast, pauseLeast},
 	} {
 		p := newPace(time.Unix(0, 0))
-		if got := paced(&p, 50, c.messages, c.size, c.apart); got < c.least || got > c.most {
+		if got := paced(&p, 100, c.messages, c.size, c.apart); got < c.least || got > c.most {
 			t.Errorf("%s: a pause of %v, want %v to %v", name, got, c.least, c.most)
 		}
 	}

@@ -117,9 +117,6 @@ func TestRefusals(t *testing.T) {
 
 func TestBuildRefusesWhatItCannotBuild(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("there is no git")
-	}
 	root := t.TempDir()
 	git := func(args ...string) {
 		t.Helper()
