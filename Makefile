@@ -10,6 +10,8 @@ LINT     := bin/tools/golangci-lint
 # go.mod. They read files outside it, which the test cache does not track, hence -count=1.
 GRAFANA  := cd grafana && $(GO)
 CONTAIN  := cd containers && $(GO)
+# What posthaste is measured beside is a module of its own, too.
+PEERS    := cd tools/peers && $(GO)
 # Servers that the tests start.
 SERVERS  := postgres redis valkey prometheus
 # One fuzz target per run: go test accepts only one.
@@ -19,7 +21,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench bench-compare rules clean
+.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +42,7 @@ test: ## install what tests need, run every test against real servers
 	$(GO) test -race -p 1 -parallel 4 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 	$(CONTAIN) test -race -count=1 ./...
+	$(PEERS) test ./...
 
 # The counts of the acceptance list, then the tests that bound memory or time. Those have the build tag "full" and the name
 # TestFull…, and run alone, in sequence and without the race detector, which would distort the figures.
@@ -65,6 +68,7 @@ check: lint rules ## formatting, linters, modules, Prometheus rules, generated d
 	$(GO) mod tidy -diff
 	$(GRAFANA) mod tidy -diff
 	$(CONTAIN) mod tidy -diff
+	$(PEERS) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
 
@@ -74,6 +78,7 @@ lint: $(LINT) ## formatting and linters only
 	$(LINT) run ./...
 	cd grafana && ../$(LINT) run ./...
 	cd containers && ../$(LINT) run ./...
+	cd tools/peers && ../../$(LINT) run ./...
 
 fmt: $(LINT) ## format every Go file
 	$(LINT) fmt
@@ -109,6 +114,12 @@ bench-compare: ## this tree against commit BASE, in turns; ARGS="latency --rate=
 	@./scripts/ensure.sh postgres redis
 	@$(GO) build -o bin/bench-compare ./internal/bench/compare
 	@exec ./bin/bench-compare --base='$(BASE)' --rounds='$(ROUNDS)' $(ARGS)
+
+bench-peers: ## beside what a user would pick instead; ARGS="--rates=1000 --peers=posthaste,batch" selects
+	@./scripts/ensure.sh postgres redis
+	@$(MAKE) --no-print-directory build
+	@$(PEERS) build -o ../../bin/bench-peers .
+	@exec ./bin/bench-peers --posthaste=bin/posthaste $(ARGS)
 
 clean: ## remove what was built
 	rm -rf bin dist $(BROWSER)/node_modules

@@ -9,6 +9,7 @@ import (
 
 type benchCmd struct {
 	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, beside what Postgres and Redis do alone."`
+	Growth  benchGrowthCmd  `cmd:"" help:"Measure whether a relay gets slower or larger with its backlog, its payloads and its streams."`
 	Idle    benchIdleCmd    `cmd:"" help:"Measure what a relay, Postgres and Redis use while nothing happens, beside the servers without a relay."`
 	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at fixed rates, and processor time per event, beside a bare commit and a bare stream."`
 	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, beside an empty handler and the bare transaction."`
@@ -39,6 +40,17 @@ func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction, Mode: c.Mode,
 		Load: c.Load,
 	}.Run(ctx, e.config, e.IO)
+}
+
+type benchGrowthCmd struct {
+	benchFlags
+	Max    int `help:"Events of the largest backlog; the smallest has 10,000, each of the others ten times as many." default:"1000000"`
+	Events int `help:"Events of one measurement of payloads and of streams." default:"20000"`
+}
+
+// Run measures.
+func (c benchGrowthCmd) Run(ctx context.Context, e *env) error {
+	return bench.Growth{Options: bench.Options(c.benchFlags), Max: c.Max, Events: c.Events}.Run(ctx, e.config, e.IO)
 }
 
 type benchIdleCmd struct {

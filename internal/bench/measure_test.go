@@ -54,6 +54,9 @@ func (w *world) measure(b any) (report, error) {
 	case Drain:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
+	case Growth:
+		b.External, b.JSON = true, true
+		err = b.Run(w.t.Context(), c, o)
 	case Idle:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
@@ -149,6 +152,43 @@ func TestBenchDrain(t *testing.T) {
 	if r.Machine.Durability["fsync"] != "off" || r.Machine.Durability["appendfsync"] != "no" ||
 		r.Machine.Versions["postgres"] == "" {
 		t.Errorf("machine: %+v", r.Machine)
+	}
+}
+
+func TestBenchGrowth(t *testing.T) {
+	t.Parallel()
+	r, err := newWorld(t).measure(Growth{Options: Options{Runs: 1}, Max: 100, Events: 70})
+	if err != nil {
+		t.Fatal(err)
+	}
+	positive(t, r.Results, 1, "100 events", "100 bytes", "1,000 bytes", "10,000 bytes", "100,000 bytes", "1 stream",
+		"8 streams", "64 streams")
+	for i, w := range r.Results {
+		n := 70
+		if i == 0 {
+			n = 100
+		}
+		if want := (check{Committed: n, Found: n, Recorded: n}); w.Check == nil || *w.Check != want {
+			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
+		}
+		if first := w.Name == "100 events" || w.Name == "100 bytes" || w.Name == "1 stream"; first !=
+			(len(w.Ratios) == 0) || w.median("relay_peak_rss_mib") < 1 {
+			t.Errorf("%s: ratios %v, figures %v", w.Name, w.Ratios, w.Figures)
+		}
+	}
+}
+
+// TestBacklogsGrow has every backlog ten times as large as the one before, and payloads that fit into memory.
+func TestBacklogsGrow(t *testing.T) {
+	t.Parallel()
+	all := Growth{Max: 10_000_000, Events: 20_000}.groups()
+	if n := len(all[0]); n != 4 || all[0][0].events != 10_000 || all[0][3].name != "10,000,000 events" {
+		t.Errorf("backlogs %+v", all[0])
+	}
+	for _, of := range all[1] {
+		if of.events*of.size > growthBytes || of.events < 1000 {
+			t.Errorf("payloads %+v", of)
+		}
 	}
 }
 
@@ -279,7 +319,8 @@ func TestRefusals(t *testing.T) {
 	for _, run := range []func(context.Context, app.Config, cli.IO) error{
 		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 1}.Run,
 		Drain{Events: 1, Transaction: 1, Size: 16}.Run, // no runs
-		Idle{Options: Options{Runs: 1}, Mode: "both"}.Run, Latency{Rates: []float64{1}, Size: 300}.Run,
+		Growth{Options: Options{Runs: 1}, Max: 1}.Run, Idle{Options: Options{Runs: 1}, Mode: "both"}.Run,
+		Latency{Rates: []float64{1}, Size: 300}.Run,
 		Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
 	} {
 		var usage *cli.UsageError

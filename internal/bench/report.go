@@ -210,8 +210,10 @@ func (r *report) print(out io.Writer) error {
 	legend := cmp.Or(r.legend, "µs is processor time per event or request, busy % the whole machine")
 	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; %s\n\n", strings.Join(set, ", "), legend)
 	t := cli.Table(out)
-	r.table(t, "limit", r.Limits)
-	fmt.Fprintln(t)
+	if len(r.Limits) > 0 {
+		r.table(t, "limit", r.Limits)
+		fmt.Fprintln(t)
+	}
 	r.table(t, "result", r.Results)
 	if err := t.Flush(); err != nil {
 		return err

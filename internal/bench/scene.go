@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -30,12 +31,14 @@ type scene struct {
 	config app.Config
 	pool   *pgxpool.Pool
 	slots  *cdc.Slots
+	// streams is how many streams its events go to, in turns.
+	streams int
 }
 
 // in runs do in a new scene and removes it, whatever do says.
 func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene) error) (err error) {
 	b.scenes++
-	s := &scene{session: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config}
+	s := &scene{session: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config, streams: 1}
 	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
 	s.config.Slot = s.name
 	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
@@ -104,8 +107,16 @@ func (s *scene) removeKeys(ctx context.Context) error {
 	return s.redis.Unlink(ctx, keys...).Err()
 }
 
-// stream is where the scene's events go.
+// stream is where the scene's events go if they go to one.
 func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, aggregateType) }
+
+// streamOf is where every event goes whose number is i modulo the number of streams.
+func (s *scene) streamOf(i int) string {
+	if s.streams == 1 {
+		return s.stream()
+	}
+	return s.stream() + strconv.Itoa(i)
+}
 
 // relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process,
 // without the sync of credits.
@@ -164,12 +175,23 @@ func (s *scene) inMode(ctx context.Context, p *app.Relay, mode outbox.Mode) erro
 	})
 }
 
-// published waits until the stream has n entries.
+// published waits until the streams have n entries. It asks for one stream after the other: asking for all of them each
+// time would cost what is measured.
 func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
+	at, full := 0, 0 // the streams before at have all of theirs
 	return s.until(ctx, p, "every event in the stream", func() (bool, int64, error) {
-		have, err := s.redis.XLen(ctx, s.stream()).Result()
-		s.progress.count.Store(have)
-		return have >= int64(n), have, err
+		for ; ; at++ {
+			have, err := s.redis.XLen(ctx, s.streamOf(at)).Result()
+			far := int64(full) + have
+			s.progress.count.Store(far)
+			theirs := (n - at + s.streams - 1) / s.streams
+			if err != nil || have < int64(theirs) {
+				return false, far, err
+			}
+			if full += theirs; at == s.streams-1 {
+				return true, far, nil
+			}
+		}
 	})
 }
 
@@ -186,31 +208,33 @@ func (s *scene) settled(ctx context.Context, p *app.Relay) error {
 	})
 }
 
-// count holds the stream and the history against the n events that were written.
+// count holds the streams and the history against the n events that were written.
 func (s *scene) count(ctx context.Context, n int) (check, error) {
 	c := check{Committed: n}
 	seen := make([]bool, n)
-	for from := "-"; ; {
-		page, err := s.redis.XRangeN(ctx, s.stream(), from, "+", 1000).Result()
-		if err != nil {
-			return c, err
-		}
-		if len(page) == 0 {
-			break
-		}
-		for _, m := range page {
-			id, _ := m.Values["id"].(string)
-			switch i, ok := eventNumber(id); {
-			case !ok || i >= n:
-				c.Unknown++
-			case seen[i]:
-				c.Repeated++
-			default:
-				seen[i] = true
-				c.Found++
+	for i := range s.streams {
+		for from := "-"; ; {
+			page, err := s.redis.XRangeN(ctx, s.streamOf(i), from, "+", 1000).Result()
+			if err != nil {
+				return c, err
 			}
+			if len(page) == 0 {
+				break
+			}
+			for _, m := range page {
+				id, _ := m.Values["id"].(string)
+				switch at, ok := eventNumber(id); {
+				case !ok || at >= n || at%s.streams != i:
+					c.Unknown++
+				case seen[at]:
+					c.Repeated++
+				default:
+					seen[at] = true
+					c.Found++
+				}
+			}
+			from = "(" + page[len(page)-1].ID
 		}
-		from = "(" + page[len(page)-1].ID
 	}
 	c.Lost = n - c.Found
 	err := s.pool.QueryRow(ctx, "SELECT (SELECT count(*) FROM outbox) - (SELECT count(*) FROM outbox_backlog)").
@@ -240,6 +264,10 @@ func (s *scene) makeSlot(ctx context.Context) error {
 func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	chunk := max(500, transaction)
 	payload := payloadOf(size)
+	aggregate := "'" + aggregateType + "'"
+	if s.streams > 1 {
+		aggregate = fmt.Sprintf("'%s' || n %% %d", aggregateType, s.streams)
+	}
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	for range writers {
@@ -250,7 +278,8 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 					return nil
 				}
 				to := min(from+chunk, n)
-				if _, err := s.pool.Exec(ctx, fmt.Sprintf(insertMany, from, to-1, payload, transaction)); err != nil {
+				_, err := s.pool.Exec(ctx, fmt.Sprintf(insertMany, from, to-1, payload, transaction, aggregate))
+				if err != nil {
 					return fmt.Errorf("write events: %w", err)
 				}
 			}

@@ -52,8 +52,10 @@ type session struct {
 	scenes int
 	dir    string
 	owned  []func() // stop what this process started
-	admin  *pgxpool.Pool
-	redis  *redis.Client
+	// postgres is the server that this process started, nil if it has not.
+	postgres *local.Postgres
+	admin    *pgxpool.Pool
+	redis    *redis.Client
 }
 
 // open starts servers, or takes those of the settings, and notes what they are.
@@ -112,6 +114,7 @@ func (b *session) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.postgres = pg
 	b.owned = append(b.owned, func() { _ = pg.Stop("immediate") })
 	rd, err := local.StartRedis(ctx, redisPath, redisDir)
 	if err != nil {
@@ -236,7 +239,9 @@ func (b *session) usage(ctx context.Context) usage {
 		u.idle = c.Idle + c.Iowait
 		u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	}
-	u.postgres = b.postgresCPU(fs)
+	if b.postgres != nil {
+		u.postgres = b.postgres.CPU()
+	}
 	return u
 }
 
@@ -247,44 +252,6 @@ func ownCPU() float64 {
 		return 0
 	}
 	return time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
-}
-
-// postgresCPU sums up the server that this process started: the postmaster, its children, and those that have ended.
-func (b *session) postgresCPU(fs procfs.FS) (seconds float64) {
-	if b.dir == "" {
-		return 0
-	}
-	const ticks = 100 // per second, see CPUTime
-	text, err := os.ReadFile(filepath.Join(b.dir, "postgres", "data", "postmaster.pid"))
-	if err != nil {
-		return 0
-	}
-	first, _, _ := strings.Cut(string(text), "\n")
-	postmaster, _ := strconv.Atoi(first)
-	procs, err := fs.AllProcs()
-	if err != nil {
-		return 0
-	}
-	for _, p := range procs {
-		s, err := p.Stat()
-		switch {
-		case err != nil: // it has ended meanwhile
-		case s.PID == postmaster:
-			seconds += processorTime(p, s) + float64(s.CUTime+s.CSTime)/ticks
-		case s.PPID == postmaster:
-			seconds += processorTime(p, s)
-		}
-	}
-	return seconds
-}
-
-// processorTime is what a process with one thread has used, in seconds: to the nanosecond if the kernel keeps such
-// statistics, else in ticks of 10 ms, of which an idle server uses few.
-func processorTime(p procfs.Proc, s procfs.ProcStat) float64 {
-	if exact, err := p.Schedstat(); err == nil && exact.RunningNanoseconds > 0 {
-		return float64(exact.RunningNanoseconds) / 1e9
-	}
-	return s.CPUTime()
 }
 
 // note adds what was used since u to a row, per event where that is meant.

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/xml"
 	"fmt"
 	"os"
 	"os/exec"
@@ -106,7 +107,8 @@ func TestTable(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"BASE=": nil, "ROUNDS": {"--base=HEAD", "--rounds=2"},
+		"BASE=": nil, "ROUNDS": {"--base=HEAD", "--rounds=2"}, "rates": {"--base=HEAD", "--rates=100,0"},
+		"picture": {"--base=HEAD", "--picture=x.svg", "drain"},
 	} {
 		o := cli.IO{Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}}
 		if err := run(t.Context(), args, o); err == nil || !strings.Contains(err.Error(), want) {
@@ -138,5 +140,50 @@ func TestBuildRefusesWhatItCannotBuild(t *testing.T) {
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, which does not say %q", commit, err, want)
 		}
+	}
+}
+
+// TestPicture draws what a page may show: no scripts, all four curves, and labels that do not cover one another.
+func TestPicture(t *testing.T) {
+	t.Parallel()
+	w := sweep{At: []at{
+		{Rate: 100, Base: pace{0.8, 3}, New: pace{0.8, 3}},
+		{Rate: 1000, Base: pace{1, 30}, New: pace{1.5, 5}},
+		{Rate: 10000, Base: pace{1999, 2000}, New: pace{1990, 2000}},
+	}}
+	var doc struct {
+		XMLName struct{} `xml:"http://www.w3.org/2000/svg svg"`
+		Paths   []struct {
+			D string `xml:"d,attr"`
+		} `xml:"path"`
+		Texts []struct {
+			Y    float64 `xml:"y,attr"`
+			Text string  `xml:",chardata"`
+		} `xml:"text"`
+		Scripts []string `xml:"script"`
+	}
+	if err := xml.Unmarshal([]byte(w.svg()), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if len(doc.Paths) != 4 || len(doc.Scripts) > 0 {
+		t.Fatalf("%d curves, %d scripts", len(doc.Paths), len(doc.Scripts))
+	}
+	if d := doc.Paths[0].D; !strings.HasPrefix(d, "M62.0,") || !strings.Contains(d, " L620.0,56.") {
+		t.Errorf("the first curve is %s", d)
+	}
+	var labels []float64
+	for _, text := range doc.Texts {
+		if strings.HasPrefix(text.Text, "now, ") || strings.HasPrefix(text.Text, "before, ") {
+			labels = append(labels, text.Y)
+		}
+	}
+	slices.Sort(labels)
+	for n := 1; n < len(labels); n++ {
+		if labels[n]-labels[n-1] < 16 {
+			t.Errorf("labels are at %v", labels)
+		}
+	}
+	if len(labels) != 4 || labels[3] > bottom+10 {
+		t.Errorf("labels are at %v", labels)
 	}
 }

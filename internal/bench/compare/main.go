@@ -3,6 +3,9 @@
 // spread; where there is no difference, it says so.
 //
 //	compare --base=COMMIT [--rounds=N] [--json] [drain|latency|idle|orders [flags]]
+//	compare --base=COMMIT [--rounds=N] [--json] --picture=FILE [--rates=N,…] [latency [flags]]
+//
+// The latter draws the latency of both against the rate.
 //
 // `make bench-compare` calls it. It exits with 0 whatever the figures are, and otherwise only if something could not be
 // run. What it makes is in one temporary folder, which is removed, also after Ctrl-C.
@@ -15,6 +18,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"posthaste/internal/cli"
@@ -45,6 +50,9 @@ func run(ctx context.Context, args []string, o cli.IO) (err error) {
 	base := flags.String("base", "", "the `commit` to compare the working tree with")
 	rounds := flags.Int("rounds", 5, "how often each is measured; at least 3")
 	asJSON := flags.Bool("json", false, "print JSON instead of tables")
+	picture := flags.String("picture", "", "draw latency against rate into this `file`")
+	rates := numbers{100, 200, 500, 1000, 2000, 3000, 4000, 6000, 8000, 10000}
+	flags.Var(&rates, "rates", "transactions `per second` of the picture, separated by commas")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return nil
 	} else if err != nil {
@@ -57,8 +65,13 @@ func run(ctx context.Context, args []string, o cli.IO) (err error) {
 		return fmt.Errorf("ROUNDS must be at least %d: fewer do not tell a difference from chance", leastRounds)
 	}
 	bench := flags.Args()
-	if len(bench) == 0 {
+	switch {
+	case *picture == "" && len(bench) == 0:
 		bench = []string{"drain"}
+	case *picture != "" && len(bench) > 0 && bench[0] != "latency":
+		return errors.New("the picture is of latency: nothing else may be measured for it")
+	case *picture != "" && len(bench) > 0:
+		bench = bench[1:]
 	}
 	dir, err := os.MkdirTemp("", "posthaste-compare-")
 	if err != nil {
@@ -69,6 +82,19 @@ func run(ctx context.Context, args []string, o cli.IO) (err error) {
 	if err != nil {
 		return err
 	}
+	if *picture != "" {
+		w, err := measureRates(ctx, both, rates, bench, *rounds, o.Stderr)
+		if err != nil {
+			return err
+		}
+		if err := w.write(*picture); err != nil {
+			return err
+		}
+		if *asJSON {
+			return o.JSON(w)
+		}
+		return w.print(o.Stdout)
+	}
 	m, err := measure(ctx, both, bench, *rounds, o.Stderr)
 	if err != nil {
 		return err
@@ -78,4 +104,23 @@ func run(ctx context.Context, args []string, o cli.IO) (err error) {
 		return o.JSON(m)
 	}
 	return m.print(o.Stdout)
+}
+
+// numbers is a flag of several numbers above zero.
+type numbers []float64
+
+// String implements flag.Value.
+func (n *numbers) String() string { return strings.Trim(fmt.Sprint([]float64(*n)), "[]") }
+
+// Set implements flag.Value.
+func (n *numbers) Set(text string) error {
+	*n = nil
+	for t := range strings.SplitSeq(text, ",") {
+		v, err := strconv.ParseFloat(t, 64)
+		if err != nil || !(v > 0) {
+			return fmt.Errorf("%q is not a number above zero", t)
+		}
+		*n = append(*n, v)
+	}
+	return nil
 }

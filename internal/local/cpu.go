@@ -1,0 +1,46 @@
+package local
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+)
+
+// CPU is the processor time that the server has used, in seconds: that of the postmaster, of its children, and of those
+// that have ended. It is 0 where that is not known, and while the server is down.
+func (p *Postgres) CPU() (seconds float64) {
+	const ticks = 100 // per second, see CPUTime
+	text, err := os.ReadFile(filepath.Join(p.Dir, "data", "postmaster.pid"))
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	postmaster, _ := strconv.Atoi(first)
+	procs, err := procfs.AllProcs()
+	if err != nil {
+		return 0 // not Linux
+	}
+	for _, p := range procs {
+		s, err := p.Stat()
+		switch {
+		case err != nil: // it has ended meanwhile
+		case s.PID == postmaster:
+			seconds += processorTime(p, s) + float64(s.CUTime+s.CSTime)/ticks
+		case s.PPID == postmaster:
+			seconds += processorTime(p, s)
+		}
+	}
+	return seconds
+}
+
+// processorTime is what a process with one thread has used, in seconds: to the nanosecond if the kernel keeps such
+// statistics, else in ticks of 10 ms, of which an idle server uses few.
+func processorTime(p procfs.Proc, s procfs.ProcStat) float64 {
+	if exact, err := p.Schedstat(); err == nil && exact.RunningNanoseconds > 0 {
+		return float64(exact.RunningNanoseconds) / 1e9
+	}
+	return s.CPUTime()
+}

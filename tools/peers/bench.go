@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/cli"
+	"posthaste/internal/local"
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// bench is the servers, and what every measurement needs.
+type bench struct {
+	options
+	pg        *local.Postgres
+	rd        *local.Redis
+	admin     *pgxpool.Pool
+	redis     *redis.Client
+	bin, self string
+	scenes    int
+	closers   []func()
+}
+
+// measure starts the servers, measures every load with every peer, and prints the report.
+func measure(ctx context.Context, c options, o cli.IO) error {
+	b := &bench{options: c}
+	defer b.close()
+	if err := b.open(ctx); err != nil {
+		return err
+	}
+	r, err := b.describe(ctx)
+	if err != nil {
+		return err
+	}
+	loads := loadsOf(c)
+	began, done, total := time.Now(), 0, c.rounds*len(loads)*len(c.peers)
+	for round := range c.rounds {
+		for _, l := range loads {
+			found := map[string]figures{}
+			for n := range c.peers {
+				p := c.peers[(n+round)%len(c.peers)]
+				done++
+				if l.backlog && p.command == nil {
+					continue // nothing to measure
+				}
+				at := time.Now()
+				if found[p.name], err = b.once(ctx, p, l); err != nil {
+					return fmt.Errorf("%s, %s: %w", l.name, p.name, err)
+				}
+				left := time.Since(began) / time.Duration(done) * time.Duration(total-done)
+				fmt.Fprintf(o.Stderr, "%d/%d round %d, %s, %s: %.1f s; about %v left\n", done, total, round+1, l.name,
+					p.name, time.Since(at).Seconds(), left.Round(time.Second))
+			}
+			r.add(l, c.peers, found)
+		}
+	}
+	if c.json {
+		return o.JSON(r)
+	}
+	return r.print(o.Stdout)
+}
+
+// open starts the servers, which keep their data as in production.
+func (b *bench) open(ctx context.Context) (err error) {
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	if _, err := os.Stat(b.posthaste); err != nil {
+		return fmt.Errorf("no program posthaste: run make build, or name it in --posthaste: %w", err)
+	}
+	if b.bin, err = local.PostgresBin(ctx, os.Getenv("POSTHASTE_PG_BIN")); err != nil {
+		return err
+	}
+	redisPath, err := local.RedisBin(os.Getenv("POSTHASTE_REDIS_BIN"))
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(b.dir, "posthaste-peers-")
+	if err != nil {
+		return err
+	}
+	b.closers = append(b.closers, func() { _ = os.RemoveAll(dir) })
+	// Postgres may have to run as another user, who must be able to pass through.
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return err
+	}
+	pgDir, redisDir := filepath.Join(dir, "postgres"), filepath.Join(dir, "redis")
+	if err := errors.Join(os.Mkdir(pgDir, 0o700), os.Mkdir(redisDir, 0o700)); err != nil {
+		return err
+	}
+	if b.pg, err = local.StartPostgres(ctx, b.bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on",
+		"shared_buffers=256MB", "max_wal_size=4GB"); err != nil {
+		return err
+	}
+	b.closers = append(b.closers, func() { _ = b.pg.Stop("immediate") })
+	// The file is rewritten between measurements instead, see empty.
+	if b.rd, err = local.StartRedis(ctx, redisPath, redisDir, "auto-aof-rewrite-percentage 0"); err != nil {
+		return err
+	}
+	b.closers = append(b.closers, func() { _ = b.rd.Kill() })
+	b.redis = redis.NewClient(&redis.Options{Addr: b.rd.Addr(), MaxRetries: -1})
+	b.closers = append(b.closers, func() { _ = b.redis.Close() })
+	if b.admin, err = pgxpool.New(ctx, b.pg.URL("postgres")); err != nil {
+		return err
+	}
+	b.closers = append(b.closers, b.admin.Close)
+	return nil
+}
+
+// close undoes open.
+func (b *bench) close() {
+	for i := len(b.closers) - 1; i >= 0; i-- {
+		b.closers[i]()
+	}
+}
+
+// scene is one measurement's own database.
+type scene struct {
+	*bench
+	peer peer
+	// name is that of the database, of the slot, and of the relay.
+	name, url string
+	pool      *pgxpool.Pool
+}
+
+// once measures a load with a peer.
+func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error) {
+	b.scenes++
+	s := &scene{bench: b, peer: p, name: fmt.Sprintf("peers_%d", b.scenes)}
+	s.url = b.pg.URL(s.name)
+	if err := b.empty(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+s.name); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.remove(ctx)) }()
+	cfg, err := pgxpool.ParseConfig(s.url)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = writers + 2
+	if s.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return nil, err
+	}
+	defer s.pool.Close()
+	if err := p.table.prepare(ctx, s); err != nil {
+		return nil, err
+	}
+	if p.slot && !p.ours {
+		_, err := s.pool.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", s.name)
+		if err != nil {
+			return nil, err
+		}
+	}
+	if l.backlog {
+		return s.drain(ctx)
+	}
+	return s.follow(ctx, l.rate)
+}
+
+// empty empties Redis and its file, and has Postgres write what it holds, so that no measurement pays for the one
+// before.
+func (b *bench) empty(ctx context.Context) error {
+	if err := errors.Join(b.redis.FlushAll(ctx).Err(), b.redis.BgRewriteAOF(ctx).Err()); err != nil {
+		return err
+	}
+	for {
+		info, err := b.redis.InfoMap(ctx, "persistence").Result()
+		if err != nil {
+			return err
+		}
+		p := info["Persistence"]
+		if p["aof_rewrite_in_progress"] == "0" && p["aof_rewrite_scheduled"] == "0" {
+			break
+		}
+		if err := pause.For(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	_, err := b.admin.Exec(ctx, "CHECKPOINT")
+	return err
+}
+
+// remove drops the slots and the database, also after an interruption.
+func (s *scene) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	for {
+		var left int
+		err := s.admin.QueryRow(ctx, `WITH dropped AS (SELECT pg_drop_replication_slot(slot_name)
+			FROM pg_replication_slots WHERE database = $1 AND NOT active)
+			SELECT (SELECT count(*) FROM pg_replication_slots WHERE database = $1) - (SELECT count(*) FROM dropped)`,
+			s.name).Scan(&left)
+		if err != nil {
+			return err
+		}
+		if left == 0 {
+			break
+		}
+		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("a slot of %s stays in use", s.name)
+		}
+	}
+	_, err := s.admin.Exec(ctx, "DROP DATABASE "+s.name+" WITH (FORCE)")
+	return err
+}
+
+// table is what a load writes into.
+type table struct {
+	// insert is the statement, with the text of the payload to be filled in; n numbers the events.
+	insert  string
+	prepare func(ctx context.Context, s *scene) error
+}
+
+var outboxTable = table{
+	insert: `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+SELECT ('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'bench', n::text, 'bench.event', (%s)::jsonb`,
+	prepare: func(ctx context.Context, s *scene) error {
+		if _, err := sql.Migrate(ctx, s.url, "public", slog.New(slog.DiscardHandler)); err != nil {
+			return err
+		}
+		if s.peer.ours {
+			if err := sql.Register(ctx, s.pool, s.name); err != nil {
+				return err
+			}
+			return sql.SetDesired(ctx, s.pool, s.name, outbox.ModeCDC)
+		}
+		_, err := s.pool.Exec(ctx, "CREATE PUBLICATION "+publication+" FOR TABLE outbox WITH (publish = 'insert')")
+		return err
+	},
+}
+
+// watermillTable gets what watermill's forwarder publisher writes.
+var watermillTable = table{
+	insert: `INSERT INTO watermill_` + topic + ` (uuid, payload, metadata, transaction_id)
+SELECT gen_random_uuid()::text, ('{"destination_topic": "` + stream + `", "uuid": "' || gen_random_uuid() ||
+	'", "payload": "' || replace(encode(convert_to(%s, 'UTF8'), 'base64'), E'\n', '') || '", "metadata": {}}')::json,
+	'{}', pg_current_xact_id()`,
+	prepare: func(_ context.Context, s *scene) error {
+		sub, err := subscriber(s.pool)
+		if err != nil {
+			return err
+		}
+		return errors.Join(sub.SubscribeInitialize(topic), sub.Close())
+	},
+}
+
+// usage is processor time in seconds, up to a moment.
+type usage struct{ relay, postgres, redis float64 }
+
+func (s *scene) usage(ctx context.Context, p *process) usage {
+	u := usage{postgres: s.pg.CPU(), relay: p.cpu()}
+	if info, err := s.redis.InfoMap(ctx, "cpu").Result(); err == nil {
+		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+			v, _ := strconv.ParseFloat(info["CPU"][name], 64)
+			u.redis += v
+		}
+	}
+	return u
+}

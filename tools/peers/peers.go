@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// peer is one way to get events out of Postgres.
+type peer struct {
+	name, what string
+	// table is what the load writes into.
+	table *table
+	// command starts it; nil is the load alone, which the others are measured against.
+	command func(s *scene) []string
+	// publishes says that events arrive in the stream, slot that they are read from a slot; ours makes its own.
+	publishes, slot, ours bool
+}
+
+// peers are all there are. go-pq-cdc is not among them: its module could not be had. With a handler that writes to
+// Redis it does what batch and each do.
+var peers = []peer{
+	{name: "none", what: "the load alone", table: &outboxTable},
+	{
+		name: "posthaste", what: "posthaste relay, mode cdc, default settings", table: &outboxTable,
+		command: func(s *scene) []string {
+			return []string{
+				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.rd.URL(), "--relay-name=" + s.name,
+				"--admin-addr=127.0.0.1:0", "--log-level=error",
+			}
+		},
+		publishes: true, slot: true, ours: true,
+	},
+	{
+		name: "batch", what: "pglogrepl, and a pipeline of XADD for what has come meanwhile; nothing is settled",
+		table: &outboxTable, command: self("batch"), publishes: true, slot: true,
+	},
+	{
+		name: "each", what: "the same, and an XADD for each event", table: &outboxTable, command: self("each"),
+		publishes: true, slot: true,
+	},
+	{
+		name: "pg_recvlogical", what: "decoding alone, into /dev/null; nothing is published", table: &outboxTable,
+		command: func(s *scene) []string {
+			return []string{
+				filepath.Join(s.bin, "pg_recvlogical"), "--host=127.0.0.1", "--port=" + strconv.Itoa(s.pg.Port),
+				"--username=postgres", "--dbname=" + s.name, "--slot=" + s.name, "--start", "--file=/dev/null",
+				"--option=proto_version=1", "--option=publication_names=" + publication,
+			}
+		},
+		slot: true,
+	},
+	{name: "none (watermill)", what: "the load alone, into watermill's table", table: &watermillTable},
+	{
+		name: "watermill", what: "watermill-sql, its forwarder, watermill-redisstream, default settings",
+		table: &watermillTable, command: self("watermill"), publishes: true,
+	},
+}
+
+// self is this program as a peer.
+func self(name string) func(s *scene) []string {
+	return func(s *scene) []string {
+		return []string{s.self, "peer", name, s.url, s.rd.URL(), s.name}
+	}
+}
+
+// child is what self runs, until it is told to end.
+func child(ctx context.Context, args []string) error {
+	if len(args) != 4 {
+		return errors.New("peer takes a name, the URLs of Postgres and Redis, and the name of the slot")
+	}
+	name, postgres, redis, slot := args[0], args[1], args[2], args[3]
+	var err error
+	switch name {
+	case "watermill":
+		err = forward(ctx, postgres, redis)
+	case "batch":
+		err = loop(ctx, postgres, redis, slot, batchSize)
+	case "each":
+		err = loop(ctx, postgres, redis, slot, 1)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// peerNames are those that may be chosen.
+func peerNames() (names []string) {
+	for _, p := range peers {
+		if p.command != nil {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+// choose returns the peers of those names, and before them the loads alone that they need.
+func choose(names []string) (list []peer) {
+	for _, p := range peers {
+		if p.command != nil && slices.Contains(names, p.name) {
+			none := aloneFor(p)
+			if !slices.ContainsFunc(list, func(n peer) bool { return n.name == none.name }) {
+				list = append(list, none)
+			}
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// aloneFor is the load alone that a peer is measured against.
+func aloneFor(p peer) peer {
+	return peers[slices.IndexFunc(peers, func(n peer) bool { return n.command == nil && n.table == p.table })]
+}

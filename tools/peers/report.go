@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/cli"
+)
+
+// report is what was found; also the form of --json.
+type report struct {
+	At       time.Time         `json:"at"`
+	Cores    int               `json:"cores"`
+	Versions map[string]string `json:"versions"`
+	Rounds   int               `json:"rounds"`
+	Seconds  float64           `json:"seconds"`
+	Size     int               `json:"payload_bytes"`
+	Rows     []*row            `json:"rows"`
+}
+
+// row is a peer under a load.
+type row struct {
+	Load    string             `json:"load"`
+	Peer    string             `json:"peer"`
+	What    string             `json:"what"`
+	Figures map[string]*figure `json:"figures"`
+}
+
+// figure is one number of every round.
+type figure struct {
+	Median float64   `json:"median"`
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	Runs   []float64 `json:"runs"`
+}
+
+// describe begins the report.
+func (b *bench) describe(ctx context.Context) (*report, error) {
+	r := &report{
+		At: time.Now().UTC().Truncate(time.Second), Cores: runtime.NumCPU(), Rounds: b.rounds,
+		Seconds: b.lasts.Seconds(), Size: b.size,
+	}
+	var version string
+	if err := b.admin.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+		return nil, err
+	}
+	info, err := b.redis.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return nil, err
+	}
+	own, err := exec.CommandContext(ctx, b.posthaste, "version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s version: %w", b.posthaste, err)
+	}
+	r.Versions = map[string]string{
+		"Postgres": version, "Redis": info["Server"]["redis_version"],
+		"posthaste": strings.TrimPrefix(strings.TrimSpace(string(own)), "posthaste "),
+	}
+	if build, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range build.Deps {
+			if name := strings.TrimPrefix(m.Path, "github.com/"); strings.HasPrefix(name, "ThreeDotsLabs/") ||
+				name == "jackc/pglogrepl" {
+				r.Versions[name] = m.Version
+			}
+		}
+	}
+	return r, nil
+}
+
+// add takes what the peers did in one round. What Postgres uses for the inserts alone is no peer's.
+func (r *report) add(l load, list []peer, found map[string]figures) {
+	for _, p := range list {
+		f, ok := found[p.name]
+		if !ok {
+			continue
+		}
+		if p.command != nil && !l.backlog {
+			none := found[aloneFor(p).name]
+			arrived := max(1, f["written"]-f["missing"])
+			f["postgres_us"] -= none["postgres_us"] * f["written"] / arrived
+			f["of_none_percent"] = 100 * f["inserts_per_second"] / none["inserts_per_second"]
+		}
+		if p.command != nil {
+			f["tax_us"] = f["relay_us"] + f["postgres_us"] + f["redis_us"]
+		}
+		delete(f, "written")
+		w := r.row(l.name, p)
+		for name, v := range f {
+			w.is(name, v)
+		}
+	}
+}
+
+func (r *report) row(load string, p peer) *row {
+	for _, w := range r.Rows {
+		if w.Load == load && w.Peer == p.name {
+			return w
+		}
+	}
+	w := &row{Load: load, Peer: p.name, What: p.what, Figures: map[string]*figure{}}
+	r.Rows = append(r.Rows, w)
+	return w
+}
+
+// is adds one round's number.
+func (w *row) is(name string, v float64) {
+	f := w.Figures[name]
+	if f == nil {
+		f = &figure{}
+		w.Figures[name] = f
+	}
+	f.Runs = append(f.Runs, v)
+	s := slices.Sorted(slices.Values(f.Runs))
+	f.Min, f.Max, f.Median = s[0], s[len(s)-1], (s[(len(s)-1)/2]+s[len(s)/2])/2
+}
+
+// column shows a figure.
+type column struct {
+	name, head string
+	digits     int
+	// spread says that the least and the most are shown, too.
+	spread bool
+}
+
+// columns are what people are shown.
+var columns = []column{
+	{"events_per_second", "events/s", 0, true},
+	{"inserts_per_second", "inserts/s", 0, true},
+	{"of_none_percent", "% of none", 0, false},
+	{"tax_us", "tax µs", 0, true},
+	{"relay_us", "relay µs", 1, false},
+	{"postgres_us", "postgres µs", 1, false},
+	{"redis_us", "redis µs", 1, false},
+	{"p50_ms", "p50 ms", 1, true},
+	{"p99_ms", "p99 ms", 1, true},
+	{"behind_ms", "behind ms", 0, false},
+	{"missing", "missing", 0, false},
+}
+
+// print shows a table for each load, as Markdown.
+func (r *report) print(out io.Writer) error {
+	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
+		fmt.Fprintf(out, "%s %s, ", name, r.Versions[name])
+	}
+	fmt.Fprintf(out, "%d cores\nfsync on, AOF everysec, payloads of %d bytes; %d rounds of %g s, median (least–most)\n"+
+		"µs: processor time per event; of Postgres what it uses beyond the inserts (none: the inserts); the tax is "+
+		"their sum\nbehind: from the last commit to the last event, for as long again as the load at most; missing: "+
+		"had not arrived by then\n",
+		r.Cores, r.Size, r.Rounds, r.Seconds)
+	for rows := r.Rows; len(rows) > 0; {
+		load := rows[0].Load
+		end := slices.IndexFunc(rows, func(w *row) bool { return w.Load != load })
+		if end < 0 {
+			end = len(rows)
+		}
+		if err := printTable(out, load, rows[:end]); err != nil {
+			return err
+		}
+		rows = rows[end:]
+	}
+	fmt.Fprintln(out)
+	for _, p := range peers {
+		fmt.Fprintf(out, "%s: %s\n", p.name, p.what)
+	}
+	return nil
+}
+
+// printTable shows the peers under one load.
+func printTable(out io.Writer, load string, rows []*row) error {
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
+		return !slices.ContainsFunc(rows, func(w *row) bool {
+			f := w.Figures[c.name]
+			return f != nil && f.Max > 0
+		})
+	})
+	t := cli.Table(out)
+	fmt.Fprintf(t, "\n| %s\t", load)
+	for _, c := range shown {
+		fmt.Fprintf(t, "| %s\t", c.head)
+	}
+	fmt.Fprint(t, "|\n|---\t")
+	for range shown {
+		fmt.Fprint(t, "|---\t")
+	}
+	fmt.Fprintln(t, "|")
+	for _, w := range rows {
+		fmt.Fprintf(t, "| %s\t", w.Peer)
+		for _, c := range shown {
+			fmt.Fprintf(t, "| %s\t", w.Figures[c.name].text(c))
+		}
+		fmt.Fprintln(t, "|")
+	}
+	return t.Flush()
+}
+
+// text shows the median, and how far the rounds are apart.
+func (f *figure) text(c column) string {
+	if f == nil {
+		return ""
+	}
+	num := func(v float64) string {
+		return humanize.CommafWithDigits(math.Round(v*math.Pow10(c.digits))/math.Pow10(c.digits), c.digits)
+	}
+	if !c.spread || f.Min == f.Max {
+		return num(f.Median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", num(f.Median), num(f.Min), num(f.Max))
+}
