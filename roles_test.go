@@ -112,6 +112,7 @@ var rights = map[string]struct {
 		"outbox.event_type: INSERT",
 		"outbox.payload: INSERT", "outbox.headers: INSERT", "outbox.created_at: INSERT",
 		"outbox_dead.retry_seq: UPDATE", "outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
+		"outbox_stream.dropped_at: UPDATE",
 		"credit_accounts.frozen: UPDATE", "credit_epoch.bucket: INSERT", "credit_epoch.bumped_at: UPDATE",
 	}},
 }

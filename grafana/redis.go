@@ -52,13 +52,15 @@ var redis = board{
 			publishCall, publishErrors,
 			{
 				title: "Lost after settling", unit: "short", alert: "OutboxRedisLostData",
-				means: "Events that Redis had acknowledged but has lost: not yet restored, and found within the " +
-					"chosen time; and failovers of Postgres, after which events may be published twice. posthaste " +
-					"status names the command that restores them.",
+				means: "Events that Redis had acknowledged but has lost: restored by the relay, or not, within the " +
+					"chosen time; and events whose commits Postgres has lost, by a failover. posthaste status and " +
+					"posthaste phantoms name what is left to do.",
 				queries: []query{
 					{leading("outbox_lost_events"), "not brought back"},
-					{increase("outbox_lost_events_total"), "found"},
+					{increase("outbox_restored_events_total"), "restored by the relay"},
+					{increase("outbox_lost_events_total"), "found, and not restored"},
 					{increase("outbox_postgres_failovers_total"), "failovers of Postgres"},
+					{increase("outbox_phantom_events_total"), "commits that Postgres lost"},
 				},
 				steps: none(),
 			},

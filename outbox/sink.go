@@ -1,10 +1,12 @@
 package outbox
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,16 +29,21 @@ type Owner struct {
 	Nonce Nonce
 }
 
-// StreamLane is the part number of the lane that the slot reader publishes on.
-const StreamLane = -1
+// The part numbers of the lanes that are no part's.
+const (
+	// StreamLane is the slot reader's.
+	StreamLane = -1
+	// RestoreLane is that of an adoption, which publishes again what the sink has lost.
+	RestoreLane = -2
+)
 
 // Lane is one numbered sequence of batches into one stream: the slot reader's, or one claim of a part.
 type Lane struct {
-	// Part is StreamLane or 0 … Partitions-1.
+	// Part is StreamLane, RestoreLane or 0 … Partitions-1.
 	Part int
-	// Claim is the part's counter, raised at every claim; for the stream lane it is 0.
+	// Claim is the part's counter, raised at every claim; for the other lanes it is 0.
 	Claim int64
-	// Nonce is new for every claim; for the stream lane it is the owner's.
+	// Nonce is new for every claim; for the other lanes it is the owner's.
 	Nonce Nonce
 }
 
@@ -65,12 +72,62 @@ type StreamState struct {
 	// Last is the id of the last entry that the gate has let through and the stream still knows of, "" if there is no
 	// stream.
 	Last string
+	// Unknown is set if the table does not know that the stream was published to. Sink.Look does not set it.
+	Unknown bool
+	// Source, Epoch and Nonce are the gate's owner, as text; "" and 0 without one.
+	Source string
+	Epoch  int64
+	Nonce  string
+	// Behind is set if there are entries in the stream that the gate has not let through, as far as it knows: it is an
+	// older one than the stream.
+	Behind bool
 	// Forgot is set if it lacks entries that the gate has let through: somebody has deleted it.
 	Forgot bool
 	// Now is the time by the sink's clock, which makes the ids of entries.
 	Now time.Time
 	// Missing is how many events fewer than this process knows of the gate has let through.
 	Missing int64
+}
+
+// Intact reports whether gate and stream were made by the same publishes: the gate knows what is in the stream and not
+// settled.
+func (s StreamState) Intact() bool { return s.Gate && !s.Forgot && !s.Behind && !s.Unknown }
+
+// Beyond reports whether the gate has seen a later owner than o, or another one of the same epoch: the table that names
+// o has gone back.
+func (s StreamState) Beyond(o Owner) bool {
+	return s.Source == o.Source.String() && (s.Epoch > o.Epoch || s.Epoch == o.Epoch && s.Epoch > 0 &&
+		s.Nonce != o.Nonce.String())
+}
+
+// Entry is an event in a stream, and its place there.
+type Entry struct {
+	ID uuid.UUID
+	// Millis and Number are the two halves of the entry's id.
+	Millis, Number uint64
+}
+
+// NewEntry returns the entry of an event that has the id at.
+func NewEntry(event uuid.UUID, at string) Entry {
+	e := Entry{ID: event}
+	e.Millis, e.Number = splitID(at)
+	return e
+}
+
+// String is the entry's id, as Redis writes it.
+func (e Entry) String() string { return fmt.Sprintf("%d-%d", e.Millis, e.Number) }
+
+// SortEntries orders entries by the ids of their events, for FindEntry.
+func SortEntries(list []Entry) {
+	slices.SortFunc(list, func(a, b Entry) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+}
+
+// FindEntry returns the place of an event in a list that SortEntries has ordered, that of the first if it is there
+// several times.
+func FindEntry(list []Entry, event uuid.UUID) (int, bool) {
+	return slices.BinarySearchFunc(list, event, func(e Entry, id uuid.UUID) int {
+		return bytes.Compare(e.ID[:], id[:])
+	})
 }
 
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
@@ -84,15 +141,19 @@ type Sink interface {
 	Release()
 	// Look tells what is there of the streams.
 	Look(ctx context.Context, streams []string) ([]StreamState, error)
-	// IDs lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
+	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
 	// there.
-	IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error)
+	Tail(ctx context.Context, stream, after string) ([]Entry, error)
 	// Missed counts streams that were found to be gone like ErrGap.
 	Missed(streams int)
 	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating
-	// it is harmless. Errors: *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs
-	// to another database.
-	Adopt(ctx context.Context, stream string, o Owner) error
+	// it is harmless. intact: stream and gate were found so, and if they are not any more nothing is done. Errors:
+	// ErrGap for that, *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs to
+	// another database.
+	Adopt(ctx context.Context, stream string, o Owner, intact bool) error
+	// Recall adds events that are in the stream to the doubt set. last is the stream's last entry, as far as is known:
+	// the gate takes note of it.
+	Recall(ctx context.Context, o Owner, stream string, ids []uuid.UUID, last string) error
 	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
 	Lane(stream string, o Owner, l Lane) LanePublisher
 	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.

@@ -130,14 +130,59 @@ type Adoption struct {
 	Prefix string
 	// Sink is where the new owner publishes; "" if that is not known.
 	Sink string
-	// Suspects are the streams that may lack events that were settled.
+	// Suspects are the streams that may lack events that were settled, or whose gate does not know what is in them.
 	Suspects []StreamState
+	// Delivered tells whether anything was ever settled: without that nothing is lost.
+	Delivered bool
 	// WentBack: the gates know of later owners than the table, so that the table is that of an earlier time.
 	WentBack bool
 }
 
+// Repair is what an adoption has to put right in a stream, because the sink or Postgres has forgotten what the other
+// one still knows. Until that is done nothing newer is published.
+type Repair struct {
+	// IDs are those of the adoptions' notes that it stands for.
+	IDs    []int64
+	Stream string
+	// After is an entry of the stream before which there is nothing to compare, "" for none.
+	After string
+	// From and To bound the marks whose events are compared with the stream, From exclusively; To is 0 if there are
+	// none. Those that Missing and later marks have settled are published again if they are not in the stream.
+	From, To, Missing int64
+	// Recall asks for what is in the stream and not settled: the gate does not know it.
+	Recall bool
+	// Back is set if Postgres has gone back in time: what is in the stream and not in the table was published, and is
+	// not committed.
+	Back bool
+	// Expected is about how many events are compared.
+	Expected int64
+}
+
+// Logged is an event that is settled.
+type Logged struct {
+	ID uuid.UUID
+	// Mark is what has settled it, Part and Seq are its place in the log.
+	Mark int64
+	Part int16
+	Seq  int64
+}
+
+// Repaired says what was put right.
+type Repaired struct {
+	// Restored events were published again; Recalled ones were found in the stream, and are not published again.
+	Restored, Recalled int64
+	// Whole says that everything that was missing is in the stream again, but for Refused events, which it does not
+	// take any more.
+	Whole   bool
+	Refused int64
+	// Phantoms are events in the stream whose commit Postgres has forgotten.
+	Phantoms []Entry
+	// Last is the stream's last entry when it was done, "" if there is none.
+	Last string
+}
+
 // Loss is a number of events that were settled and are not in their stream any more; or, with no Stream, a Postgres
-// that has gone back in time, by a failover or a restore: what it has forgotten to be settled is published twice.
+// that has gone back in time, by a failover or a restore.
 type Loss struct {
 	Stream string
 	// Events is how many, -1 if that cannot be known.
@@ -151,7 +196,7 @@ type Loss struct {
 func (l Loss) Remedy() string {
 	switch {
 	case l.Stream == "":
-		return "see docs/operations.md, about a failover of Postgres"
+		return "posthaste phantoms names the events whose commits are missing; see docs/recovery.md"
 	case l.First.IsZero():
 		return "posthaste replay --stream=" + l.Stream +
 			" --since=…, from before the loss; without history there is nothing to bring back"
@@ -169,12 +214,27 @@ type Store interface {
 	Register(ctx context.Context) error
 	State(ctx context.Context) (State, error)
 	// Adopt writes a new owner, and where it publishes, where the epoch still is from; false if it is not. With it, and
-	// only then, it notes what may be lost.
+	// only then, it notes what may be lost, and what has to be repaired. Nobody is active until SetActive.
 	Adopt(ctx context.Context, a Adoption) (bool, error)
-	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found. ids is
-	// Sink.IDs.
-	CountLosses(ctx context.Context, ids func(ctx context.Context, stream, after string) ([]uuid.UUID, error)) ([]Loss,
+	// CountLosses counts what was noted as perhaps lost, forgets what was not, and returns what it found. It leaves out
+	// the streams that are to be repaired yet. tail is Sink.Tail.
+	CountLosses(ctx context.Context, tail func(ctx context.Context, stream, after string) ([]Entry, error)) ([]Loss,
 		error)
+	// Repairs lists what is to be repaired, one for each stream. What was settled longer before its adoption than
+	// within is not restored.
+	Repairs(ctx context.Context, within time.Duration) ([]Repair, error)
+	// Log lists the events of r's stream that the marks from r.From on up to r.To have settled, page by page, in the
+	// order of marks, parts and numbers, until visit fails. It keeps nothing open while visit works.
+	Log(ctx context.Context, r Repair, visit func(page []Logged) error) error
+	// Events reads events of the log, those that are there still, in order: the first few, and how many that makes.
+	Events(ctx context.Context, list []Logged) (events []*Event, used int, err error)
+	// Owed lists the events of a stream that are owed and visible.
+	Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error
+	// Restoring notes, before the first event is published again and from time to time, how many were so far. Whoever
+	// loses these looks for them again, also if nobody comes to the end of the repair.
+	Restoring(ctx context.Context, r Repair, restored int64) error
+	// Repaired notes that r is done. ErrSuperseded if o is not the state's owner any more.
+	Repaired(ctx context.Context, o Owner, r Repair, done Repaired) error
 	// SetActive records what the owner's epoch does now; false if the epoch is not the state's any more.
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
@@ -183,8 +243,13 @@ type Store interface {
 	Delivered(ctx context.Context) (bool, error)
 	// Lost counts the settled events that are known to be lost and were not published again.
 	Lost(ctx context.Context) (int64, error)
-	// NoteStream records, durably, that stream is about to be published to under epoch.
-	NoteStream(ctx context.Context, stream string, epoch int64) error
+	// NoteStream records, durably, that stream is about to be published to under epoch, and tells whether its gate was
+	// raised before.
+	NoteStream(ctx context.Context, stream string, epoch int64) (gated bool, err error)
+	// Ungated lists the streams of which the table does not know that their gates were raised.
+	Ungated(ctx context.Context) ([]string, error)
+	// Gated records that the gates of streams were raised: from now on one that is not there was forgotten.
+	Gated(ctx context.Context, streams []string) error
 	// InsertLSN is the end of the WAL written so far.
 	InsertLSN(ctx context.Context) (LSN, error)
 	// Horizon returns an LSN and a transaction id such that everything that could have committed at or before the LSN

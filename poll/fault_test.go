@@ -61,7 +61,7 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 // adoptDirectly raises the gate of a stream without the proxy.
 func (r *rig) adoptDirectly(typ string) {
 	r.tb.Helper()
-	r.must(r.direct().Adopt(r.tb.Context(), prefix+typ, r.owner))
+	r.must(r.direct().Adopt(r.tb.Context(), prefix+typ, r.owner, false))
 	r.adopted[prefix+typ] = true
 }
 

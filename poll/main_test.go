@@ -110,7 +110,7 @@ func (r *rig) scope() outbox.Scope {
 			if done {
 				return nil
 			}
-			if err := r.sink.Adopt(ctx, stream, r.owner); err != nil {
+			if err := r.sink.Adopt(ctx, stream, r.owner, false); err != nil {
 				return err
 			}
 			r.mu.Lock()

@@ -75,7 +75,7 @@ func fencedBy(epoch int64) func(err error) bool {
 
 func (r *rig) adoptAs(o outbox.Owner) {
 	r.tb.Helper()
-	r.must(r.direct().Adopt(r.tb.Context(), prefix+"order", o))
+	r.must(r.direct().Adopt(r.tb.Context(), prefix+"order", o, false))
 }
 
 func TestDrainReachesWhatWasThere(t *testing.T) {

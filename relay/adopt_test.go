@@ -46,8 +46,8 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 		tr, err := l.adopt(context.Background())
 		want := []string{
 			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Sink.Look",
-			"Store.Delivered", "Store.Adopt",
-			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Parked",
+			"Store.Ungated", "Store.Delivered", "Store.Adopt",
+			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.Repairs", "Store.Parked",
 		}
 		if got := w.calls(from); err != nil || tr != onWantStream || !slices.Equal(got, want) {
 			t.Errorf("%s, %v; calls\n%v, want\n%v", tr, err, got, want)
@@ -181,7 +181,8 @@ func TestAnAdoptionWaitsForTheSink(t *testing.T) {
 }
 
 // Streams are suspected of a loss if the server is another one than at the last adoption, or if they or their gates are
-// gone or know of less; all is well otherwise, and before anything was delivered there is nothing to lose.
+// gone or know of less, or of less than is there; all is well otherwise. Before anything was delivered there is nothing
+// to lose, but something may be there that the gate does not know.
 func TestSuspects(t *testing.T) {
 	t.Parallel()
 	well := outbox.StreamState{Stream: "well", Gate: true}
@@ -190,6 +191,8 @@ func TestSuspects(t *testing.T) {
 		{Stream: "no gate"},
 		{Stream: "forgot", Gate: true, Forgot: true},
 		{Stream: "fewer", Gate: true, Missing: 2},
+		{Stream: "older", Gate: true, Behind: true, Last: "1-1"},
+		{Stream: "no gate, but events", Behind: true, Last: "1-1"},
 	}
 	for name, c := range map[string]struct {
 		before, now string
@@ -198,17 +201,19 @@ func TestSuspects(t *testing.T) {
 		want        int
 	}{
 		"the same server":         {"a", "a", []outbox.StreamState{well}, true, 0},
-		"something is missing":    {"a", "a", all, true, 3},
-		"another server":          {"a", "b", all, true, 4},
+		"something is missing":    {"a", "a", all, true, 5},
+		"another server":          {"a", "b", all, true, 6},
 		"for the first time":      {"", "b", []outbox.StreamState{well}, true, 1},
 		"nobody knows the server": {"a", "", []outbox.StreamState{well}, true, 0},
-		"nothing was delivered":   {"a", "b", all, false, 0},
+		"nothing was delivered":   {"a", "b", all, false, 2},
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
 			w.pg.delivered = c.delivered
-			got, err := l.suspect(context.Background(), outbox.State{Sink: c.before}, c.now, c.states)
-			if err != nil || len(got) != c.want {
-				t.Errorf("%s: %d suspects, %v; want %d", name, len(got), err, c.want)
+			f := found{server: c.now}
+			err := l.suspect(context.Background(), outbox.State{Sink: c.before}, &f, c.states)
+			if err != nil || len(f.suspects) != c.want || f.intact["no gate"] || f.intact["forgot"] ||
+				!f.intact["well"] {
+				t.Errorf("%s: %d suspects, %v; want %d; intact %v", name, len(f.suspects), err, c.want, f.intact)
 			}
 		})
 	}

@@ -24,10 +24,12 @@ func newGates(o outbox.Owner, sink outbox.Sink, store outbox.Store) *gates {
 	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
 }
 
-// adopt raises the gate of one stream, and then calls after, if it is not nil. The stream counts as adopted when both
-// have succeeded.
-func (g *gates) adopt(ctx context.Context, stream string, after func(ctx context.Context, stream string) error) error {
-	if err := g.sink.Adopt(ctx, stream, g.owner); err != nil {
+// adopt raises the gate of one stream, which was found intact or not, and then calls after, if it is not nil. The
+// stream counts as adopted when both have succeeded.
+func (g *gates) adopt(ctx context.Context, stream string, intact bool,
+	after func(ctx context.Context, stream string) error,
+) error {
+	if err := g.sink.Adopt(ctx, stream, g.owner, intact); err != nil {
 		return fmt.Errorf("adopt stream %q: %w", stream, err)
 	}
 	if after != nil {
@@ -42,7 +44,8 @@ func (g *gates) adopt(ctx context.Context, stream string, after func(ctx context
 }
 
 // ensure makes the stream ready for its first publish under this owner: its row is committed before its gate is raised,
-// so that a later adoption cannot overlook it.
+// so that a later adoption cannot overlook it. A gate that was raised before, by whomever, and is gone is an ErrGap:
+// who only sweeps along must not make it anew.
 func (g *gates) ensure(ctx context.Context, stream string) error {
 	g.mu.RLock()
 	ok := g.adopted[stream]
@@ -50,10 +53,43 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	if ok {
 		return nil
 	}
-	if err := g.store.NoteStream(ctx, stream, g.owner.Epoch); err != nil {
+	gated, err := g.store.NoteStream(ctx, stream, g.owner.Epoch)
+	if err != nil {
 		return err
 	}
-	return g.adopt(ctx, stream, g.fresh)
+	if !gated {
+		if gated, err = g.known(ctx, stream); err != nil {
+			return err
+		}
+	}
+	return g.adopt(ctx, stream, gated, func(ctx context.Context, stream string) error {
+		if !gated {
+			if err := g.store.Gated(ctx, []string{stream}); err != nil {
+				return err
+			}
+		}
+		if g.fresh == nil {
+			return nil
+		}
+		return g.fresh(ctx, stream)
+	})
+}
+
+// known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
+// adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
+func (g *gates) known(ctx context.Context, stream string) (gated bool, err error) {
+	states, err := g.sink.Look(ctx, []string{stream})
+	if err != nil {
+		return false, fmt.Errorf("look at stream %q: %w", stream, err)
+	}
+	if states[0].Source != g.owner.Source.String() || states[0].Last == "" {
+		return false, nil
+	}
+	// Who raises a gate says so before it publishes.
+	if gated, err = g.store.NoteStream(ctx, stream, g.owner.Epoch); err == nil && !gated {
+		err = fmt.Errorf("stream %q is not known here: %w", stream, outbox.ErrGap)
+	}
+	return gated, err
 }
 
 // streams lists the streams whose gates were raised.

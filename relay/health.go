@@ -26,6 +26,7 @@ const (
 	conditionRedis    = "redis"          // the sink does not answer, or has not the durability asked for
 	conditionLead     = "lead"           // a leader does not come to its work
 	conditionAdopt    = "adopt"          // the gates cannot be raised
+	conditionRestore  = "restore"        // a stream is not whole yet: the sink or Postgres has forgotten something
 	conditionForeign  = "foreign_stream" // a stream belongs to another database
 	conditionPublish  = "publish"        // publishing fails and is repeated
 	conditionSettle   = "settle"         // what is published cannot be settled

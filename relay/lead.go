@@ -25,7 +25,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.activity.leading.Store(false)
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
-			conditionSlot, conditionPublish, conditionAdopt, conditionForeign, conditionState,
+			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
 			conditionLead, conditionWAL, conditionStalled,
 		} {
 			l.health.clear(c)

@@ -22,6 +22,7 @@ type leadership struct {
 	activity    *activity
 	sweeps      *sweeps
 	keeper      *slotKeeper
+	repairs     *repairer
 	losses      *lossCounter
 	housekeeper *housekeeper
 	watchdog    *watchdog

@@ -34,7 +34,7 @@ func (c *lossCounter) run(ctx context.Context) {
 
 // count says what is lost.
 func (c *lossCounter) count(ctx context.Context) {
-	losses, err := c.store.CountLosses(ctx, c.sink.IDs)
+	losses, err := c.store.CountLosses(ctx, c.sink.Tail)
 	if err != nil {
 		c.uncounted.Store(true)
 		c.metrics.scrapeErrors.WithLabelValues("losses").Inc()
@@ -43,13 +43,12 @@ func (c *lossCounter) count(ctx context.Context) {
 	for _, loss := range losses {
 		if loss.Stream == "" {
 			c.metrics.failovers.Inc()
-			c.log.Error("postgres has gone back in time, by a failover or a restore: events settled shortly before " +
-				"may be published twice, and commits may be missing whose events are in their streams")
+			c.log.Error("postgres has gone back in time, by a failover or a restore: what is in the " +
+				"streams is not published again, and posthaste phantoms names the events whose commits are missing")
 			continue
 		}
 		c.metrics.lostEvents.Add(float64(max(loss.Events, 1)))
-		c.log.Error("the sink has lost events that were settled", "stream", loss.Stream, "events", loss.Events, "first",
-			loss.First, "last", loss.Last,
-			"remedy", loss.Remedy())
+		c.log.Error("the sink has lost events that were settled, and they were not restored", "stream",
+			loss.Stream, "events", loss.Events, "first", loss.First, "last", loss.Last, "remedy", loss.Remedy())
 	}
 }

@@ -58,7 +58,9 @@ type metrics struct {
 	stalled         prometheus.Gauge
 	lost            prometheus.Gauge
 	lostEvents      prometheus.Counter
+	restored        prometheus.Counter
 	failovers       prometheus.Counter
+	phantoms        prometheus.Counter
 
 	leaders []prometheus.Gauge // those that only a leader feeds
 	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels
@@ -123,6 +125,11 @@ func (m *metrics) addEvents(r *registry) {
 	m.lostEvents = r.counter("outbox_lost_events_total",
 		"Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste "+
 			"status names the command that restores them.")
+	m.restored = r.counter("outbox_restored_events_total",
+		"Events that the sink had lost after they were settled, and that an adoption has published again.")
+	m.phantoms = r.counter("outbox_phantom_events_total",
+		"Events found in a stream whose commit Postgres has forgotten, by a failover or a restore. Any rise needs a "+
+			"look: posthaste phantoms names them.")
 	m.failovers = r.counter("outbox_postgres_failovers_total",
 		"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
 			"forgotten what was settled or committed.")

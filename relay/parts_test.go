@@ -243,7 +243,11 @@ type memorySink struct {
 	err     error
 }
 
-func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner) error {
+func (m *memorySink) Look(_ context.Context, streams []string) ([]outbox.StreamState, error) {
+	return make([]outbox.StreamState, len(streams)), nil
+}
+
+func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ bool) error {
 	m.adopted = append(m.adopted, stream)
 	return m.err
 }
@@ -253,9 +257,11 @@ type memoryStore struct {
 	noted []string
 }
 
-func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) error {
+func (m *memoryStore) Gated(context.Context, []string) error { return nil }
+
+func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) (bool, error) {
 	m.noted = append(m.noted, stream)
-	return nil
+	return false, nil
 }
 
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {

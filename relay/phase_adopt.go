@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"time"
 
 	"posthaste/internal/pause"
@@ -88,9 +89,14 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
 			Holder: l.holder, Prefix: l.prefix, WentBack: wentBack,
 		}
-		var err error
-		if a.Sink, a.Suspects, err = l.bind(ctx, st); err != nil {
+		f, err := l.bind(ctx, st)
+		if err != nil {
 			return err
+		}
+		a.Sink, a.Suspects, a.Delivered = f.server, f.suspects, f.delivered
+		if f.beyond > 0 { // noted with this adoption: who is killed behind it has not seen it for nothing
+			epoch = max(epoch, f.beyond+1)
+			a.To.Epoch, a.WentBack = epoch, true
 		}
 		ok, err := l.store.Adopt(ctx, a)
 		if err != nil {
@@ -103,9 +109,11 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		l.gates = newGates(a.To, l.sink, l.store)
 		l.activity.own(a.To)
 		l.metrics.adoptions.Inc()
-		err = l.raiseGates(ctx)
+		if err = l.raiseGates(ctx, f.intact); err == nil {
+			err = l.repair(ctx)
+		}
 		var fenced *outbox.FencedError
-		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrMoved) {
+		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrGap) {
 			return err
 		}
 		if st, err = l.check(ctx); err != nil {
@@ -120,95 +128,129 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	}
 }
 
+// repair makes the streams whole. Only then the losses can be counted that it cannot restore.
+func (l *leadership) repair(ctx context.Context) error {
+	err := l.repairs.run(ctx, l.gates.owner, func(ctx context.Context) error {
+		_, err := l.check(ctx)
+		return err
+	})
+	l.losses.suspect()
+	return err
+}
+
+// found is what an adoption finds in the sink.
+type found struct {
+	// server is the one that is published to from now on; see outbox.Sink.
+	server string
+	// suspects are the streams that may lack something, or whose gates do; intact are those that have a gate, and have
+	// forgotten nothing that it knows of.
+	suspects []outbox.StreamState
+	intact   map[string]bool
+	// delivered tells whether anything was ever settled.
+	delivered bool
+	// beyond is the epoch of a gate that has seen a later owner than the table; 0 if none has.
+	beyond int64
+}
+
 // bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
 // published there. It repeats what fails for the moment.
-func (l *leadership) bind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState,
-	err error,
-) {
+func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		server, suspects, err = l.tryBind(ctx, st)
+		f, err = l.tryBind(ctx, st)
 		if err == nil || ctx.Err() != nil {
-			return server, suspects, err
+			return f, err
 		}
 		l.health.fail(conditionAdopt, err.Error())
 		bo.wait(ctx)
 		now, err := l.activity.state(ctx)
 		l.answered(ctx, err)
 		if err == nil && now.Owner != st.Owner {
-			return "", nil, outbox.ErrSuperseded
+			return found{}, outbox.ErrSuperseded
 		}
 	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st outbox.State) (server string, suspects []outbox.StreamState,
-	err error,
-) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err error) {
 	streams, err := l.store.Streams(ctx)
 	if err != nil {
-		return "", nil, err
+		return f, err
 	}
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	if server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
-		return server, nil, err
+	if f.server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
+		return f, err
 	}
 	states, err := l.sink.Look(actx, streams)
 	if err != nil {
-		return "", nil, err
+		return f, err
 	}
-	suspects, err = l.suspect(ctx, st, server, states)
-	return server, suspects, err
+	ungated, err := l.store.Ungated(ctx)
+	if err != nil {
+		return f, err
+	}
+	for i, s := range states {
+		states[i].Unknown = s.Last != "" && slices.Contains(ungated, s.Stream)
+	}
+	return f, l.suspect(ctx, st, &f, states)
 }
 
 // suspect names the streams that may lack what was settled: all, if the server is another process than at the last
-// adoption; those that are gone, or whose gate is, or knows of less than we do. How much it is that they lack is
-// counted later; before anything was delivered it is nothing.
-func (l *leadership) suspect(ctx context.Context, st outbox.State, server string,
-	states []outbox.StreamState,
-) ([]outbox.StreamState, error) {
-	other := server != "" && server != st.Sink
-	var suspects []outbox.StreamState
+// adoption; those that are gone, or whose gate is, or knows of less than we do, or than is in the stream. What it is
+// that they lack is found out when the gates are raised; before anything was delivered it is nothing.
+func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, states []outbox.StreamState) error {
+	other := f.server != "" && f.server != st.Sink
+	f.intact = map[string]bool{}
 	var gone []string
 	for _, s := range states {
+		f.intact[s.Stream] = s.Gate && !s.Forgot
+		if s.Beyond(st.Owner) {
+			f.beyond = max(f.beyond, s.Epoch)
+		}
 		if !s.Gate {
 			gone = append(gone, s.Stream)
 		}
-		if other || !s.Gate || s.Forgot || s.Missing > 0 {
-			suspects = append(suspects, s)
+		if other || !s.Intact() || s.Missing > 0 {
+			f.suspects = append(f.suspects, s)
 		}
 	}
-	if len(suspects) == 0 {
-		return nil, nil
+	if len(f.suspects) == 0 {
+		return nil
 	}
-	delivered, err := l.store.Delivered(ctx)
-	if err != nil || !delivered {
-		return nil, err
+	var err error
+	if f.delivered, err = l.store.Delivered(ctx); err != nil {
+		return err
+	}
+	if !f.delivered { // what is in a stream is there, all the same
+		f.suspects = slices.DeleteFunc(f.suspects, func(s outbox.StreamState) bool {
+			return s.Last == "" || s.Intact()
+		})
+		return nil
 	}
 	if st.Sink != "" && other {
 		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled",
-			"server", server)
+			"server", f.server)
 	}
 	if len(gone) > 0 {
 		l.sink.Missed(len(gone))
 		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another "+
 			"one", "streams", gone)
 	}
-	return suspects, nil
+	return nil
 }
 
 // raiseGates raises the gate of every known stream, repeating what fails for the moment.
-func (l *leadership) raiseGates(ctx context.Context) error {
+func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		err := l.tryGates(ctx)
+		err := l.tryGates(ctx, intact)
 		var fenced *outbox.FencedError
 		if err == nil {
 			l.health.clear(conditionAdopt)
 			l.health.clear(conditionForeign)
 			return nil
 		}
-		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrMoved) || ctx.Err() != nil {
+		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrGap) || ctx.Err() != nil {
 			return err
 		}
 		var foreign *outbox.ForeignError
@@ -224,20 +266,20 @@ func (l *leadership) raiseGates(ctx context.Context) error {
 	}
 }
 
-func (l *leadership) tryGates(ctx context.Context) error {
+func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) error {
 	streams, err := l.store.Streams(ctx)
 	if err != nil {
 		return err
 	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := l.gates.adopt(actx, s, nil)
+		err := l.gates.adopt(actx, s, intact[s], nil)
 		cancel()
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	return l.store.Gated(ctx, streams)
 }
 
 func newNonce() outbox.Nonce {

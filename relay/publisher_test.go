@@ -37,7 +37,9 @@ func TestPublisherPassesWhatIsSettled(t *testing.T) {
 		r.s.chunks <- chunk(slices.Concat(settled, tx.delivered(), after, strange[1:])...)
 		soon()
 		wantSeqs(t, r.published("outbox.order"), running.Seq, after[0].Seq, strange[1].Seq)
-		want := []string{"Store.NoteStream", "Sink.Adopt", "Sink.Publish", "Sink.ForgetDoubt"}
+		want := []string{
+			"Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated", "Sink.Publish", "Sink.ForgetDoubt",
+		}
 		if got := r.calls(from); !slices.Equal(got, want) {
 			t.Errorf("calls %v, want %v", got, want)
 		}
@@ -107,7 +109,7 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 		close(r.s.chunks)
 		_ = <-done
 		r.adopt()
-		if err := r.gates.adopt(r.intake, "outbox.order", nil); err != nil {
+		if err := r.gates.adopt(r.intake, "outbox.order", false, nil); err != nil {
 			r.t.Fatal(err)
 		}
 		r.s = r.i.relay.newStream(r.gates, nil, nil)

@@ -27,6 +27,9 @@ type Options struct {
 	WALBudget int64
 	// Poison is what happens behind a parked event. Default PoisonSkip.
 	Poison Poison
+	// Restore is how far back, from its adoption, an adoption restores what the sink has lost; 0 restores nothing,
+	// RestoreAll everything that history has.
+	Restore time.Duration
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
 
@@ -119,7 +122,8 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
-		losses: &lossCounter{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink},
+		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
+		losses:  &lossCounter{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink},
 		housekeeper: &housekeeper{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,

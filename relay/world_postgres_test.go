@@ -33,12 +33,15 @@ type postgres struct {
 	state   outbox.State
 	prefix  string
 	streams []string // every stream ever noted
+	gated   map[string]bool
 	// delivered is set when an event was settled that is not parked.
 	delivered bool
 	dead      []outbox.Dead
 	// suspected are the streams that an adoption noted as perhaps lossy, uncounted those that were not counted since.
 	suspected map[string]bool
 	uncounted []outbox.Loss
+	// repairs are those that are not done.
+	repairs []outbox.Repair
 	// rolledBack are events that must never be published.
 	rolledBack map[uuid.UUID]bool
 
@@ -103,6 +106,7 @@ func newPostgres(w *world) *postgres {
 		marks:   []*mark{{part: -1, settled: &outbox.Settled{Snapshot: outbox.NewSnapshot(3, nil)}}},
 
 		suspected:  map[string]bool{},
+		gated:      map[string]bool{},
 		rolledBack: map[uuid.UUID]bool{}, sharing: map[*lockSession]int{},
 	}
 	pg.state = outbox.State{
@@ -359,100 +363,6 @@ func (pg *postgres) oldest() uint64 {
 	return x
 }
 
-// slot is the replication slot.
-type slot struct {
-	w                  *world
-	confirmed, restart outbox.LSN
-	lost               bool
-	active             *walsender
-}
-
-// walsender is a server's end of a stream.
-type walsender struct {
-	of   *instance
-	slot *slot
-	gone chan struct{}
-	// ghost: its client does not know that it exists.
-	ghost bool
-}
-
-// end ends the walsender. The caller holds mu.
-func (s *walsender) end() {
-	if s.slot.active == s {
-		s.slot.active = nil
-		close(s.gone)
-	}
-}
-
-// follow lets the WAL go that nobody needs: what is confirmed, but for open transactions.
-func (s *slot) follow() {
-	to := s.confirmed
-	for _, tx := range s.w.pg.running {
-		to = min(to, tx.begun)
-	}
-	s.restart = max(s.restart, to)
-}
-
-// moved looks at what the slot has passed without streaming it: a row that is not visible is lost to a sweep that ends
-// now, so it has to be known what to wait for.
-func (pg *postgres) passed(how string) {
-	for _, tx := range pg.log {
-		if tx.end > pg.slot.confirmed || tx.ended {
-			continue
-		}
-		for _, r := range tx.rows {
-			if pg.owed(r) && pg.state.Barrier <= tx.xid {
-				pg.w.wrongly("the slot is %s past row %d, which nobody sees; barrier %d", how, r.Seq, pg.state.Barrier)
-			}
-		}
-	}
-}
-
-// streamed looks, when a stream begins, whether it begins behind rows that are still owed.
-func (pg *postgres) streamed() {
-	for _, tx := range pg.log {
-		for _, r := range tx.rows {
-			if tx.end <= pg.slot.confirmed && pg.owed(r) && !r.unstreamed {
-				pg.w.wrongly("the stream begins at %v, behind row %d, which is owed", pg.slot.confirmed, r.Seq)
-			}
-		}
-	}
-}
-
-// confirm moves the slot for a stream that says that everything up to there is settled.
-func (pg *postgres) confirm(to outbox.LSN) {
-	pg.behind("the slot is confirmed to", pg.slot.confirmed, to)
-	pg.slot.confirmed = max(pg.slot.confirmed, to)
-}
-
-// behind looks whether everything that was streamed between two positions is held by marks.
-func (pg *postgres) behind(how string, from, to outbox.LSN) {
-	for _, tx := range pg.log {
-		for _, r := range tx.rows {
-			if tx.end > from && tx.end <= to && !r.deleted && !r.unstreamed && !pg.held(r) {
-				pg.w.wrongly("%s %v, and no mark holds row %d", how, to, r.Seq)
-			}
-		}
-	}
-}
-
-// moveSlot is somebody else's doing: the slot is moved to the end of the WAL, unless it is streamed.
-func (w *world) moveSlot() {
-	if pg := w.pg; pg.slot != nil && pg.slot.active == nil {
-		pg.slot.confirmed = pg.wal
-	}
-}
-
-// dropSlot too.
-func (w *world) dropSlot() {
-	if s := w.pg.slot; s != nil {
-		if s.active != nil {
-			s.active.end()
-		}
-		w.pg.slot = nil
-	}
-}
-
 // adopt writes a new owner.
 func (pg *postgres) adopt(a outbox.Adoption) bool {
 	if pg.state.Owner.Epoch != a.From {
@@ -462,18 +372,35 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 		pg.w.wrongly("epoch %d follows %d", a.To.Epoch, a.From)
 	}
 	pg.state.Owner, pg.state.Holder, pg.state.Sink, pg.state.Degraded = a.To, a.Holder, a.Sink, ""
+	pg.state.Active = outbox.ModeStandby
 	pg.prefix = a.Prefix
 	pg.w.owners[a.To.Epoch], pg.w.adopter[a.To.Epoch] = a.To, a.Holder
 	pg.w.known[a.To.Epoch] = slices.Clone(pg.streams)
 	for _, s := range a.Suspects {
 		pg.suspected[s.Stream] = true
 		pg.uncounted = append(pg.uncounted, outbox.Loss{Stream: s.Stream})
+		pg.repair(outbox.Repair{Stream: s.Stream, To: 1, Recall: !s.Intact() || s.Missing > 0})
 	}
 	if a.WentBack {
 		pg.uncounted = append(pg.uncounted, outbox.Loss{Events: -1})
+		for _, s := range pg.streams {
+			pg.repair(outbox.Repair{Stream: s, To: 1, Recall: true, Back: true})
+		}
 	}
 	pg.writes()
 	return true
+}
+
+// repair notes what is to be repaired, once for each stream.
+func (pg *postgres) repair(r outbox.Repair) {
+	r.IDs = []int64{1}
+	for i := range pg.repairs {
+		if p := &pg.repairs[i]; p.Stream == r.Stream {
+			p.Recall, p.Back = p.Recall || r.Recall, p.Back || r.Back
+			return
+		}
+	}
+	pg.repairs = append(pg.repairs, r)
 }
 
 // reads looks, when rows are read for o, whether it was in the table before, and all its gates were raised. An instance

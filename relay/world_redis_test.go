@@ -109,7 +109,7 @@ func (r *redis) forgot(name string) bool {
 	case g == nil:
 		return false
 	case s == nil:
-		return g.n > 0
+		return g.n > 0 || g.last > 0
 	}
 	return s.last < g.last
 }
@@ -215,7 +215,7 @@ func (r *redis) publish(p publication) (v verdict, err error) {
 		switch {
 		case r.wrongType[p.stream]:
 			return verdict{items: b.items, n: g.n, failed: errWrongType}, nil
-		case r.streams[p.stream] == nil && g.n > 0:
+		case r.streams[p.stream] == nil && (g.n > 0 || g.last > 0):
 			return v, outbox.ErrGap
 		}
 	}
@@ -385,16 +385,55 @@ func (r *redis) forgetDoubt(o outbox.Owner, name string) error {
 // restart makes it another process, with all its data.
 func (r *redis) restart() { r.run++ }
 
-// flush forgets everything. What was confirmed before is lost, and nobody's fault.
+// flush forgets everything. What was confirmed before is lost, and to be restored.
 func (r *redis) flush() {
 	for _, s := range r.streams {
-		for _, e := range s.entries {
-			if r.w.confirmed[e.ID] || !r.w.owed(e.ID) {
-				r.w.lost[e.ID] = true
-			}
-		}
+		r.loses(s.entries)
 	}
 	r.streams, r.gates = map[string]*stream{}, map[string]*gate{}
+}
+
+// drop deletes a stream, and leaves its gate, which goes on confirming what was there.
+func (r *redis) drop(name string) {
+	if s := r.streams[name]; s != nil {
+		for _, e := range s.entries {
+			r.w.lost[e.ID] = true
+		}
+	}
+	delete(r.streams, name)
+}
+
+func (r *redis) loses(entries []entry) {
+	for _, e := range entries {
+		if r.w.confirmed[e.ID] || !r.w.owed(e.ID) {
+			r.w.lost[e.ID] = true
+		}
+	}
+}
+
+// copy is a dump of all that there is.
+func (r *redis) copy() *redis {
+	c := &redis{streams: map[string]*stream{}, gates: map[string]*gate{}}
+	for name, s := range r.streams {
+		c.streams[name] = &stream{slices.Clone(s.entries), s.last}
+	}
+	for name, g := range r.gates {
+		c.gates[name] = &gate{g.owner, maps.Clone(g.lanes), maps.Clone(g.batches), maps.Clone(g.doubt), g.n, g.last}
+	}
+	return c
+}
+
+// back restores a dump: another process has it.
+func (r *redis) back(old *redis) {
+	for name, s := range r.streams {
+		if o := old.streams[name]; o != nil {
+			r.loses(s.entries[min(len(o.entries), len(s.entries)):])
+		} else {
+			r.loses(s.entries)
+		}
+	}
+	r.streams, r.gates = old.streams, old.gates
+	r.restart()
 }
 
 func entryID(id int64) string { return strconv.FormatInt(id, 10) + "-0" }

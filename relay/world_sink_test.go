@@ -46,9 +46,11 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
+				st.Source, st.Epoch, st.Nonce = g.owner.Source.String(), g.owner.Epoch, g.owner.Nonce.String()
 			}
-			if r.streams[name] != nil {
-				st.Last = entryID(r.streams[name].last)
+			if s := r.streams[name]; s != nil {
+				st.Last = entryID(s.last)
+				st.Behind = len(s.entries) > 0 && (r.gates[name] == nil || r.gates[name].last < s.last)
 			}
 			out[n] = st
 		}
@@ -56,23 +58,48 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 	})
 }
 
-func (s memSink) IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error) {
-	return sinkCall(ctx, s.i, "Sink.IDs", func(r *redis) (ids []uuid.UUID, err error) {
+func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
+	return sinkCall(ctx, s.i, "Sink.Tail", func(r *redis) (tail []outbox.Entry, err error) {
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
 				if outbox.CompareIDs(entryID(e.id), after) > 0 {
-					ids = append(ids, e.ID)
+					tail = append(tail, outbox.NewEntry(e.ID, entryID(e.id)))
 				}
 			}
 		}
-		return ids, nil
+		return tail, nil
 	})
+}
+
+func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []uuid.UUID, last string) error {
+	ids = slices.Clone(ids)
+	_, err := sinkCall(ctx, s.i, "Sink.Recall", func(r *redis) (nothing, error) {
+		g, err := r.judge(stream, o)
+		if err != nil {
+			return nothing{}, err
+		}
+		for _, id := range ids {
+			for _, e := range r.streams[stream].entries {
+				if e.ID == id {
+					g.doubt[id] = doubtful{entry: e.id}
+				}
+			}
+		}
+		if e := outbox.NewEntry(uuid.UUID{}, last); int64(e.Millis) > g.last { //nolint:gosec // ours
+			g.last = int64(e.Millis) //nolint:gosec // ours
+		}
+		return nothing{}, nil
+	})
+	return err
 }
 
 func (s memSink) Missed(int) {}
 
-func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner) error {
+func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	_, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (n int64, err error) {
+		if intact && (r.gates[stream] == nil || r.forgot(stream)) {
+			return 0, outbox.ErrGap
+		}
 		if n, err = r.adopt(stream, o); err == nil {
 			s.i.let[stream] = n
 		}

@@ -352,3 +352,97 @@ func (r *reading) status(ctx context.Context) error {
 	})
 	return err
 }
+
+// slot is the replication slot.
+type slot struct {
+	w                  *world
+	confirmed, restart outbox.LSN
+	lost               bool
+	active             *walsender
+}
+
+// walsender is a server's end of a stream.
+type walsender struct {
+	of   *instance
+	slot *slot
+	gone chan struct{}
+	// ghost: its client does not know that it exists.
+	ghost bool
+}
+
+// end ends the walsender. The caller holds mu.
+func (s *walsender) end() {
+	if s.slot.active == s {
+		s.slot.active = nil
+		close(s.gone)
+	}
+}
+
+// follow lets the WAL go that nobody needs: what is confirmed, but for open transactions.
+func (s *slot) follow() {
+	to := s.confirmed
+	for _, tx := range s.w.pg.running {
+		to = min(to, tx.begun)
+	}
+	s.restart = max(s.restart, to)
+}
+
+// moved looks at what the slot has passed without streaming it: a row that is not visible is lost to a sweep that ends
+// now, so it has to be known what to wait for.
+func (pg *postgres) passed(how string) {
+	for _, tx := range pg.log {
+		if tx.end > pg.slot.confirmed || tx.ended {
+			continue
+		}
+		for _, r := range tx.rows {
+			if pg.owed(r) && pg.state.Barrier <= tx.xid {
+				pg.w.wrongly("the slot is %s past row %d, which nobody sees; barrier %d", how, r.Seq, pg.state.Barrier)
+			}
+		}
+	}
+}
+
+// streamed looks, when a stream begins, whether it begins behind rows that are still owed.
+func (pg *postgres) streamed() {
+	for _, tx := range pg.log {
+		for _, r := range tx.rows {
+			if tx.end <= pg.slot.confirmed && pg.owed(r) && !r.unstreamed {
+				pg.w.wrongly("the stream begins at %v, behind row %d, which is owed", pg.slot.confirmed, r.Seq)
+			}
+		}
+	}
+}
+
+// confirm moves the slot for a stream that says that everything up to there is settled.
+func (pg *postgres) confirm(to outbox.LSN) {
+	pg.behind("the slot is confirmed to", pg.slot.confirmed, to)
+	pg.slot.confirmed = max(pg.slot.confirmed, to)
+}
+
+// behind looks whether everything that was streamed between two positions is held by marks.
+func (pg *postgres) behind(how string, from, to outbox.LSN) {
+	for _, tx := range pg.log {
+		for _, r := range tx.rows {
+			if tx.end > from && tx.end <= to && !r.deleted && !r.unstreamed && !pg.held(r) {
+				pg.w.wrongly("%s %v, and no mark holds row %d", how, to, r.Seq)
+			}
+		}
+	}
+}
+
+// moveSlot is somebody else's doing: the slot is moved to the end of the WAL, unless it is streamed.
+func (w *world) moveSlot() {
+	if pg := w.pg; pg.slot != nil && pg.slot.active == nil {
+		pg.slot.confirmed = pg.wal
+	}
+}
+
+// dropSlot too.
+func (w *world) dropSlot() {
+	if s := w.pg.slot; s != nil {
+		if s.active != nil {
+			s.active.end()
+		}
+		w.pg.slot = nil
+	}
+}

@@ -37,9 +37,9 @@ func (s memStore) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 }
 
 func (s memStore) CountLosses(
-	ctx context.Context, ids func(ctx context.Context, stream, after string) ([]uuid.UUID, error),
+	ctx context.Context, tail func(ctx context.Context, stream, after string) ([]outbox.Entry, error),
 ) ([]outbox.Loss, error) {
-	if _, err := ids(ctx, "outbox.order", ""); err != nil {
+	if _, err := tail(ctx, "outbox.order", ""); err != nil {
 		return nil, err
 	}
 	return call(ctx, s.i, "Store.CountLosses", func() ([]outbox.Loss, error) {
@@ -47,6 +47,78 @@ func (s memStore) CountLosses(
 		s.pg().uncounted = nil
 		return found, nil
 	})
+}
+
+func (s memStore) Repairs(ctx context.Context, _ time.Duration) ([]outbox.Repair, error) {
+	return call(ctx, s.i, "Store.Repairs", func() ([]outbox.Repair, error) { return slices.Clone(s.pg().repairs), nil })
+}
+
+func (s memStore) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
+	all, err := call(ctx, s.i, "Store.Log", func() (list []outbox.Logged, _ error) {
+		pg := s.pg()
+		for _, row := range pg.rows(func(row *tableRow) bool {
+			return r.To > 0 && row.tx.ended && pg.held(row) && !pg.parked(row) &&
+				outbox.StreamName(pg.prefix, row.AggregateType) == r.Stream
+		}) {
+			part := int16(row.part) //nolint:gosec // 16 of them
+			list = append(list, outbox.Logged{ID: row.ID, Mark: 1, Part: part, Seq: row.Seq})
+		}
+		return list, nil
+	})
+	if err != nil {
+		return err
+	}
+	for page := range slices.Chunk(all, 2*batchEvents) {
+		if err := visit(page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s memStore) Events(ctx context.Context, list []outbox.Logged) (events []*outbox.Event, used int, err error) {
+	events, err = call(ctx, s.i, "Store.Events", func() (events []*outbox.Event, _ error) {
+		used = min(len(list), batchEvents+1)
+		for _, l := range list[:used] {
+			for _, row := range s.pg().rows(func(row *tableRow) bool { return row.ID == l.ID }) {
+				events = append(events, &row.Event)
+			}
+		}
+		return events, nil
+	})
+	return events, used, err
+}
+
+func (s memStore) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
+	ids, err := call(ctx, s.i, "Store.Owed", func() (ids []uuid.UUID, _ error) {
+		for _, row := range s.pg().rows(s.pg().waits) {
+			if outbox.StreamName(s.pg().prefix, row.AggregateType) == stream {
+				ids = append(ids, row.ID)
+			}
+		}
+		return ids, nil
+	})
+	for _, id := range ids {
+		visit(id)
+	}
+	return err
+}
+
+func (s memStore) Restoring(ctx context.Context, _ outbox.Repair, _ int64) error {
+	_, err := call(ctx, s.i, "Store.Restoring", func() (nothing, error) { return nothing{}, nil })
+	return err
+}
+
+func (s memStore) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, _ outbox.Repaired) error {
+	_, err := call(ctx, s.i, "Store.Repaired", func() (nothing, error) {
+		pg := s.pg()
+		if pg.state.Owner != o {
+			return nothing{}, outbox.ErrSuperseded
+		}
+		pg.repairs = slices.DeleteFunc(pg.repairs, func(p outbox.Repair) bool { return p.Stream == r.Stream })
+		return nothing{}, nil
+	})
+	return err
 }
 
 func (s memStore) SetActive(
@@ -78,10 +150,30 @@ func (s memStore) Lost(ctx context.Context) (int64, error) {
 	return call(ctx, s.i, "Store.Lost", func() (int64, error) { return int64(len(s.pg().suspected)), nil })
 }
 
-func (s memStore) NoteStream(ctx context.Context, stream string, _ int64) error {
-	_, err := call(ctx, s.i, "Store.NoteStream", func() (nothing, error) {
+func (s memStore) NoteStream(ctx context.Context, stream string, _ int64) (bool, error) {
+	return call(ctx, s.i, "Store.NoteStream", func() (bool, error) {
 		if !slices.Contains(s.pg().streams, stream) {
 			s.pg().streams = append(s.pg().streams, stream)
+		}
+		return s.pg().gated[stream], nil
+	})
+}
+
+func (s memStore) Ungated(ctx context.Context) ([]string, error) {
+	return call(ctx, s.i, "Store.Ungated", func() (list []string, _ error) {
+		for _, stream := range s.pg().streams {
+			if !s.pg().gated[stream] {
+				list = append(list, stream)
+			}
+		}
+		return list, nil
+	})
+}
+
+func (s memStore) Gated(ctx context.Context, streams []string) error {
+	_, err := call(ctx, s.i, "Store.Gated", func() (nothing, error) {
+		for _, stream := range streams {
+			s.pg().gated[stream] = true
 		}
 		return nothing{}, nil
 	})
@@ -222,8 +314,8 @@ func (m *memMarker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled,
 			}
 		}
 		for stream, id := range entries {
-			if s := pg.w.rd.streams[stream]; id == "" || s != nil && outbox.CompareIDs(id, entryID(s.last)) > 0 {
-				pg.w.wrongly("entry %q of %s is noted, and is not there", id, stream)
+			if id == "" || outbox.CompareIDs(id, entryID(pg.w.rd.ids)) > 0 {
+				pg.w.wrongly("entry %q of %s is noted, and never was there", id, stream)
 			}
 		}
 		return nothing{}, pg.mark(o, &mark{part: -1, settled: &to, entries: entries})

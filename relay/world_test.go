@@ -33,6 +33,7 @@ type world struct {
 	instances []*instance
 	plan      fault
 	struck    bool
+	calm      bool // Redis forgets nothing any more: who stops needs not notice it
 	counts    map[string]int
 	trace     []step
 	wrong     []string
@@ -41,7 +42,7 @@ type world struct {
 	known   map[int64][]string
 	owners  map[int64]outbox.Owner
 	adopter map[int64]string
-	// confirmed are the events that the sink has confirmed, lost those that it may have lost after that.
+	// confirmed are the events that the sink has confirmed, lost those that it has lost since.
 	confirmed, lost map[[16]byte]bool
 	// closing is set when everybody is being stopped.
 	closing bool
@@ -199,7 +200,7 @@ func (w *world) instance(name string) *instance {
 		let: map[string]int64{},
 	}
 	o := w.o
-	o.Name, o.Holder, o.Prefix = "test", name, "outbox."
+	o.Name, o.Holder, o.Prefix, o.Restore = "test", name, "outbox.", RestoreAll
 	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
 	o.Sweeper = &memSweeper{i: i}
 	i.relay = New(o)
@@ -365,7 +366,7 @@ func (i *instance) enter(name string) kind {
 	defer w.mu.Unlock()
 	n := w.counts[name]
 	w.counts[name]++
-	if w.plan.kind == none || w.plan.call != name || w.plan.n != n || w.struck {
+	if w.plan.kind == none || w.plan.call != name || w.plan.n != n || w.struck || w.calm && w.plan.kind >= flushed {
 		return none
 	}
 	w.struck = true
@@ -383,6 +384,12 @@ func (i *instance) enter(name string) kind {
 			w.after(2*time.Second, s.notice)
 		}
 		w.after(0, w.replace)
+	case flushed:
+		w.rd.flush()
+	case dropped:
+		for name := range w.rd.streams {
+			w.rd.drop(name)
+		}
 	}
 	return w.plan.kind
 }
@@ -410,10 +417,12 @@ const (
 	killed        // its process dies
 	frozen        // its process is stopped until it has lost its locks, and goes on
 	unlocked      // the lock session ends, and its process learns of that two seconds later
+	flushed       // it goes well, but Redis has just forgotten everything
+	dropped       // the same of its streams, not of their gates
 )
 
 func (k kind) String() string {
-	return [...]string{"none", "refused", "unheard", "late", "killed", "frozen", "unlocked"}[k]
+	return [...]string{"none", "refused", "unheard", "late", "killed", "frozen", "unlocked", "flushed", "dropped"}[k]
 }
 
 // fault is one call that goes wrong: the nth, from 0, of its name.

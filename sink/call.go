@@ -44,7 +44,8 @@ type call struct {
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
 	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
-	return call{args: args, pubsub: s.pubsub}
+	// Whoever listened to a channel has heard what is published again.
+	return call{args: args, pubsub: s.pubsub && l.Part != outbox.RestoreLane}
 }
 
 // encode returns the arguments that publish events under number. They are valid until the next call.

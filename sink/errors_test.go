@@ -198,7 +198,7 @@ func TestClassesOfConnecting(t *testing.T) {
 		s, reg := newSink(t, c, sink.Options{})
 		o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
 		testenv.Eventually(t, 20*time.Second, func() error {
-			err := s.Adopt(t.Context(), stream, o)
+			err := s.Adopt(t.Context(), stream, o, false)
 			if sink.Class(err) != class {
 				return fmt.Errorf("class %q of %w, want %q", sink.Class(err), err, class)
 			}

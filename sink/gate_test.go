@@ -21,7 +21,7 @@ func TestAdoptTwiceIsOnce(t *testing.T) {
 	l := f.lane(o)
 	events := makeEvents(4)
 	f.publish(l, events[:2]...)
-	f.must(f.sink.Adopt(t.Context(), stream, o)) // a repeat must not end the lane
+	f.must(f.sink.Adopt(t.Context(), stream, o, false)) // a repeat must not end the lane
 	f.publish(l, events[2:]...)
 	f.wantStored(events...)
 	f.wantDoubt(0)
@@ -42,8 +42,8 @@ func TestOlderOwnersAreFenced(t *testing.T) {
 		wantFenced(t, err, 6)
 	}
 	mark := []outbox.Mark{{Stream: stream, Lane: streamLane(old), Number: 1}}
-	wantFenced(t, f.sink.Adopt(t.Context(), stream, old), 6)
-	wantFenced(t, f.sink.Adopt(t.Context(), stream, f.owner(6)), 6) // same epoch, another nonce
+	wantFenced(t, f.sink.Adopt(t.Context(), stream, old, false), 6)
+	wantFenced(t, f.sink.Adopt(t.Context(), stream, f.owner(6), false), 6) // same epoch, another nonce
 	wantFenced(t, f.sink.TakeOver(t.Context(), stream, f.owner(6)), 6)
 	wantFenced(t, f.sink.Check(t.Context(), old, []string{stream}), 6)
 	wantFenced(t, f.sink.Check(t.Context(), f.owner(6), []string{stream}), 6)
@@ -84,7 +84,7 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	f.publish(f.lane(o), events[:2]...)
 	other := outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}
 	ctx := t.Context()
-	wantForeign(t, f.sink.Adopt(ctx, stream, other), f.source)
+	wantForeign(t, f.sink.Adopt(ctx, stream, other, false), f.source)
 	wantForeign(t, f.sink.Check(ctx, other, []string{stream}), f.source)
 	wantForeign(t, f.sink.Confirm(ctx, other, firstMark(other)), f.source)
 	wantForeign(t, f.sink.Settled(ctx, other, firstMark(other)), f.source)
@@ -150,7 +150,7 @@ func TestARestoredDatabaseIsFencedByTheGatesEpoch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.publish(f.lane(f.adopted(40)), makeEvent())
-	err := f.sink.Adopt(t.Context(), stream, f.owner(12))
+	err := f.sink.Adopt(t.Context(), stream, f.owner(12), false)
 	wantFenced(t, err, 40)
 	o := f.adopted(41)
 	f.publish(f.lane(o), makeEvent())

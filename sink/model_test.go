@@ -94,7 +94,8 @@ func (w *world) adopt(t *rapid.T) {
 	}
 	w.owner = outbox.Owner{Source: w.owner.Source, Epoch: w.owner.Epoch + 1, Nonce: nonce()}
 	w.lose(t)
-	for err := w.f.sink.Adopt(w.ctx(), stream, w.owner); err != nil; err = w.f.sink.Adopt(w.ctx(), stream, w.owner) {
+	adopt := func() error { return w.f.sink.Adopt(w.ctx(), stream, w.owner, false) }
+	for err := adopt(); err != nil; err = adopt() {
 		if sink.Class(err) != "connection" { // asked again until it is heard
 			t.Fatalf("adopt: %v", err)
 		}

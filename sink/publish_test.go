@@ -246,7 +246,7 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	}
 	owner := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
 	check("ready", s.Ready(ctx))
-	check("adopt", s.Adopt(ctx, name, owner))
+	check("adopt", s.Adopt(ctx, name, owner, false))
 	l := outbox.Lane{Part: 3, Claim: 9, Nonce: nonce()}
 	events := makeEvents(2)
 	_, err := s.Lane(name, owner, l).Deliver(events).Publish(ctx)

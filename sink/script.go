@@ -33,6 +33,12 @@ var settleLua string
 //go:embed lua/forget.lua
 var forgetLua string
 
+//go:embed lua/recall.lua
+var recallLua string
+
+//go:embed lua/tail.lua
+var tailLua string
+
 //go:embed lua/look.lua
 var lookLua string
 
@@ -60,7 +66,9 @@ var (
 	confirmScript = newScript(gateLua + confirmLua)
 	settleScript  = newScript(gateLua + settleLua)
 	forgetScript  = newScript(gateLua + forgetLua)
+	recallScript  = newScript(gateLua + recallLua)
 	lookScript    = newScript(gateLua + lookLua)
+	tailScript    = newScript(tailLua)
 	trimScript    = newScript(trimLua)
 	observeScript = newScript(observeLua)
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -165,7 +166,7 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
-		if err == nil && len(reply) != 5 {
+		if err == nil && len(reply) != 8 {
 			err = fmt.Errorf("unexpected reply to the look script")
 		}
 		if err != nil {
@@ -173,8 +174,12 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 		}
 		out[i] = outbox.StreamState{
 			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
-			Forgot: number(reply, 4) == 1, Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
+			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1,
+			Missing: max(s.memory(stream).Load()-number(reply, 1), 0), Source: text(reply, 6),
 		}
+		epoch, rest, _ := strings.Cut(text(reply, 7), "|")
+		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
+		out[i].Nonce, _, _ = strings.Cut(rest, "|")
 	}
 	return out, nil
 }

@@ -63,7 +63,7 @@ func TestNothingIsPublishedToARestartedServer(t *testing.T) {
 		sink.Class(err) != "restarted" {
 		t.Errorf("a check: %v", err)
 	}
-	if err := f.sink.Adopt(t.Context(), stream, o); !errors.Is(err, outbox.ErrMoved) {
+	if err := f.sink.Adopt(t.Context(), stream, o, false); !errors.Is(err, outbox.ErrMoved) {
 		t.Errorf("an adoption: %v", err)
 	}
 	f.must(f.sink.Ready(t.Context())) // it can be written, and that is all that is asked

@@ -105,18 +105,21 @@ func gateKey(stream string) string {
 }
 
 // Adopt implements outbox.Sink.
-func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner) error {
-	return s.adopt(ctx, stream, o, "0")
+func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
+	if intact {
+		return s.adopt(ctx, stream, o, "0", "1")
+	}
+	return s.adopt(ctx, stream, o, "0", "0")
 }
 
 // TakeOver is Adopt for a stream that another database was the last to write: its gate becomes o's, and what that
 // database left unsettled becomes doubt. On a gate of o's own database it is Adopt, with Adopt's errors.
 func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) error {
-	return s.adopt(ctx, stream, o, "1")
+	return s.adopt(ctx, stream, o, "1", "0")
 }
 
-func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string) error {
-	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), force))
+func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force, intact string) error {
+	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), force, intact))
 	if err == nil {
 		err = verdict(stream, reply)
 	}
@@ -131,33 +134,63 @@ func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
-// idsPage is how many entries IDs reads at once: they come with their bodies.
-const idsPage = 200
+// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once.
+const (
+	tailEntries = 1000
+	tailBytes   = 4 << 20
+)
 
-// IDs implements outbox.Sink. It reads whole entries, page by page; ctx bounds how long that takes. Entries that are
-// not posthaste's are left out.
-func (s *Sink) IDs(ctx context.Context, stream, after string) ([]uuid.UUID, error) {
-	var ids []uuid.UUID
+// Tail implements outbox.Sink. It reads page by page; ctx bounds how long that takes. Entries that are not posthaste's
+// are left out.
+func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
+	var tail []outbox.Entry
 	from := "-"
 	if after != "" {
 		from = "(" + after
 	}
 	for {
-		page, err := s.client.XRangeN(ctx, stream, from, "+", idsPage).Result()
+		page, err := run(ctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes})
+		if notAStream(err) {
+			return nil, nil
+		}
 		if err != nil {
 			return nil, s.failed("list", stream, err)
 		}
-		for _, e := range page {
-			if text, _ := e.Values["id"].(string); e.Values["replayed"] != "1" {
-				if id, err := uuid.Parse(text); err == nil {
-					ids = append(ids, id)
-				}
+		for i := 1; i+1 < len(page); i += 2 {
+			if id, err := uuid.Parse(text(page, i+1)); err == nil {
+				tail = append(tail, outbox.NewEntry(id, text(page, i)))
 			}
 		}
-		if len(page) < idsPage {
-			return ids, nil
+		last := text(page, 0)
+		if last == "" {
+			return tail, nil
 		}
-		from = "(" + page[len(page)-1].ID
+		from = "(" + last
+	}
+}
+
+// recallEvents is how many events one call of Recall adds: the script writes them in one go.
+const recallEvents = 5000
+
+// Recall implements outbox.Sink.
+func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []uuid.UUID, last string) error {
+	for {
+		n := min(len(ids), recallEvents)
+		blob := make([]byte, 0, n*len(uuid.UUID{}))
+		for _, id := range ids[:n] {
+			blob = append(blob, id[:]...)
+		}
+		known := "" // the gate knows the stream's end when it knows all that is before
+		if ids = ids[n:]; len(ids) == 0 {
+			known = last
+		}
+		reply, err := run(ctx, s.client, recallScript, append(gateArgs(stream, o), known, blob))
+		if err == nil {
+			err = verdict(stream, reply)
+		}
+		if err != nil || len(ids) == 0 {
+			return s.failed("recall", stream, err)
+		}
 	}
 }
 
@@ -179,7 +212,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 			err = assess(stream, v, o)
 		}
 		// One that is empty may have been deleted, and made anew by a consumer.
-		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[2] != nil && v[3] != nil {
+		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[3] != nil {
 			err = s.remembers(ctx, stream)
 		}
 		if err != nil {
@@ -313,8 +346,11 @@ func gateArgs(stream string, o outbox.Owner) []any {
 }
 
 func laneName(l outbox.Lane) string {
-	if l.Part == outbox.StreamLane {
+	switch l.Part {
+	case outbox.StreamLane:
 		return "s"
+	case outbox.RestoreLane:
+		return "r"
 	}
 	return strconv.Itoa(l.Part)
 }

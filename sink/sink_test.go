@@ -90,7 +90,7 @@ func (f *fixture) owner(epoch int64) outbox.Owner {
 func (f *fixture) adopted(epoch int64) outbox.Owner {
 	f.Helper()
 	o := f.owner(epoch)
-	f.must(f.sink.Adopt(f.Context(), stream, o))
+	f.must(f.sink.Adopt(f.Context(), stream, o, false))
 	return o
 }
 

@@ -297,7 +297,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss TO " + role,
+		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss, outbox_repair, outbox_phantom TO " + role,
 		"GRANT SELECT ON outbox_history_old TO " + role,
 		"GRANT SELECT, DELETE ON outbox_history_default TO " + role,
 	} {

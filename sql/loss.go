@@ -1,16 +1,13 @@
 package sql
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
@@ -29,14 +26,17 @@ type suspicion struct {
 	Since   *time.Time
 	Events  *int64
 	Noticed time.Time
+	// Restored is the mark behind which everything was published again, nil if nothing was; but for Refused events.
+	Restored *int64
+	Refused  int64
 }
 
-// streamIDs is the method IDs of outbox.Sink.
-type streamIDs = func(ctx context.Context, stream, after string) ([]uuid.UUID, error)
+// tailOf is the method Tail of outbox.Sink.
+type tailOf = func(ctx context.Context, stream, after string) ([]outbox.Entry, error)
 
 // CountLosses counts in history what an adoption has noted as perhaps lost. What was published and had no mark when the
 // adoption came, has none now: it is owed, and not lost.
-func (s *store) CountLosses(ctx context.Context, ids streamIDs) ([]outbox.Loss, error) {
+func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*lossTimeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, query("loss_untold"))
@@ -52,7 +52,7 @@ func (s *store) CountLosses(ctx context.Context, ids streamIDs) ([]outbox.Loss, 
 		loss := outbox.Loss{Stream: l.Stream, Noticed: l.Noticed}
 		if l.Events != nil {
 			loss.Events = *l.Events
-		} else if err := s.countLoss(ctx, &loss, l, ids); err != nil {
+		} else if err := s.countLoss(ctx, &loss, l, tail); err != nil {
 			return out, fmt.Errorf("count what is lost of %q: %w", l.Stream, err)
 		}
 		if loss.Events == 0 {
@@ -66,8 +66,10 @@ func (s *store) CountLosses(ctx context.Context, ids streamIDs) ([]outbox.Loss, 
 			return out, fmt.Errorf("note what is lost of %q: %w", l.Stream, err)
 		}
 	}
-	if _, err := s.pool.Exec(ctx, query("loss_expire"), s.history); err != nil {
-		return out, fmt.Errorf("delete old losses: %w", err)
+	for _, old := range []string{"loss_expire", "repair_expire"} {
+		if _, err := s.pool.Exec(ctx, query(old), s.history); err != nil {
+			return out, fmt.Errorf("delete old losses: %w", err)
+		}
 	}
 	return out, nil
 }
@@ -75,7 +77,7 @@ func (s *store) CountLosses(ctx context.Context, ids streamIDs) ([]outbox.Loss, 
 // countLoss fills in what history says of a loss: what was delivered before there were marks, by the entries it knows,
 // and of the log what is not in the stream. What an earlier loss has counted, and nobody has brought back, is lost
 // once. Where counting takes too long, how much is lost is not known, and it may be all of the range.
-func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, ids streamIDs) error {
+func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, tail tailOf) error {
 	bounded, cancel := context.WithTimeout(ctx, lossTimeout)
 	defer cancel()
 	var n int64
@@ -86,7 +88,7 @@ func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, i
 		addLoss(loss, n, *first, *last)
 	}
 	if err == nil {
-		err = s.countLog(bounded, loss, l, ids)
+		err = s.countLog(bounded, loss, l, tail)
 	}
 	if err == nil && loss.Events > 0 {
 		var known int64
@@ -101,7 +103,7 @@ func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, i
 }
 
 // countLog adds what the log has of a loss.
-func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, ids streamIDs) error {
+func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, tail tailOf) error {
 	r := span{part: -1}
 	var first, last *time.Time
 	err := s.pool.QueryRow(ctx, query("loss_range"), l.Stream, l.After, l.Since, l.Noticed).Scan(&r.from, &r.to, &first,
@@ -109,17 +111,26 @@ func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, id
 	if err != nil || first == nil || last == nil {
 		return err
 	}
+	if l.Restored != nil { // and has been trimmed since, for all one knows
+		r.to = min(r.to, *l.Restored)
+		if l.Refused > 0 {
+			addLoss(loss, l.Refused, *first, *last)
+		}
+	}
+	if r.to <= r.from {
+		return nil
+	}
 	sel := Selection{Stream: l.Stream}
 	counts, err := r.count(ctx, s.pool, sel)
 	if err != nil || len(counts) == 0 {
 		return err
 	}
-	have, err := ids(ctx, l.Stream, entryBefore(l.After, counts[0].Created))
+	have, err := tail(ctx, l.Stream, entryBefore(l.After, counts[0].Created))
 	if err != nil {
 		addLoss(loss, 0, *first, *last)
 		return err
 	}
-	slices.SortFunc(have, compareIDs)
+	outbox.SortEntries(have)
 	for at := behindMark(r.from); ; {
 		items, reached, err := r.list(ctx, s.pool, sel, at)
 		if err != nil {
@@ -127,7 +138,7 @@ func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, id
 			return err
 		}
 		for _, e := range items {
-			if _, there := slices.BinarySearchFunc(have, e.id, compareIDs); !there {
+			if _, there := outbox.FindEntry(have, e.id); !there {
 				addLoss(loss, 1, e.at, e.at)
 			}
 		}
@@ -154,14 +165,19 @@ const entrySlack = 5 * time.Minute
 
 // entryBefore returns an entry id that is safely before an entry, and before those of events created at a time.
 func entryBefore(entry string, created time.Time) string {
-	ms := min(idMillis(entry), created.UnixMilli()) - entrySlack.Milliseconds()
-	if entry == "" || ms <= 0 {
+	if entry == "" {
 		return ""
 	}
-	return fmt.Sprintf("%d-0", ms)
+	return entryAt(earlier(created, time.UnixMilli(idMillis(entry))))
 }
 
-func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
+// entryAt returns an entry id that is safely before those of a time, "" for the beginning.
+func entryAt(t time.Time) string {
+	if ms := t.Add(-entrySlack).UnixMilli(); ms > 0 {
+		return fmt.Sprintf("%d-0", ms)
+	}
+	return ""
+}
 
 // Lost implements outbox.Store.
 func (s *store) Lost(ctx context.Context) (n int64, err error) {
@@ -201,15 +217,28 @@ func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) 
 	return nil
 }
 
-// suspects turns what an adoption suspects into columns. Without history nothing can be counted: what the gates tell is
-// all.
-func (s *store) suspects(list []outbox.StreamState) (streams, last []string, now []int64, ages, events []*int64) {
-	streams, last, now, ages, events = []string{}, []string{}, []int64{}, []*int64{}, []*int64{}
-	for _, st := range list {
+// suspicions are what an adoption suspects, as columns.
+type suspicions struct {
+	streams, last []string
+	now           []int64
+	ages, events  []*int64
+	// lost and repair say what is noted: that something may be lost, and that it is to be repaired.
+	lost, repair, recall, back []bool
+}
+
+// suspicionsOf turns what an adoption suspects into columns. Without history nothing can be counted or restored: what
+// the gates tell is all.
+func (s *store) suspicionsOf(a outbox.Adoption) suspicions {
+	c := suspicions{
+		streams: []string{}, last: []string{}, now: []int64{}, ages: []*int64{}, events: []*int64{}, lost: []bool{},
+		repair: []bool{}, recall: []bool{}, back: []bool{},
+	}
+	for _, st := range a.Suspects {
 		var age, n *int64
 		if ms := st.Now.UnixMilli() - idMillis(st.Last); st.Last != "" && ms >= 0 {
 			age = &ms
 		}
+		lost, recall := a.Delivered, !st.Intact() || st.Missing > 0
 		if s.history == 0 {
 			switch known := int64(-1); {
 			case st.Missing > 0:
@@ -217,13 +246,16 @@ func (s *store) suspects(list []outbox.StreamState) (streams, last []string, now
 			case !st.Gate || st.Forgot:
 				n = &known
 			default:
-				continue
+				lost = false
 			}
 		}
-		streams, last, now = append(streams, st.Stream), append(last, st.Last), append(now, st.Now.UnixMilli())
-		ages, events = append(ages, age), append(events, n)
+		c.streams, c.last = append(c.streams, st.Stream), append(c.last, st.Last)
+		c.now = append(c.now, st.Now.UnixMilli())
+		c.ages, c.events, c.lost = append(c.ages, age), append(c.events, n), append(c.lost, lost)
+		c.repair, c.recall = append(c.repair, recall || lost && s.history > 0), append(c.recall, recall)
+		c.back = append(c.back, st.Unknown)
 	}
-	return streams, last, now, ages, events
+	return c
 }
 
 // idMillis is the time in an entry id; one beyond all times is later than any.

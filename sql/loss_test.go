@@ -25,7 +25,7 @@ func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago tim
 }
 
 // nothing is what is in a stream that has lost everything.
-func nothing(context.Context, string, string) ([]uuid.UUID, error) { return nil, nil }
+func nothing(context.Context, string, string) ([]outbox.Entry, error) { return nil, nil }
 
 // suspect adopts with streams that may lack something.
 func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
@@ -33,10 +33,15 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{
 		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
-		Sink: "run/history", Prefix: "outbox.", Suspects: states,
+		Sink: "run/history", Prefix: "outbox.", Suspects: states, Delivered: true,
 	})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
+	}
+	repairs, err := s.Repairs(tb.Context(), 0)
+	must(tb, err)
+	for _, r := range repairs { // nothing is restored
+		must(tb, s.Repaired(tb.Context(), owner(tb, s), r, outbox.Repaired{}))
 	}
 }
 
@@ -142,11 +147,14 @@ func TestLossesOfTheLog(t *testing.T) {
 			WHERE id = (SELECT max(id) FROM outbox_mark)`, entry(n))
 	}
 	there := map[string][]uuid.UUID{"outbox.order": events[2][:1]} // of the others nothing is left behind the entry
-	have := func(_ context.Context, stream, after string) ([]uuid.UUID, error) {
+	have := func(_ context.Context, stream, after string) (tail []outbox.Entry, _ error) {
 		if want := fmt.Sprintf("%d-0", minute(0).UnixMilli()); after > want || after == "" {
 			t.Errorf("the ids behind %q of %s are asked for, want those from before %s on", after, stream, want)
 		}
-		return there[stream], nil
+		for _, id := range there[stream] {
+			tail = append(tail, outbox.Entry{ID: id})
+		}
+		return tail, nil
 	}
 	state := outbox.StreamState{Stream: "outbox.order", Gate: true, Last: entry(1), Now: time.Now()}
 	whole := outbox.StreamState{Stream: "outbox.invoice", Gate: true, Last: entry(9), Now: time.Now()}
@@ -193,7 +201,7 @@ func TestALossThatCannotBeCounted(t *testing.T) {
 	d.Exec(t, `UPDATE outbox_mark SET entries = '{"outbox.order": "7-8"}' WHERE id > 1`)
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: "7-7", Now: time.Now()})
 	broken := errors.New("no answer")
-	refuse := func(context.Context, string, string) ([]uuid.UUID, error) { return nil, broken }
+	refuse := func(context.Context, string, string) ([]outbox.Entry, error) { return nil, broken }
 	_, err := s.CountLosses(t.Context(), refuse)
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
@@ -212,7 +220,8 @@ func TestNoLossWithoutAnAdoption(t *testing.T) {
 		From: 7, To: outbox.Owner{Epoch: 8},
 		Suspects: []outbox.StreamState{{Stream: "s"}}, WentBack: true,
 	})
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); err != nil || ok || n != 0 {
+	n := testenv.Value[int](t, d, "SELECT (SELECT count(*) FROM outbox_loss) + (SELECT count(*) FROM outbox_repair)")
+	if err != nil || ok || n != 0 {
 		t.Errorf("adopted: %v, %v, and %d suspicions", ok, err, n)
 	}
 }

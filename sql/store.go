@@ -255,10 +255,11 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	streams, last, now, ages, events := s.suspects(a.Suspects)
+	c := s.suspicionsOf(a)
 	var n int
 	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
-		streams, last, now, ages, events, a.WentBack, a.Prefix).Scan(&n)
+		c.streams, c.last, c.now, c.ages, c.events, a.WentBack, a.Prefix, c.lost, c.repair, c.recall,
+		c.back).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}
@@ -338,11 +339,36 @@ func (s *store) Delivered(ctx context.Context) (some bool, err error) {
 }
 
 // NoteStream records a stream before its first publish.
-func (s *store) NoteStream(ctx context.Context, stream string, epoch int64) error {
+func (s *store) NoteStream(ctx context.Context, stream string, epoch int64) (gated bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, query("stream_note"), stream, epoch); err != nil {
-		return fmt.Errorf("note stream %q: %w", stream, err)
+	if err := s.pool.QueryRow(ctx, query("stream_note"), stream, epoch).Scan(&gated); err != nil {
+		return false, fmt.Errorf("note stream %q: %w", stream, err)
+	}
+	return gated, nil
+}
+
+// Ungated implements outbox.Store.
+func (s *store) Ungated(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	rows, err := s.pool.Query(ctx, query("stream_ungated"))
+	if err != nil {
+		return nil, fmt.Errorf("list streams without a gate: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list streams without a gate: %w", err)
+	}
+	return list, nil
+}
+
+// Gated implements outbox.Store.
+func (s *store) Gated(ctx context.Context, streams []string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, query("stream_gated"), streams); err != nil {
+		return fmt.Errorf("note that streams have gates: %w", err)
 	}
 	return nil
 }

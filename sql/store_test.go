@@ -241,7 +241,13 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 		stream string
 		epoch  int64
 	}{{"b", 3}, {"a", 1}, {"b", 2}, {"a", 4}} {
-		must(t, s.NoteStream(t.Context(), n.stream, n.epoch))
+		gated, err := s.NoteStream(t.Context(), n.stream, n.epoch)
+		if err != nil || gated != (n.epoch == 4) {
+			t.Errorf("%s has a gate: %v, %v", n.stream, gated, err)
+		}
+		if n.stream == "a" {
+			must(t, s.Gated(t.Context(), []string{"a"}))
+		}
 	}
 	if got, err := s.Streams(t.Context()); err != nil || fmt.Sprint(got) != "[a b]" {
 		t.Errorf("streams %v, %v", got, err)

@@ -15,8 +15,8 @@ var (
 	relations = []string{
 		"outbox_history", "outbox_backlog", "outbox_settled",
 		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
-		"relay_state", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part", "outbox_mark",
-		"outbox_history_old", "outbox", "inbox", "orders", versionTable,
+		"relay_state", "outbox_repair", "outbox_phantom", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part",
+		"outbox_mark", "outbox_history_old", "outbox", "inbox", "orders", versionTable,
 	}
 	others = []string{"SEQUENCE outbox_claim", "FUNCTION outbox_guard()", "FUNCTION outbox_history_keep()"}
 )

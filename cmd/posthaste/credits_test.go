@@ -117,6 +117,95 @@ func TestCreditsEndToEnd(t *testing.T) {
 	testUnfreezeCommand(t, w, user)
 }
 
+// Redis forgets everything behind paid orders, in the ledger and settled: their events come back from the log, balances
+// from the ledger, and neither way takes what the other has done for something new.
+func TestPaidOrdersAreRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.relayIn("cdc", "--stream-maxlen=0")
+	api := w.spawn("serve")
+	user := uuid.NewString()
+	post := func(path, body string, key uuid.UUID, want int) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
+			if err != nil {
+				return err
+			}
+			req.Header.Set("Content-Type", "application/json")
+			req.Header.Set("Idempotency-Key", key.String())
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return err
+			}
+			defer res.Body.Close()
+			answer, err := io.ReadAll(res.Body)
+			if err != nil || res.StatusCode != want {
+				return fmt.Errorf("%s: %d %s, %w", path, res.StatusCode, answer, err)
+			}
+			return nil
+		})
+	}
+	newKey := func() uuid.UUID { return uuid.Must(uuid.NewV7()) }
+	order := func(key uuid.UUID) {
+		t.Helper()
+		post("/orders", fmt.Sprintf(`{"user_id":%q,"amount":7,"currency":"USD","pay_with":"credits"}`, user), key,
+			http.StatusCreated)
+	}
+	agree := func(orders, left int) {
+		t.Helper()
+		testenv.Eventually(t, 30*time.Second, func() error {
+			placed := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+			changed := w.redis.Client.XLen(t.Context(), "outbox.credits").Val()
+			if int(placed) != orders || int(changed) != orders+1 {
+				return fmt.Errorf("%d orders and %d changes of balances are in the streams, want %d and %d", placed,
+					changed, orders, orders+1)
+			}
+			out := w.once("credits", "reconcile", "--json")
+			var report credits.Report
+			if err := json.Unmarshal([]byte(out.out), &report); err != nil || out.code != 0 || report.Pending > 0 ||
+				report.Total != int64(left) {
+				return fmt.Errorf("exit %d, %w: %s%s", out.code, err, out.out, out.errOut)
+			}
+			var owed int
+			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&owed)
+			if err != nil || owed > 0 {
+				return fmt.Errorf("%d events wait, %w", owed, err)
+			}
+			return nil
+		})
+		if list := w.losses(); len(list) > 0 {
+			t.Errorf("told: %+v", list)
+		}
+	}
+	post("/add/"+user, `{"amount":1000}`, newKey(), http.StatusOK)
+	first := newKey()
+	order(first)
+	for range 9 {
+		order(newKey())
+	}
+	agree(10, 930)
+	for range 2 {
+		do(t, w.redis.Client, "flushall")
+		agree(10, 930)
+	}
+	order(first) // is known
+	agree(10, 930)
+	order(newKey())
+	testenv.Eventually(t, 60*time.Second, func() error { // the notes of payments were there all the time
+		var open int
+		err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM order_payments WHERE due IS NOT NULL").Scan(&open)
+		if err != nil || open > 0 {
+			return fmt.Errorf("%d payments are open, %w", open, err)
+		}
+		return nil
+	})
+	agree(11, 923)
+	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_repair"); n != 2*21 {
+		t.Errorf("%d events were restored, want %d", n, 2*21)
+	}
+}
+
 // testUnfreezeCommand releases an account whose balance in Redis was forged.
 func testUnfreezeCommand(t *testing.T, w *world, user string) {
 	t.Helper()

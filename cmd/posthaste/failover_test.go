@@ -267,7 +267,7 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 		w.waitMode("cdc", 20*time.Second)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			text, err := r.metrics()
-			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`) // what OutboxRedisLostData fires at
+			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`) // what OutboxRedisRestored fires at
 			if err != nil || n != wanted {
 				return fmt.Errorf("%v streams were missed at the start, want %v, %w", n, wanted, err)
 			}
@@ -296,11 +296,10 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 func TestFlushallInMidStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.oracle.Flushed = true
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	gaps := func() float64 { // what OutboxRedisLostData fires at
+	gaps := func() float64 { // what OutboxRedisRestored fires at
 		text, _ := r.metrics()
 		v, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
 		return v

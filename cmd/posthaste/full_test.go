@@ -65,3 +65,36 @@ func TestFullIdleOutboxBesideABusyTable(t *testing.T) {
 		t.Run(mode, func(t *testing.T) { idleBeside(t, mode, 2<<20, 45*time.Second, 32<<20) })
 	}
 }
+
+// Redis is emptied under a relay that has settled a million events: they are in their stream again, in bounded memory.
+func TestFullAMillionEventsAreRestored(t *testing.T) {
+	const events = 1_000_000
+	w := newWorld(t)
+	r := w.relayIn("cdc", "--log-level=info", "--stream-maxlen=0")
+	load := testenv.Bulk(t, w.db, events, 40)
+	w.oracle.WaitEmpty(t, 10*time.Minute)
+	began := time.Now()
+	do(t, w.redis.Client, "flushall")
+	r.waitLogged("the stream is whole again")
+	took := time.Since(began)
+	peak := r.memory(t, "VmHWM")
+	t.Logf("%d events were restored in %v (%.0f/s); resident at most %.0f MiB", events, took.Round(time.Millisecond),
+		events/took.Seconds(), float64(peak)/(1<<20))
+	if peak > residentBound {
+		t.Errorf("resident memory reached %d bytes", peak)
+	}
+	w.oracle.Check(t, load, time.Minute)
+	// A relay that is killed now, and finds everything, reads it all, and publishes nothing.
+	r.kill()
+	do(t, w.redis.Client, "del", "{outbox.order}:gate")
+	began = time.Now()
+	r = w.spawn("relay", "--log-level=info", "--stream-maxlen=0")
+	r.waitLogged("the stream is whole again")
+	peak = r.memory(t, "VmHWM")
+	t.Logf("compared with the stream in %v; resident at most %.0f MiB", time.Since(began).Round(time.Millisecond),
+		float64(peak)/(1<<20))
+	if peak > residentBound {
+		t.Errorf("resident memory reached %d bytes", peak)
+	}
+	w.oracle.Check(t, load, time.Minute)
+}

@@ -33,9 +33,11 @@ type commandLine struct {
 	Relay       relayCmd       `cmd:"" help:"Run the relay."`
 	Consume     consumeCmd     `cmd:"" help:"Print one JSON line per event, as a member of a consumer group."`
 	Mode        modeCmd        `cmd:"" help:"Show or set the desired mode: auto, cdc or poll."`
-	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot and parked events."`
+	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot, parked events, and what was lost or restored."`
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
 	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
+	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
+	Phantoms    phantomsCmd    `cmd:"" help:"List events in the streams whose commits Postgres has forgotten, by a failover or a restore."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`

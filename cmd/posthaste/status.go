@@ -131,6 +131,16 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	for _, l := range v.Losses {
 		row("lost", "%s (noticed %s); %s", l.Text(), humanize.Time(l.Noticed), l.Remedy)
 	}
+	for _, r := range v.Repairs {
+		if r.Done == nil {
+			row("restoring", "%s, since %s", ops.Printable(r.Text()), humanize.Time(r.Noticed))
+		} else {
+			row("restored", "%s (%s)", ops.Printable(r.Text()), humanize.Time(*r.Done))
+		}
+	}
+	if v.Phantoms > 0 {
+		row("phantoms", "%s within a day; posthaste phantoms", humanize.Comma(v.Phantoms))
+	}
 	return t.Flush()
 }
 

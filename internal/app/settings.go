@@ -45,6 +45,7 @@ type Settings struct {
 	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
 	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
+	Restore         string `help:"How far back events that Redis has lost are published again: a duration, off, or all of what history has." env:"POSTHASTE_RESTORE" default:"1h"`
 	WALBudget       string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." env:"POSTHASTE_WAL_BUDGET" default:"1GiB"`
 	RedisDurability string `help:"What a row's deletion waits for: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
 	Window          string `help:"Events published but not yet settled, at most." env:"POSTHASTE_WINDOW" default:"10000"`
@@ -86,21 +87,23 @@ type Config struct {
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
-	WALBudget     int64
-	Durability    sink.Durability
-	Window        int
-	WindowBytes   int
-	SweepWorkers  int
-	Poison        relay.Poison
-	TrimForce     bool
-	StreamMaxlen  int64
-	RateLimit     float64
-	KeyMaxAge     time.Duration
-	AuthKeys      bool
-	AuthKeysFile  string
-	DrainTimeout  time.Duration
-	LogLevel      slog.Level
-	LogText       bool
+	// Restore is relay.Options.Restore.
+	Restore      time.Duration
+	WALBudget    int64
+	Durability   sink.Durability
+	Window       int
+	WindowBytes  int
+	SweepWorkers int
+	Poison       relay.Poison
+	TrimForce    bool
+	StreamMaxlen int64
+	RateLimit    float64
+	KeyMaxAge    time.Duration
+	AuthKeys     bool
+	AuthKeysFile string
+	DrainTimeout time.Duration
+	LogLevel     slog.Level
+	LogText      bool
 }
 
 var (
@@ -158,6 +161,20 @@ func (p *parser) duration(name, value string, least time.Duration) time.Duration
 	return d
 }
 
+func (p *parser) restore(value string) time.Duration {
+	switch value {
+	case "off":
+		return 0
+	case "all":
+		return relay.RestoreAll
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 {
+		p.bad("restore", value, "off, all, or a duration such as 1h")
+	}
+	return d
+}
+
 // scheme checks the beginning of a URL without ever quoting it.
 func (p *parser) scheme(name, value string, schemes ...string) bool {
 	u, err := url.Parse(value)
@@ -186,6 +203,7 @@ func (s Settings) Parse() (Config, error) {
 		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
 		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
 		History:       p.duration("history", s.History, 0),
+		Restore:       p.restore(s.Restore),
 		WALBudget:     p.size("wal-budget", s.WALBudget, 16<<20),
 		Window:        int(p.number("window", s.Window, 1, 10_000_000)),
 		WindowBytes:   int(p.size("window-bytes", s.WindowBytes, 1<<20)),

@@ -35,7 +35,7 @@ func TestDefaults(t *testing.T) {
 	}
 	if c.Slot != "posthaste_default" || c.History != 72*time.Hour || c.WALBudget != 1<<30 ||
 		c.Poison != relay.PoisonSkip ||
-		c.LogLevel != slog.LevelInfo || c.TrimForce || !c.PubSub || c.AuthKeys {
+		c.Restore != time.Hour || c.LogLevel != slog.LevelInfo || c.TrimForce || !c.PubSub || c.AuthKeys {
 		t.Errorf("the defaults are %+v", c)
 	}
 }
@@ -60,6 +60,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		"stream-prefix":    func(s *app.Settings) { s.StreamPrefix = "a b" },
 		"pubsub":           func(s *app.Settings) { s.Pubsub = "maybe" },
 		"history":          func(s *app.Settings) { s.History = "soon" },
+		"restore":          func(s *app.Settings) { s.Restore = "0" },
 		"wal-budget":       func(s *app.Settings) { s.WALBudget = "1KiB" },
 		"redis-durability": func(s *app.Settings) { s.RedisDurability = "some" },
 		"window":           func(s *app.Settings) { s.Window = "0" },
@@ -84,7 +85,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		}
 	}
 	_, err := s.Parse()
-	if list := faults(err); len(list) != 28 || strings.Contains(err.Error(), secret) {
+	if list := faults(err); len(list) != 29 || strings.Contains(err.Error(), secret) {
 		t.Errorf("%d faults: %v", len(list), err)
 	}
 }

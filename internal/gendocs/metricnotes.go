@@ -45,8 +45,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_lost_events",
-			"Redis was killed, restored or failed over, and lacks events that had been settled. `posthaste status` " +
-				"names the command that restores them, after which this falls.",
+			"Redis was killed, restored or failed over, and lacks events that had been settled, longer ago than " +
+				"`POSTHASTE_RESTORE`. `posthaste status` names the command that restores them, after which this falls.",
 			"max(outbox_lost_events" + leading + ")",
 		},
 		{
@@ -56,11 +56,22 @@ var metricNotes = []struct {
 			"sum(increase(outbox_lost_events_total[1h]))",
 		},
 		{
+			"outbox_restored_events_total",
+			"Redis was killed, restored or failed over, and lacked events that had been settled; they are in their " +
+				"streams again. Consumers that had seen them see them again.",
+			"sum(increase(outbox_restored_events_total[1h]))",
+		},
+		{
 			"outbox_postgres_failovers_total",
 			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. " +
-				"What it had not received may be published twice, or be in the streams although it is not in the " +
-				"database.",
+				"What it had forgotten to be settled was found in the streams, and is not published again.",
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
+		},
+		{
+			"outbox_phantom_events_total",
+			"Postgres has lost commits, by a failover or a restore, whose events were published. `posthaste " +
+				"phantoms` names them; what they announced did not happen, as far as the database knows.",
+			"sum(increase(outbox_phantom_events_total[1h]))",
 		},
 		{
 			"outbox_parked_total",

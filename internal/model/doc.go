@@ -23,7 +23,11 @@
 // transaction that is on disk knows of no id that Postgres gives out again; a streamed transaction is on disk; the
 // session that writes the mark of a part has the part locked, for as long as the server works on its statement.
 // What it leaves out: batches of several events, several streams, trimming, and rows that a writer deletes before they
-// are published. What Redis has lost is published again at once here; posthaste counts it, and people do the rest.
+// are published.
+//
+// When Redis or Postgres has gone back, an adoption compares the stream with what is settled before anything else is
+// published. That a stream is not whole yet is said by its gate here; posthaste writes it into outbox_repair, in the
+// transaction that raises the epoch.
 //
 // A silent gap in the publication is noticed and what it hid is published, behind what was streamed meanwhile: nobody
 // can know that it has to wait. An event that was parked and is retried is published behind what came after it. No

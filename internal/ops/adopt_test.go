@@ -24,7 +24,7 @@ func TestAdoptBesideARelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	relay := sink.New(sink.Options{Client: r.Client})
-	if err := relay.Adopt(t.Context(), "outbox.order", owner); err != nil {
+	if err := relay.Adopt(t.Context(), "outbox.order", owner, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.TakeOver(t.Context(), r.Client); err != nil {

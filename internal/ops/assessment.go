@@ -2,6 +2,8 @@ package ops
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -17,7 +19,9 @@ type assessment struct {
 	reachable bool
 	// slotTold is the level at which it was said that the slot cannot be used; Unknown if it was not.
 	slotTold Level
-	problems []Problem
+	// repairTold: it was said that a stream is not whole yet.
+	repairTold bool
+	problems   []Problem
 }
 
 // add takes a problem. Names and errors in it are anybody's who may write to Redis: a character that turns the
@@ -188,6 +192,9 @@ func (a *assessment) relay() {
 	}
 	// What Postgres says of the slot comes from the same relay.
 	told := func(level Level, condition string) bool {
+		if a.repairTold && strings.HasPrefix(condition, restoreCondition) {
+			return true
+		}
 		return a.slotTold != Unknown && a.slotTold.Ready() == level.Ready() &&
 			condition == slotCondition+a.s.Postgres.Degraded
 	}
@@ -320,32 +327,88 @@ func (a *assessment) groups() {
 	}
 }
 
+// repairs says what is put right, and what cannot be, because one of the two has forgotten what the other one knows.
+func (a *assessment) repairs() {
+	p := a.s.Postgres
+	if open := p.Repairing(); len(open) > 0 {
+		a.repairTold = true
+		title, progress := open[0].Stream+" is compared with what is settled", open[0].progress()
+		if n := len(open); n > 1 {
+			title, progress = fmt.Sprintf("%d streams are compared with what is settled", n), open[0].Text()
+		}
+		far := sentence(open[0].Text())
+		if a.s.Relay != nil { // it knows better how far it is, and what is in its way
+			for _, condition := range a.s.Relay.Reasons {
+				if strings.HasPrefix(condition, restoreCondition) {
+					far = sentence(condition[len(restoreCondition):])
+				}
+			}
+		}
+		oldest := slices.MinFunc(open, func(x, y Repair) int { return x.Noticed.Compare(y.Noticed) }).Noticed
+		a.add(Problem{
+			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable,
+			Why: "Redis or Postgres may have forgotten something. Nothing newer is published until it is put right. " +
+				far,
+			Remedy: "Wait: the relay publishes again what is missing, and goes on. docs/recovery.md says how long " +
+				"that takes.",
+			line: join(title+", for "+Rough(a.s.Now.Sub(oldest)), progress, a.waiting()),
+		})
+	}
+	if p.Phantoms > 0 {
+		what := are(int(p.Phantoms)) + " in a stream, and the commit is not in Postgres"
+		if p.Phantoms > 1 {
+			what = are(int(p.Phantoms)) + " in their streams, and the commits are not in Postgres"
+		}
+		a.add(Problem{
+			Level: Failing, Part: partOutbox, Title: what,
+			Why: "Postgres has gone back in time, by a failover or a restore, and has lost what it had committed; " +
+				"consumers may have acted on it.",
+			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. This stays for a day.",
+			line:   what + " (posthaste phantoms)",
+		})
+	}
+}
+
 // losses says what Redis, or Postgres, has forgotten.
 func (a *assessment) losses() {
 	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
 	for _, l := range a.s.Postgres.Losses {
 		p := Problem{
 			Level: Broken, Part: partRedis, Title: l.Text(), Remedy: l.Remedy,
-			Why: noticed(l.Noticed) + ". They had been acknowledged, and are in the history; what waited in Postgres " +
-				"is published again automatically.",
+			Why: noticed(l.Noticed) + ". They had been acknowledged, and were not restored: they were settled longer " +
+				"ago than --restore reaches, or there is no history of them.",
 			line: l.Text() + "; to restore them: " + l.Remedy,
 		}
 		if l.Stream == "" {
 			p.Level, p.Part = Degraded, partOutbox
-			p.Why = noticed(l.Noticed) + ". What the new primary had not received is forgotten: that events were " +
-				"settled, and commits whose events are in their streams."
+			p.Why = noticed(l.Noticed) + ". It has forgotten what it had not received. What is in the streams is not " +
+				"published again; commits may be missing."
 			p.line = l.Text() + "; " + l.Remedy
 		}
 		a.add(p)
 	}
 	if lost := a.s.Lost; lost != nil && len(a.s.Postgres.Losses) == 0 {
-		a.add(Problem{
-			Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
-			Why: noticed(*lost) + ": streams or gates have disappeared. What waited in Postgres is published " +
-				"again; what was settled before, and a group had not read, is only in the history.",
-			Remedy: "Find out who flushed it, restarted it without its data, or failed it over; posthaste replay " +
-				"publishes again what consumers miss. This stays for 15 minutes.",
-		})
+		a.add(a.seen(*lost, noticed(*lost)))
+	}
+}
+
+// seen is the problem that somebody has seen a loss, of which Postgres says nothing, or nothing more.
+func (a *assessment) seen(lost time.Time, noticed string) Problem {
+	if at := a.s.Postgres.Repaired; at != nil && at.After(lost.Add(-repairedBefore)) && !a.repairTold {
+		return Problem{
+			Level: Degraded, Part: partRedis, Title: "Redis had lost data, and has it again", Action: actionGroups,
+			Why: noticed + ": streams or gates had disappeared. The relay has published again what was settled and " +
+				"missing, as far back as --restore says.",
+			Remedy: "Find out who flushed it, restarted it without its data, or failed it over. This stays for 15 " +
+				"minutes.",
+		}
+	}
+	return Problem{
+		Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
+		Why: noticed + ": streams or gates have disappeared. The relay publishes again what waited in Postgres, and " +
+			"what was settled and is missing, as far back as --restore says.",
+		Remedy: "Check that a relay runs. Find out who flushed it, restarted it without its data, or failed it over. " +
+			"This stays for 15 minutes.",
 	}
 }
 

@@ -45,6 +45,8 @@ type DoctorOptions struct {
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
+	// Restore is how far back the relay restores what Redis loses; 0: not at all.
+	Restore time.Duration
 	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
 	// looked at.
 	WriterOnly bool
@@ -178,12 +180,25 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.desired = st.Desired
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
-	if d.config.History == 0 && !d.config.WriterOnly {
-		d.add(SeverityWarn, "history", "set --history to the time within which a loss is noticed and dealt with",
-			"off: events that Redis loses after they were settled can be neither counted nor restored")
+	if !d.config.WriterOnly {
+		d.restores()
 	}
 	d.rights(ctx, conn)
 	return true
+}
+
+// restores tells what Postgres could not give back, if Redis forgot it.
+func (d *doctor) restores() {
+	switch {
+	case d.config.History == 0:
+		d.add(SeverityWarn, "history", "set --history to the time within which a loss is noticed and dealt with",
+			"off: events that Redis loses after they were settled can be neither counted nor restored, and what "+
+				"Postgres loses in a failover cannot be named")
+	case d.config.Restore == 0:
+		d.add(SeverityWarn, "restore", "set --restore, to 1h for example",
+			"off: events that Redis loses after they were settled are counted, and somebody has to replay them, "+
+				"behind newer ones")
+	}
 }
 
 // rights tells what the role may not do. The tables' owner may everything but the last.

@@ -11,13 +11,19 @@ import (
 	"posthaste/internal/testenv"
 )
 
+func optionsOf(t *testing.T, d *testenv.Database, url string) ops.DoctorOptions {
+	t.Helper()
+	return ops.DoctorOptions{
+		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay,
+		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
+		Restore: time.Hour,
+	}
+}
+
 // diagnose asks the doctor about a database; Redis is none of its business here.
 func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings map[string]ops.Finding) {
 	t.Helper()
-	v := ops.Diagnose(t.Context(), ops.DoctorOptions{
-		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay,
-		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
-	})
+	v := ops.Diagnose(t.Context(), optionsOf(t, d, url))
 	findings = map[string]ops.Finding{}
 	for _, f := range v.Findings {
 		findings[f.Check] = f
@@ -160,5 +166,38 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	d.Exec(t, "DROP INDEX outbox_owed")
 	if ok, f := diagnose(t, d, d.URL); ok || f["owed index"].Severity != ops.SeverityFail {
 		t.Errorf("without the index: %+v", f["owed index"])
+	}
+}
+
+// What Redis loses cannot be restored without history, and is not with --restore=off. That is the relay's business, not
+// that of a process which only writes.
+func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	for _, c := range []struct {
+		history, restore time.Duration
+		writer           bool
+		check, detail    string
+	}{
+		{time.Hour, time.Hour, false, "", ""},
+		{0, time.Hour, false, "history", "neither counted nor restored"},
+		{0, 0, false, "history", "neither counted nor restored"},
+		{time.Hour, 0, false, "restore", "somebody has to replay them"},
+		{0, 0, true, "", ""},
+	} {
+		o := optionsOf(t, d, d.URL)
+		o.History, o.Restore, o.WriterOnly = c.history, c.restore, c.writer
+		var found []ops.Finding
+		for _, f := range ops.Diagnose(t.Context(), o).Findings {
+			if f.Check == "history" || f.Check == "restore" {
+				found = append(found, f)
+			}
+		}
+		switch {
+		case c.check == "" && len(found) == 0:
+		case len(found) != 1 || found[0].Check != c.check || found[0].Severity != ops.SeverityWarn ||
+			!strings.Contains(found[0].Detail, c.detail):
+			t.Errorf("%+v: %+v", c, found)
+		}
 	}
 }

@@ -243,8 +243,38 @@ func situations() map[string]situation {
 		"failed over": {
 			func(s *Snapshot) {
 				s.Postgres.Losses = []Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
-			}, Degraded, "Postgres has gone back in time: events settled shortly before may be published twice",
-			partOutbox, "may be published twice; see the page",
+			}, Degraded, "Postgres has gone back in time, by a failover or a restore",
+			partOutbox, "by a failover or a restore; see the page",
+		},
+		"flushed, and put right": {func(s *Snapshot) {
+			lost, done := s.Now.Add(-4*time.Minute), s.Now.Add(-4*time.Minute-5*time.Second)
+			s.Lost, s.Postgres.Repaired = &lost, &done // the watch was late
+		}, Degraded, "Redis had lost data, and has it again", partRedis, "Redis had lost data, and has it again"},
+		"flushed again": {func(s *Snapshot) {
+			lost, done := s.Now.Add(-4*time.Minute), s.Now.Add(-5*time.Minute)
+			s.Lost, s.Postgres.Repaired = &lost, &done
+		}, Broken, "Redis has lost data", partRedis, "Redis has lost data"},
+		"restoring": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Repairs = []Repair{
+					{Stream: "outbox.order", Noticed: s.Now.Add(-time.Minute), Expected: 9000, Restored: 1200},
+					{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7},
+				}
+			}, Failing, "outbox.order is compared with what is settled", partRedis,
+			"settled, for 1m00s; 1,200 restored so far, about 9,000 to compare",
+		},
+		"restoring, and events wait": {func(s *Snapshot) {
+			s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now}, {Stream: "b", Noticed: s.Now}}
+			late(7, time.Second)(s)
+		}, Broken, "2 streams are compared with what is settled", partRedis, "7 events wait, the oldest for 1s"},
+		"restored": {func(s *Snapshot) {
+			s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7}}
+		}, OK, fine, "", streamed},
+		"phantoms": {
+			func(s *Snapshot) { s.Postgres.Phantoms = 2 },
+			Failing, "2 events are in their streams, and the commits are not in Postgres", partOutbox,
+			"are not in Postgres (posthaste phantoms)",
 		},
 		"eviction": {
 			func(s *Snapshot) { s.Redis.Policy = "allkeys-lru" },

@@ -33,8 +33,14 @@ type Status struct {
 	Degraded    string    `json:"degraded,omitempty"`
 	Source      uuid.UUID `json:"source"`
 	// Losses are the events that Redis lost after they were settled, and that were not published again yet.
-	Losses    []Loss    `json:"losses,omitempty"`
-	ChangedAt time.Time `json:"changed_at"`
+	Losses []Loss `json:"losses,omitempty"`
+	// Repairs are those under way, then those of the last day that have changed something, the last first.
+	Repairs []Repair `json:"repairs,omitempty"`
+	// Phantoms is how many events were found within a day whose commits Postgres has forgotten.
+	Phantoms int64 `json:"phantoms,omitempty"`
+	// Repaired is when a stream was compared last with what is settled, whatever came of it; nil if none was.
+	Repaired  *time.Time `json:"-"`
+	ChangedAt time.Time  `json:"changed_at"`
 }
 
 // Loss is what a stream has lost, or, without a stream, a failover of Postgres.
@@ -51,7 +57,7 @@ type Loss struct {
 func (l Loss) Text() string {
 	switch {
 	case l.Stream == "":
-		return "Postgres has gone back in time: events settled shortly before may be published twice"
+		return "Postgres has gone back in time, by a failover or a restore"
 	case l.Events < 0:
 		return "Redis lost an unknown number of settled events of " + l.Stream
 	case l.Events == 1:
@@ -129,6 +135,9 @@ func readStatus(
 	for _, l := range losses {
 		out.Losses = append(out.Losses,
 			Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
+	}
+	if err := readRepairs(ctx, pool, &out); err != nil {
+		return out, err
 	}
 	slot, err := slots.Status(ctx)
 	if err != nil {

@@ -30,6 +30,8 @@ const (
 	// lateAfter and veryLateAfter are from when on a waiting event is called late, and very late.
 	lateAfter     = 5 * time.Second
 	veryLateAfter = 30 * time.Second
+	// repairedBefore is how long before somebody sees a loss it may have been put right: a watch is a few seconds late.
+	repairedBefore = 15 * time.Second
 	// unknownAfter is from when on it is said that something cannot be read.
 	unknownAfter = 10 * time.Second
 	// fullAt is the part of its memory from which on Redis is called nearly full.
@@ -42,8 +44,12 @@ func muchWAL(retained, budget int64) bool { return budget > 0 && retained > budg
 // unsafePolicy reports whether Redis may delete what nobody has read. "" is a policy that is not known.
 func unsafePolicy(policy string) bool { return policy != "" && policy != "noeviction" }
 
-// slotCondition begins the condition of a relay that cannot use its slot. What follows, Postgres tells as well.
-const slotCondition = "slot: "
+const (
+	// slotCondition begins the condition of a relay that cannot use its slot. What follows, Postgres tells as well.
+	slotCondition = "slot: "
+	// restoreCondition begins that of a relay that makes a stream whole, or tries to.
+	restoreCondition = "restore: "
+)
 
 // Problem is one thing that is wrong.
 type Problem struct {
@@ -84,6 +90,7 @@ func Assess(s *Snapshot) Verdict {
 	if s.Asked.Postgres.known() {
 		a.flow()
 		a.slot()
+		a.repairs()
 	}
 	a.relay()
 	if a.reachable {

@@ -136,6 +136,26 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	}
 }
 
+// The same goes for a stream that is made whole: what the relay says of it is fresher, and is shown.
+func TestARepairIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now, Expected: 9000}}
+	s.Relay = &relay.Health{Role: "leader", Reasons: []string{"restore: outbox.order: READONLY"}}
+	v := Assess(s)
+	if p := v.Page(); p.Title != "outbox.order is compared with what is settled" || len(p.Also) != 0 ||
+		!strings.HasSuffix(p.Why, "Outbox.order: READONLY.") {
+		t.Errorf("%+v", p)
+	}
+	if r := v.Readiness(); r.Ready || len(r.Reasons) != 1 {
+		t.Errorf("%+v", r)
+	}
+	s.Postgres.Repairs = nil // as it was read a moment before
+	if p := Assess(s).Page(); p.Title != "This relay is not ready" {
+		t.Errorf("%+v", p)
+	}
+}
+
 // The word that matters comes first, and says why.
 func TestStatusJudges(t *testing.T) {
 	t.Parallel()

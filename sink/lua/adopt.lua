@@ -1,8 +1,9 @@
 -- Raises the gate to a new owner. What earlier owners left unsettled becomes the doubt, and all lanes end. Where the stream has
 -- forgotten it there is no doubt: it is to be published again.
--- KEYS stream, gate. ARGV source, epoch, nonce, force ("1": take it from another source)
+-- KEYS stream, gate. ARGV source, epoch, nonce, force ("1": take it from another source), intact ("1": the caller has seen a
+-- gate, and a stream that has forgotten nothing; {GAP} if that is so no more)
 local gate = KEYS[2]
-local source, epoch, nonce, force = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local source, epoch, nonce, force, intact = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5] == '1'
 
 local g, err = read(gate, 'source', 'owner', 'n', 'last')
 if err then return err end
@@ -15,6 +16,7 @@ if g[1] == source and g[2] then
 end
 
 local gone = forgot(last_id_of(KEYS[1]), tonumber(g[3] or '0'), g[4])
+if intact and (gone or not g[1]) then return {'GAP'} end
 local all = redis.call('HGETALL', gate)
 local doubt, drop, known = {}, {}, 0
 for i = 1, #all, 2 do

@@ -3,7 +3,7 @@
 -- The gate is a hash:
 --   source     uuid of the database that publishes here
 --   owner      epoch|nonce|ids of the leadership; the last word keeps out versions that would misread the batches
---   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s" or a part's number
+--   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s", "r" (what is restored) or a part's number
 --   u:<lane>:<number>  an unsettled batch: "+" (complete) or "-", then 16 bytes of id for each event that is in the stream
 --   d:<id>     an event in doubt: where it came from. "a" for what an adoption found, "<lane>|<claim>|<number>" for what an
 --              earlier claim of a part left
@@ -95,7 +95,7 @@ end
 -- forgot tells whether the stream lacks what its gate has let through: somebody has deleted it, and a consumer or a replay may
 -- have made it anew. last_id is the last id that the stream gave, '' without one.
 local function forgot(last_id, n, last)
-  if last_id == '' then return n > 0 end
+  if last_id == '' then return n > 0 or (last and last ~= '') end
   if not last then return false end
   local a, b = string.match(last_id, '(%d+)-(%d+)')
   local c, d = string.match(last, '(%d+)-(%d+)')

@@ -17,9 +17,14 @@ local t = redis.call('TYPE', stream).ok
 if t ~= 'none' and t ~= 'stream' then return {'TYPE', t} end
 t = redis.call('TYPE', gate).ok
 if t == 'hash' then
-  local theirs = redis.call('HGET', gate, 'source')
+  local g = redis.call('HMGET', gate, 'source', 'n', 'last')
+  local theirs = g[1]
   if side and theirs then return {'LIVE'} end
   if theirs and theirs ~= source then return {'FOREIGN', theirs} end
+  -- A relay has to see that its stream is gone, before it is made anew.
+  if redis.call('EXISTS', stream) == 0 and (tonumber(g[2] or '0') > 0 or g[3]) then
+    return redis.error_reply('TRYAGAIN the stream is gone, and its relay has not restored it yet')
+  end
 end
 
 local r = redis.call('HMGET', record, 'owner', 'cursor')

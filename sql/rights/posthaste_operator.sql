@@ -6,6 +6,8 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, cr
 GRANT UPDATE (retry_seq, dropped_at) ON outbox_dead TO posthaste_operator;
 -- replay
 GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
+-- streams drop
+GRANT UPDATE (dropped_at) ON outbox_stream TO posthaste_operator;
 -- credits unfreeze; of credit_epoch it only locks a row, which wants the right to change some column.
 GRANT UPDATE (frozen) ON credit_accounts TO posthaste_operator;
 GRANT INSERT (bucket), UPDATE (bumped_at) ON credit_epoch TO posthaste_operator;

@@ -65,6 +65,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay,
 			Slot:        "posthaste_" + w.db.Relay,
 			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
+			Restore: time.Hour,
 		},
 		Logger: testenv.Logger(t),
 	}

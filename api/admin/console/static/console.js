@@ -251,19 +251,30 @@ function drawSources(st) {
   if ($('sources').textContent !== box.textContent) $('sources').replaceChildren(...box.childNodes);
 }
 
+// repairRow says what a relay publishes again, or has published again, because Redis or Postgres had forgotten it.
+function repairRow(r) {
+  if (!r.done_at) return ['Restoring', `${r.stream}: ${count(r.restored)} so far${r.expected ? `, about ${count(r.expected)} to compare` : ''}, since ${clock(r.noticed_at)}`];
+  const found = [`${plural(r.restored, 'event')} of ${r.stream}`];
+  if (r.recalled) found.push(`${count(r.recalled)} found there, and not published again`);
+  if (r.phantoms) found.push(plural(r.phantoms, 'phantom'));
+  return ['Restored', `${found.join(', ')}, at ${clock(r.done_at)}`];
+}
+
 function drawMode(st) {
   const known = st.postgres.as_of;
   const p = st.postgres.value;
   for (const b of $('switch').children) b.setAttribute('aria-pressed', String(Boolean(known) && b.dataset.mode === p.desired));
   const rows = [];
   if (known) {
-    rows.push(['Active', p.mode === 'standby' ? 'none: no relay has led yet' : `${p.mode} since ${clock(p.changed_at)}`]);
+    rows.push(['Active', p.mode === 'standby' ? (p.owner ? 'none: a relay takes over' : 'none: no relay has led yet') : `${p.mode} since ${clock(p.changed_at)}`]);
     if (st.postgres.error) rows.unshift(['As of', `${clock(known)}; Postgres ${silence(st.postgres)}`]);
     if (p.degraded) rows.push(['Because', p.degraded]);
     rows.push(['Leader', p.led ? p.owner : p.owner ? `nobody; ${p.owner} led last` : 'nobody']);
     rows.push(['Relays', `${p.relays ? `${p.relays} connected` : p.led ? 'not visible to this process’ role' : 'none connected'}, epoch ${p.epoch}`]);
     const slot = p.slot;
     rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
+    for (const r of (p.repairs ?? []).slice(0, 5)) rows.push(repairRow(r));
+    if (p.phantoms) rows.push(['Phantoms', `${count(p.phantoms)} within a day: posthaste phantoms`]);
     rows.push(['Hand-over', p.handover_lsn === '0/0' ? 'none yet' : `at ${p.handover_lsn}`]);
   } else {
     rows.push(['Active', st.postgres.error ? `unknown: Postgres ${silence(st.postgres)}` : 'being asked']);

@@ -8,17 +8,19 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
 )
 
-// The ids of what a relay has put into a stream are listed, behind an entry or all of them, in pages.
-func TestIDs(t *testing.T) {
+// What a relay has put into a stream is listed, behind an entry or all of them, in pages.
+func TestTail(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if got, err := f.sink.IDs(t.Context(), stream, ""); err != nil || len(got) != 0 {
+	if got, err := f.sink.Tail(t.Context(), stream, ""); err != nil || len(got) != 0 {
 		t.Errorf("without a stream: %v, %v", got, err)
 	}
-	var ids []uuid.UUID
-	for n := range 450 {
+	var all []outbox.Entry
+	for n := range 1150 {
 		values := []string{"id", uuid.NewString(), "data", "{}"}
 		switch n % 50 {
 		case 7:
@@ -28,21 +30,23 @@ func TestIDs(t *testing.T) {
 		case 9:
 			values[0] = "other"
 		default:
-			ids = append(ids, uuid.MustParse(values[1]))
+			all = append(all, outbox.Entry{ID: uuid.MustParse(values[1]), Millis: uint64(n) + 1, Number: 1})
 		}
 		f.must(f.client.XAdd(t.Context(), &redis.XAddArgs{
 			Stream: stream, ID: fmt.Sprintf("%d-1", n+1), Values: values,
 		}).Err())
 	}
-	for after, want := range map[string][]uuid.UUID{"": ids, "50-0": ids[46:], "50-1": ids[47:], "449-1": ids[422:]} {
-		got, err := f.sink.IDs(t.Context(), stream, after)
+	for after, want := range map[string][]outbox.Entry{
+		"": all, "50-0": all[46:], "50-1": all[47:], "449-1": all[422:],
+	} {
+		got, err := f.sink.Tail(t.Context(), stream, after)
 		if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("behind %q: %d ids, %v; want %d", after, len(got), err, len(want))
+			t.Errorf("behind %q: %d entries, %v; want %d", after, len(got), err, len(want))
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.sink.IDs(ctx, stream, ""); !errors.Is(err, context.Canceled) {
+	if _, err := f.sink.Tail(ctx, stream, ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want that it was interrupted", err)
 	}
 }

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// These are ways in which a restoration itself once lost events, or published them again.
+
+// What is restored is trimmed meanwhile, and the relay is killed: whoever goes on does not take that for missing, and
+// what was trimmed is no loss.
+func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
+	t.Parallel()
+	const events = 60_000
+	w := newWorld(t)
+	r := w.relayIn("poll", "--stream-maxlen=500")
+	testenv.Bulk(t, w.db, events, 10)
+	w.waitSettled(events)
+	do(t, w.redis.Client, "flushall")
+	added := func() (added, length int64) {
+		if info := w.redis.Client.XInfoStream(t.Context(), "outbox.order").Val(); info != nil {
+			return info.EntriesAdded, info.Length
+		}
+		return 0, 0
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if n, length := added(); n < length+1000 {
+			return errors.New("it is not trimmed yet")
+		}
+		return nil
+	})
+	r.kill()
+	r = w.spawn("relay", "--stream-maxlen=500")
+	r.waitLogged(`"to":"poll"`)
+	if n, _ := added(); n != events {
+		t.Errorf("%d entries were added, want %d", n, events)
+	}
+	if list := w.losses(); len(list) > 0 {
+		t.Errorf("told: %+v", list)
+	}
+}
+
+// Nothing is noted as restored before it is as durable as is asked for; and what is restored, and lost again, is
+// restored again.
+func TestARestorationIsConfirmed(t *testing.T) {
+	t.Parallel()
+	const events = 3500
+	w := newWorld(t)
+	replica := testenv.Redis(t, fmt.Sprintf("replicaof 127.0.0.1 %d", w.redis.Port))
+	r := w.relayIn("poll", "--stream-maxlen=0", "--redis-durability=replicas=1")
+	testenv.Bulk(t, w.db, events, 10)
+	w.waitSettled(events)
+	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // no replica any more
+	do(t, w.redis.Client, "flushall")
+	w.waitEntries(events)
+	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm") // it has tried
+	if w.unrepaired() == 0 {
+		t.Error("what is nowhere but in one memory is noted as restored")
+	}
+	r.kill()
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	forget(t, w.redis, true)
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r = w.spawn("relay", "--stream-maxlen=0")
+	r.waitLogged(`"to":"poll"`)
+	if n := w.missing(); n != 0 || w.unrepaired() != 0 {
+		t.Errorf("%d events are missing, %d notes are not done", n, w.unrepaired())
+	}
+}
+
+// The gate is lost, and then the stream, before anything is published in between.
+func TestAGateIsLostAndThenItsStream(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		r := w.relayIn(mode, "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200})
+		load.Wait()
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		do(t, w.redis.Client, "del", "{outbox.order}:gate")
+		r.waitLogged("the stream is whole again")
+		w.waitMode(mode, 20*time.Second)
+		do(t, w.redis.Client, "del", "outbox.order")
+		w.waitWhole()
+		w.oracle.Check(t, load, 20*time.Second)
+	})
+}
+
+// A replay publishes to a stream that is gone: while the relay runs it waits for it, and while none does the relay sees
+// all the same what is missing.
+func TestAReplayHidesNoLoss(t *testing.T) {
+	t.Parallel()
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprintf("relay down %v", down), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			r := w.relayIn("poll", "--stream-maxlen=0")
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200})
+			load.Wait()
+			w.oracle.WaitEmpty(t, 20*time.Second)
+			subject := testenv.Value[string](t, w.db, "SELECT aggregate_id FROM outbox LIMIT 1")
+			if down {
+				r.kill()
+				do(t, w.redis.Client, "flushall")
+			} else {
+				do(t, w.redis.Client, "del", "outbox.order")
+			}
+			if res := w.once("replay", "--subject="+subject, "--since=1h", "--rate=0"); res.code != 0 {
+				t.Errorf("replay: %s %s", res.out, res.errOut)
+			}
+			if down {
+				w.spawn("relay", "--stream-maxlen=0")
+			}
+			w.waitWhole()
+			if list := w.losses(); len(list) > 0 {
+				t.Errorf("told: %+v", list)
+			}
+		})
+	}
+}
+
+// The database goes back to a time before a stream was published to for the first time, or to one that has the epoch of
+// the gates, and another owner: what is in the stream is found there.
+func TestADatabaseThatIsOlderThanItsGates(t *testing.T) {
+	t.Parallel()
+	for name, back := range map[string]string{
+		"the stream is not known": `DELETE FROM outbox_stream; UPDATE relay_state SET timeline = 7`,
+		"another owner": `DELETE FROM outbox_mark WHERE id > 1;
+			UPDATE relay_state SET nonce = decode(md5(random()::text), 'hex')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			r := w.relayIn("poll", "--stream-maxlen=0")
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 100})
+			load.Wait()
+			w.oracle.WaitEmpty(t, 20*time.Second)
+			r.kill()
+			w.db.Exec(t, "DELETE FROM outbox_mark WHERE id > 1")
+			w.db.Exec(t, back)
+			r = w.spawn("relay", "--stream-maxlen=0")
+			r.waitLogged(`"to":"poll"`)
+			w.oracle.Check(t, load, 20*time.Second)
+		})
+	}
+}
+
+// Redis is put back to a backup from before the last thousand events, while a relay runs.
+func TestABackupOfRedisIsRestored(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.relayIn(mode, "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800})
+		w.waitSettled(500)
+		data, backup := filepath.Join(w.redis.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "backup")
+		if err := w.redis.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
+			t.Fatal(err)
+		}
+		for _, restore := range []bool{false, true} {
+			if restore {
+				w.waitSettled(w.settled() + 1000)
+				err := errors.Join(w.redis.Kill(), os.RemoveAll(data), os.CopyFS(data, os.DirFS(backup)))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := w.redis.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.waitCommitted(load, load.Committed()+300)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		w.restored(1000)
+	})
+}

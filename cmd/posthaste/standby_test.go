@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+)
+
+// replicated is a world whose Postgres has a standby.
+type replicated struct {
+	*world
+	server, standby *testenv.Server
+	// link is how the standby hears of the server, front where everybody looks for the primary.
+	link, front *testenv.Switch
+}
+
+func newReplicated(t *testing.T, mode string) *replicated {
+	t.Helper()
+	server := testenv.NewServer(t)
+	r := &replicated{world: worldOf(t, server.Database(t), testenv.Redis(t)), server: server}
+	r.link = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.standby = server.Standby(t, r.link.Addr())
+	r.front = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.pgURL = strings.Replace(r.db.URL, hostOf(t, r.db.URL), r.front.Addr(), 1)
+	r.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
+	return r
+}
+
+// other is the database of the standby.
+func (r *replicated) other() *testenv.Database {
+	r.t.Helper()
+	d := *r.db
+	d.URL = strings.Replace(r.db.URL, hostOf(r.t, r.db.URL), hostOf(r.t, r.standby.URL("")), 1)
+	var err error
+	if d.Pool, err = pgxpool.New(r.t.Context(), d.URL); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(d.Pool.Close)
+	return &d
+}
+
+// promote has the standby take over from a server that is killed. Its database is that of the world from then on.
+func (r *replicated) promote(other *testenv.Database) {
+	r.t.Helper()
+	if err := r.server.Stop("immediate"); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := other.Pool.Exec(r.t.Context(), "SELECT pg_promote()"); err != nil {
+		r.t.Fatal(err)
+	}
+	r.front.To(hostOf(r.t, r.standby.URL("")))
+	r.db, r.oracle.DB = other, other
+}
+
+// A synchronous standby takes over that was cut off between a commit and the mark that settles it: it has everything
+// that was acknowledged, and no event is published twice.
+func TestASynchronousStandbyIsPromoted(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		const events = 60
+		w := newReplicated(t, mode)
+		r := w.spawn("relay", "--sweep-workers=1")
+		w.waitMode(mode, 20*time.Second)
+		first := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
+		first.Wait()
+		w.oracle.Check(t, first, 20*time.Second)
+		w.db.Standby(t, "*")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var state string
+			err := w.db.Pool.QueryRow(t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
+			if err != nil || state != "sync" {
+				return fmt.Errorf("the standby is %q, %w", state, err)
+			}
+			return nil
+		})
+		last := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
+		last.Wait()
+		other := w.other()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var n int
+			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
+			if err != nil || n < 2*events {
+				return fmt.Errorf("the standby has %d rows, %w", n, err)
+			}
+			return nil
+		})
+		w.link.To("127.0.0.1:1")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := len(w.oracle.Entries(t, "order")); n == events {
+				return fmt.Errorf("%d entries", n)
+			}
+			return nil
+		})
+		testenv.Eventually(t, 20*time.Second, func() error { // a mark is written, and must not be told
+			waits := testenv.Value[bool](t, w.db,
+				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')")
+			if n := w.settled(); n <= events || !waits {
+				return fmt.Errorf("%d events are settled, somebody waits for the standby is %t", n, waits)
+			}
+			return nil
+		})
+		r.kill()
+		w.promote(other)
+		w.spawn("relay")
+		w.waitMode(mode, 30*time.Second)
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		if n := len(w.oracle.Entries(t, "order")); n != 2*events {
+			t.Errorf("%d entries, want %d", n, 2*events)
+		}
+	})
+}
+
+// An asynchronous standby takes over, and has the rows but not that they were settled: they are found in their stream,
+// and not published again. That it happened is told.
+func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		const events = 60
+		w := newReplicated(t, mode)
+		if mode == "cdc" { // the standby knows the old timeline; in the other mode the gates alone know better than it
+			r := w.spawn("relay")
+			w.waitMode(mode, 20*time.Second)
+			r.stop()
+		}
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
+		load.Wait()
+		other := w.other()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var n int
+			if err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil ||
+				n < events {
+				return fmt.Errorf("the standby has %d rows, %w", n, err)
+			}
+			return nil
+		})
+		w.link.To("127.0.0.1:1") // it hears no more
+		r := w.spawn("relay")
+		w.waitMode(mode, 20*time.Second)
+		w.oracle.Check(t, load, 20*time.Second)
+		r.stop()
+		w.promote(other)
+		r = w.spawn("relay")
+		w.waitMode(mode, 20*time.Second)
+		w.oracle.Check(t, load, 20*time.Second)
+		if n := len(w.oracle.Entries(t, "order")); n != events {
+			t.Errorf("%d entries, want %d", n, events)
+		}
+		n := testenv.Value[int](t, w.db, "SELECT coalesce(sum(recalled), 0)::int FROM outbox_repair WHERE back")
+		if n != events {
+			t.Errorf("%d events were found in the stream, want %d: not the case", n, events)
+		}
+		if list := w.losses(); len(list) != 1 || list[0].Stream != "" || list[0].Events != -1 {
+			t.Errorf("told: %+v", list)
+		}
+		present(t, r, "outbox_postgres_failovers_total 1")
+		if out := w.once("status").out; !strings.Contains(out, "Postgres has gone back in time") {
+			t.Errorf("status: %s", out)
+		}
+		waitReady(t, r, http.StatusOK, 20*time.Second)
+	})
+}
+
+// An asynchronous standby takes over under load that is some commits behind: what it has is in the stream once, and
+// what it lacks is named, and only that.
+func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newReplicated(t, mode)
+		r := w.spawn("relay")
+		w.waitMode(mode, 20*time.Second)
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600, Tolerant: true})
+		w.waitCommitted(load, 600)
+		other := w.other()
+		w.link.To("127.0.0.1:1") // it hears no more
+		w.waitCommitted(load, load.Committed()+600)
+		w.promote(other)
+		r.waitLogged("postgres has forgotten commits")
+		w.waitMode(mode, 30*time.Second)
+		load.Stop()
+		after := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600, Tag: "after-"})
+		w.waitCommitted(after, 300)
+		after.Stop()
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		have := map[string]bool{}
+		for _, id := range testenv.Value[[]string](t, w.db, "SELECT array_agg(id::text) FROM outbox") {
+			have[id] = true
+		}
+		seen, want := map[string]bool{}, map[string]bool{}
+		for _, e := range w.oracle.Entries(t, "order") {
+			if seen[e.ID] {
+				t.Errorf("event %s is twice in the stream", e.ID)
+			}
+			if seen[e.ID] = true; !have[e.ID] {
+				want[e.ID] = true
+			}
+		}
+		for id := range have {
+			if !seen[id] {
+				t.Errorf("event %s is not in the stream", id)
+			}
+		}
+		var named []struct{ ID, Entry string }
+		res := w.once("phantoms", "--json", "--limit=100000")
+		if err := json.Unmarshal([]byte(res.out), &named); err != nil {
+			t.Fatalf("%v: %s%s", err, res.out, res.errOut)
+		}
+		for _, p := range named {
+			if !want[p.ID] {
+				t.Errorf("%s at %s is named, and is none", p.ID, p.Entry)
+			}
+			delete(want, p.ID)
+		}
+		if len(want) > 0 || len(named) < 100 {
+			t.Errorf("%d phantoms are named, %d are not", len(named), len(want))
+		}
+		present(t, r, fmt.Sprintf("outbox_phantom_events_total %d", len(named)))
+		t.Logf("%d events, %d phantoms", len(seen), len(named))
+	})
+}

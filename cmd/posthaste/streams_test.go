@@ -1,0 +1,145 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+)
+
+// A stream that is deleted by the command stays gone, under a relay and over its restart, and nobody is told of a loss.
+// What is published later makes it anew, and is restored when somebody deletes it in another way.
+func TestStreamsDrop(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	write := func(least, settled int) int {
+		t.Helper()
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: least})
+		load.Wait()
+		w.waitSettled(int64(load.Committed() + settled))
+		return load.Committed()
+	}
+	first := write(150, 0)
+	for args, text := range map[string]string{
+		"--stream=outbox.order":       "--yes",
+		"--stream=outbox.other --yes": "no stream that a relay publishes to",
+	} {
+		w.once(append([]string{"streams", "drop"}, strings.Fields(args)...)...).oneLine(t, 1, text)
+	}
+	if n := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); int(n) != first {
+		t.Fatalf("%d entries after a drop that was refused", n)
+	}
+	out := w.once("streams", "drop", "--stream=outbox.order", "--yes", "--json")
+	if out.code != 0 || !strings.Contains(out.out, fmt.Sprintf(`"entries": %d`, first)) {
+		t.Fatalf("exit %d: %s%s", out.code, out.out, out.errOut)
+	}
+	noticed := func(repairs int) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL")
+			if n < repairs {
+				return fmt.Errorf("%d repairs, want %d", n, repairs)
+			}
+			return nil
+		})
+		w.waitMode("cdc", 20*time.Second)
+	}
+	holds := func(events, restored int) {
+		t.Helper()
+		if n := len(w.oracle.Entries(t, "order")); n != events {
+			t.Errorf("%d entries, want %d", n, events)
+		}
+		again := testenv.Value[int](t, w.db, "SELECT coalesce(sum(restored), 0)::int FROM outbox_repair")
+		if list := w.losses(); again != restored || len(list) > 0 {
+			t.Errorf("%d events were restored, want %d; told: %+v", again, restored, list)
+		}
+	}
+	noticed(1)
+	holds(0, 0)
+	r.stop()
+	w.spawn("relay", "--stream-maxlen=0")
+	w.waitMode("cdc", 20*time.Second)
+	second := write(40, first)
+	holds(second, 0)
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair")
+	do(t, w.redis.Client, "del", "outbox.order")
+	noticed(n + 1)
+	holds(second, second)
+	if out := w.once("status").out; !strings.Contains(out, fmt.Sprintf("%d events of outbox.order", second)) {
+		t.Errorf("status: %s", out)
+	}
+}
+
+// A standby takes over that has not received some commits, whose events are in their stream: they are named, counted
+// and told, and nothing is published again.
+func TestPhantomsAreNamed(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newReplicated(t, mode)
+		r := w.spawn("relay")
+		w.waitMode(mode, 20*time.Second)
+		write := func(settled int) int {
+			t.Helper()
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 20})
+			load.Wait()
+			w.waitSettled(int64(load.Committed() + settled))
+			return load.Committed()
+		}
+		kept := write(0)
+		other := w.other()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var n int
+			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n)
+			if err != nil || n < kept {
+				return fmt.Errorf("the standby has %d settled events, %w", n, err)
+			}
+			return nil
+		})
+		w.link.To("127.0.0.1:1") // it hears no more
+		lost := write(kept)
+		want := testenv.Value[[]uuid.UUID](t, w.db,
+			"SELECT array_agg(id ORDER BY id) FROM (SELECT id FROM outbox ORDER BY seq DESC LIMIT $1) o", lost)
+		if out := w.once("phantoms"); out.code != 0 || !strings.HasPrefix(out.out, "no phantoms") {
+			t.Errorf("before: exit %d, %s%s", out.code, out.out, out.errOut)
+		}
+		r.stop()
+		w.promote(other)
+		r = w.spawn("relay")
+		r.waitLogged("postgres has forgotten commits whose events are in their stream")
+		w.waitMode(mode, 20*time.Second)
+		out := w.once("phantoms", "--json")
+		var list []struct {
+			ID            uuid.UUID
+			Stream, Entry string
+		}
+		if err := json.Unmarshal([]byte(out.out), &list); err != nil || out.code != 0 {
+			t.Fatalf("phantoms: exit %d, %v: %s%s", out.code, err, out.out, out.errOut)
+		}
+		var got []uuid.UUID
+		for _, p := range list {
+			got = append(got, p.ID)
+			if n := len(w.redis.Client.XRange(t.Context(), p.Stream, p.Entry, p.Entry).Val()); n != 1 {
+				t.Errorf("%+v: %d entries", p, n)
+			}
+		}
+		slices.SortFunc(got, func(a, b uuid.UUID) int { return strings.Compare(a.String(), b.String()) })
+		if !slices.Equal(got, want) {
+			t.Errorf("phantoms %v, want %v", got, want)
+		}
+		if n := len(w.oracle.Entries(t, "order")); n != kept+lost {
+			t.Errorf("%d entries, want %d", n, kept+lost)
+		}
+		present(t, r, fmt.Sprintf("outbox_phantom_events_total %d", lost))
+		if out := w.once("status").out; !strings.Contains(out, fmt.Sprintf("%d events are in their streams", lost)) ||
+			!strings.Contains(out, "posthaste phantoms") {
+			t.Errorf("status: %s", out)
+		}
+	})
+}

@@ -1,0 +1,342 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// repairer makes streams whole again before anything newer is published to them, where the sink or Postgres has
+// forgotten what the other one knows. What it has to do was written down with the adoption, so whoever adopts next goes
+// on with it: what is in the stream is compared with what is settled, event by event. One goroutine owns it.
+//
+//   - What is settled, and not in its stream, is published again, in the order of the log.
+//   - What is in the stream, and not settled, is put in doubt, if the gate may not know it: it is not published again.
+//   - What is in the stream, and not in a table that has gone back in time, is named as a phantom.
+type repairer struct {
+	*reporter
+	store outbox.Store
+	sink  outbox.Sink
+	// within is how far back it restores what the sink has lost.
+	within time.Duration
+}
+
+// run does all that is to be done. It repeats what fails, and returns what ends the ownership; owned is asked about
+// once a second.
+func (r *repairer) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		err := r.all(ctx, o, owned)
+		if err == nil {
+			r.health.clear(conditionRestore)
+			return nil
+		}
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || ctx.Err() != nil {
+			return err
+		}
+		if r.health.fail(conditionRestore, err.Error()) {
+			r.log.Warn("what the sink or postgres has forgotten cannot be put right; retrying", "err", err)
+		}
+		bo.wait(ctx)
+		if err := owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+	}
+}
+
+func (r *repairer) all(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
+	list, err := r.store.Repairs(ctx, r.within)
+	if err != nil {
+		return err
+	}
+	for _, job := range list {
+		lane := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
+		c := &comparison{
+			repairer: r, owner: o, owned: owned, job: job, lane: lane, asked: time.Now(),
+			publisher: r.sink.Lane(job.Stream, o, lane),
+		}
+		if err := c.run(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// comparison is the repair of one stream.
+type comparison struct {
+	*repairer
+	owner     outbox.Owner
+	owned     func(ctx context.Context) error
+	job       outbox.Repair
+	lane      outbox.Lane
+	publisher outbox.LanePublisher
+
+	// tail is what is in the stream, by id; isKnown says of each whether Postgres has it, as far as was looked.
+	tail    []outbox.Entry
+	isKnown []bool
+	last    outbox.Entry // of the stream
+	done    outbox.Repaired
+	// number is that of the last batch.
+	number int64
+	// row is how many events were refused one after the other.
+	row int
+	// noted is set when the table knows that something is restored.
+	noted bool
+	// asked is when the owner was asked for last, said when the progress was told.
+	asked, said time.Time
+}
+
+func (c *comparison) run(ctx context.Context) error {
+	job := c.job
+	if job.To == 0 && !job.Recall && !job.Back {
+		return c.finish(ctx)
+	}
+	c.tell()
+	if err := c.read(ctx); err != nil {
+		return err
+	}
+	if err := c.store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
+		return err
+	}
+	if err := c.unsettled(ctx); err != nil {
+		return err
+	}
+	return c.finish(ctx)
+}
+
+// read lists what is in the stream.
+func (c *comparison) read(ctx context.Context) (err error) {
+	if c.tail, err = c.sink.Tail(ctx, c.job.Stream, c.job.After); err != nil {
+		return err
+	}
+	if n := len(c.tail); n > 0 {
+		c.last = c.tail[n-1]
+		c.done.Last = c.last.String()
+	}
+	outbox.SortEntries(c.tail)
+	c.isKnown = make([]bool, len(c.tail))
+	return nil
+}
+
+// known notes that Postgres knows an event, and reports whether it is in the stream.
+func (c *comparison) known(id uuid.UUID) bool {
+	i, there := outbox.FindEntry(c.tail, id)
+	for ; there && i < len(c.tail) && c.tail[i].ID == id; i++ {
+		c.isKnown[i] = true
+	}
+	return there
+}
+
+// compare publishes again what a page of the log has, and the stream has not.
+func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
+	var missing []outbox.Logged
+	for _, e := range page {
+		if !c.known(e.ID) && e.Mark > c.job.Missing {
+			missing = append(missing, e)
+		}
+	}
+	if len(missing) > 0 && !c.noted { // who is killed from here on may have restored something
+		if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
+			return err
+		}
+		c.noted = true
+	}
+	for len(missing) > 0 && c.row < refusals {
+		events, used, err := c.store.Events(ctx, missing)
+		if err != nil {
+			return err
+		}
+		missing = missing[used:]
+		if err := c.publish(ctx, events); err != nil {
+			return err
+		}
+	}
+	return c.still(ctx)
+}
+
+// refusals is how many events in a row are refused before the rest of the stream is not tried any more: somebody has
+// put another kind of key in its place.
+const refusals = 100
+
+// publish repeats until the events are in the stream. One that is refused, which it was not the first time, is left
+// out: it stays lost, and is told as such.
+func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	d := c.publisher.Deliver(events)
+	bo := backoff{first: 20 * time.Millisecond, most: time.Second}
+	refused := 0
+	for {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		receipt, err := d.Publish(actx)
+		cancel()
+		var poison *outbox.PoisonError
+		switch {
+		case err == nil:
+			restored := len(events) - refused - receipt.Suppressed
+			if restored > 0 {
+				c.row = 0
+			}
+			c.done.Refused += int64(refused)
+			c.number = receipt.Number
+			// The gate remembers them until it is noted that the stream is whole: what a consumer or a trim takes away
+			// meanwhile is not missing.
+			c.done.Restored += int64(restored)
+			c.done.Last = receipt.Last
+			c.metrics.restored.Add(float64(restored))
+			c.progress(ctx)
+			return c.still(ctx)
+		case errors.As(err, &poison):
+			refused++
+			c.row++
+			c.log.Error("an event that the sink has lost is refused now", "stream", c.job.Stream, "id", poison.ID,
+				"class", poison.Class)
+			d.Skip(func(*outbox.Event) bool {
+				if c.row < refusals {
+					return false
+				}
+				refused++
+				return true
+			})
+			continue
+		}
+		if err := c.failed(ctx, &bo, err); err != nil {
+			return err
+		}
+	}
+}
+
+// failed tells what has failed, and waits a little. An error says that it is not to be repeated.
+func (c *comparison) failed(ctx context.Context, bo *backoff, err error) error {
+	if finished(err) || ctx.Err() != nil {
+		return err
+	}
+	c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
+	bo.wait(ctx)
+	return c.still(ctx)
+}
+
+// still asks, about once a second, whether this is the owner. Trouble in asking is no answer.
+func (c *comparison) still(ctx context.Context) error {
+	if time.Since(c.asked) < time.Second {
+		return nil
+	}
+	c.asked = time.Now()
+	if err := c.owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
+		return err
+	}
+	return ctx.Err()
+}
+
+// tell says how far it is, in readiness and in the log.
+func (c *comparison) tell() {
+	c.said = time.Now()
+	c.log.Warn("comparing a stream with what is settled", "stream", c.job.Stream, "expected", c.job.Expected,
+		"restored", c.done.Restored)
+	c.ready()
+}
+
+// ready has readiness say how far it is.
+func (c *comparison) ready() {
+	c.health.fail(conditionRestore, fmt.Sprintf("%s is compared with what is settled: of about %d events %d were "+
+		"missing so far, and are published again", c.job.Stream, c.job.Expected, c.done.Restored))
+}
+
+// progress says how far it is after each publish: readiness at once, the log and the table from time to time.
+func (c *comparison) progress(ctx context.Context) {
+	c.ready()
+	if time.Since(c.said) <= 5*time.Second {
+		return
+	}
+	c.tell()
+	if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
+		c.log.Debug("note what is restored", "err", err)
+	}
+}
+
+// unsettled deals with what is in the stream and not settled.
+func (c *comparison) unsettled(ctx context.Context) error {
+	if !c.job.Recall && !c.job.Back {
+		return nil
+	}
+	var ids []uuid.UUID
+	for i, e := range c.tail {
+		if !c.isKnown[i] {
+			ids = append(ids, e.ID)
+		}
+	}
+	last := ""
+	if len(c.tail) > 0 {
+		last = c.last.String()
+	}
+	if err := c.sink.Recall(ctx, c.owner, c.job.Stream, ids, last); err != nil {
+		return err
+	}
+	c.done.Recalled = int64(len(ids))
+	if !c.job.Back {
+		return nil
+	}
+	if err := c.store.Owed(ctx, c.job.Stream, func(id uuid.UUID) { c.known(id) }); err != nil {
+		return err
+	}
+	for i, e := range c.tail {
+		if !c.isKnown[i] {
+			c.done.Phantoms = append(c.done.Phantoms, e)
+		}
+	}
+	slices.SortFunc(c.done.Phantoms, func(a, b outbox.Entry) int {
+		return cmp.Or(cmp.Compare(a.Millis, b.Millis), cmp.Compare(a.Number, b.Number))
+	})
+	return nil
+}
+
+// finish waits until what was published is as durable as is asked for, and notes that the stream is whole.
+func (c *comparison) finish(ctx context.Context) error {
+	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for c.number > 0 {
+		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+		err := c.sink.Confirm(actx, c.owner, marks)
+		cancel()
+		if err == nil {
+			break
+		}
+		if err := c.failed(ctx, &bo, err); err != nil {
+			return err
+		}
+	}
+	c.done.Whole = c.row < refusals
+	if err := c.store.Repaired(ctx, c.owner, c.job, c.done); err != nil {
+		return err
+	}
+	if c.number > 0 {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		if err := c.sink.Settled(actx, c.owner, marks); err != nil { // it costs memory only
+			c.log.Debug("tell the gate what is settled", "err", err)
+		}
+	}
+	if c.job.To == 0 && !c.job.Recall {
+		return nil
+	}
+	c.metrics.phantoms.Add(float64(len(c.done.Phantoms)))
+	c.log.Warn("the stream is whole again", "stream", c.job.Stream, "restored", c.done.Restored, "refused",
+		c.done.Refused, "in_doubt", c.done.Recalled)
+	if n := len(c.done.Phantoms); n > 0 {
+		c.log.Error("postgres has forgotten commits whose events are in their stream", "stream", c.job.Stream,
+			"events", n, "remedy", "posthaste phantoms")
+	}
+	return nil
+}
+
+// RestoreAll is Options.Restore without a bound.
+const RestoreAll = time.Duration(math.MaxInt64)

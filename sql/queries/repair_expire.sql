@@ -1,0 +1,5 @@
+-- What was repaired longer ago than history reaches tells nobody anything any more.
+WITH old AS (
+    DELETE FROM outbox_phantom WHERE noticed_at < clock_timestamp() - greatest($1::interval, interval '30 days')
+)
+DELETE FROM outbox_repair WHERE done_at < clock_timestamp() - greatest($1::interval, interval '72 hours')

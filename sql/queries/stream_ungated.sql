@@ -1,0 +1,1 @@
+SELECT stream FROM outbox_stream WHERE NOT gated ORDER BY stream

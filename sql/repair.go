@@ -1,0 +1,368 @@
+package sql
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+// note is what an adoption has noted to be repaired.
+type note struct {
+	ID      int64
+	Stream  string
+	Noticed time.Time
+	After   *string
+	Since   *time.Time
+	Recall  bool
+	Back    bool
+}
+
+// Repairs implements outbox.Store.
+func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
+	list, err := s.repairs(ctx, within)
+	if err != nil {
+		return nil, fmt.Errorf("list what is to be repaired: %w", err)
+	}
+	return list, nil
+}
+
+func (s *store) repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
+	rows, err := s.pool.Query(ctx, query("repair_list"))
+	if err != nil {
+		return nil, err
+	}
+	notes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[note])
+	if err != nil {
+		return nil, err
+	}
+	var list []outbox.Repair
+	at := map[string]int{}
+	for _, n := range notes {
+		i, known := at[n.Stream]
+		if !known {
+			i = len(list)
+			at[n.Stream] = i
+			list = append(list, outbox.Repair{Stream: n.Stream})
+		}
+		r := &list[i]
+		r.IDs, r.Recall = append(r.IDs, n.ID), r.Recall || n.Recall
+		r.Back = r.Back || n.Back && s.history > 0 // without history nobody knows what was committed
+	}
+	err = s.lostRanges(ctx, notes, within, func(n note, from, to int64) {
+		r := &list[at[n.Stream]]
+		if r.To == 0 || from < r.Missing {
+			r.Missing, r.From = from, from
+		}
+		r.To = max(r.To, to)
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		if err := s.bounds(ctx, &list[i], notes); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// lostRanges tells of notes behind which mark, and up to which, something may have been settled that is lost.
+func (s *store) lostRanges(ctx context.Context, notes []note, within time.Duration,
+	tell func(n note, from, to int64),
+) error {
+	if within <= 0 || s.history == 0 {
+		return nil
+	}
+	var of []note
+	var streams, after []string
+	var since []*time.Time
+	var noticed []time.Time
+	for _, n := range notes {
+		if n.After != nil {
+			of, streams, after = append(of, n), append(streams, n.Stream), append(after, *n.After)
+			since, noticed = append(since, n.Since), append(noticed, n.Noticed)
+		}
+	}
+	if len(of) == 0 {
+		return nil
+	}
+	rows, err := s.pool.Query(ctx, query("repair_range"), streams, after, since, noticed, within)
+	if err != nil {
+		return err
+	}
+	var n int
+	var from, to int64
+	_, err = pgx.ForEachRow(rows, []any{&n, &from, &to}, func() error {
+		tell(of[n-1], from, to)
+		return nil
+	})
+	return err
+}
+
+// bounds says from where on the log and the stream are to be compared. It reads the marks and what is owed now, which
+// an adoption has made its own.
+func (s *store) bounds(ctx context.Context, r *outbox.Repair, notes []note) error {
+	var since time.Time // the earliest time of which an event in the stream matters
+	if r.To > 0 {
+		counts, err := s.expected(ctx, r)
+		if err != nil {
+			return err
+		}
+		// What the marks have settled was published later than the mark before was written, but for what was held up
+		// then: that was created earlier. (Writers may set that time, and wrongly.)
+		var before *time.Time
+		if err := s.pool.QueryRow(ctx, query("repair_mark_at"), r.Missing).Scan(&before); err != nil {
+			return err
+		}
+		if before != nil {
+			since = *before
+		}
+		for _, c := range counts {
+			r.Expected += c.Events
+			since = earlier(since, c.Created)
+		}
+		for _, n := range notes {
+			if n.Stream == r.Stream && n.After != nil && *n.After != "" {
+				since = earlier(since, time.UnixMilli(idMillis(*n.After)))
+			}
+		}
+	} else {
+		r.Missing = 0
+	}
+	if !r.Recall && !r.Back {
+		r.After = entryAt(since)
+		return nil
+	}
+	var newest int64
+	if err := s.pool.QueryRow(ctx, query("repair_newest")).Scan(&newest); err != nil {
+		return err
+	}
+	known, err := s.known(ctx, r.Stream)
+	if err != nil {
+		return err
+	}
+	if r.To == 0 || known.Before(since) {
+		since = known
+	}
+	r.After = entryAt(since)
+	// What is in the stream from then on was settled later than that.
+	begin := since.Add(-2 * entrySlack)
+	var from int64
+	if err := s.pool.QueryRow(ctx, query("repair_mark"), begin).Scan(&from); err != nil {
+		return err
+	}
+	r.Back = r.Back && time.Since(begin) < s.history // else nobody knows what was committed
+	if r.To == 0 {
+		r.Missing = newest // nothing is
+	}
+	r.From, r.To = min(from, r.Missing), max(r.To, newest)
+	return nil
+}
+
+// boundsTimeout bounds a look at what there is to repair. Where that takes longer, all of the stream is compared.
+const boundsTimeout = 5 * time.Second
+
+// expected counts what may be missing, and tells when the oldest of it was created: at the beginning of all time if
+// there is too much to count.
+func (s *store) expected(ctx context.Context, r *outbox.Repair) ([]counted, error) {
+	bounded, cancel := context.WithTimeout(ctx, boundsTimeout)
+	defer cancel()
+	list, err := (&span{from: r.Missing, to: r.To, part: -1}).count(bounded, s.pool, Selection{Stream: r.Stream})
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return []counted{{}}, nil
+	}
+	return list, err
+}
+
+// known is the time before which nothing was published that is not settled: the beginning of all time if too much is
+// owed to look through.
+func (s *store) known(ctx context.Context, stream string) (at time.Time, err error) {
+	bounded, cancel := context.WithTimeout(ctx, boundsTimeout)
+	defer cancel()
+	err = s.pool.QueryRow(bounded, query("repair_since"), stream).Scan(&at)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return time.Time{}, nil
+	}
+	return at, err
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Log implements outbox.Store.
+func (s *store) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
+	if r.To == 0 {
+		return nil
+	}
+	log := span{from: r.From, to: r.To, part: -1}
+	for at := behindMark(max(r.From, 1)); ; {
+		actx, cancel := context.WithTimeout(ctx, lossTimeout)
+		items, reached, err := log.list(actx, s.pool, Selection{Stream: r.Stream}, at)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("read the log of %q: %w", r.Stream, err)
+		}
+		page := make([]outbox.Logged, len(items))
+		for i, e := range items {
+			page[i] = outbox.Logged{ID: e.id, Mark: e.place.Mark, Part: e.place.Part, Seq: e.place.Seq}
+		}
+		if len(page) > 0 {
+			if err := visit(page); err != nil {
+				return err
+			}
+		}
+		if reached == at {
+			return nil
+		}
+		at = reached
+	}
+}
+
+// Bounds of one call of Events.
+const (
+	eventsRows  = 1000
+	eventsBytes = 4 << 20
+)
+
+// Events implements outbox.Store.
+func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Event, int, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	h := History{db: s.pool}
+	for _, e := range list[:min(len(list), eventsRows)] {
+		h.items = append(h.items, item{
+			place: Place{Mark: e.Mark, Part: e.Part, Seq: e.Seq}, id: e.ID, at: time.Now(),
+		})
+	}
+	rows, used, err := h.rows(ctx, eventsRows, eventsBytes)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read events of the log: %w", err)
+	}
+	events := make([]*outbox.Event, len(rows))
+	for i := range rows {
+		events[i] = &rows[i].Event
+	}
+	return events, used, nil
+}
+
+// Owed implements outbox.Store.
+func (s *store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
+	for part := range outbox.Partitions {
+		if err := s.owed(ctx, stream, part, visit); err != nil {
+			return fmt.Errorf("list what is owed to %q: %w", stream, err)
+		}
+	}
+	return nil
+}
+
+func (s *store) owed(ctx context.Context, stream string, part int, visit func(id uuid.UUID)) error {
+	ctx, cancel := context.WithTimeout(ctx, lossTimeout)
+	defer cancel()
+	rows, err := s.pool.Query(ctx, query("repair_owed"), part, stream)
+	if err != nil {
+		return err
+	}
+	var id uuid.UUID
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		visit(id)
+		return nil
+	})
+	return err
+}
+
+// Restoring implements outbox.Store.
+func (s *store) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := s.pool.Exec(ctx, query("repair_progress"), r.IDs[len(r.IDs)-1:], restored, r.Expected, r.Missing)
+	if err != nil {
+		return fmt.Errorf("note what is restored: %w", err)
+	}
+	return nil
+}
+
+// phantomRows is how many phantoms are noted at once.
+const phantomRows = 10_000
+
+// Repaired implements outbox.Store.
+func (s *store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, done outbox.Repaired) error {
+	now := time.Now()
+	for page := range slices.Chunk(done.Phantoms, phantomRows) {
+		if err := s.notePhantoms(ctx, r.Stream, now, page); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	var from *int64
+	if done.Whole && r.Missing < r.To {
+		from = &r.Missing
+	}
+	var owner bool
+	err := s.pool.QueryRow(ctx, query("repair_done"), s.name, o.Epoch, o.Nonce[:], r.IDs, r.Expected,
+		r.IDs[len(r.IDs)-1], done.Restored, done.Recalled, from, done.Last, len(done.Phantoms), done.Refused).
+		Scan(&owner)
+	if err == nil && !owner {
+		err = outbox.ErrSuperseded
+	}
+	if err != nil {
+		return fmt.Errorf("note that %q is repaired: %w", r.Stream, err)
+	}
+	return nil
+}
+
+// notePhantoms may be repeated.
+func (s *store) notePhantoms(ctx context.Context, stream string, at time.Time, page []outbox.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	ids, entries := make([]uuid.UUID, len(page)), make([]string, len(page))
+	for i, p := range page {
+		ids[i], entries[i] = p.ID, p.String()
+	}
+	if _, err := s.pool.Exec(ctx, query("repair_phantoms"), stream, at, ids, entries); err != nil {
+		return fmt.Errorf("note phantoms of %q: %w", stream, err)
+	}
+	return nil
+}
+
+// Phantom is an event that is in a stream although its commit is not in the database, which has gone back in time.
+type Phantom struct {
+	Stream  string    `json:"stream"`
+	Entry   string    `json:"entry"`
+	ID      uuid.UUID `json:"id"`
+	Noticed time.Time `json:"noticed"`
+}
+
+// Phantoms lists those that were noticed in the last 30 days, the youngest first, and in the order of their streams; at
+// most limit.
+func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
+	rows, err := db.Query(ctx, query("phantom_list"), limit)
+	if err != nil {
+		return nil, fmt.Errorf("list phantoms: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Phantom])
+	if err != nil {
+		return nil, fmt.Errorf("list phantoms: %w", err)
+	}
+	return list, nil
+}
+
+// DropStream notes that somebody deletes a stream on purpose: nothing that was settled before is restored or told as
+// lost. It reports whether the stream is known.
+func DropStream(ctx context.Context, db DB, stream string) (bool, error) {
+	tag, err := db.Exec(ctx, query("stream_drop"), stream)
+	if err != nil {
+		return false, fmt.Errorf("note that %q is dropped: %w", stream, err)
+	}
+	return tag.RowsAffected() > 0, nil
+}

@@ -1,0 +1,217 @@
+package sql_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// The marks that may have settled what a stream has lost are found behind its last entry, within the time that is to be
+// restored; what they have settled is listed in order, and read; and what was restored is looked for behind the same
+// mark when the stream loses that, too.
+func TestRepairs(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	begun := time.Now().Add(-10 * time.Minute).Truncate(time.Second)
+	minute := func(n int) time.Time { return begun.Add(time.Duration(n) * time.Minute) }
+	entry := func(n int) string { return fmt.Sprintf("%d-0", minute(n).UnixMilli()) }
+	var ids []uuid.UUID // of orders, two in each mark
+	for n := 1; n <= 5; n++ {
+		for i := range 3 {
+			row := insert(t, d, fmt.Sprint(i))
+			d.Exec(t, "UPDATE outbox SET created_at = $1 WHERE seq = $2", minute(n).Add(-time.Second), row.Seq)
+			if i == 2 {
+				d.Exec(t, "UPDATE outbox SET aggregate_type = 'invoice' WHERE seq = $1", row.Seq)
+			} else {
+				ids = append(ids, row.ID)
+			}
+		}
+		marked(t, d, -1, minute(n))
+		d.Exec(t, `UPDATE outbox_mark SET entries = jsonb_build_object('outbox.order', $1::text)
+			WHERE id = (SELECT max(id) FROM outbox_mark)`, entry(n))
+	}
+	adopt := func(states ...outbox.StreamState) outbox.Owner {
+		t.Helper()
+		old := owner(t, s)
+		o := outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}
+		ok, err := s.Adopt(ctx, outbox.Adoption{
+			From: old.Epoch, To: o, Holder: "me", Prefix: "outbox.", Suspects: states, Delivered: true,
+		})
+		if err != nil || !ok {
+			t.Fatalf("adopt: %v, %v", ok, err)
+		}
+		return o
+	}
+	repairs := func(within time.Duration, want int) []outbox.Repair {
+		t.Helper()
+		list, err := s.Repairs(ctx, within)
+		if err != nil || len(list) != want {
+			t.Fatalf("%d repairs, %v; want %d: %+v", len(list), err, want, list)
+		}
+		return list
+	}
+	missing := func(r outbox.Repair) (list []uuid.UUID) {
+		t.Helper()
+		must(t, s.Log(ctx, r, func(page []outbox.Logged) error {
+			for len(page) > 0 {
+				events, used, err := s.Events(ctx, page)
+				if err != nil || used == 0 {
+					t.Fatalf("read %d of %d events, %v", used, len(page), err)
+				}
+				for i, e := range events {
+					if e.ID != page[i].ID || e.AggregateType != "order" || len(e.Payload) == 0 || e.Time.IsZero() {
+						t.Errorf("event %+v", e)
+					}
+					if page[i].Mark > r.Missing {
+						list = append(list, e.ID)
+					}
+				}
+				page = page[used:]
+			}
+			return nil
+		}))
+		return list
+	}
+	byPart := func(ids ...uuid.UUID) []uuid.UUID { // within a mark the log is in the order of parts
+		out := slices.Clone(ids)
+		for i := 0; i+1 < len(out); i += 2 {
+			if testenv.Value[bool](t, d, `SELECT (SELECT part FROM outbox WHERE id = $1) >
+				(SELECT part FROM outbox WHERE id = $2)`, out[i], out[i+1]) {
+				out[i], out[i+1] = out[i+1], out[i]
+			}
+		}
+		return out
+	}
+	same := func(what string, got, want []uuid.UUID) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %d events %v, want %d %v", what, len(got), got, len(want), want)
+		}
+	}
+
+	last := func(n int) outbox.StreamState {
+		return outbox.StreamState{Stream: "outbox.order", Gate: true, Last: entry(n), Now: time.Now()}
+	}
+	o := adopt(last(3), outbox.StreamState{Stream: "outbox.invoice", Gate: true, Last: entry(9), Now: time.Now()})
+	list := repairs(time.Hour, 2)
+	if r := list[1]; r.Stream != "outbox.invoice" || r.To != 0 || r.Recall || r.Back {
+		t.Errorf("a stream that has everything: %+v", r)
+	}
+	r := list[0]
+	same("behind the third mark", missing(r), byPart(ids[6:]...))
+	at := fmt.Sprintf("%d-0", minute(3).Add(-5*time.Minute).UnixMilli())
+	if r.After != at || r.Expected != 4 || r.Recall {
+		t.Errorf("%+v, want it to be compared behind %s", r, at)
+	}
+	if r := repairs(6*time.Minute-30*time.Second, 2)[0]; len(missing(r)) != 2 {
+		t.Errorf("within five and a half minutes %d events may be missing, want 2", len(missing(r)))
+	}
+	if r := repairs(0, 2)[0]; r.To != 0 {
+		t.Errorf("nothing is to be restored: %+v", r)
+	}
+	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 0 {
+		t.Errorf("counted before it is repaired: %+v, %v", found, err)
+	}
+
+	// Somebody else has adopted in the meantime, and has the same to do, and more.
+	stranger := o
+	o = adopt(last(4))
+	if err := s.Repaired(ctx, stranger, r, outbox.Repaired{}); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("an earlier owner has repaired something: %v", err)
+	}
+	if r = repairs(time.Hour, 2)[0]; len(r.IDs) != 2 {
+		t.Errorf("notes %v, want two", r.IDs)
+	}
+	same("of two adoptions", missing(r), byPart(ids[6:]...))
+	must(t, s.Restoring(ctx, r, 1))
+	must(t, s.Repaired(ctx, o, r, outbox.Repaired{Restored: 4, Last: entry(20)}))
+	must(t, s.Repaired(ctx, o, list[1], outbox.Repaired{}))
+	repairs(time.Hour, 0)
+
+	// What was restored is lost again: its entries are behind those that its marks know.
+	adopt(last(10))
+	same("restored, and lost again", missing(repairs(time.Hour, 1)[0]), byPart(ids[6:]...))
+	o = adopt(last(21))
+	if r := repairs(time.Hour, 1)[0]; len(missing(r)) != 4 {
+		t.Errorf("the earlier note is forgotten: %+v", r)
+	}
+	must(t, s.Repaired(ctx, o, repairs(time.Hour, 1)[0], outbox.Repaired{}))
+	adopt(last(21))
+	if r := repairs(time.Hour, 1)[0]; r.To != 0 {
+		t.Errorf("behind all that was restored: %+v", r)
+	}
+
+	// The whole stream is gone, and then somebody says that it was on purpose.
+	adopt(outbox.StreamState{Stream: "outbox.order", Now: time.Now()})
+	r = repairs(time.Hour, 1)[0]
+	same("of a stream that is gone", missing(r), byPart(ids...))
+	if !r.Recall {
+		t.Error("a gate that is gone knows what is in the stream")
+	}
+	if known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || known {
+		t.Errorf("dropped: %v, %v, want that nobody knows it", known, err)
+	}
+	_, err := s.NoteStream(ctx, "outbox.order", 1)
+	must(t, err)
+	if known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || !known {
+		t.Errorf("dropped: %v, %v", known, err)
+	}
+	if r := repairs(time.Hour, 1)[0]; len(missing(r)) != 0 {
+		t.Errorf("of a stream that was dropped %d events are missing", len(missing(r)))
+	}
+}
+
+// A database that has gone back compares every stream: what is owed is listed, and what is in the stream and nowhere
+// here is named.
+func TestRepairAfterAFailover(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	_, err := s.NoteStream(ctx, "test.order", 1)
+	must(t, err)
+	insert(t, d, "a")
+	marked(t, d, -1, time.Now().Add(-time.Minute))
+	owed := insert(t, d, "b")
+	d.Exec(t, "UPDATE relay_state SET timeline = 7")
+	o := succeed(t, s)
+	list, err := s.Repairs(ctx, time.Hour)
+	if err != nil || len(list) != 1 || !list[0].Back || !list[0].Recall || list[0].Missing < list[0].To ||
+		list[0].After == "" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	var got []uuid.UUID
+	must(t, s.Owed(ctx, "test.order", func(id uuid.UUID) { got = append(got, id) }))
+	if !slices.Equal(got, []uuid.UUID{owed.ID}) {
+		t.Errorf("owed are %v, want %v", got, owed.ID)
+	}
+	must(t, s.Owed(ctx, "test.other", func(uuid.UUID) { t.Error("something is owed to another stream") }))
+	phantoms := []outbox.Entry{
+		{ID: uuid.New(), Millis: 9, Number: 1}, {ID: uuid.New(), Millis: 10}, {ID: uuid.New(), Millis: 10, Number: 12},
+	}
+	must(t, s.Repaired(ctx, o, list[0], outbox.Repaired{Recalled: 1, Phantoms: phantoms}))
+	named, err := sql.Phantoms(ctx, d.Pool, 2)
+	if err != nil || len(named) != 2 || named[0].ID != phantoms[0].ID || named[0].Entry != "9-1" ||
+		named[1].Entry != "10-0" || named[0].Stream != "test.order" {
+		t.Errorf("phantoms %+v, %v", named, err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT phantoms::int FROM outbox_repair WHERE back"); n != 3 {
+		t.Errorf("%d phantoms are noted, want 3", n)
+	}
+	// Without history nobody knows what was committed, nor what was settled.
+	d.Exec(t, "UPDATE relay_state SET timeline = 7")
+	succeed(t, s)
+	none := sql.NewStore(relayPool(t, d.URL), "test", 0)
+	if list, err := none.Repairs(ctx, time.Hour); err != nil || len(list) != 1 || list[0].Back || !list[0].Recall {
+		t.Errorf("without history: %+v, %v", list, err)
+	}
+}
