@@ -115,7 +115,7 @@ func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	other, err := sql.OpenSweep(t.Context(), r.db.URL, "public", "test")
 	r.must(err)
 	defer other.Close()
-	if _, ok, err := other.Claim(t.Context(), 3); err != nil || !ok {
+	if _, ok, err := other.Claim(t.Context(), 3, r.owner); err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
 	}
 	done := make(chan error, 1)

@@ -165,7 +165,7 @@ type claim struct {
 
 // sweep claims the part and sweeps it for a turn. A new pass is over what within sees, if it is given.
 func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
-	number, ok, err := w.conn.Claim(ctx, part)
+	number, ok, err := w.conn.Claim(ctx, part, w.scope.Owner)
 	if err != nil || !ok {
 		return false, err
 	}

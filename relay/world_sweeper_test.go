@@ -272,6 +272,9 @@ type sweepClaim struct {
 // is visible now.
 func (w *sweepWorker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
 	number, err := sweepCall(ctx, w.conn, "Sweep.Claim", func(pg *postgres) (int64, error) {
+		if pg.state.Owner != w.scope.Owner {
+			return 0, outbox.ErrSuperseded
+		}
 		if by := pg.claimer[part]; by != nil && by != w.conn {
 			return 0, nil
 		}

@@ -66,7 +66,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 				args []any
 				most int // buffers
 			}{
-				"sweep_claim": {[]any{3}, 100}, "sweep_parts": {nil, 300},
+				"sweep_claim":   {[]any{"test", 0, make([]byte, 16), 3}, 100},
+				"sweep_parts":   {nil, 300},
 				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
 				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},
 				"sweep_park":    {[]any{"test", 0, make([]byte, 16), 3, 3, "why", "x", 1, true}, 100},

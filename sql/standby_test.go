@@ -56,7 +56,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if _, ok, err := w.Claim(ctx, 3); err != nil || !ok {
+	if _, ok, err := w.Claim(ctx, 3, o); err != nil || !ok {
 		t.Errorf("claim: %v, %v", ok, err)
 	}
 }

@@ -336,7 +336,7 @@ func TestHistoryKnowsWhen(t *testing.T) {
 	settle(t, s)
 	want[id] = newest()
 	first, second := insert(t, d, inPart), insert(t, d, inPart)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	pass := next(t, w, 3, nil)
 	for _, r := range []*outbox.Row{first, second} {
 		page(t, w, pass, 1)

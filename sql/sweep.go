@@ -85,12 +85,18 @@ func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	return parts, nil
 }
 
-// Claim takes the part's lock and numbers the claim. ok is false when somebody else has the part.
-func (s *Sweep) Claim(ctx context.Context, part int) (claim int64, ok bool, err error) {
+// Claim takes the part's lock and numbers the claim. ok is false when somebody else has the part. outbox.ErrSuperseded:
+// o is not the state's owner any more, or has not adopted since the database was promoted.
+func (s *Sweep) Claim(ctx context.Context, part int, o outbox.Owner) (claim int64, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+	var owner bool
 	var number *int64
-	if err := s.conn.QueryRow(ctx, query("sweep_claim"), s.keys[part]).Scan(&number); err != nil || number == nil {
+	err = s.conn.QueryRow(ctx, query("sweep_claim"), s.name, o.Epoch, o.Nonce[:], s.keys[part]).Scan(&owner, &number)
+	if err == nil && !owner {
+		err = outbox.ErrSuperseded
+	}
+	if err != nil || number == nil {
 		return 0, false, wrapPart("claim", part, err)
 	}
 	return *number, true, nil

@@ -83,7 +83,7 @@ func sweep(t *testing.T, url string, o outbox.Owner) {
 	parts, err := w.Partitions(ctx)
 	must(t, err)
 	for _, part := range parts {
-		if _, ok, err := w.Claim(ctx, part); err != nil || !ok {
+		if _, ok, err := w.Claim(ctx, part, o); err != nil || !ok {
 			t.Fatalf("claim part %d: %v, %v", part, ok, err)
 		}
 		for p := next(t, w, part, nil); !p.Idle(); p = next(t, w, part, nil) {
@@ -113,12 +113,22 @@ func openSweep(t *testing.T, url string) *sql.Sweep {
 	return w
 }
 
-// claimed is a session that has claimed the part.
-func claimed(t *testing.T, url string, part int) *sql.Sweep {
+// adopted is who has adopted last, and somebody in any case.
+func adopted(t *testing.T, d *testenv.Database) outbox.Owner {
 	t.Helper()
-	w := openSweep(t, url)
+	s := sql.NewStore(d.Pool, "test", 0)
+	if o := owner(t, s); o.Epoch > 0 {
+		return o
+	}
+	return succeed(t, s)
+}
+
+// claimed is a session that has claimed the part.
+func claimed(t *testing.T, d *testenv.Database, part int) *sql.Sweep {
+	t.Helper()
+	w, o := openSweep(t, d.URL), adopted(t, d)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, ok, err := w.Claim(t.Context(), part); err != nil || !ok {
+		if _, ok, err := w.Claim(t.Context(), part, o); err != nil || !ok {
 			return notYet(ok, err)
 		}
 		return nil
@@ -166,30 +176,57 @@ func TestClaims(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
 	ctx := t.Context()
-	a, b := openSweep(t, d.URL), openSweep(t, d.URL)
-	first, ok, err := a.Claim(ctx, 3)
+	a, b, o := openSweep(t, d.URL), openSweep(t, d.URL), adopted(t, d)
+	first, ok, err := a.Claim(ctx, 3, o)
 	if err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
 	}
 	if before := testenv.Value[int64](t, d, "SELECT max(claim) FROM outbox_part"); first <= before {
 		t.Errorf("claim %d is not behind those of an older version, which had %d", first, before)
 	}
-	if _, ok, err := b.Claim(ctx, 3); err != nil || ok {
+	if _, ok, err := b.Claim(ctx, 3, o); err != nil || ok {
 		t.Errorf("a part claimed twice: %v", err)
 	}
-	if _, ok, err := b.Claim(ctx, 4); err != nil || !ok {
+	if _, ok, err := b.Claim(ctx, 4, o); err != nil || !ok {
 		t.Errorf("another part: %v, %v", ok, err)
 	}
 	must(t, a.Release(ctx, 3))
-	second, ok, err := b.Claim(ctx, 3)
+	second, ok, err := b.Claim(ctx, 3, o)
 	if err != nil || !ok || second <= first {
 		t.Errorf("claim %d after %d: %v, %v", second, first, ok, err)
 	}
 	// Whoever dies lets go.
 	endSessions(t, d)
-	claimed(t, d.URL, 3)
-	if _, _, err := a.Claim(ctx, 3); err == nil || !a.Closed() {
+	claimed(t, d, 3)
+	if _, _, err := a.Claim(ctx, 3, o); err == nil || !a.Closed() {
 		t.Errorf("a dead session claims: %v", err)
+	}
+}
+
+// Nobody claims under an owner that is none any more, nor in a database that was promoted since the owner adopted: what
+// is published would be owed there again.
+func TestClaimsAreTheOwners(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	old := adopted(t, d)
+	for what, before := range map[string]func(){
+		"another owner": func() { succeed(t, s) },
+		"promoted":      func() { d.Exec(t, "UPDATE relay_state SET timeline = timeline + 1") },
+	} {
+		o := adopted(t, d)
+		before()
+		w := openSweep(t, d.URL)
+		if _, ok, err := w.Claim(t.Context(), 3, o); ok || !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s: claimed %v, %v", what, ok, err)
+		}
+		if n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
+			"database = (SELECT oid FROM pg_database WHERE datname = current_database())"); n != 0 {
+			t.Errorf("%s: it holds %d locks", what, n)
+		}
+		succeed(t, s)
+	}
+	if _, ok, err := openSweep(t, d.URL).Claim(t.Context(), 3, old); ok || !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("long gone: claimed %v, %v", ok, err)
 	}
 }
 
@@ -205,7 +242,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 		VALUES (gen_random_uuid(), 'order', $1, 'order.changed', '{}') RETURNING seq`, inPart).Scan(&early))
 	seqs := insertAll(t, d, 5)
 
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	if got := page(t, w, p, 2); !slices.Equal(got, seqs[:2]) {
 		t.Fatalf("the first page has %v, want %v", got, seqs[:2])
@@ -221,7 +258,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	}
 	endSessions(t, d) // it is not settled
 
-	w = claimed(t, d.URL, 3)
+	w = claimed(t, d, 3)
 	p = next(t, w, 3, nil)
 	if got := page(t, w, p, 100); !slices.Equal(got, seqs[2:]) {
 		t.Errorf("another claim goes on with %v, want %v", got, seqs[2:])
@@ -254,7 +291,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	insertAll(t, d, 3)
 	sweep(t, d.URL, o)
 	before := testenv.Value[string](t, d, "SELECT max(id)::text FROM outbox_mark")
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 {
 		t.Errorf("parts %v, %v", parts, err)
 	}
@@ -289,7 +326,7 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 6)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = ANY($1)", []int64{seqs[0], seqs[1], seqs[3]})
 	d.Exec(t, `UPDATE outbox SET payload = '{"new":1}' WHERE seq = $1`, seqs[2])
@@ -325,7 +362,7 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	insertAll(t, d, 3)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 1, 1<<20)
 	must(t, err)
@@ -362,7 +399,7 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	insertAll(t, d, 1)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	page(t, w, p, 1)
 	adoption := begin(t, d)
@@ -389,7 +426,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 3)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	pass, err := s.BeginPass(t.Context(), o)
 	must(t, err)
 	p := next(t, w, 3, nil)
@@ -406,7 +443,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	must(t, w.Park(t.Context(), p, o, refuse(events[1])))
 	endSessions(t, d) // between park and mark
 
-	w = claimed(t, d.URL, 3)
+	w = claimed(t, d, 3)
 	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok {
 		t.Errorf("reached: %v, %v", ok, err)
 	}
@@ -465,7 +502,7 @@ func TestAPassThatIsGiven(t *testing.T) {
 	pass, err := s.BeginPass(t.Context(), o)
 	must(t, err)
 	more := insertAll(t, d, 1)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	reached := func(want bool) {
 		t.Helper()
 		if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok != want {
@@ -512,7 +549,7 @@ func TestParkUnread(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 2)
-	w := claimed(t, d.URL, 3)
+	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	page(t, w, p, 1)
 	e, err := w.ParkRow(t.Context(), p, o, errors.New("no \x00 text \xff"))
