@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
@@ -369,4 +371,59 @@ func size(tb testing.TB, s string) int64 {
 		tb.Fatal(err)
 	}
 	return n << (10 * (1 + strings.Index("kmg", strings.ToLower(m[2]))))
+}
+
+// TestComposePasswordsAreNoArguments: what is in a command line, everybody on the host can read; and Redis takes its
+// password as the compose file gives it, whatever is in it.
+func TestComposePasswordsAreNoArguments(t *testing.T) {
+	const secret = `pass "word" #1 $HOME`
+	t.Setenv("REDIS_PASSWORD", secret)
+	t.Setenv("POSTGRES_PASSWORD", secret)
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := opts.LoadProject(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range p.Services {
+		if strings.Contains(strings.Join(slices.Concat(s.Entrypoint, s.Command), " "), secret) {
+			t.Errorf("the command line of %s has the password", name)
+		}
+	}
+	dir, s := t.TempDir(), service(t, p, "redis")
+	var args []string
+	for _, a := range s.Entrypoint {
+		args = append(args, strings.ReplaceAll(a, "/tmp/", dir+"/"))
+	}
+	socket := filepath.Join(dir, "s")
+	args = append(args, "--port", "0", "--unixsocket", socket, "--dir", dir)
+	server := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	server.Env = append(os.Environ(), "REDISCLI_AUTH="+*s.Environment["REDISCLI_AUTH"])
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	ping := func(password string) string {
+		cmd := exec.CommandContext(t.Context(), "redis-cli", "-s", socket, "ping")
+		cmd.Env = append(os.Environ(), "REDISCLI_AUTH="+password)
+		out, _ := cmd.CombinedOutput()
+		return strings.TrimSpace(string(out))
+	}
+	for range 100 {
+		if ping(secret) == "PONG" {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if out := ping(secret); out != "PONG" {
+		t.Errorf("with the password: %q", out)
+	}
+	if out := ping("another"); strings.Contains(out, "PONG") {
+		t.Errorf("with another password: %q", out)
+	}
 }
