@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,15 @@ func TestReadiness(t *testing.T) {
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1")
 	if status, body = readyz(w.s); status != 200 || !strings.Contains(body, `{"degraded":["guard: OOM `) {
 		t.Errorf("memory full: %d %s", status, body)
+	}
+	w.redis.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0)
+	used, err := strconv.ParseFloat(w.redis.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory"), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(used/0.9)))
+	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["guard_memory"]}` {
+		t.Errorf("memory short: %d %s", status, body)
 	}
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
 	if status, body = readyz(w.s); status != 200 || body != "{}" {

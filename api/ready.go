@@ -21,8 +21,8 @@ type Readiness struct {
 	Reasons []string `json:"reasons,omitempty"`
 	// Remedy says what an operator can do, per reason, where there is something to do.
 	Remedy []string `json:"remedy,omitempty"`
-	// Degraded is what is wrong although orders are taken: "schema_newer", "redis",
-	// "redis_eviction", "guard: " with what Redis says to the guard's script.
+	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction", "guard: " with
+	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short).
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -80,6 +80,9 @@ func (s *Server) redisTrouble(ctx context.Context) []string {
 	// A server that answers a PING may still refuse every script: memory is full, it is a replica, rights are missing.
 	if err := s.guard.Check(ctx); err != nil {
 		return []string{"guard: " + err.Error()}
+	}
+	if s.guard.Short() {
+		return []string{"guard_memory"}
 	}
 	return nil
 }

@@ -25,8 +25,11 @@ type Options struct {
 	// Probe reaches the same database for the handler of Readyz, so that asking takes no connection of the orders'.
 	// nil: Pool. The caller closes it.
 	Probe *sql.Pool
-	// Redis is the guard's server; see idem.NewClient. nil: Postgres alone guards. The caller closes it.
+	// Redis is where credits and streams are, and the guard if it has none of its own; see idem.NewClient. nil:
+	// Postgres alone guards. The caller closes it.
 	Redis idem.Redis
+	// Guard is the guard's server. nil: Redis.
+	Guard idem.Redis
 	// Credits keeps the balances. nil: the credit routes answer 503.
 	Credits *credits.Bank
 	// Keys are the API keys that may use the API; see LoadKeys. nil: anybody may, for any user. New warns then.
@@ -106,8 +109,12 @@ func New(o Options) (*Server, error) {
 	if s.lease = o.Lease; s.lease == 0 {
 		s.lease = idem.DefaultLease
 	}
+	guard := o.Guard
+	if guard == nil {
+		guard = o.Redis
+	}
 	s.guard = idem.New(idem.Options{
-		Redis: o.Redis, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
+		Redis: guard, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
 	})
 	s.engine = s.routes()
 	return s, nil

@@ -117,10 +117,11 @@ var api = board{
 				title: "Leases lost, results unwritten", unit: "short", alert: "OutboxIdempotencyRedisErrors",
 				means: "Leases lost: work took longer than its lease, and another attempt took over; the unique " +
 					"index accepted only one of them. Results unwritten: Redis did not store the answer; replays " +
-					"come from Postgres.",
+					"come from Postgres. Kept for seconds only: Redis' memory is short.",
 				queries: []query{
 					{"sum(increase(idem_lease_lost_total{FILTER}[$__rate_interval]))", "leases lost"},
 					{"sum(increase(idem_publish_fail_total{FILTER}[$__rate_interval]))", "results unwritten"},
+					{"sum(increase(idem_short_records_total{FILTER}[$__rate_interval]))", "kept for seconds"},
 				},
 				steps: few(),
 			},

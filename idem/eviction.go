@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -17,10 +16,8 @@ func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error
 	if err != nil {
 		return "", fmt.Errorf("read the eviction policy: %w", err)
 	}
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, "maxmemory_policy:"); ok {
-			return strings.TrimSpace(v), nil
-		}
+	if policy, ok := parseInfo(info)["maxmemory_policy"]; ok {
+		return policy, nil
 	}
 	return "", errors.New("read the eviction policy: the server does not report it")
 }

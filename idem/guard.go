@@ -35,7 +35,8 @@ type Options struct {
 	Lease time.Duration
 	// Hold is how long the record of an attempt that never ended stays. Zero: DefaultHold.
 	Hold time.Duration
-	// TTL is how long the record of a finished operation stays. Zero: DefaultTTL.
+	// TTL is how long the record of a finished operation stays; but for a lease only while the server's memory is short
+	// (see Guard.Short). Zero: DefaultTTL.
 	TTL time.Duration
 	// Routes are the values of Request.Route; they are the route label of the metrics.
 	Routes []string
@@ -60,6 +61,7 @@ type Guard struct {
 	flights   flights
 	lookups   lookups
 	publisher publisher
+	memory    memory
 }
 
 // New returns a guard. It does no I/O: a server that is gone is noticed by the first request.

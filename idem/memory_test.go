@@ -5,7 +5,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
@@ -72,4 +75,52 @@ func bytesOf(t *testing.T, n int, payload string) int {
 		t.Errorf("%d keys, want %d", got, n)
 	}
 	return each
+}
+
+// While the memory of its server is short, a finished record stays for a lease: streams that live there are not starved
+// of it. Whoever repeats the key later is told by the database, and nobody does the work twice meanwhile.
+func TestFinishedRecordsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "appendonly no")
+	reg := prometheus.NewRegistry()
+	g := guardOn(t, r.URL(), func(o *Options) { o.Registerer = reg })
+	stays := func(key string) time.Duration {
+		t.Helper()
+		d := begin(t, g, request(key, "a"))
+		wantOutcome(t, d, Proceed)
+		d.Ticket.Commit(t.Context(), Record{Status: 201, Ref: key})
+		return r.Client.PTTL(t.Context(), request(key).Key.String()).Val()
+	}
+	r.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0) // what connections take is little beside it
+	limit := func(share float64) {
+		t.Helper()
+		used := r.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory")
+		bytes, err := strconv.ParseFloat(used, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(bytes/share)))
+	}
+	limit(0.9)
+	// The first one looks by itself.
+	if d := stays("short"); d <= 0 || d > g.lease || !g.Short() {
+		t.Errorf("with 90%% of its memory in use it stays %v, want %v", d, g.lease)
+	}
+	if d := begin(t, guardOn(t, r.URL()), request("short", "a")); d.Outcome != Replay || d.Record.Ref != "short" {
+		t.Errorf("repeated at once: %+v", d)
+	}
+	if n := testutil.ToFloat64(g.metrics.short); n != 1 {
+		t.Errorf("%v short records are counted", n)
+	}
+	limit(0.2)
+	if err := g.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d := stays("enough"); d <= g.ttl-time.Minute {
+		t.Errorf("with memory to spare it stays %v, want %v", d, g.ttl)
+	}
+	r.Client.ConfigSet(t.Context(), "maxmemory", "0")
+	if err := g.Check(t.Context()); err != nil || g.Short() {
+		t.Errorf("without a limit: short %v, %v", g.Short(), err)
+	}
 }

@@ -27,6 +27,7 @@ type metrics struct {
 	wait        prometheus.Histogram
 	leaseLost   prometheus.Counter
 	publishFail prometheus.Counter
+	short       prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
@@ -53,6 +54,11 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 			Name: "idem_publish_fail_total",
 			Help: "Results that could not be written to Redis; their replays come from the database.",
 		}),
+		short: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "idem_short_records_total",
+			Help: "Results that stay in Redis for a lease only, because its memory is short; later replays come from " +
+				"the database. A rise asks for a larger maxmemory, or a Redis of its own for the guard.",
+		}),
 	}
 	for _, r := range routes {
 		for _, o := range outcomes {
@@ -63,7 +69,7 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 		m.scripts.WithLabelValues(s)
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.scripts, m.wait, m.leaseLost, m.publishFail)
+		reg.MustRegister(m.requests, m.scripts, m.wait, m.leaseLost, m.publishFail, m.short)
 	}
 	return m
 }

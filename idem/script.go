@@ -86,7 +86,7 @@ const checkHold = 100 * time.Millisecond
 
 // Check takes a key of its own for a moment and reports what keeps the guard's server from letting it: a server that is
 // alive may be out of memory, read-only, or refuse scripts. It asks even while the breaker is open, and does not move
-// it.
+// it. Then it looks at the server's memory; see Short.
 func (g *Guard) Check(ctx context.Context) error {
 	if g.client == nil {
 		return errUnusable
@@ -95,8 +95,15 @@ func (g *Guard) Check(ctx context.Context) error {
 	defer cancel()
 	attempt, hold := newAttempt(), checkHold.Milliseconds()
 	key := NewKey("check", attempt) // a new one: an old record would be answered without a write
-	return g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold,
+	err := g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold,
 		hold).Err()
+	if err != nil {
+		return err
+	}
+	if v, err := g.askMemory(ctx); err == nil { // a server that may not be asked has no less memory
+		g.noteMemory(fmt.Sprint(v))
+	}
+	return nil
 }
 
 // call is one bounded exchange with Redis under the breaker.

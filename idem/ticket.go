@@ -36,7 +36,7 @@ func (t *Ticket) Token() int64 { return t.token }
 func (t *Ticket) Commit(ctx context.Context, rec Record) {
 	g := t.guard
 	reply, err := g.publish(context.WithoutCancel(ctx), t.key, t.fp.text(), strconv.FormatInt(t.token, 10),
-		strconv.Itoa(rec.Status), rec.Ref, rec.Payload, g.ttl.Milliseconds())
+		strconv.Itoa(rec.Status), rec.Ref, rec.Payload, g.recordTTL(ctx).Milliseconds())
 	if err == nil && reply[0] != "OK" && reply[0] != "DONE" {
 		err = fmt.Errorf("publish: %s", reply[0])
 	}

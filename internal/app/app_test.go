@@ -3,6 +3,7 @@ package app_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -75,6 +76,47 @@ func TestProcessesRunAndEnd(t *testing.T) {
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
 		}
+	}
+}
+
+// The records of the guard are where it is told to keep them, and nowhere else.
+func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
+	t.Parallel()
+	c := config(t)
+	guard, other := testenv.Redis(t), testenv.Redis(t)
+	c.GuardRedisURL, c.RedisURL = guard.URL(), other.URL()
+	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- serve.Run(ctx) }()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
+		strings.NewReader(`{"user_id":"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71","amount":100,"currency":"USD"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", `"a-key-of-the-guard"`)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if by := resp.Header.Get("Idempotency-Guard"); resp.StatusCode != http.StatusCreated || by == "db" {
+		t.Errorf("status %d, guarded by %q", resp.StatusCode, by)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		there, here := guard.Client.Keys(ctx, "i:*").Val(), other.Client.Keys(ctx, "i:*").Val()
+		if len(there) != 1 || len(here) != 0 {
+			return fmt.Errorf("records %v in the guard's Redis, %v in the other one", there, here)
+		}
+		return nil
+	})
+	cancel()
+	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
 	}
 }
 

@@ -65,6 +65,6 @@ func (c Config) DoctorOptions() ops.DoctorOptions {
 		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, Schema: c.Schema, RelayName: c.RelayName, Slot: c.Slot,
 		Publication: Publication,
 		WALBudget:   c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		Restore: c.Restore,
+		Restore: c.Restore, GuardElsewhere: c.GuardRedisURL != "",
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
@@ -22,6 +23,8 @@ type Serve struct {
 
 	credits *credits.Bank
 	api     *api.Server
+	// guardClient is nil if the guard has no Redis of its own.
+	guardClient *redis.Client
 	// keys is nil without authentication.
 	keys   *api.Keys
 	public net.Listener
@@ -57,6 +60,13 @@ func (p *Serve) build(ctx context.Context) error {
 		return cli.Usage(err.Error())
 	}
 	p.client = client
+	var guard idem.Redis
+	if c.GuardRedisURL != "" {
+		if p.guardClient, err = idem.NewClient(c.GuardRedisURL); err != nil {
+			return cli.Usage(err.Error())
+		}
+		guard = p.guardClient
+	}
 	if c.AuthKeys {
 		if p.keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
 			return cli.Usage(err.Error())
@@ -72,8 +82,8 @@ func (p *Serve) build(ctx context.Context) error {
 		Registerer: reg,
 	})
 	p.api, err = api.New(api.Options{
-		Pool: p.pool, Probe: p.adminPool, Redis: client, Credits: p.credits, Keys: p.keys, RateLimit: c.RateLimit,
-		KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
+		Pool: p.pool, Probe: p.adminPool, Redis: client, Guard: guard, Credits: p.credits, Keys: p.keys,
+		RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
 	})
 	if err != nil {
 		return err
@@ -136,6 +146,9 @@ func (p *Serve) PublicAddr() net.Addr { return p.public.Addr() }
 func (p *Serve) Close() {
 	if p.public != nil {
 		_ = p.public.Close()
+	}
+	if p.guardClient != nil {
+		_ = p.guardClient.Close()
 	}
 	p.process.Close()
 }

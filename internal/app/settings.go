@@ -32,6 +32,7 @@ const defaultPostgresURL = "postgres://localhost:5432/postgres"
 type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
+	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
 	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
 	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
 	AdminToken      string `help:"Bearer token that everything on the admin listener requires but health and metrics." env:"POSTHASTE_ADMIN_TOKEN"`
@@ -70,9 +71,11 @@ type Config struct {
 
 	PostgresURL string
 	RedisURL    string
-	HTTPAddr    string
-	AdminAddr   string
-	AdminToken  string
+	// GuardRedisURL is empty if the guard uses RedisURL.
+	GuardRedisURL string
+	HTTPAddr      string
+	AdminAddr     string
+	AdminToken    string
 	// AdminReadToken may read only. AdminHosts are further names of the admin listener. AdminOpen lets it go without a
 	// token beyond loopback. AdminProfiles has it serve profiles.
 	AdminReadToken string
@@ -218,7 +221,10 @@ func (s Settings) Parse() (Config, error) {
 	}
 	c.Slot = "posthaste_" + s.RelayName
 	c.PostgresURL = p.postgres(s.PostgresURL)
-	c.RedisURL = p.redis(s.RedisURL)
+	c.RedisURL = p.redis("redis-url", s.RedisURL)
+	if s.GuardRedisURL != "" {
+		c.GuardRedisURL = p.redis("guard-redis-url", s.GuardRedisURL)
+	}
 	var err error
 	if c.Durability, err = sink.ParseDurability(s.RedisDurability); err != nil {
 		p.bad("redis-durability", s.RedisDurability, "none, replicas=N or aof")
@@ -311,13 +317,13 @@ func (p *parser) postgres(value string) string {
 	return value
 }
 
-func (p *parser) redis(value string) string {
-	if !p.scheme("redis-url", value, "redis", "rediss", "unix") {
+func (p *parser) redis(name, value string) string {
+	if !p.scheme(name, value, "redis", "rediss", "unix") {
 		return value
 	}
 	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
 		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
-		p.faults = append(p.faults, errors.New("--redis-url: "+want))
+		p.faults = append(p.faults, errors.New("--"+name+": "+want))
 	}
 	return value
 }

@@ -424,6 +424,11 @@ var metricNotes = []struct {
 			"sum(rate(idem_publish_fail_total[5m]))",
 		},
 		{
+			"idem_short_records_total",
+			"more than three quarters of Redis' memory are in use; raise `maxmemory`, or set `--guard-redis-url`.",
+			"sum(rate(idem_short_records_total[5m]))",
+		},
+		{
 			"pg_pool_connections",
 			"of `used` to `pg_pool_max_connections`: requests wait. Give the pool more (`pool_max_conns` in the " +
 				"URL), or Postgres less to do.",

@@ -47,6 +47,8 @@ type DoctorOptions struct {
 	Durability   sink.Durability
 	// Restore is how far back the relay restores what Redis loses; 0: not at all.
 	Restore time.Duration
+	// GuardElsewhere: the idempotency guard has a Redis of its own.
+	GuardElsewhere bool
 	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
 	// looked at.
 	WriterOnly bool
@@ -394,9 +396,16 @@ func (d *doctor) redisMemory(memory map[string]string) {
 	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
 	// 374 bytes an entry with a payload of 200 bytes, measured on Redis 7.0.
 	need := d.config.StreamMaxlen * 374
-	if limit > 0 && d.config.StreamMaxlen > 0 && limit < need {
+	switch {
+	case limit <= 0 || need <= 0:
+	case limit < need:
 		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
 			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
 			size(limit), humanize.Comma(d.config.StreamMaxlen), size(need))
+	case limit/4*3 < need && !d.config.GuardElsewhere: // see idem.Guard.Short
+		d.add(SeverityWarn, "redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
+			"a stream of %s entries with 200-byte payloads takes %s, more than three quarters of maxmemory %s: "+
+				"idempotency records will stay for seconds only, and replays come from the database",
+			humanize.Comma(d.config.StreamMaxlen), size(need), size(limit))
 	}
 }
