@@ -154,6 +154,22 @@ func TestTraceWithoutRedis(t *testing.T) {
 	}
 }
 
+// A key belongs to a user. Whoever traces it without one is told so, rather than that nothing has it.
+func TestTraceOfAKeyWithoutItsUser(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	o := w.placeTraced(w.spawn("serve"), "")
+	for _, args := range [][]string{{"trace", o.key}, {"trace", "--json", o.key}, {"trace", "no-uuid"}} {
+		r := w.once(args...)
+		if r.oneLine(t, 1, "an idempotency key is found only with its user (--user=USER)"); r.out != "" {
+			t.Errorf("%v prints %q", args, r.out)
+		}
+	}
+	if r := w.once("trace", o.key, "--user="+o.user); r.code != 0 || !strings.Contains(r.out, o.id) {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+}
+
 // A role that may only look, may look.
 func TestStatusWantsNoRightToWrite(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 
 type traceCmd struct {
 	ID   string `arg:"" help:"Id of an order or an event, any aggregate id, or, with --user, an idempotency key."`
-	User string `help:"The user whose idempotency key ID is."`
+	User string `help:"The user whose idempotency key ID is; a key is found only with it."`
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
@@ -44,8 +44,8 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 		}
 		defer client.Close()
 		steps, err := ops.Trace(ctx, pool, client, id)
-		if err == nil && len(steps) == 0 {
-			return errors.New("this id is unknown: it never existed, or its history has expired")
+		if errors.Is(err, ops.ErrUnknownID) {
+			return fmt.Errorf("%w (--user=USER)", err)
 		}
 		// Without Redis it is still told what Postgres knows.
 		show := func() error { return printSteps(e.Stdout, steps) }

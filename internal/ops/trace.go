@@ -3,6 +3,7 @@ package ops
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -36,17 +37,24 @@ func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (stri
 	return order.ID.String(), nil
 }
 
+// ErrUnknownID means that an id was found nowhere. It may be an idempotency key: those are known only with their user.
+var ErrUnknownID = errors.New("this id is unknown: it never existed, or its history has expired; " +
+	"an idempotency key is found only with its user")
+
 // traceRows bounds what is looked at for one id: an aggregate may have any number of events, and the relay, which
 // answers the console, has a bounded memory.
 const traceRows = 200
 
 // Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams
 // and consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres
-// knows, and the error.
+// knows, and the error. Without any step the error is ErrUnknownID, or why it could not be looked for.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
 	rows, err := traceRowsOf(ctx, db, id, traceRows+1)
 	if err != nil {
 		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, ErrUnknownID
 	}
 	steps := make([]Step, 0, len(rows))
 	if len(rows) > traceRows {

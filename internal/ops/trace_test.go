@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -87,7 +88,8 @@ func TestTraceInTheLog(t *testing.T) {
 			}
 		}
 	}
-	if steps, err := ops.Trace(t.Context(), d.Pool, r.Client, uuid.NewString()); err != nil || len(steps) != 0 {
+	if steps, err := ops.Trace(t.Context(), d.Pool, r.Client, uuid.NewString()); !errors.Is(err, ops.ErrUnknownID) ||
+		steps != nil {
 		t.Errorf("of an unknown id: %+v, %v", steps, err)
 	}
 }

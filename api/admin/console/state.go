@@ -274,14 +274,14 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	steps, err := ops.Trace(ctx, c.o.Pool, c.o.Redis, id)
 	out := map[string]any{"steps": steps}
 	switch {
+	case errors.Is(err, ops.ErrUnknownID):
+		problem(w, http.StatusNotFound, plain(err))
+		return
 	case err != nil && len(steps) == 0:
 		c.fail(w, err)
 		return
 	case err != nil:
 		out["error"] = plain(err)
-	case len(steps) == 0:
-		problem(w, http.StatusNotFound, "this id is unknown: it never existed, or its history has expired")
-		return
 	}
 	answer(w, http.StatusOK, out)
 }
