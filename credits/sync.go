@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/outage"
 	"posthaste/internal/pause"
 	"posthaste/sql"
 )
@@ -79,14 +80,14 @@ func NewSync(o SyncOptions) *Sync {
 
 // Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
 func (s *Sync) Run(ctx context.Context) error {
-	wait, failures := idleLeast, 0
+	wait := idleLeast
+	var failing outage.Run
 	for ctx.Err() == nil {
 		n, err := s.round(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
-			failures++
-			if failures == 1 {
-				s.log.Warn("credits are not taken into the ledger, retrying", "err", err)
+			if attrs, say := failing.Failed(err); say {
+				s.log.Warn("credits are not taken into the ledger, retrying", attrs...)
 			}
 			wait = min(2*wait, 2*time.Second)
 		case n > 0:
@@ -94,9 +95,10 @@ func (s *Sync) Run(ctx context.Context) error {
 		default:
 			wait = min(max(2*wait, idleLeast), idleMost)
 		}
-		if err == nil && failures > 0 {
-			s.log.Info("credits are taken into the ledger again", "failures", failures)
-			failures = 0
+		if err == nil {
+			if attrs, say := failing.Over(); say {
+				s.log.Info("credits are taken into the ledger again", attrs...)
+			}
 		}
 		if err == nil && len(s.rows) > 0 && time.Since(s.balanced) >= driftEvery {
 			s.balanced = time.Now()

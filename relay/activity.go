@@ -42,6 +42,7 @@ func (a *activity) state(ctx context.Context) (outbox.State, error) {
 	st, err := a.store.State(ctx)
 	if err == nil {
 		a.metrics.setDesired(st.Desired)
+		a.sessionWorks()
 	}
 	return st, err
 }

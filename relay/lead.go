@@ -53,7 +53,7 @@ func (l *leadership) run(ctx context.Context) error {
 		case errors.Is(err, outbox.ErrSuperseded):
 			t = onLost
 		case err != nil:
-			l.log.Warn("phase ended", "phase", p, "err", err)
+			l.phaseEnded(p, err)
 			l.failing(err)
 			pause.About(ctx, 200*time.Millisecond) // whatever it was, it may fail as fast the next time
 		}

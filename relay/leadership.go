@@ -62,6 +62,7 @@ func (l *leadership) failing(err error) {
 }
 
 func (l *leadership) working() {
+	l.phaseWorks()
 	if l.stuck.IsZero() {
 		return
 	}

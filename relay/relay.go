@@ -175,7 +175,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			r.log.Warn("relay session ended", "err", err)
+			r.sessionEnded(err)
 		}
 		pause.About(ctx, 500*time.Millisecond)
 	}

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -103,6 +104,64 @@ func TestWhyThereIsNoSession(t *testing.T) {
 		if bad, _ := i.reasons(); len(bad) > 0 {
 			t.Errorf("with a session: %v", bad)
 		}
+	})
+}
+
+// unadoptable is a Store that reads, and takes no adoption while refuses says so.
+type unadoptable struct {
+	outbox.Store
+	refuses *atomic.Bool
+}
+
+func (u unadoptable) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
+	if u.refuses.Load() {
+		return false, errors.New("read only")
+	}
+	return u.Store.Adopt(ctx, a)
+}
+
+// What fails twice a second is not said twice a second: neither that there is no session, nor that a leader in one
+// comes to nothing.
+func TestWhatFailsAgainAndAgainIsCounted(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	inWorld(t, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(w *world) {
+		said := func(while string, want map[string]int) {
+			t.Helper()
+			for text, n := range want {
+				if got := strings.Count(log.String(), text); got != n {
+					t.Errorf("%s: %q is said %d times, want %d:\n%s", while, text, got, n, log.String())
+				}
+			}
+			log.Reset()
+		}
+		i := w.instance("one")
+		var gone, refuses atomic.Bool
+		gone.Store(true)
+		refuses.Store(true)
+		i.relay.o.Store = unadoptable{unfit{memStore{i}, func() error {
+			if gone.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}}, &refuses}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- i.relay.Run(ctx) }()
+		pass(70 * time.Second)
+		said("without a session", map[string]int{
+			"relay session ended": 3, "relay session ended\" component=relay failures=": 2,
+		})
+		gone.Store(false)
+		pass(70 * time.Second)
+		said("without an adoption", map[string]int{
+			"relay session works again\" component=relay failures=1": 1, "seconds=70": 1, "phase ended": 3,
+		})
+		refuses.Store(false)
+		pass(70 * time.Second)
+		said("when it works", map[string]int{"phases work again": 1, "ended": 0, "session": 0})
+		cancel()
+		_ = <-done
 	})
 }
 

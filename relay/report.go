@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/outage"
 	"posthaste/outbox"
 )
 
@@ -22,6 +23,36 @@ type reporter struct {
 	// moved counts what was published, settled or parked, for the watchdog.
 	moved  atomic.Int64
 	labels sync.Mutex // of streams
+	// sessions and phases are the runs of those that have ended with an error.
+	sessions, phases outage.Run
+}
+
+// sessionEnded reports that there is no session with Postgres, for as long as that lasts.
+func (r *reporter) sessionEnded(err error) {
+	if attrs, say := r.sessions.Failed(err); say {
+		r.log.Warn("relay session ended", attrs...)
+	}
+}
+
+// sessionWorks reports that a session has read the relay's state: Postgres does not only let it in.
+func (r *reporter) sessionWorks() {
+	if attrs, say := r.sessions.Over(); say {
+		r.log.Info("relay session works again", attrs...)
+	}
+}
+
+// phaseEnded reports that a leader's phase has failed.
+func (r *reporter) phaseEnded(p phase, err error) {
+	if attrs, say := r.phases.Failed(err); say {
+		r.log.Warn("phase ended", append(attrs, "phase", p)...)
+	}
+}
+
+// phaseWorks reports that a leader has come to its work.
+func (r *reporter) phaseWorks() {
+	if attrs, say := r.phases.Over(); say {
+		r.log.Info("phases work again", attrs...)
+	}
 }
 
 // published reports events that a publish brought into a stream.
