@@ -30,7 +30,8 @@ func TestCommands(t *testing.T) {
 	says(w.once("mode"), 0, "desired auto", "active standby")
 	says(w.once("mode", "poll"), 0, "desired poll")
 	says(w.once("version"), 0, "posthaste ")
-	says(w.once("doctor"), 0, "ok    postgres", "ok    redis", "warn  max_slot_wal_keep_size", "->")
+	says(w.once("doctor"), 0, "ok    postgres", "ok    redis", "warn  max_slot_wal_keep_size", "->",
+		": the relay can run\n")
 	// A port of its own: one that anybody may take would be taken again, now and then, before it is asked in vain.
 	port, hold, err := local.ReservePort()
 	if err != nil {

@@ -15,7 +15,7 @@ type doctorCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run prints every finding and fails if the relay could not run safely in the desired mode.
+// Run prints every finding and the verdict, and fails if the relay could not run safely in the desired mode.
 func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -24,7 +24,7 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 		if err := e.JSON(d); err != nil {
 			return err
 		}
-	} else if err := printFindings(e.Stdout, d.Findings); err != nil {
+	} else if err := printDiagnosis(e.Stdout, d); err != nil {
 		return err
 	}
 	if !d.OK {
@@ -33,15 +33,16 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
-func printFindings(w io.Writer, findings []ops.Finding) error {
+func printDiagnosis(w io.Writer, d ops.Diagnosis) error {
 	var b strings.Builder
-	for _, f := range findings {
+	for _, f := range d.Findings {
 		word := paint(f.Severity, cli.Colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
 		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, ops.Printable(f.Detail))
 		if f.Remedy != "" {
 			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Remedy)
 		}
 	}
+	fmt.Fprintf(&b, "\n%s\n", d.Verdict())
 	_, err := io.WriteString(w, b.String())
 	return err
 }

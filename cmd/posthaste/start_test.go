@@ -117,7 +117,9 @@ func TestWALLevelTooLow(t *testing.T) {
 	r := w.spawn("relay")
 	r.waitReady(t, http.StatusOK, "wal_level")
 	w.delivers()
-	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  wal_level") {
+	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  wal_level") ||
+		!strings.HasSuffix(d.out, "\n1 problem, 1 warning: the relay cannot run safely before this is fixed: "+
+			"wal_level\n") {
 		t.Errorf("doctor in auto: exit %d: %s", d.code, d.out)
 	}
 	r.setMode("cdc")

@@ -61,6 +61,38 @@ type Diagnosis struct {
 	Findings []Finding `json:"findings"`
 }
 
+// Verdict sums the findings up in one line. It names the problems, because of which the relay could not run safely.
+func (d Diagnosis) Verdict() string {
+	var failed []string
+	warned := 0
+	for _, f := range d.Findings {
+		switch f.Severity {
+		case SeverityFail:
+			failed = append(failed, f.Check)
+		case SeverityWarn:
+			warned++
+		}
+	}
+	switch warnings := countOf(warned, "warning"); {
+	case len(failed) > 0:
+		return fmt.Sprintf("%s, %s: the relay cannot run safely before this is fixed: %s",
+			countOf(len(failed), "problem"), warnings, strings.Join(failed, ", "))
+	case warned > 0:
+		return "no problems, " + warnings + ": the relay can run"
+	}
+	return "all is well"
+}
+
+func countOf(n int, what string) string {
+	switch n {
+	case 0:
+		return "no " + what + "s"
+	case 1:
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // Diagnose looks at everything the relay needs. It connects by itself, changes nothing, and always answers: what it
 // cannot reach is a finding. ctx bounds how long it takes.
 func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
