@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	parser, err := kong.New(&line, kong.Name("posthaste"), kong.UsageOnError(),
 		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
 		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}))
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help))
 	if err != nil {
 		fmt.Fprintln(stderr, "posthaste:", err)
 		return exitFailure
