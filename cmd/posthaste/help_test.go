@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -8,14 +9,14 @@ import (
 // A command's help is about the command. The settings, which all commands take, fill pages.
 func TestHelpIsAboutTheCommand(t *testing.T) {
 	t.Parallel()
-	const explained, named = "--window-bytes=", " --window-bytes "
+	const explained, named = "--window-bytes=", "--window-bytes"
 	for args, own := range map[string]string{
 		"": "  doctor ", "bench": "  bench drain ", "bench drain": "--transaction=1", "doctor": "--json",
 	} {
 		page := runToEnd(t, append(strings.Fields(args), "--help")...)
 		settings := strings.Index(page.out, "posthaste relay --help")
 		if page.code != 0 || strings.Contains(page.out, explained) || settings < 0 ||
-			settings < strings.Index(page.out, own) || !strings.Contains(page.out[settings:], named) {
+			settings < strings.Index(page.out, own) || !slices.Contains(strings.Fields(page.out[settings:]), named) {
 			t.Errorf("%s --help: exit %d, want %q, and then names:\n%s", args, page.code, own, page.out)
 		}
 		for line := range strings.Lines(page.out) {
