@@ -99,6 +99,9 @@ var rights = map[string]struct {
 		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
 		"outbox.event_type: INSERT",
 		"outbox.payload: INSERT", "outbox.headers: INSERT",
+		"posthaste_audit.attempt: INSERT", "posthaste_audit.outcome: INSERT", "posthaste_audit.reason: INSERT",
+		"posthaste_audit.action: INSERT", "posthaste_audit.actor: INSERT", "posthaste_audit.source: INSERT",
+		"posthaste_audit.detail: INSERT",
 	}},
 	"shop": {false, []string{
 		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
@@ -113,6 +116,9 @@ var rights = map[string]struct {
 		"outbox.payload: INSERT", "outbox.headers: INSERT", "outbox.created_at: INSERT",
 		"outbox_dead.retry_seq: UPDATE", "outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
 		"outbox_stream.dropped_at: UPDATE",
+		"posthaste_audit.attempt: INSERT", "posthaste_audit.outcome: INSERT", "posthaste_audit.reason: INSERT",
+		"posthaste_audit.action: INSERT", "posthaste_audit.actor: INSERT", "posthaste_audit.source: INSERT",
+		"posthaste_audit.detail: INSERT",
 		"credit_accounts.frozen: UPDATE", "credit_epoch.bucket: INSERT", "credit_epoch.bumped_at: UPDATE",
 	}},
 }
@@ -227,7 +233,8 @@ func refused(t *testing.T, c *pgx.Conn, stmts ...string) {
 }
 
 // forNobody are refused to every role but the owner: a version that makes serve and relay refuse to start, money from
-// nothing, an event that replay publishes, a place in the order of events, a time in the past.
+// nothing, an event that replay publishes, a place in the order of events, a time in the past, an audit that forgets or
+// names somebody else's role.
 var forNobody = []string{
 	"INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)",
 	"INSERT INTO credit_accounts (user_id, balance, last_seq, updated_at) VALUES (gen_random_uuid(), 1000, 0, now())",
@@ -236,6 +243,12 @@ var forNobody = []string{
 		VALUES (1, gen_random_uuid(), 'order', '1', 'order.created', '{}', now(), now(), 'outbox.order', 'cdc')`,
 	`INSERT INTO outbox (seq, id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE
 		VALUES (1, gen_random_uuid(), 'order', '1', 'order.created', '{}')`,
+	"UPDATE posthaste_audit SET outcome = 'ok'", "DELETE FROM posthaste_audit", "TRUNCATE posthaste_audit",
+	"ALTER TABLE posthaste_audit DISABLE TRIGGER ALL",
+	"INSERT INTO posthaste_audit (at, attempt, outcome, action, actor, source) " +
+		"VALUES ('2020-01-01', gen_random_uuid(), 'ok', 'mode', 'bob@host', 'terminal')",
+	"INSERT INTO posthaste_audit (role, attempt, outcome, action, actor, source) " +
+		"VALUES ('bob', gen_random_uuid(), 'ok', 'mode', 'bob@host', 'terminal')",
 	"UPDATE orders SET amount = 2", "TRUNCATE outbox", "DELETE FROM outbox", "UPDATE relay_state SET epoch = 0",
 	"DROP TABLE orders", "CREATE TABLE public.mine ()", "DROP PUBLICATION posthaste",
 	"CREATE FUNCTION public.hashtextextended(text, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",

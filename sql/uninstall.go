@@ -16,9 +16,13 @@ var (
 		"outbox_history", "outbox_backlog", "outbox_settled",
 		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
 		"relay_state", "outbox_repair", "outbox_phantom", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part",
-		"outbox_mark", "outbox_history_old", "outbox", "inbox", "orders", versionTable,
+		"outbox_mark", "outbox_history_old", "outbox", "inbox", "orders",
+		"posthaste_audit", versionTable,
 	}
-	others = []string{"SEQUENCE outbox_claim", "FUNCTION outbox_guard()", "FUNCTION outbox_history_keep()"}
+	others = []string{
+		"SEQUENCE outbox_claim", "FUNCTION outbox_guard()", "FUNCTION outbox_history_keep()",
+		"FUNCTION posthaste_audit_guard()",
+	}
 )
 
 // Uninstall drops the publication and, if asked, the tables with all that is in them.

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"posthaste/internal/audit"
 )
 
 // Access says who may read and change what the listener offers. Health and metrics are for everybody.
@@ -38,6 +40,7 @@ func (a *Access) knownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked := local || a.Token == "" && !slices.Contains(open, r.URL.Path)
 		if asked && !a.knows(r.Host, local) {
+			audit.Because(r, "unknown host")
 			problem(w, http.StatusMisdirectedRequest,
 				"this listener does not answer under this name; use 127.0.0.1 or localhost, or name it in "+
 					"--admin-hosts")
@@ -97,21 +100,52 @@ var sameOrigin = http.NewCrossOriginProtection()
 func (a *Access) guard(next http.HandlerFunc, write bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		as := &http.Request{Method: http.MethodPost, URL: r.URL, Host: r.Host, Header: r.Header}
-		given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		role := a.role(r)
 		switch {
 		case sameOrigin.Check(as) != nil:
-			problem(w, http.StatusForbidden, "this is not for pages of other origins")
-		case a.Token == "", ok && same(given, a.Token):
+			foreign(w, r)
+		case role == anybody, role == adminToken, role == readToken && !write:
 			next(w, r)
-		case !ok || a.ReadToken == "" || !same(given, a.ReadToken):
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			problem(w, http.StatusUnauthorized, "this call needs the admin token")
-		case write:
+		case role == readToken:
+			audit.Because(r, role)
 			problem(w, http.StatusForbidden, "this token may read only; changes need the admin token")
 		default:
-			next(w, r)
+			audit.Because(r, role)
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			problem(w, http.StatusUnauthorized, "this call needs the admin token")
 		}
 	}
+}
+
+// foreign refuses a page of another origin.
+func foreign(w http.ResponseWriter, r *http.Request) {
+	audit.Because(r, "foreign origin")
+	problem(w, http.StatusForbidden, "this is not for pages of other origins")
+}
+
+// Who asks, as entries of the audit call it: by the token, which has no other name.
+const (
+	anybody    = "anybody" // there is no token to ask for
+	adminToken = "admin token"
+	readToken  = "read token"
+	wrongToken = "wrong token"
+	noToken    = "no token"
+)
+
+// role says who asks.
+func (a *Access) role(r *http.Request) string {
+	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	switch {
+	case a.Token == "":
+		return anybody
+	case !ok:
+		return noToken
+	case same(given, a.Token):
+		return adminToken
+	case a.ReadToken != "" && same(given, a.ReadToken):
+		return readToken
+	}
+	return wrongToken
 }
 
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

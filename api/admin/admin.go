@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"posthaste/internal/audit"
 	"posthaste/internal/ops"
 	"posthaste/internal/shared"
 	"posthaste/outbox"
@@ -49,6 +50,8 @@ const Conns = 2 + 2
 type server struct {
 	Options
 	log *slog.Logger
+	// trail notes what is changed.
+	trail *audit.Trail
 	// status and dead are what reads answer with.
 	status shared.Look[ops.Report]
 	dead   shared.Look[[]ops.Dead]
@@ -59,7 +62,7 @@ func Handler(o Options) http.Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &server{Options: o, log: o.Logger.With("component", "admin")}
+	s := &server{Options: o, log: o.Logger.With("component", "admin"), trail: audit.New(o.Pool, o.Logger)}
 	s.status.Timeout, s.dead.Timeout = callTimeout, callTimeout
 	s.status.Read = func(ctx context.Context) (ops.Report, error) {
 		snap, err := s.Look(ctx)
@@ -84,7 +87,9 @@ func Handler(o Options) http.Handler {
 		mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	}
 	// A page of another origin, open in the operator's browser, must not be able to switch modes.
-	return s.knownHost(http.NewCrossOriginProtection().Handler(mux))
+	pages := http.NewCrossOriginProtection()
+	pages.SetDenyHandler(http.HandlerFunc(foreign))
+	return s.audited(s.knownHost(pages.Handler(mux)))
 }
 
 // Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its
@@ -155,12 +160,15 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	if err := ops.SetMode(ctx, s.Pool, s.RelayName, mode); err != nil {
+	args := audit.Detail{"mode": string(mode), "relay": s.RelayName}
+	err := audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
+		return nil, ops.SetMode(ctx, s.Pool, s.RelayName, mode)
+	})
+	if err != nil {
 		s.fail(w, err)
 		return
 	}
 	s.changed()
-	s.log.Info("mode set", "desired", mode)
 	write(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 }
 
@@ -199,7 +207,8 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	err = act(ctx, id)
+	args := audit.Detail{"ids": []string{id.String()}}
+	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) { return nil, act(ctx, id) })
 	s.changed()
 	switch {
 	case errors.Is(err, sql.ErrNotParked):
@@ -209,7 +218,6 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 	case err != nil:
 		s.fail(w, err)
 	default:
-		s.log.Info("parked event "+done, "event_id", id) //nolint:sloglint // two constants
 		write(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
 	}
 }

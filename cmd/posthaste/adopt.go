@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -50,8 +51,14 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 		if err := e.Confirm(ctx, c.Yes, question); err != nil {
 			return err
 		}
-		if err := inOneShot(ctx, func(ctx context.Context) error { return a.TakeOver(ctx, client) }); err != nil {
-			return cli.WithRedisRemedy(err)
+		args := audit.Detail{"streams": a.Streams, "balances": a.Balances}
+		err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+			return e.audited(ctx, pool, audit.Adopt, args, func(ctx context.Context) (audit.Detail, error) {
+				return nil, cli.WithRedisRemedy(a.TakeOver(ctx, client))
+			})
+		})
+		if err != nil {
+			return err
 		}
 	}
 	if c.JSON {

@@ -13,6 +13,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 )
 
@@ -157,7 +158,11 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			// The answer may have taken longer than ctx lasts.
 			ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 			defer cancel()
-			_, err = b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
+			args := audit.Detail{"user": user.String(), "settle": c.Settle}
+			err = e.audited(ctx, pool, audit.Unfreeze, args, func(ctx context.Context) (audit.Detail, error) {
+				_, err := b.Unfreeze(ctx, user, credits.Settlement(c.Settle))
+				return nil, err
+			})
 		}
 		if c.JSON {
 			if jerr := e.JSON(map[string]any{"account": a, "released": err == nil}); jerr != nil {

@@ -12,6 +12,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -92,7 +93,7 @@ type deadRetryCmd struct {
 
 // Run retries dead events.
 func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
-	return e.onDead(ctx, c.ID, c.All, c.JSON, ops.RetryDead())
+	return e.onDead(ctx, audit.DeadRetry, c.ID, c.All, c.JSON, ops.RetryDead())
 }
 
 type deadDropCmd struct {
@@ -109,7 +110,7 @@ func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	return e.onDead(ctx, c.ID, c.All, c.JSON, ops.DropDead())
+	return e.onDead(ctx, audit.DeadDrop, c.ID, c.All, c.JSON, ops.DropDead())
 }
 
 // deadResult is what became of one dead event.
@@ -139,7 +140,9 @@ func bounded(a ops.DeadAction) ops.DeadAction {
 }
 
 // onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
-func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a ops.DeadAction) error {
+func (e *env) onDead(
+	ctx context.Context, action string, names []string, all, asJSON bool, a ops.DeadAction,
+) error {
 	if all == (len(names) > 0) {
 		return cli.Usage("name event ids, or all of them with --all")
 	}
@@ -155,7 +158,9 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a op
 		ctx := asking // not bounded as a whole, because there may be many; each of them is
 		failed := false
 		results := []deadResult{}
-		err := d.Each(ctx, bounded(a), ids, all, func(id, source string, err error) {
+		var tally audit.Tally
+		said := func(id, source string, err error) {
+			tally.Add(ops.DeadName(id, source), err)
 			switch {
 			case err != nil:
 				failed = true
@@ -166,7 +171,23 @@ func (e *env) onDead(ctx context.Context, names []string, all, asJSON bool, a op
 			default:
 				fmt.Fprintf(e.Stdout, "%s %s\n", ops.Printable(ops.DeadName(id, source)), a.Done)
 			}
-		})
+		}
+		var err error
+		each := func(ctx context.Context) (audit.Detail, error) {
+			err = d.Each(ctx, bounded(a), ids, all, said)
+			became, one := tally.Result()
+			if err != nil {
+				one = err
+			}
+			return became, one
+		}
+		args := audit.Detail{"ids": names}
+		if all {
+			args = audit.Detail{"all": true}
+		}
+		if noted := e.audited(ctx, d.Pool, action, args, each); errors.Is(noted, audit.ErrNoEntry) {
+			err = noted
+		}
 		if asJSON && (err == nil || len(results) > 0) {
 			err = errors.Join(err, e.JSON(results))
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sink"
@@ -52,6 +53,26 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 		return cli.OneLine(err)
 	}
 	return cli.OneLine(errors.Join(do(ctx, g), err))
+}
+
+// auditedOrSaid makes a change in Redis that does not wait for a Postgres that cannot be reached: that it is in the log
+// only is said then. A Postgres that refuses the entry keeps it from being made.
+func (e *env) auditedOrSaid(
+	ctx context.Context, action string, args audit.Detail, change func(ctx context.Context) (audit.Detail, error),
+) error {
+	begun := false
+	once := func(ctx context.Context) (audit.Detail, error) {
+		begun = true
+		return change(ctx)
+	}
+	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		return e.audited(ctx, pool, action, args, once)
+	})
+	if err == nil || begun || ctx.Err() != nil || errors.Is(err, audit.ErrNoEntry) && sql.SQLState(err) != "" {
+		return err
+	}
+	fmt.Fprintln(e.Stderr, "posthaste: this is in the log only, and not in posthaste_audit:", err)
+	return inOneShot(ctx, func(ctx context.Context) error { return e.audited(ctx, nil, action, args, change) })
 }
 
 type groupsListCmd struct {
@@ -145,10 +166,13 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				what)); err != nil {
 			return err
 		}
+		drop := func(ctx context.Context) (audit.Detail, error) {
+			return audit.Detail{"pending": group.Pending, "unread": group.Lag, "dead": len(dead)},
+				g.Drop(ctx, group, dead, c.Force)
+		}
+		args := audit.Detail{"stream": c.Stream, "group": c.Group, "force": c.Force}
 		// The answer may have taken longer than ctx lasts.
-		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
-		defer cancel()
-		if err := g.Drop(ctx, group, dead, c.Force); err != nil {
+		if err := e.auditedOrSaid(asking, audit.GroupsDrop, args, drop); err != nil {
 			return err
 		}
 		if c.JSON {

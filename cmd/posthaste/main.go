@@ -38,6 +38,7 @@ type commandLine struct {
 	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
 	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
 	Phantoms    phantomsCmd    `cmd:"" help:"List events in the streams whose commits Postgres has forgotten, by a failover or a restore."`
+	Audit       auditCmd       `cmd:"" help:"List who changed what, and what was refused."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -30,7 +31,11 @@ func (c modeCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if mode != "" {
-			if err := sql.SetDesired(ctx, pool, e.config.RelayName, mode); err != nil {
+			args := audit.Detail{"mode": string(mode), "relay": e.config.RelayName}
+			set := func(ctx context.Context) (audit.Detail, error) {
+				return nil, sql.SetDesired(ctx, pool, e.config.RelayName, mode)
+			}
+			if err := e.audited(ctx, pool, audit.Mode, args, set); err != nil {
 				return err
 			}
 		}

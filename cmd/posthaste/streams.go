@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -44,15 +45,18 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 		// The answer may have taken longer than ctx lasts.
 		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 		defer cancel()
-		known, err := sql.DropStream(ctx, pool, c.Stream)
-		if err != nil {
+		drop := func(ctx context.Context) (audit.Detail, error) {
+			known, err := sql.DropStream(ctx, pool, c.Stream)
+			if err != nil {
+				return nil, err
+			}
+			if !known {
+				return nil, fmt.Errorf("%q is no stream that a relay publishes to", c.Stream)
+			}
+			return audit.Detail{"entries": n}, cli.WithRedisRemedy(client.Unlink(ctx, c.Stream).Err())
+		}
+		if err := e.audited(ctx, pool, audit.StreamsDrop, audit.Detail{"stream": c.Stream}, drop); err != nil {
 			return err
-		}
-		if !known {
-			return fmt.Errorf("%q is no stream that a relay publishes to", c.Stream)
-		}
-		if err := client.Unlink(ctx, c.Stream).Err(); err != nil {
-			return cli.WithRedisRemedy(err)
 		}
 		if c.JSON {
 			return e.JSON(struct {

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
@@ -263,7 +264,7 @@ func TestManyDeadEvents(t *testing.T) {
 		config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."},
 		IO:     cli.IO{Stdout: &out, Stderr: &out},
 	}
-	err := e.onDead(ctx, nil, true, false, ops.DeadAction{
+	err := e.onDead(ctx, audit.DeadDrop, nil, true, false, ops.DeadAction{
 		Done: "is done",
 		Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
 			d, _ := ctx.Deadline()

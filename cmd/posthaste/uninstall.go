@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -36,10 +37,13 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	return e.config.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		noting := pool
 		switch err := sql.CheckSchema(ctx, pool); {
 		case errors.Is(err, sql.ErrSchemaNewer) && c.Tables:
 			return err // it has tables that this version does not know
-		case errors.Is(err, sql.ErrSchemaNewer), errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
+		case errors.Is(err, sql.ErrSchemaNewer):
+		case errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
+			noting = nil // the table may not be there
 		case err != nil:
 			return err // of the connection
 		}
@@ -48,7 +52,15 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 				"posthaste: a relay is running and will create the slot and the publication again: stop it, then "+
 					"repeat this command")
 		}
-		done, err := e.uninstall(ctx, pool, c.Tables)
+		if c.Tables {
+			noting = nil // the table goes, too
+		}
+		args := audit.Detail{"slot": e.config.Slot, "publication": app.Publication, "tables": c.Tables}
+		var done uninstalled
+		err := e.audited(ctx, noting, audit.Uninstall, args, func(ctx context.Context) (_ audit.Detail, err error) {
+			done, err = e.uninstall(ctx, pool, c.Tables)
+			return audit.Detail{"slot_dropped": done.Slot}, err
+		})
 		if err != nil {
 			return err
 		}

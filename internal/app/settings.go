@@ -3,6 +3,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -329,12 +330,15 @@ func (p *parser) redis(name, value string) string {
 }
 
 // Logger returns a logger that writes to standard error; standard output is for what a command answers.
-func (c Config) Logger() *slog.Logger {
+func (c Config) Logger() *slog.Logger { return c.LoggerTo(os.Stderr) }
+
+// LoggerTo returns a logger that writes to w.
+func (c Config) LoggerTo(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogText {
-		return slog.New(slog.NewTextHandler(os.Stderr, o))
+		return slog.New(slog.NewTextHandler(w, o))
 	}
-	return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	return slog.New(slog.NewJSONHandler(w, o))
 }
 
 // CreditDurability returns what a credit operation waits for: the same as the deletion of a row.

@@ -100,10 +100,10 @@ func (r *replaying) parse() error {
 		r.sel.ID = &id
 	}
 	var err error
-	if r.since, err = parseTime("since", c.Since, time.Time{}); err != nil {
+	if r.since, err = cli.ParseTime("since", c.Since, time.Time{}); err != nil {
 		return err
 	}
-	if r.until, err = parseTime("until", c.Until, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil {
+	if r.until, err = cli.ParseTime("until", c.Until, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil {
 		return err
 	}
 	m := ratePattern.FindStringSubmatch(c.Rate)
@@ -119,22 +119,6 @@ func (r *replaying) parse() error {
 		return fmt.Errorf("--to %s: gates and dead streams are posthaste's own; name another stream", c.To)
 	}
 	return nil
-}
-
-// parseTime reads a time, or how long ago it was.
-func parseTime(name, value string, none time.Time) (func(now time.Time) time.Time, error) {
-	if value == "" {
-		return func(time.Time) time.Time { return none }, nil
-	}
-	if t, err := time.Parse(time.RFC3339Nano, value); err == nil {
-		return func(time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }, nil
-	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d <= 0 {
-		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name,
-			value)
-	}
-	return func(now time.Time) time.Time { return now.Add(-d) }, nil
 }
 
 // name identifies the replay by what was asked for, so that the same command goes on with it.

@@ -13,6 +13,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"posthaste/internal/app"
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/internal/pause"
@@ -42,38 +43,74 @@ func (r *replaying) run(ctx context.Context) error {
 			return r.nothing()
 		}
 	}
+	return r.audited(ctx, note, resumed, began)
+}
+
+// audited publishes what was begun, with its entries.
+func (r *replaying) audited(ctx context.Context, note *sink.ReplayNote, resumed bool, began time.Time) error {
+	args := audit.Detail{"since": stamp(note.Since), "until": stamp(note.Until), "resumed": resumed}
+	c := r.options
+	for name, value := range map[string]string{"id": c.ID, "type": c.Type, "stream": c.Stream, "to": c.To} {
+		if value != "" {
+			args[name] = value
+		}
+	}
+	if c.Subject != nil {
+		args["subject"] = *c.Subject
+	}
+	trail := audit.New(r.pool, r.config.LoggerTo(r.io.Stderr))
+	var err error
+	noted := trail.Do(ctx, audit.Terminal(), audit.Replay, args, func(ctx context.Context) (audit.Detail, error) {
+		before := note.Count
+		var cause error
+		note, cause, err = r.rest(ctx, note, resumed, began)
+		return audit.Detail{"replayed": note.Count - before}, cause
+	})
+	if errors.Is(noted, audit.ErrNoEntry) {
+		return noted
+	}
+	return err
+}
+
+// rest replays, and says how far it came. cause is why it did not come to the end, err what the command ends with.
+func (r *replaying) rest(
+	ctx context.Context, note *sink.ReplayNote, resumed bool, began time.Time,
+) (_ *sink.ReplayNote, cause, err error) {
 	r.progress = cli.NewTally(r.io.Stderr, note.Total, note.Count)
 	if resumed {
 		r.progress.Say("continuing the replay begun at %s: %s events are already published (--restart starts over)",
 			stamp(note.Begun), humanize.Comma(note.Count))
 	}
 	before := note.Count
-	note, err = r.untilDone(ctx, note)
+	note, cause = r.untilDone(ctx, note)
 	r.progress.End()
 	res := replayResult{
-		ReplayNote: *note, Finished: err == nil, Resumed: resumed, Replayed: note.Count - before,
+		ReplayNote: *note, Finished: cause == nil, Resumed: resumed, Replayed: note.Count - before,
 		Took: time.Since(began),
 	}
-	if err != nil {
+	if cause != nil {
+		why := cause
 		if ctx.Err() != nil {
-			err = errors.New("interrupted")
+			cause, why = ctx.Err(), errors.New("interrupted")
 		}
-		fmt.Fprintf(r.io.Stderr, "posthaste: %v\n", cli.OneLine(err))
+		fmt.Fprintf(r.io.Stderr, "posthaste: %v\n", cli.OneLine(why))
 		how := "the same command continues from there; with --restart it starts over"
-		if errors.Is(err, sink.ErrReplayGone) {
+		if errors.Is(why, sink.ErrReplayGone) {
 			how = "the same command continues from what Redis still knows of it, or starts over if that is nothing"
 		}
 		_ = r.result(res, fmt.Sprintf("stopped: %s are published; %s", r.progress.Done(), how))
-		return cli.ErrSaid
+		return note, cause, cli.ErrSaid
 	}
 	if note.Total > note.Count {
 		_ = r.result(res, "")
-		return fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short "+
+		err = fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short "+
 			"for this "+
 			"rate",
 			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
+		return note, err, err
 	}
-	return r.result(res, fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), ops.Rough(res.Took)))
+	said := fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), ops.Rough(res.Took))
+	return note, nil, r.result(res, said)
 }
 
 // find looks for the replay that the same command has begun. It is the first contact to Redis.

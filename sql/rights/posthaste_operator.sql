@@ -1,4 +1,6 @@
 -- What people and their commands may do beside reading posthaste's tables.
+-- Every change leaves an entry. Its time and role fill themselves.
+GRANT INSERT (attempt, outcome, reason, action, actor, source, detail) ON posthaste_audit TO posthaste_operator;
 -- mode
 GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO posthaste_operator;
 -- dead retry, dead drop

@@ -13,11 +13,13 @@
 //	                            503 beyond 16 viewers; a viewer that does not keep up is cut off
 //	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 200 of them
 //	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
+//	GET  /console/api/audit     {"entries":[audit.Entry…]}: the last 20 changes, and what was refused
 //	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
 //	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
 //	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
 //
-// PUT and POST also want the admin token as bearer token if one is set. (PUT /relay/mode and its neighbours, made for
+// PUT and POST also want the admin token as bearer token if one is set, and come from the admin listener, which notes
+// them: by themselves they change nothing. (PUT /relay/mode and its neighbours, made for
 // curl, want only that.)
 //
 // What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while
@@ -43,7 +45,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/audit"
 	"posthaste/internal/ops"
+	"posthaste/internal/shared"
 	"posthaste/outbox"
 	"posthaste/relay"
 )
@@ -85,6 +89,7 @@ type Console struct {
 	watch   *watch
 	traces  chan struct{} // holds one token per trace that may run
 	doctor  once[diagnosis]
+	entries shared.Look[[]audit.Entry]
 	actions chan struct{} // the same for what changes something
 }
 
@@ -94,9 +99,9 @@ const (
 	maxActions = 2
 )
 
-// Conns is how many connections to Postgres are in use at most: the sources that need one, traces and actions. In a
-// smaller pool some slow traces would make Postgres look as if it did not answer.
-const Conns = 2 + maxTraces + maxActions
+// Conns is how many connections to Postgres are in use at most: the sources that need one, the audit, traces and
+// actions. In a smaller pool some slow traces would make Postgres look as if it did not answer.
+const Conns = 2 + 1 + maxTraces + maxActions
 
 // New returns a console; it does nothing until Run.
 func New(o Options) *Console {
@@ -108,6 +113,10 @@ func New(o Options) *Console {
 		ring: newRing(o.Gatherer), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
 	}
 	c.watch = newWatch(c)
+	c.entries.Timeout = callTimeout
+	c.entries.Read = func(ctx context.Context) ([]audit.Entry, error) {
+		return audit.List(ctx, c.o.Pool, time.Time{}, entriesShown)
+	}
 	static, err := fs.Sub(files, "static")
 	if err != nil {
 		panic(err) // a broken build
@@ -119,6 +128,7 @@ func New(o Options) *Console {
 	c.mux.HandleFunc("GET /console/api/stream", c.stream)
 	c.mux.HandleFunc("GET /console/api/dead", c.dead)
 	c.mux.HandleFunc("GET /console/api/doctor", c.diagnose)
+	c.mux.HandleFunc("GET /console/api/audit", c.audit)
 	c.mux.HandleFunc("GET /console/api/trace", c.trace)
 	c.mux.HandleFunc("PUT /console/api/mode", c.guarded(c.setMode))
 	c.mux.HandleFunc("POST /console/api/dead/retry", c.guarded(c.onDead(ops.RetryDead())))
@@ -218,6 +228,7 @@ const csrfHeader = "X-Posthaste-Csrf"
 func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !same(r.Header.Get(csrfHeader), c.csrf) {
+			audit.Because(r, "no token of the page")
 			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+
 				"; reload the page")
 			return
@@ -227,6 +238,7 @@ func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		defer leave(c.actions)
+		defer c.entries.Forget()
 		next(w, r)
 	}
 }
@@ -273,11 +285,14 @@ func (c *Console) setMode(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	if err := ops.SetMode(ctx, c.o.Pool, c.o.RelayName, mode); err != nil {
+	args := audit.Detail{"mode": string(mode), "relay": c.o.RelayName}
+	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
+		return nil, ops.SetMode(ctx, c.o.Pool, c.o.RelayName, mode)
+	})
+	if err != nil {
 		c.fail(w, err)
 		return
 	}
-	c.log.Info("mode set", "desired", mode)
 	answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 }
 

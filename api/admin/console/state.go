@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/api"
+	"posthaste/internal/audit"
 	"posthaste/internal/ops"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -195,21 +196,52 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 		}
 		in := ops.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
 		results := []result{}
-		err = in.Each(ctx, a, body.IDs, false, func(id, source string, err error) {
-			res := result{What: ops.DeadName(id, source)}
+		each := func(ctx context.Context) (audit.Detail, error) {
+			var tally audit.Tally
+			err = in.Each(ctx, a, body.IDs, false, func(id, source string, err error) {
+				res := result{What: ops.DeadName(id, source)}
+				tally.Add(res.What, err)
+				if err != nil {
+					res.Error = plain(err)
+				}
+				results = append(results, res)
+			})
+			became, failed := tally.Result()
 			if err != nil {
-				res.Error = plain(err)
+				failed = err
 			}
-			results = append(results, res)
-		})
+			return became, failed
+		}
+		if noted := audit.Do(ctx, audit.Detail{"ids": texts(body.IDs)}, each); errors.Is(noted, audit.ErrNoEntry) {
+			err = noted
+		}
 		if err != nil {
 			c.fail(w, err)
 			return
 		}
-		c.log.Info("dead events", "action", a.Done, "events", len(body.IDs))
 		c.watch.dead.once(ctx)
 		answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
 	}
+}
+
+func texts(ids []uuid.UUID) (out []string) {
+	for _, id := range ids {
+		out = append(out, id.String())
+	}
+	return out
+}
+
+// entriesShown is how many entries of the audit the page shows.
+const entriesShown = 20
+
+// audit shows the last changes.
+func (c *Console) audit(w http.ResponseWriter, r *http.Request) {
+	list, err := c.entries.Get(r.Context())
+	if err != nil {
+		c.fail(w, err)
+		return
+	}
+	answer(w, http.StatusOK, map[string]any{"entries": append([]audit.Entry{}, list...)})
 }
 
 // diagnosis is the doctor's, with the time of it.

@@ -6,7 +6,7 @@ SELECT coalesce((SELECT pg_catalog.string_agg(p || ' on ' || t, ', ' ORDER BY t,
                               ('outbox_seq_seq', '{SELECT}'), ('outbox_claim', '{USAGE}'),
                               ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
                               ('outbox_repair', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
-                              ('relay_state', '{SELECT,INSERT,UPDATE}')) AS need(t, ps), pg_catalog.unnest(ps) AS p
+                              ('relay_state', '{SELECT,INSERT,UPDATE}'), ('posthaste_audit', '{SELECT,INSERT}')) AS need(t, ps), pg_catalog.unnest(ps) AS p
                  WHERE NOT CASE (SELECT relkind FROM pg_class WHERE oid = t::regclass::oid) WHEN 'S'::"char" THEN pg_catalog.has_sequence_privilege(t, p) ELSE pg_catalog.has_table_privilege(t, p) END), ''),
        pg_catalog.pg_has_role(h.relowner, 'USAGE'),
        pg_catalog.pg_has_role(o.relowner, 'USAGE') AND pg_catalog.has_database_privilege(current_database(), 'CREATE'),

@@ -144,6 +144,7 @@ test('the switch switches, by keyboard alone', async () => {
   await page.keyboard.press('Enter');
   await page.locator('#handover-title', { hasText: 'Switched to auto' }).waitFor({ timeout: 25000 });
   await mode('cdc');
+  for (const to of ['poll', 'auto']) await page.locator('#audit-body tr', { hasText: `mode ${to}` }).first().waitFor();
   await page.context().close();
 });
 

@@ -456,6 +456,30 @@ function dropDead(d) {
   });
 }
 
+// ---- who changed what
+
+const OUTCOMES = { ok: 'ok', begun: 'unknown', refused: 'warn', failed: 'bad' };
+
+async function loadAudit() {
+  let entries;
+  try {
+    ({ entries } = await call('GET', 'audit'));
+  } catch (e) {
+    $('audit-body').replaceChildren(empty('Not known.', e.message));
+    return;
+  }
+  if (entries.length === 0) {
+    $('audit-body').replaceChildren(empty('Nothing.', 'Each change that an operator makes is shown here, and what was refused.'));
+    return;
+  }
+  const rows = entries.map((a) => h('tr', null,
+    td('When', null, clock(a.at)), td('Who', { class: 'text' }, a.actor), td('From', { class: 'text' }, a.source), td('What', { class: 'text' }, a.action),
+    td('Outcome', { class: 'text' }, h('span', null, h('span', { class: 'tag', 'data-level': OUTCOMES[a.outcome] ?? 'unknown' }, a.outcome), a.reason ? ` ${a.reason}` : '')),
+    td('Details', { class: 'text' }, Object.entries(a.detail).map(([k, v]) => `${k} ${Array.isArray(v) ? v.join(', ') : v}`).join('; '))));
+  $('audit-body').replaceChildren(table('audit', [['When'], ['Who'], ['From'], ['What'], ['Outcome'], ['Details']], rows),
+    h('p', { class: 'muted' }, `The last ${entries.length}; posthaste audit shows all.`));
+}
+
 // ---- asking before doing
 
 let asked = null;
@@ -497,6 +521,7 @@ $('ask-form').addEventListener('submit', async (e) => {
     $('ask-error').hidden = false;
   } finally {
     $('ask-yes').disabled = false;
+    loadAudit();
   }
 });
 
@@ -631,11 +656,11 @@ text($('theme'), `Theme: ${themed()}`);
 
 function start() {
   connect();
-  loadHistory().catch(() => {}).finally(() => loadDoctor(false));
+  loadHistory().catch(() => {}).finally(() => { loadDoctor(false); loadAudit(); });
 }
 
 drawCharts();
 drawEvents();
 setInterval(watchConnection, 500);
 loadSession().then(start, (err) => { if (err.status === 401) needToken(); else start(); });
-setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null && !locked) loadDoctor(false); }, 60000);
+setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null && !locked) { loadDoctor(false); loadAudit(); } }, 60000);

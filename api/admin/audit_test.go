@@ -1,0 +1,222 @@
+package admin_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/api/admin"
+	"posthaste/api/admin/console"
+	"posthaste/internal/audit"
+	"posthaste/internal/testenv"
+	"posthaste/sink"
+)
+
+// newAudited is a world with a console, tokens, and what its log says.
+func newAudited(t *testing.T) (*world, *bytes.Buffer) {
+	t.Helper()
+	client, err := sink.NewClient(testenv.Redis(t).URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	var log bytes.Buffer
+	w := newWorld(t, "secret", func(o *admin.Options) {
+		o.ReadToken, o.Logger = "look", slog.New(slog.NewJSONHandler(&log, nil))
+		o.Console = console.New(console.Options{
+			RelayName: o.RelayName, StreamPrefix: "outbox.", Pool: o.Pool, Redis: client, Slots: o.Slots,
+			Gatherer: o.Gatherer,
+		})
+	})
+	return w, &log
+}
+
+func (w *world) entries(t *testing.T) []audit.Entry {
+	t.Helper()
+	l, err := audit.List(t.Context(), w.db.Pool, time.Time{}, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// page returns what the console's page sends with a change.
+func (w *world) page(t *testing.T) []string {
+	t.Helper()
+	var session struct{ CSRF string }
+	_, body := w.call(t, "GET", "/console/api/session", "", "Authorization", "Bearer secret")
+	if err := json.Unmarshal([]byte(body), &session); err != nil || session.CSRF == "" {
+		t.Fatalf("session: %s, %v", body, err)
+	}
+	return []string{"Authorization", "Bearer secret", "X-Posthaste-Csrf", session.CSRF}
+}
+
+// request makes what a call that changes something wants.
+func (w *world) request(t *testing.T, pattern string) (method, path, body string) {
+	t.Helper()
+	id := uuid.New()
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
+		error, class, attempts)
+		VALUES ($1, 1, 'order', 'a', 'x', '{"card":"4111"}', now(), 'refused', 'wrongtype', 3)`, id)
+	method, path, _ = strings.Cut(pattern, " ")
+	switch {
+	case strings.HasSuffix(path, "/mode"):
+		body = `{"mode":"poll"}`
+	case strings.HasPrefix(path, "/console/api/dead/"):
+		body = `{"ids":["` + id.String() + `"]}`
+	}
+	return method, strings.ReplaceAll(path, "{id}", id.String()), body
+}
+
+// Every call that changes something leaves one entry of its outcome, one before it, and one line in the log; nothing
+// else can change anything, because it is not answered.
+func TestEveryChangeLeavesAnEntry(t *testing.T) {
+	t.Parallel()
+	w, log := newAudited(t)
+	page := w.page(t)
+	for pattern, action := range admin.Changes {
+		log.Reset()
+		before := len(w.entries(t))
+		method, path, body := w.request(t, pattern)
+		if status, answer := w.call(t, method, path, body, page...); status/100 != 2 {
+			t.Fatalf("%s: %d %s", pattern, status, answer)
+		}
+		l := w.entries(t)
+		if len(l) != before+1 {
+			t.Fatalf("%s left %d entries", pattern, len(l)-before)
+		}
+		e := l[0]
+		var detail map[string]any
+		if err := json.Unmarshal(e.Detail, &detail); err != nil || e.Outcome != "ok" || e.Action != action ||
+			e.Actor != "admin token" || !strings.HasPrefix(e.Source, "127.0.0.1:") ||
+			detail["mode"] == nil && detail["ids"] == nil {
+			t.Errorf("%s left %+v %s", pattern, e, e.Detail)
+		}
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit WHERE attempt = $1",
+			e.Attempt); n != 2 {
+			t.Errorf("%s: %d rows of one attempt", pattern, n)
+		}
+		if lines := log.String(); strings.Count(lines, `"component":"audit"`) != 1 ||
+			strings.Count(lines, `"action":"`+action+`"`) != 1 {
+			t.Errorf("%s: logged %s", pattern, lines)
+		}
+		for _, secret := range []string{"4111", "secret", page[3]} {
+			if strings.Contains(log.String(), secret) || strings.Contains(fmt.Sprintf("%+v %s", e, e.Detail), secret) {
+				t.Errorf("%s: the entry has %q", pattern, secret)
+			}
+		}
+	}
+	before := len(w.entries(t))
+	for _, other := range []string{
+		"POST /relay/mode", "PUT /relay", "DELETE /relay/dead", "PATCH /console/api/mode", "POST /debug/pprof/",
+		"POST /console/api/new", "QUERY /relay/mode",
+	} {
+		method, path, body := w.request(t, other)
+		if status, answer := w.call(t, method, path, body, page...); status != http.StatusMethodNotAllowed {
+			t.Errorf("%s: %d %s, want 405", other, status, answer)
+		}
+	}
+	if l := w.entries(t); len(l) != before {
+		t.Errorf("what is not answered left entries: %+v", l[0])
+	}
+	// The console shows them.
+	if _, body := w.call(t, "GET", "/console/api/audit", "", page...); strings.Count(body, `"outcome":"ok"`) != before {
+		t.Errorf("the console shows %s", body)
+	}
+}
+
+// What is refused is noted, too, whoever refuses it, for requests that would change something only.
+func TestRefusedChangesAreNoted(t *testing.T) {
+	t.Parallel()
+	for reason, headers := range map[string][]string{
+		"no token":       {},
+		"wrong token":    {"Authorization", "Bearer topsecret"},
+		"read token":     {"Authorization", "Bearer look"},
+		"foreign origin": {"Authorization", "Bearer secret", "Origin", "https://evil.example"},
+	} {
+		w, log := newAudited(t)
+		for pattern, action := range admin.Changes {
+			before := len(w.entries(t))
+			method, path, body := w.request(t, pattern)
+			if status, _ := w.call(t, method, path, body, headers...); status != 401 && status != 403 {
+				t.Errorf("%s, %s: %d", pattern, reason, status)
+			}
+			l := w.entries(t)
+			if len(l) != before+1 || l[0].Outcome != "refused" || l[0].Reason != reason || l[0].Action != action {
+				t.Fatalf("%s, %s: %+v", pattern, reason, l)
+			}
+			_, rest, one := strings.Cut(path, "/relay/dead/")
+			if id, _, _ := strings.Cut(rest, "/"); one && !strings.Contains(string(l[0].Detail), id) {
+				t.Errorf("%s: the id is not in %s", pattern, l[0].Detail)
+			}
+			w.call(t, "GET", "/relay", "", headers...) // would change nothing
+		}
+		if n := strings.Count(log.String(), `"outcome":"refused"`); n != len(admin.Changes) {
+			t.Errorf("%s: %d lines in the log", reason, n)
+		}
+		if strings.Contains(log.String(), "secret") || strings.Contains(log.String(), "evil") {
+			t.Errorf("%s: the log has what was sent: %s", reason, log)
+		}
+	}
+	// The rest of the reasons.
+	w, _ := newAudited(t)
+	page := w.page(t)
+	for _, c := range []struct {
+		method, path, body string
+		outcome, reason    string
+		headers            []string
+	}{
+		{"PUT", "/console/api/mode", `{"mode":"poll"}`, "refused", "no token of the page", page[:2]},
+		{"PUT", "/relay/mode", `4111`, "refused", "bad request", page},
+		{"PUT", "/relay/mode", `{"mode":"4111"}`, "refused", "unprocessable entity", page},
+		{"DELETE", "/relay/dead/" + uuid.NewString(), "", "refused", "not parked", page},
+		{"DELETE", "/relay/dead/4111", "", "refused", "bad request", page},
+	} {
+		w.call(t, c.method, c.path, c.body, c.headers...)
+		if e := w.entries(t)[0]; e.Outcome != c.outcome || e.Reason != c.reason ||
+			strings.Contains(fmt.Sprintf("%+v %s", e, e.Detail), "4111") {
+			t.Errorf("%s %s %s: %+v %s", c.method, c.path, c.body, e, e.Detail)
+		}
+	}
+}
+
+// Nobody fills the table by asking in vain.
+func TestRefusedChangesAreBounded(t *testing.T) {
+	t.Parallel()
+	w, _ := newAudited(t)
+	for range 100 {
+		w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, "Authorization", "Bearer wrong")
+	}
+	if n := len(w.entries(t)); n < 1 || n > 22 {
+		t.Errorf("%d entries of 100 refused requests", n)
+	}
+}
+
+// Without its entry nothing is changed.
+func TestAChangeThatCannotBeNotedIsNotMade(t *testing.T) {
+	t.Parallel()
+	w, log := newAudited(t)
+	page := w.page(t)
+	w.db.Exec(t, "ALTER TABLE posthaste_audit RENAME TO elsewhere")
+	for pattern := range admin.Changes {
+		method, path, body := w.request(t, pattern)
+		if status, answer := w.call(t, method, path, body, page...); status != 503 ||
+			!strings.Contains(answer, "nothing was changed") {
+			t.Errorf("%s: %d %s", pattern, status, answer)
+		}
+	}
+	if n := testenv.Value[int](t, w.db, "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM relay_state "+
+		"WHERE desired_mode = 'poll') + (SELECT count(*) FROM outbox_dead WHERE dropped_at IS NOT NULL)"); n != 0 {
+		t.Errorf("%d changes were made", n)
+	}
+	if n := strings.Count(log.String(), `"reason":"no entry"`); n != len(admin.Changes) {
+		t.Errorf("logged %d: %s", n, log)
+	}
+}

@@ -1,0 +1,4 @@
+package admin
+
+// Changes are all calls that change something.
+var Changes = changes

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/uuid"
+
+	"posthaste/credits"
+	"posthaste/internal/audit"
+	"posthaste/internal/testenv"
+)
+
+// silent are the commands that change nothing of what an operator looks after.
+var silent = []string{
+	"migrate", "serve", "relay", "consume", "status", "dead list", "phantoms", "audit", "groups list", "trace",
+	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "version", "bench drain",
+	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "gen-docs",
+}
+
+// Every command that changes something leaves one attempt in the table, with its outcome, and one line of log.
+func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	park := func() string {
+		id := uuid.NewString()
+		w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
+			error, class, attempts) VALUES ($1, 1, 'order', 'a', 'x', '{"card":"4111"}', now(), 'no', 'no', 3)`, id)
+		return id
+	}
+	frozen := uuid.New()
+	changing := map[string]func() []string{
+		"mode":       func() []string { return []string{"poll"} },
+		"dead retry": func() []string { return []string{park()} },
+		"dead drop":  func() []string { _ = park(); return []string{"--all", "--yes"} },
+		"replay": func() []string {
+			w.keep(3, "outbox.order")
+			return []string{"--all"}
+		},
+		"adopt": func() []string { return []string{"--yes"} },
+		"groups drop": func() []string {
+			if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"--stream=outbox.order", "--group=gone", "--yes"}
+		},
+		"streams drop": func() []string { return []string{"--stream=outbox.order", "--yes"} },
+		"credits unfreeze": func() []string {
+			w.db.Exec(t, "INSERT INTO credit_accounts (user_id, balance, last_seq, frozen, updated_at) "+
+				"VALUES ($1, 0, 0, 'gap', now())", frozen)
+			w.db.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES ($1)", credits.Bucket(frozen))
+			return []string{frozen.String(), "--settle=ledger", "--yes"}
+		},
+		"uninstall": func() []string { return []string{"--yes"} },
+	}
+	var line commandLine
+	parser, err := kong.New(&line, kong.Name("posthaste"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leaf := range parser.Model.Leaves(false) {
+		name := strings.TrimPrefix(leaf.Path(), "posthaste ")
+		if _, changes := changing[name]; changes == slices.Contains(silent, name) {
+			t.Errorf("command %q: say whether it changes something", name)
+		}
+	}
+	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	order := slices.Sorted(maps.Keys(changing)) // uninstall is the last
+	for _, name := range order {
+		args := append(strings.Fields(name), changing[name]()...)
+		before := time.Now()
+		r := w.once(append(args, "--log-level=info")...)
+		if r.code != 0 {
+			t.Errorf("%v: exit %d: %s%s", args, r.code, r.out, r.errOut)
+		}
+		if strings.Count(r.errOut, `"component":"audit"`) != 1 ||
+			!strings.Contains(r.errOut, `"action":"`+name+`","outcome":"ok"`) {
+			t.Errorf("%s: logged %s", name, r.errOut)
+		}
+		l, err := audit.List(t.Context(), w.db.Pool, before.Add(-time.Minute), 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l = slices.DeleteFunc(l, func(e audit.Entry) bool { return e.Action != name })
+		if len(l) != 1 || l[0].Outcome != "ok" || l[0].Source != "terminal" || !strings.Contains(l[0].Actor, "@") ||
+			strings.Contains(r.errOut+string(l[0].Detail), "4111") {
+			t.Errorf("%s left %+v", name, l)
+		}
+	}
+	const rows = "SELECT count(*) FROM posthaste_audit"
+	if n := testenv.Value[int](t, w.db, rows); n != 2*len(changing) {
+		t.Errorf("%d rows, want two for each of %d commands", n, len(changing))
+	}
+	// What changes nothing leaves nothing.
+	w.once("mode")
+	w.once("replay", "--all", "--dry-run")
+	w.once("dead", "list")
+	if n := testenv.Value[int](t, w.db, rows); n != 2*len(changing) {
+		t.Errorf("reading left %d rows", n-2*len(changing))
+	}
+	var listed []audit.Entry
+	r := w.once("audit", "--json", "--limit=2", "--since=1h")
+	if err := json.Unmarshal([]byte(r.out), &listed); err != nil || len(listed) != 2 ||
+		listed[0].Action != "uninstall" {
+		t.Errorf("exit %d: %s%s, %v", r.code, r.out, r.errOut, err)
+	}
+	r = w.once("audit")
+	for _, name := range order {
+		if !strings.Contains(r.out, name) {
+			t.Errorf("%s is not listed: %s%s", name, r.out, r.errOut)
+		}
+	}
+	for _, bad := range [][]string{{"--since=yesterday"}, {"--limit=0"}} {
+		if r := w.once(append([]string{"audit"}, bad...)...); r.code != exitBadUsage {
+			t.Errorf("%v: exit %d", bad, r.code)
+		}
+	}
+	r = w.once("uninstall", "--yes", "--tables", "--log-level=info")
+	if r.code != 0 || strings.Count(r.errOut, `"action":"uninstall","outcome":"ok"`) != 1 {
+		t.Errorf("exit %d, logged %s", r.code, r.errOut)
+	}
+}
+
+// A group is dropped also while Postgres cannot be reached, and not silently.
+func TestAGroupIsDroppedWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pgURL = "postgres://127.0.0.1:1/none"
+	if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes", "--log-level=info")
+	if r.code != 0 || !strings.Contains(r.errOut, "not in posthaste_audit") ||
+		strings.Count(r.errOut, `"action":"groups drop","outcome":"ok"`) != 1 {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+}
