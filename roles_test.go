@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,9 +33,17 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// passwords are those that roles.sql is told to set.
+var passwords = map[string]string{"posthaste": "o'wner", "posthaste_api": "api"}
+
 // as returns the address of the posthaste database for a role.
 func as(role string, pg *testenv.Server) string {
-	return fmt.Sprintf("postgres://%s@127.0.0.1:%d/posthaste?sslmode=disable", role, pg.Port)
+	password, ok := passwords[role]
+	if !ok {
+		password = pg.Password
+	}
+	u := url.URL{Scheme: "postgres", User: url.UserPassword(role, password), Host: fmt.Sprintf("127.0.0.1:%d", pg.Port)}
+	return u.JoinPath("posthaste").String() + "?sslmode=disable"
 }
 
 // TestRoles runs scripts/roles.sql as the Postgres image would, migrates as the owner, and tries what each role must
@@ -56,9 +65,10 @@ func TestRoles(t *testing.T) {
 	if _, err := os.Stat(psql); err != nil {
 		psql = "psql" // packages of servers alone come without it
 	}
-	cmd := exec.CommandContext(t.Context(), psql, "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d", pg.URL("postgres"),
-		"-f", "scripts/roles.sql")
-	cmd.Env = append(os.Environ(), "POSTHASTE_DB_PASSWORD=o'wner", "POSTHASTE_API_DB_PASSWORD=api")
+	cmd := exec.CommandContext(t.Context(), psql, "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d",
+		fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pg.Port), "-f", "scripts/roles.sql")
+	cmd.Env = append(os.Environ(), "PGPASSWORD="+pg.Password, "POSTHASTE_DB_PASSWORD="+passwords["posthaste"],
+		"POSTHASTE_API_DB_PASSWORD="+passwords["posthaste_api"])
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("roles.sql: %v\n%s", err, out)
 	}
@@ -71,7 +81,8 @@ func TestRoles(t *testing.T) {
 		t.Fatalf("migrate as the owner: %v", err)
 	}
 	for _, member := range []string{
-		"CREATE ROLE shop LOGIN IN ROLE posthaste_emit", "CREATE ROLE alice LOGIN IN ROLE posthaste_operator",
+		"CREATE ROLE shop " + testenv.Login(pg.URL("")) + " IN ROLE posthaste_emit",
+		"CREATE ROLE alice " + testenv.Login(pg.URL("")) + " IN ROLE posthaste_operator",
 	} {
 		if _, err := connect(t, pg.URL("postgres")).Exec(t.Context(), member); err != nil {
 			t.Fatal(err)

@@ -204,7 +204,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	// The owner of the schema trusts somebody with it who is no superuser, as Postgres 14 does with all in public.
 	owner, thief := d.Name+"_owner", d.Name+"_thief"
 	for _, stmt := range []string{
-		"CREATE ROLE " + owner + " LOGIN", "CREATE ROLE " + thief + " LOGIN",
+		"CREATE ROLE " + owner + " " + testenv.Login(d.URL), "CREATE ROLE " + thief + " " + testenv.Login(d.URL),
 		"GRANT CREATE ON DATABASE " + d.Name + " TO " + owner, "CREATE SCHEMA app AUTHORIZATION " + owner,
 		"GRANT USAGE, CREATE ON SCHEMA app TO " + thief,
 	} {
@@ -316,5 +316,5 @@ func explain(t *testing.T, c *pgx.Conn, text string) error {
 
 // asRole returns the address of d for a role.
 func asRole(d *testenv.Database, role string) string {
-	return strings.Replace(d.URL, "postgres@", role+"@", 1)
+	return testenv.As(d.URL, role)
 }

@@ -39,7 +39,7 @@ func (w *world) port() string {
 // through starts the API, which reaches Postgres at addr.
 func (w *world) through(addr string) {
 	w.tb.Helper()
-	w.start(fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", addr, w.db.Name), w.redis.URL())
+	w.start(testenv.Through(w.db.URL, addr), w.redis.URL())
 }
 
 // behindProxy starts an API that reaches Postgres through a proxy.

@@ -34,7 +34,7 @@ func BenchmarkStream(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	socket := fmt.Sprintf("postgres://postgres@/%s?host=%s&port=%s", d.Name, url.QueryEscape(filepath.Clean(srv.Dir)),
+	socket := fmt.Sprintf("postgres://%s@/%s?host=%s&port=%s", u.User, d.Name, url.QueryEscape(filepath.Clean(srv.Dir)),
 		u.Port())
 	for name, dsn := range map[string]string{"tcp": d.URL, "unix": socket} {
 		b.Run(name, func(b *testing.B) {

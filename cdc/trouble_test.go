@@ -130,14 +130,9 @@ func TestRoleWithoutRights(t *testing.T) {
 	t.Parallel()
 	e := prepare(t, testenv.Postgres(t))
 	role := "r" + e.db.Relay
-	e.db.Exec(t, "CREATE ROLE "+role+" LOGIN PASSWORD 'secret'")
+	e.db.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(e.db.URL))
 	t.Cleanup(func() { _, _ = e.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
-	u, err := url.Parse(e.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(role, "secret")
-	pool, err := pgxpool.New(t.Context(), u.String())
+	pool, err := pgxpool.New(t.Context(), testenv.As(e.db.URL, role))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +143,8 @@ func TestRoleWithoutRights(t *testing.T) {
 	}
 	_, err = slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonNoRight)
-	wantReason(t, runOnce(t, e.reader(t, func(o *ReaderOptions) { o.URL = u.String() })), outbox.ReasonNoRight)
+	wantReason(t, runOnce(t, e.reader(t, func(o *ReaderOptions) { o.URL = testenv.As(o.URL, role) })),
+		outbox.ReasonNoRight)
 	e.db.Exec(t, "DROP PUBLICATION posthaste")
 	_, err = slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonPublication)
@@ -296,7 +292,7 @@ func TestServerThatCannotBeReached(t *testing.T) {
 	p, via := e.through(t)
 	p.Down()
 	wantReason(t, runOnce(t, e.reader(t, via, func(o *ReaderOptions) {
-		o.URL = strings.Replace(o.URL, "postgres@", "postgres:secret@", 1)
+		o.URL = strings.Replace(o.URL, testenv.Password(o.URL), "secret", 1)
 	})), outbox.ReasonConnection)
 }
 

@@ -138,7 +138,7 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	load := testenv.Bulk(t, r.db, 300, 10)
 	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(1, 5)
-	o.URL = "postgres://postgres@" + pg.Addr() + "/" + r.db.Name + "?sslmode=disable"
+	o.URL = testenv.Through(r.db.URL, pg.Addr())
 	var lost atomic.Int64
 	var marks int
 	count := func() int { return testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }

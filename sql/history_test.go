@@ -287,7 +287,7 @@ func TestLeastRights(t *testing.T) {
 	d := testenv.Postgres(t)
 	role := "least_" + d.Name
 	for _, stmt := range []string{
-		"CREATE ROLE " + role + " LOGIN", // roles belong to the server, which ends with the tests
+		"CREATE ROLE " + role + " " + testenv.Login(d.URL), // roles belong to the server, which ends with the tests
 		"REVOKE ALL ON SCHEMA public FROM PUBLIC",
 		"GRANT USAGE ON SCHEMA public TO " + role,
 		"GRANT SELECT ON posthaste_migrations TO " + role,
@@ -303,7 +303,7 @@ func TestLeastRights(t *testing.T) {
 	} {
 		d.Exec(t, stmt)
 	}
-	url := strings.Replace(d.URL, "postgres@", role+"@", 1)
+	url := testenv.As(d.URL, role)
 	s := sql.NewStore(relayPool(t, url), "test", 24*time.Hour)
 	everything(t, s, d, url)
 	must(t, s.KeepHistory(t.Context()))

@@ -468,7 +468,7 @@ func TestGuard(t *testing.T) {
 	// An application, which has another search_path and few rights.
 	role := "app_" + d.Name
 	for _, stmt := range []string{
-		"CREATE ROLE " + role + " LOGIN", "GRANT USAGE ON SCHEMA public TO " + role,
+		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
 		"GRANT SELECT, DELETE ON outbox TO " + role,
 	} {
 		d.Exec(t, stmt)
@@ -477,7 +477,7 @@ func TestGuard(t *testing.T) {
 		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
 		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
 	})
-	app, err := pgx.Connect(ctx, strings.Replace(d.URL, "postgres@", role+"@", 1)+"&search_path=pg_catalog")
+	app, err := pgx.Connect(ctx, testenv.As(d.URL, role)+"&search_path=pg_catalog")
 	must(t, err)
 	defer app.Close(ctx)
 	tag, err := app.Exec(ctx, "DELETE FROM public.outbox WHERE seq = $1", row.Seq)

@@ -114,7 +114,7 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
 			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
-			pool := orderPool(t, fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", p.Addr(), d.Name))
+			pool := orderPool(t, testenv.Through(d.URL, p.Addr()))
 			g := d.Gate(t, "outbox")
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()

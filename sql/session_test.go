@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -126,7 +125,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	ctx := t.Context()
 	role := "hidden_" + d.Name
 	for _, stmt := range []string{
-		"CREATE ROLE " + role + " LOGIN", "GRANT USAGE ON SCHEMA public TO " + role,
+		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + role,
 	} {
 		d.Exec(t, stmt)
@@ -135,7 +134,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
 		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
 	})
-	url := strings.Replace(d.URL, "postgres@", role+"@", 1)
+	url := testenv.As(d.URL, role)
 	insert(t, d, "a")
 	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
 	must(t, s.Register(ctx))

@@ -141,14 +141,14 @@ func (w *world) role(attributes string) string {
 	w.t.Helper()
 	name := "role_" + w.db.Relay
 	for _, stmt := range []string{
-		"CREATE ROLE " + name + " LOGIN " + attributes,
+		"CREATE ROLE " + name + " " + testenv.Login(w.db.URL) + " " + attributes,
 		"GRANT USAGE ON SCHEMA public TO " + name,
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + name,
 		"GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA public TO " + name,
 	} {
 		w.db.Exec(w.t, stmt)
 	}
-	return strings.Replace(w.db.URL, "postgres@", name+"@", 1)
+	return testenv.As(w.db.URL, name)
 }
 
 func TestRoleWithoutReplication(t *testing.T) {

@@ -82,8 +82,8 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	}
 	d.config.PostgresURL, d.config.RedisURL = d.pg.URL("postgres"), d.rd.URL()
 	d.config.HTTPAddr, d.config.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	fmt.Fprintf(d.out, "Postgres on port %d and Redis on port %d, started in %v\n", d.pg.Port, d.rd.Port,
-		time.Since(began).Round(10*time.Millisecond))
+	fmt.Fprintf(d.out, "Postgres on port %d and Redis on port %d, started in %v\n  %s\n", d.pg.Port, d.rd.Port,
+		time.Since(began).Round(10*time.Millisecond), d.config.PostgresURL)
 	if _, err := sql.Migrate(ctx, d.config.PostgresURL, d.config.Schema, d.log); err != nil {
 		return err
 	}

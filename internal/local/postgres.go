@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -21,8 +22,10 @@ import (
 type Postgres struct {
 	// Dir holds the data directory and the socket.
 	Dir string
-	// Port is the TCP port on 127.0.0.1; it stays the same over Restart.
+	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
 	Port int
+	// Password is the superuser's, who is called postgres.
+	Password string
 
 	hold *os.File // of the port; given back when nothing refers to the server any more
 	bin  string
@@ -79,22 +82,17 @@ func pgVersion(bin string) int {
 }
 
 // StartPostgres makes a new cluster under dir and starts it. Each setting is "name=value". Postgres refuses to run as
-// root, so root runs it as the user postgres, or nobody. Logical replication is on; authentication is trust, on
-// loopback only.
+// root, so root runs it as the user postgres, or nobody. Logical replication is on. It listens on loopback only, and
+// asks everybody for a password: a superuser of Postgres may run programs as the user who runs the server.
 func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*Postgres, error) {
 	cred, err := serverUser(dir)
 	if err != nil {
 		return nil, err
 	}
-	data := filepath.Join(dir, "data")
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E",
-		"UTF8", "--locale=C", "--no-sync")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("initdb: %w: %s", err, out)
+	p := &Postgres{Dir: dir, Password: rand.Text(), bin: bin, cred: cred}
+	if err := p.init(ctx); err != nil {
+		return nil, err
 	}
-	p := &Postgres{Dir: dir, bin: bin, cred: cred}
 	for _, s := range append([]string{
 		"listen_addresses=127.0.0.1", "unix_socket_directories=" + dir, "wal_level=logical",
 		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off",
@@ -108,13 +106,35 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	return p, p.run(ctx)
 }
 
+// init makes the cluster. The password goes by a file: everybody may read a command line.
+func (p *Postgres) init(ctx context.Context) error {
+	file := filepath.Join(p.Dir, "password")
+	if err := os.WriteFile(file, []byte(p.Password), 0o600); err != nil {
+		return fmt.Errorf("write the password: %w", err)
+	}
+	defer func() { _ = os.Remove(file) }()
+	if p.cred != nil {
+		if err := os.Chown(file, int(p.cred.Uid), int(p.cred.Gid)); err != nil {
+			return fmt.Errorf("give the password's file away: %w", err)
+		}
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "-D", filepath.Join(p.Dir, "data"),
+		"-U", "postgres", "-A", "scram-sha-256", "--pwfile="+file, "-E", "UTF8", "--locale=C", "--no-sync")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.cred}
+	cmd.Dir = p.Dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w: %s", err, out)
+	}
+	return nil
+}
+
 // Copy returns a server with a copy of p's data in dir, on a port of its own. p is stopped meanwhile; the copy is not
 // started.
 func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	if err := p.Stop("fast"); err != nil {
 		return nil, err
 	}
-	c := &Postgres{Dir: dir, bin: p.bin, cred: p.cred}
+	c := &Postgres{Dir: dir, Password: p.Password, bin: p.bin, cred: p.cred}
 	for _, arg := range p.args {
 		c.args = append(c.args, strings.Replace(arg, p.Dir, dir, 1))
 	}
@@ -191,9 +211,9 @@ func (p *Postgres) ping(ctx context.Context) error {
 	return c.Close(ctx)
 }
 
-// URL returns the DSN of a database as the superuser, over TCP.
+// URL returns the DSN of a database as the superuser, over TCP, with the password.
 func (p *Postgres) URL(database string) string {
-	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", p.Port, database)
+	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/%s?sslmode=disable", p.Password, p.Port, database)
 }
 
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.

@@ -40,13 +40,14 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	d := testenv.Postgres(t)
 	name := "doctor_" + d.Relay
 	for _, stmt := range []string{
-		"CREATE ROLE " + name + " LOGIN", "GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + name,
+		"CREATE ROLE " + name + " " + testenv.Login(d.URL),
+		"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + name,
 		"GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO " + name,
 		"INSERT INTO relay_state (name, desired_mode) VALUES ('" + d.Relay + "', 'poll')",
 	} {
 		d.Exec(t, stmt)
 	}
-	url := strings.Replace(d.URL, "postgres@", name+"@", 1)
+	url := testenv.As(d.URL, name)
 	ok, f := diagnose(t, d, url)
 	if l := f["table rights"]; ok || l.Severity != ops.SeverityFail ||
 		!strings.Contains(l.Detail, "DELETE on outbox,") || !strings.Contains(l.Detail, "DELETE on outbox_mark,") ||

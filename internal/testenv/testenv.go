@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,13 +99,13 @@ func (s *Server) Standby(tb testing.TB, through string) *Server {
 		tb.Fatalf("copy the server: %v", err)
 	}
 	host, port, _ := strings.Cut(through, ":")
+	primary := fmt.Sprintf("host=%s port=%s user=postgres password=%s", host, port, s.Password)
 	err = os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o600)
 	if err == nil && os.Geteuid() == 0 {
 		err = os.Chmod(filepath.Join(dir, "data", "standby.signal"), 0o666) //nolint:gosec // the server is another user
 	}
 	if err == nil {
-		err = c.Start(tb.Context(), fmt.Sprintf("primary_conninfo=host=%s port=%s user=postgres", host, port),
-			"hot_standby=on")
+		err = c.Start(tb.Context(), "primary_conninfo="+primary, "hot_standby=on")
 	}
 	if err != nil {
 		tb.Fatalf("start the standby: %v", err)
@@ -238,6 +239,40 @@ func (d *Database) cleanup(pg *local.Postgres) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	_ = execOn(ctx, pg.URL("postgres"), "DROP DATABASE IF EXISTS "+d.Name+" WITH (FORCE)")
+}
+
+// Login is what a role's CREATE ROLE says so that As may connect to the server of a DSN.
+func Login(dsn string) string {
+	return "LOGIN PASSWORD '" + Password(dsn) + "'"
+}
+
+// Password is that in a DSN.
+func Password(dsn string) string {
+	password, _ := parse(dsn).User.Password()
+	return password
+}
+
+// As returns a DSN for another role; see Login.
+func As(dsn, role string) string {
+	u := parse(dsn)
+	u.User = url.UserPassword(role, Password(dsn))
+	return u.String()
+}
+
+// Through returns a DSN by another address, such as a proxy's.
+func Through(dsn, addr string) string {
+	u := parse(dsn)
+	u.Host = addr
+	return u.String()
+}
+
+// parse takes a DSN of a server of ours apart.
+func parse(dsn string) *url.URL {
+	u, err := url.Parse(dsn)
+	if err != nil {
+		panic(err) // which quotes the password of a test's server
+	}
+	return u
 }
 
 // Exec runs a statement and fails the test on an error.

@@ -104,6 +104,9 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	b.closers = append(b.closers, func() { _ = b.pg.Stop("immediate") })
+	if err := os.Setenv("PGPASSWORD", b.pg.Password); err != nil { // for the peers
+		return err
+	}
 	// The file is rewritten between measurements instead, see empty.
 	if b.rd, err = local.StartRedis(ctx, redisPath, redisDir, "auto-aof-rewrite-percentage 0"); err != nil {
 		return err
@@ -138,7 +141,8 @@ type scene struct {
 func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error) {
 	b.scenes++
 	s := &scene{bench: b, peer: p, name: fmt.Sprintf("peers_%d", b.scenes)}
-	s.url = b.pg.URL(s.name)
+	// Everybody may read the command lines that this goes into.
+	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", b.pg.Port, s.name)
 	if err := b.empty(ctx); err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
-	"strconv"
 )
 
 // peer is one way to get events out of Postgres.
@@ -45,8 +44,8 @@ var peers = []peer{
 		name: "pg_recvlogical", what: "decoding alone, into /dev/null; nothing is published", table: &outboxTable,
 		command: func(s *scene) []string {
 			return []string{
-				filepath.Join(s.bin, "pg_recvlogical"), "--host=127.0.0.1", "--port=" + strconv.Itoa(s.pg.Port),
-				"--username=postgres", "--dbname=" + s.name, "--slot=" + s.name, "--start", "--file=/dev/null",
+				filepath.Join(s.bin, "pg_recvlogical"),
+				"--dbname=" + s.url, "--slot=" + s.name, "--start", "--file=/dev/null",
 				"--option=proto_version=1", "--option=publication_names=" + publication,
 			}
 		},

@@ -185,7 +185,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 		t.Cleanup(func() { _ = db.Close(context.Background()) })
 		role := pgx.Identifier{"api_" + o.RelayName}.Sanitize()
 		for _, stmt := range []string{
-			"CREATE ROLE " + role + " LOGIN",
+			"CREATE ROLE " + role + " " + testenv.Login(o.Doctor.PostgresURL),
 			"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + role,
 		} {
 			if _, err := db.Exec(t.Context(), stmt); err != nil {
@@ -200,8 +200,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 			}
 		})
 		o.Doctor.WriterOnly = true
-		o.Doctor.PostgresURL = strings.Replace(o.Doctor.PostgresURL, "postgres://postgres@", "postgres://api_"+
-			o.RelayName+"@", 1)
+		o.Doctor.PostgresURL = testenv.As(o.Doctor.PostgresURL, "api_"+o.RelayName)
 		config, err := sql.PoolConfig(o.Doctor.PostgresURL, "public", "console")
 		if err != nil {
 			t.Fatal(err)
