@@ -6,10 +6,12 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 # One static binary. The Dockerfile runs the same line; a test compares the two.
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
-# The tests of dashboards and rules, and those of the compose file and the Dockerfile, are separate modules, see their
-# go.mod. They read files outside it, which the test cache does not track, hence -count=1.
+# The tests of dashboards and rules, those of the compose file and the Dockerfile, and those of manifests, units and the
+# release are separate modules, see their go.mod. They read files outside it, which the test cache does not track, hence
+# -count=1.
 GRAFANA  := cd grafana && $(GO)
 CONTAIN  := cd containers && $(GO)
+DEPLOY   := cd deploy && $(GO)
 # What posthaste is measured beside is a module of its own, too.
 PEERS    := cd tools/peers && $(GO)
 # Servers that the tests start.
@@ -21,7 +23,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards manifests fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +44,7 @@ test: ## install what tests need, run every test against real servers
 	$(GO) test -race -p 1 -parallel 4 -timeout 12m ./...
 	$(GRAFANA) test -race -count=1 ./...
 	$(CONTAIN) test -race -count=1 ./...
+	$(DEPLOY) test -count=1 ./...
 	$(PEERS) test ./...
 
 # The counts of the acceptance list, then the tests that bound memory or time. Those have the build tag "full" and the name
@@ -68,6 +71,7 @@ check: lint rules ## formatting, linters, modules, Prometheus rules, generated d
 	$(GO) mod tidy -diff
 	$(GRAFANA) mod tidy -diff
 	$(CONTAIN) mod tidy -diff
+	$(DEPLOY) mod tidy -diff
 	$(PEERS) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
@@ -78,6 +82,7 @@ lint: $(LINT) ## formatting and linters only
 	$(LINT) run ./...
 	cd grafana && ../$(LINT) run ./...
 	cd containers && ../$(LINT) run ./...
+	cd deploy && ../$(LINT) run ./...
 	cd tools/peers && ../../$(LINT) run ./...
 
 fmt: $(LINT) ## format every Go file
@@ -98,6 +103,9 @@ docs: ## write the generated documents
 
 dashboards: ## write the Grafana dashboards
 	$(GRAFANA) run ./generate dashboards
+
+manifests: ## write the PrometheusRule for Kubernetes
+	$(DEPLOY) run ./generate
 
 fuzz: ## fuzz every target for FUZZTIME each
 	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \
