@@ -24,8 +24,8 @@ func pages(t *testing.T) []page {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := make([]page, 0, len(names)+3)
-	for _, n := range append([]string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}, names...) {
+	list := make([]page, 0, len(names)+4)
+	for _, n := range append([]string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}, names...) {
 		list = append(list, page{n, read(t, n)})
 	}
 	return list

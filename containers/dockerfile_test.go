@@ -36,15 +36,21 @@ func TestDockerfile(t *testing.T) {
 	t.Parallel()
 	all := instructions(t)
 	var from, user, entry []string
+	images := map[string]string{} // by the argument with which a release pins them
 	for _, words := range all {
 		switch words[0] {
 		case "FROM":
-			from, user, entry = append(from, words[1]), nil, nil
+			words = slices.DeleteFunc(words, func(w string) bool { return strings.HasPrefix(w, "--") })
+			from, user, entry = append(from, images[strings.Trim(words[1], "${}")]), nil, nil
 		case "USER":
 			user = words[1:]
 		case "ENTRYPOINT":
 			entry = words[1:]
-		case "ARG", "CMD", "COPY", "EXPOSE", "LABEL", "RUN", "WORKDIR":
+		case "ARG":
+			if name, image, ok := strings.Cut(words[1], "="); ok && len(from) == 0 {
+				images[name] = image
+			}
+		case "CMD", "COPY", "EXPOSE", "LABEL", "RUN", "WORKDIR":
 		default:
 			// ADD too: it fetches and unpacks by itself.
 			t.Errorf("unknown or unwanted instruction: %v", words)
