@@ -77,6 +77,7 @@ check: lint rules ## formatting, linters, modules, Prometheus rules, generated d
 	$(PEERS) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
+	GOOS=darwin $(BUILD) -o /dev/null ./cmd/posthaste # releases have it, and nothing else compiles it
 
 lint: $(LINT) ## formatting and linters only
 	$(LINT) fmt --diff

@@ -1,6 +1,6 @@
 // Package local runs Postgres and Redis servers of its own as child processes: for the demo, and for tests through
 // internal/testenv. A server lives in a directory of the caller's, listens on a free loopback port, and dies with this
-// process, whatever kills it.
+// process: on Linux whatever kills it, elsewhere when it stops in order.
 package local
 
 import (
@@ -25,7 +25,8 @@ type process struct {
 // start runs cmd. The starting thread is kept until the child ends, because Linux sends the parent-death signal when
 // the thread that forked dies, not the process.
 func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*process, error) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: deathSignal, Setpgid: true, Credential: cred}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: cred}
+	dieWithParent(cmd.SysProcAttr, deathSignal)
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
@@ -80,7 +81,7 @@ func ReservePort() (port int, hold *os.File, err error) { return reserve(0) }
 
 // reserve is ReservePort for one port in particular. It fails if somebody has it, reserved it may be and no more.
 func reserve(want int) (port int, hold *os.File, err error) {
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	fd, err := socket()
 	if err != nil {
 		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
@@ -104,6 +105,17 @@ func reserve(want int) (port int, hold *os.File, err error) {
 		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
 	return at.(*syscall.SockaddrInet4).Port, hold, nil
+}
+
+// socket makes a TCP socket that no child inherits.
+func socket() (int, error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fd)
+	}
+	return fd, err
 }
 
 // tail keeps the last bytes a child printed, for error messages.
