@@ -190,14 +190,14 @@ func (g *guide) layOut() {
 		}
 	}
 	bin := filepath.Join(g.dir, "bin")
-	g.must(os.Mkdir(bin, 0o755)) //nolint:gosec // a folder of programs
+	g.must(os.Mkdir(bin, 0o755))
 	// What runs until it is interrupted, is interrupted.
 	g.must(os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
 case " $* " in
 *" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+program(g.t)+` "$@" ;;
 esac
 exec `+program(g.t)+` "$@"
-`), 0o755)) //nolint:gosec // a program
+`), 0o755))
 	pgBin, err := local.PostgresBin(g.t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
 	g.must(err)
 	if _, err := os.Stat(filepath.Join(pgBin, "psql")); err == nil {

@@ -2,7 +2,7 @@ package api
 
 import (
 	"context"
-	"crypto/sha1" //nolint:gosec // Redis names scripts so
+	"crypto/sha1"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -31,7 +31,7 @@ func (w *world) weaken(edits ...string) func(*Options) {
 			w.tb.Fatal(err)
 		}
 		if text := strings.NewReplacer(edits...).Replace(string(b)); text != string(b) {
-			sum := sha1.Sum(b) //nolint:gosec // Redis names scripts so
+			sum := sha1.Sum(b)
 			texts[hex.EncodeToString(sum[:])] = text
 		}
 	}

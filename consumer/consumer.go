@@ -49,7 +49,8 @@ func New(opt Options) (*Consumer, error) {
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
-		self: fmt.Sprintf("%016x", rand.Uint64()), queues: newQueues(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
+		self:   fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
+		queues: newQueues(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
 		streams: newStreams(opt.Streams), leases: newLeases(),
 	}
 	c.outages = outages{log: c.log, metrics: m}

@@ -127,5 +127,5 @@ func expBackoff(attempt int, lo, hi time.Duration) time.Duration {
 	if shift := attempt - 1; shift < 30 {
 		d = min(hi, lo<<max(shift, 0))
 	}
-	return d/2 + rand.N(d/2+1)
+	return d/2 + rand.N(d/2+1) //nolint:gosec // spreads pauses, no secret
 }

@@ -31,7 +31,7 @@ func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
 		if time.Now().After(deadline) {
 			return Result{}, a.certain(again)
 		}
-		if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil {
+		if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil { //nolint:gosec // spreads pauses, no secret
 			return Result{}, a.certain(again)
 		}
 	}

@@ -38,7 +38,7 @@ type board struct {
 // row is a heading and the panels below it, from left to right.
 type row struct {
 	title  string
-	height int
+	height uint32
 	panels []panel
 }
 
@@ -72,12 +72,12 @@ func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // cl
 		y++
 		x := uint32(0)
 		for i, w := range r.widths() {
-			d.WithPanel(r.panels[i].build(next(), dashboard.GridPos{X: x, Y: y, W: w, H: uint32(r.height)}))
+			d.WithPanel(r.panels[i].build(next(), dashboard.GridPos{X: x, Y: y, W: w, H: r.height}))
 			if x += w; x >= columns && i < len(r.panels)-1 {
-				x, y = 0, y+uint32(r.height)
+				x, y = 0, y+r.height
 			}
 		}
-		y += uint32(r.height)
+		y += r.height
 	}
 	made, err := d.Build()
 	unhide(&made)
@@ -108,7 +108,7 @@ const columns = 24
 func (r row) widths() []uint32 {
 	all := make([]uint32, len(r.panels))
 	for i, p := range r.panels {
-		all[i] = uint32(p.width)
+		all[i] = p.width
 		if p.width == 0 {
 			all[i] = columns / 3
 		}

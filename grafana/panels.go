@@ -40,7 +40,7 @@ type panel struct {
 	queries []query
 	steps   []step
 	texts   map[string]text
-	width   int
+	width   uint32
 	// atMost is the upper end of the scale, 0 for none.
 	atMost float64
 	// empty is shown when there is no value.

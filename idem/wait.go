@@ -89,7 +89,7 @@ func (g *Guard) await(ctx context.Context, k Key, d time.Duration) (changed bool
 
 func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) (changed bool, err error) {
 	for {
-		pause := time.NewTimer(fl.pause/2 + rand.N(fl.pause/2))
+		pause := time.NewTimer(fl.pause/2 + rand.N(fl.pause/2)) //nolint:gosec // spreads pauses, no secret
 		select {
 		case <-fl.done:
 			pause.Stop()

@@ -65,7 +65,7 @@ func StreamName(prefix, aggregateType string) string { return prefix + aggregate
 type LSN uint64
 
 // String returns the position as Postgres writes it, for example 0/16B3748.
-func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) }
+func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) } //nolint:gosec // two halves
 
 // ParseLSN reads the text form of a position.
 func ParseLSN(s string) (LSN, error) {

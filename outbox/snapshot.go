@@ -93,7 +93,7 @@ func (s Snapshot) Visible(xid uint32) bool { return s.Sees(s.Widen(xid)) }
 // Widen completes a 32-bit transaction id by taking the one nearest to Max, as Postgres itself does: an id in the
 // stream is never 2^31 transactions away.
 func (s Snapshot) Widen(xid uint32) uint64 {
-	return uint64(int64(s.xmax) + int64(int32(xid-uint32(s.xmax))))
+	return uint64(int64(s.xmax) + int64(int32(xid-uint32(s.xmax)))) //nolint:gosec // wraps around on purpose
 }
 
 // Settled is what a mark says: a row is settled, that is, published or parked, if Snapshot sees its transaction and its

@@ -105,7 +105,7 @@ func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx co
 	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
 		g.Go(func() error {
-			w := &worker{s: s, scope: scope, last: rand.N(outbox.Partitions)}
+			w := &worker{s: s, scope: scope, last: rand.N(outbox.Partitions)} //nolint:gosec // no secret
 			defer w.close()
 			return work(ctx, w)
 		})

@@ -16,7 +16,7 @@ func (w *world) load(seed uint64, writers, transactions int) {
 	var wg sync.WaitGroup
 	for n := range writers {
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(seed, uint64(n))) //nolint:gosec // a load, and the same one each time
+			r := rand.New(rand.NewPCG(seed, uint64(n)))
 			spread := func(d time.Duration) { elapse(time.Duration(r.Int64N(int64(d)))) }
 			for range transactions {
 				tx := w.begin()

@@ -53,7 +53,7 @@ func TestWatchdog(t *testing.T) {
 		"rows come, none leaves": {at: func(s int64) state {
 			first := map[int16]int64{}
 			for part := range min(s, 16) {
-				first[int16(part)] = part //nolint:gosec // few
+				first[int16(part)] = part
 			}
 			return state{first: first}
 		}, all: stallAfter + time.Second},

@@ -85,8 +85,8 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 				}
 			}
 		}
-		if e := outbox.NewEntry(uuid.UUID{}, last); int64(e.Millis) > g.last { //nolint:gosec // ours
-			g.last = int64(e.Millis) //nolint:gosec // ours
+		if e := outbox.NewEntry(uuid.UUID{}, last); int64(e.Millis) > g.last {
+			g.last = int64(e.Millis)
 		}
 		return nothing{}, nil
 	})

@@ -60,7 +60,7 @@ func (s memStore) Log(ctx context.Context, r outbox.Repair, visit func(page []ou
 			return r.To > 0 && row.tx.ended && pg.held(row) && !pg.parked(row) &&
 				outbox.StreamName(pg.prefix, row.AggregateType) == r.Stream
 		}) {
-			part := int16(row.part) //nolint:gosec // 16 of them
+			part := int16(row.part)
 			list = append(list, outbox.Logged{ID: row.ID, Mark: 1, Part: part, Seq: row.Seq})
 		}
 		return list, nil
@@ -355,7 +355,7 @@ func (s memStore) Audit(ctx context.Context) (outbox.AuditMark, error) {
 		m := outbox.AuditMark{LSN: s.pg().wal, Flushed: s.pg().wal, First: map[int16]int64{}}
 		for p := range s.pg().parts {
 			if rows := s.pg().rows(func(r *tableRow) bool { return r.part == p && s.pg().waits(r) }); len(rows) > 0 {
-				m.First[int16(p)] = rows[0].Seq //nolint:gosec // 16 of them
+				m.First[int16(p)] = rows[0].Seq
 			}
 		}
 		return m, nil

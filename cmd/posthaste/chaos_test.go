@@ -21,7 +21,7 @@ func TestChaos(t *testing.T) {
 		seed = s
 	}
 	t.Logf("POSTHASTE_TEST_SEED=%d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // repeatable on purpose
+	random := rand.New(rand.NewPCG(seed, 1))
 	c := &chaos{t: t, rand: random, server: testenv.NewServer(t)}
 	c.w = worldOf(t, c.server.Database(t), testenv.Redis(t))
 	for i := range c.relays {

@@ -11,7 +11,7 @@ import (
 func main() {
 	text, err := deploy.Rules("../grafana/prometheus/rules")
 	if err == nil {
-		err = os.WriteFile("kubernetes/monitoring/rules.yaml", text, 0o644)
+		err = os.WriteFile("kubernetes/monitoring/rules.yaml", text, 0o644) //nolint:gosec // for everybody
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

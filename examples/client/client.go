@@ -50,7 +50,7 @@ func (c *Client) Place(ctx context.Context, op *Operation) (json.RawMessage, err
 		if err == nil {
 			return order, nil
 		}
-		wait := pause/2 + rand.N(pause/2)
+		wait := pause/2 + rand.N(pause/2) //nolint:gosec // spreads pauses, no secret
 		var r *Refused
 		if errors.As(err, &r) {
 			if !r.Retryable {

@@ -154,7 +154,7 @@ func (p *parser) size(name, value string, least uint64) int64 {
 	if err != nil || n < least || n > 1<<50 {
 		p.bad(name, value, "a size of at least "+humanize.IBytes(least)+", such as 64MiB")
 	}
-	return int64(n)
+	return int64(n) //nolint:gosec // at most 1<<50, or there is a fault
 }
 
 func (p *parser) duration(name, value string, least time.Duration) time.Duration {

@@ -211,7 +211,7 @@ func (s *scene) settleAll(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	cfg.MaxConns = int32(s.config.SweepWorkers)
+	cfg.MaxConns = int32(s.config.SweepWorkers) //nolint:gosec // at most outbox.Partitions
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err

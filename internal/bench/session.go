@@ -130,7 +130,7 @@ func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) 
 	if err != nil {
 		return nil, cli.Usage(err.Error())
 	}
-	cfg.MaxConns = int32(size)
+	cfg.MaxConns = int32(size) //nolint:gosec // a number of connections
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, err

@@ -23,5 +23,5 @@ func About(ctx context.Context, d time.Duration) error { return For(ctx, Jitter(
 
 // Jitter spreads d by a quarter either way, so that instances do not act in step.
 func Jitter(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.75 + rand.Float64()/2))
+	return time.Duration(float64(d) * (0.75 + rand.Float64()/2)) //nolint:gosec // spreads pauses, no secret
 }

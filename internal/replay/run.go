@@ -373,7 +373,7 @@ func parsePlace(s string) (p sql.Place, err error) {
 	case err == nil && len(n) == 2:
 		return sql.Place{At: time.UnixMicro(n[0]).UTC(), Seq: n[1]}, nil
 	case err == nil && len(n) == 3 && n[0] > 0 && n[1] >= 0 && n[1] <= math.MaxInt16:
-		return sql.Place{Mark: n[0], Part: int16(n[1]), Seq: n[2]}, nil
+		return sql.Place{Mark: n[0], Part: int16(n[1]), Seq: n[2]}, nil //nolint:gosec // compared above
 	}
 	return p, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
 }

@@ -34,7 +34,7 @@ func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s SLOWSYNC_MS=%d exec %s \"$@\"\n", library, delay.Milliseconds(),
 		bin)
 	for file, content := range map[string][]byte{source: slowSync, wrapper: []byte(script)} {
-		if err := os.WriteFile(file, content, 0o700); err != nil { //nolint:gosec // one of them is run
+		if err := os.WriteFile(file, content, 0o700); err != nil {
 			tb.Fatal(err)
 		}
 	}
