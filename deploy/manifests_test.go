@@ -149,7 +149,7 @@ func TestManifestsAreAllThere(t *testing.T) {
 			len(m.monitors), len(m.rules), len(m.namespaces), len(m.configs))
 	}
 	for name, p := range m.pods() {
-		if image := container(t, p).Image; image != "registry.example.com/posthaste:0.1.0" {
+		if image := container(t, p).Image; image != "registry.example.com/posthaste:v0.1.0" {
 			t.Errorf("%s: the overlay's image is not used: %s", name, image)
 		}
 	}

@@ -164,3 +164,36 @@ func TestReleaseNotes(t *testing.T) {
 		t.Errorf("CHANGELOG.md has no section for 0.1.0: %v", err)
 	}
 }
+
+// TestImagesArePinned runs the script that looks up the base images' digests, with a docker that knows them.
+func TestImagesArePinned(t *testing.T) {
+	t.Parallel()
+	all := scripts(t, "release.yml", "image")
+	i := slices.IndexFunc(all, func(s string) bool { return strings.Contains(s, "imagetools") })
+	dir := t.TempDir()
+	const docker = "#!/bin/sh\ntest \"$1 $2 $3 $5\" = 'buildx imagetools inspect --format' && echo sha256:$4\n"
+	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-c", all[i])
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "GITHUB_OUTPUT="+filepath.Join(dir, "out"),
+		"GITHUB_REPOSITORY=Owner/Posthaste")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var want string
+	for _, m := range baseImage.FindAllStringSubmatch(file(t, "../Dockerfile"), -1) {
+		want += m[1] + "=" + m[2] + "@sha256:" + m[2] + "\n"
+		if arg := m[1] + "=${{ steps.images.outputs." + m[1] + " }}"; !strings.Contains(
+			file(t, "../.github/workflows/release.yml"), arg) {
+			t.Errorf("the image is not built with %s", arg)
+		}
+	}
+	want += "name=ghcr.io/owner/posthaste\n"
+	if got := file(t, filepath.Join(dir, "out")); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+var baseImage = regexp.MustCompile(`(?m)^ARG (\w+)=(\S+:\S+)$`)
