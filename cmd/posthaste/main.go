@@ -89,6 +89,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		fmt.Fprintf(stderr, "posthaste: %v (see posthaste --help)\n", err)
 		return exitBadUsage
 	}
+	line.Given = flagsOf(kctx)
 	config, err := line.Parse()
 	if err != nil {
 		for _, fault := range faults(err) {
@@ -97,6 +98,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitBadUsage
 	}
 	config.Version = version
+	line.WarnOfSecrets(config.Logger())
 	e := &env{IO: cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr}, config: config, model: parser.Model}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	err = kctx.Run(e)
@@ -115,6 +117,16 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitBadUsage
 	}
 	return exitFailure
+}
+
+// flagsOf returns the names of the flags that were given on the command line.
+func flagsOf(kctx *kong.Context) (names []string) {
+	for _, p := range kctx.Path {
+		if p.Flag != nil && !p.Resolved {
+			names = append(names, p.Flag.Name)
+		}
+	}
+	return names
 }
 
 // faults takes a joined error apart.

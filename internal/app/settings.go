@@ -63,6 +63,9 @@ type Settings struct {
 	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
 	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
 	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
+
+	// Given are the names of the flags that were given on the command line. It is no setting: main fills it in.
+	Given []string `kong:"-"`
 }
 
 // Config is what the settings say.
@@ -196,6 +199,7 @@ func (p *parser) scheme(name, value string, schemes ...string) bool {
 // Parse checks every setting and returns what they say, or one error that names every fault.
 func (s Settings) Parse() (Config, error) {
 	p := &parser{}
+	p.readSecrets(&s)
 	c := Config{
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),

@@ -55,6 +55,8 @@ func reference(m *kong.Application) string {
 Every setting is a flag and an environment variable; a flag beats the variable. A bad value ends the command with exit
 code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's form (72h, 500ms).
 
+` + secretsNote + `
+
 ## Settings
 
 | variable | flag | default | meaning |
@@ -78,6 +80,12 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 	}
 	return b.String()
 }
+
+// secretsNote says where secrets are read from.
+const secretsNote = "A secret may be in a file: `POSTHASTE_POSTGRES_URL_FILE`, `POSTHASTE_REDIS_URL_FILE`, " +
+	"`POSTHASTE_GUARD_REDIS_URL_FILE`,\n`POSTHASTE_ADMIN_TOKEN_FILE` and `POSTHASTE_ADMIN_READ_TOKEN_FILE` name a " +
+	"file whose one line is the value, read at\nthe start. The variable beside its `_FILE` is a fault; a flag beats " +
+	"both. A secret among the flags is warned about."
 
 // commandRows writes a row for a command, or for each of its own.
 func commandRows(b *strings.Builder, n *kong.Node, path string) {

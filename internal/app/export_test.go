@@ -1,0 +1,4 @@
+package app
+
+// HasPassword is hasPassword.
+var HasPassword = hasPassword

@@ -1,0 +1,124 @@
+package app_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"posthaste/internal/app"
+)
+
+// secretFile writes a file with what a secret's file may hold, and returns its path.
+func secretFile(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Every setting that may hold a secret is read from the file that its variable names, without the end of the line.
+func TestSecretsComeFromFiles(t *testing.T) {
+	for variable, content := range map[string]string{
+		"POSTHASTE_POSTGRES_URL":     "postgres://u:of-a-file@pg/d\n",
+		"POSTHASTE_REDIS_URL":        "redis://:of-a-file@rd\r\n",
+		"POSTHASTE_GUARD_REDIS_URL":  "redis://:of-a-file@guard",
+		"POSTHASTE_ADMIN_TOKEN":      "of-a-file\n",
+		"POSTHASTE_ADMIN_READ_TOKEN": "of another file ",
+	} {
+		t.Setenv(variable+"_FILE", secretFile(t, content))
+	}
+	c, err := defaults(t).Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{c.PostgresURL, c.RedisURL, c.GuardRedisURL, c.AdminToken, c.AdminReadToken}
+	want := []string{
+		"postgres://u:of-a-file@pg/d", "redis://:of-a-file@rd", "redis://:of-a-file@guard", "of-a-file",
+		"of another file ",
+	}
+	if strings.Join(got, "|") != strings.Join(want, "|") {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A file that cannot be taken is a fault that names the variable and the file, and nothing of what is in it.
+func TestAFileOfASecretThatCannotBeTaken(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	for _, c := range []struct{ path, want string }{
+		{gone, gone},
+		{secretFile(t, "\n"), "is empty"},
+		{secretFile(t, "   \n"), "is empty"},
+		{secretFile(t, "hidden\nhidden\n"), "more than one line"},
+	} {
+		t.Setenv("POSTHASTE_ADMIN_TOKEN_FILE", c.path)
+		_, err := defaults(t).Parse()
+		list := faults(err)
+		if len(list) != 1 || !strings.Contains(err.Error(), "POSTHASTE_ADMIN_TOKEN_FILE: ") ||
+			!strings.Contains(err.Error(), c.path) || !strings.Contains(err.Error(), c.want) ||
+			strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: %v", c.want, err)
+		}
+	}
+	t.Setenv("POSTHASTE_ADMIN_TOKEN_FILE", "")
+	t.Setenv("POSTHASTE_REDIS_URL_FILE", secretFile(t, "http://u:hidden@h"))
+	if _, err := defaults(t).Parse(); err == nil || strings.Contains(err.Error(), "hidden") {
+		t.Errorf("a bad URL in a file: %v", err)
+	}
+}
+
+// The variable and the file are a contradiction; a flag beats both.
+func TestASecretGivenTwice(t *testing.T) {
+	t.Setenv("POSTHASTE_ADMIN_TOKEN", "variable-secret")
+	t.Setenv("POSTHASTE_ADMIN_TOKEN_FILE", secretFile(t, "file-secret"))
+	s := defaults(t)
+	if _, err := s.Parse(); len(faults(err)) != 1 || !strings.Contains(err.Error(), "POSTHASTE_ADMIN_TOKEN_FILE") ||
+		strings.Contains(err.Error(), "-secret") {
+		t.Errorf("both: %v", err)
+	}
+	s.AdminToken, s.Given = "of the flag", []string{"admin-token"}
+	if c, err := s.Parse(); err != nil || c.AdminToken != "of the flag" {
+		t.Errorf("with a flag: %v", err)
+	}
+}
+
+// A secret on the command line is told of, by its setting, and never shown; an address without one is not.
+func TestASecretOnTheCommandLineIsToldOf(t *testing.T) {
+	t.Parallel()
+	const hidden = "hidden"
+	for name, c := range map[string]struct {
+		told  bool
+		spoil func(s *app.Settings)
+	}{
+		"admin-token":      {true, func(s *app.Settings) { s.AdminToken = hidden }},
+		"admin-read-token": {true, func(s *app.Settings) { s.AdminReadToken = hidden }},
+		"redis-url":        {true, func(s *app.Settings) { s.RedisURL = "redis://:" + hidden + "@h" }},
+		"guard-redis-url":  {false, func(s *app.Settings) { s.GuardRedisURL = "redis://user@h/1" }},
+		"postgres-url":     {true, func(s *app.Settings) { s.PostgresURL = "host=h password = " + hidden }},
+	} {
+		s := defaults(t)
+		c.spoil(&s)
+		var out strings.Builder
+		s.WarnOfSecrets(app.Config{}.LoggerTo(&out))
+		if out.Len() > 0 {
+			t.Errorf("%s from the environment: %s", name, out.String())
+		}
+		s.Given = []string{name}
+		s.WarnOfSecrets(app.Config{}.LoggerTo(&out))
+		if told := strings.Contains(out.String(), `"--`+name+`"`); told != c.told ||
+			strings.Contains(out.String(), hidden) || told && !strings.Contains(out.String(), "_FILE") {
+			t.Errorf("%s: %s", name, out.String())
+		}
+	}
+	for address, want := range map[string]bool{
+		"postgres://u@h/d": false, "postgres://u:p@h/d": true, "postgres://h/d?user=u&password=p": true,
+		"host=h dbname=passwords": false, "host=h sslpassword=p": true, "redis://h": false,
+		"postgres://h/d?sslpassword=p": true, "unix:///run/redis.sock": false,
+	} {
+		if app.HasPassword(address) != want {
+			t.Errorf("%s: want %v", address, want)
+		}
+	}
+}
