@@ -11,28 +11,35 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
 )
 
 type healthcheckCmd struct {
 	Ready bool   `help:"Ask /readyz (can it do its work?) instead of /healthz (does it run?)."`
 	Addr  string `help:"Admin address to ask. Default: the admin address of the settings, or of serve."`
+	Cert  string `help:"PEM file with the certificate to show to a listener with --admin-client-ca. Default: the listener's own." env:"POSTHASTE_HEALTHCHECK_CERT"`
+	Key   string `help:"PEM file with its key." env:"POSTHASTE_HEALTHCHECK_KEY"`
 }
 
-// Run asks a process on this machine.
+// Run asks a process on this machine: by HTTPS, if the settings give its admin listener a certificate. That is not
+// verified, as in the probes of Kubernetes: nothing secret is sent, and it need not be one of 127.0.0.1.
 func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
-	addr := c.Addr
-	if addr == "" {
-		addr = e.config.AdminAddr
-	}
-	if addr == "" {
-		addr = app.DefaultServeAdmin
-	}
-	host, port, err := net.SplitHostPort(addr)
+	addr, err := c.address(e.config)
 	if err != nil {
-		return cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
+		return err
 	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1" // it listens everywhere, here too
+	scheme, client := "http", &http.Client{}
+	if e.config.AdminTLS != nil {
+		files, err := c.files(e.config)
+		if err != nil {
+			return err
+		}
+		scheme = "https"
+		client.Transport = &http.Transport{
+			DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				return files.Dial(ctx, network, addr, true)
+			},
+		}
 	}
 	path := "/healthz"
 	if c.Ready {
@@ -40,11 +47,11 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+addr+path, nil)
 	if err != nil {
 		return err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err
 	}
@@ -55,4 +62,38 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 		return cli.ErrSaid
 	}
 	return nil
+}
+
+// address is where to ask.
+func (c healthcheckCmd) address(config app.Config) (string, error) {
+	addr := c.Addr
+	if addr == "" {
+		addr = config.AdminAddr
+	}
+	if addr == "" {
+		addr = app.DefaultServeAdmin
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1" // it listens everywhere, here too
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// files are those of the certificate to show.
+func (c healthcheckCmd) files(config app.Config) (*tlsfile.Files, error) {
+	if c.Cert == "" && c.Key == "" {
+		return config.AdminTLS, nil
+	}
+	if c.Cert == "" || c.Key == "" {
+		return nil, cli.Usage("--cert and --key need each other")
+	}
+	files, err := tlsfile.Load(tlsfile.Names{Cert: c.Cert, Key: c.Key})
+	if err != nil {
+		return nil, cli.Usage(err.Error())
+	}
+	return files, nil
 }

@@ -148,6 +148,11 @@ func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 		"nothing": func(*app.Config) {},
 		"token":   func(c *app.Config) { c.AdminToken = "secret" },
 		"open":    func(c *app.Config) { c.AdminOpen = true },
+		"TLS":     func(c *app.Config) { c.AdminTLS = adminTLS(t, false).AdminTLS },
+		"mTLS": func(c *app.Config) {
+			with := adminTLS(t, true)
+			c.AdminTLS, c.AdminMTLS = with.AdminTLS, with.AdminMTLS
+		},
 	} {
 		c := config(t)
 		c.AdminAddr = "0.0.0.0:0"
@@ -158,7 +163,7 @@ func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 		}
 		var usage *cli.UsageError
 		if refused := errors.As(err, &usage) && strings.Contains(err.Error(), "--admin-open=on"); refused !=
-			(name == "nothing") || !refused && err != nil {
+			(name == "nothing" || name == "TLS") || !refused && err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

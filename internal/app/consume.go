@@ -12,6 +12,7 @@ import (
 	"posthaste/api/admin"
 	"posthaste/consumer"
 	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
 )
 
 // ConsumeOptions select what a consumer reads, and where it prints.
@@ -38,6 +39,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	traces := setupTracing(ctx, "posthaste-consumer", c.Version, log)
 	defer traces.shutdown()
 	reg := newRegistry(c.Version)
+	useTLS(log, reg, tlsfile.Collector{"admin": c.AdminTLS})
 	options := consumer.Options{
 		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
 		Ordered:      o.Ordered,
@@ -61,7 +63,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	log.Info("consuming", "version", c.Version, "group", o.Group, "admin", l.Addr().String())
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
-	go func() { done <- ServeHTTP(actx, adminServer(admin.Metrics(reg, cons.Stalled)), l, time.Second) }()
+	go func() { done <- ServeHTTP(actx, c.adminServer(log, admin.Metrics(reg, cons.Stalled)), l, time.Second) }()
 	err = cons.Run(ctx)
 	stop()
 	return errors.Join(err, <-done)

@@ -91,15 +91,14 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
-	if bound, ok := p.admin.Addr().(*net.TCPAddr); ok && !bound.IP.IsLoopback() && c.AdminToken == "" && !c.AdminOpen {
-		return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token, or --admin-open=on to "+
-			"let anybody who reaches it read and change everything", c.AdminAddr))
+	if err := p.guarded(); err != nil {
+		return err
 	}
 	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Gatherer: p.registry, Logger: p.log})
 	if err != nil {
 		return err
 	}
-	p.server = adminServer(admin.Handler(admin.Options{
+	p.server = c.adminServer(p.log, admin.Handler(admin.Options{
 		Source: ops.Source{
 			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
 			Most: countAtMost,
@@ -113,6 +112,18 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 		},
 	}))
 	return nil
+}
+
+// guarded refuses an admin listener that lets in anybody who reaches it. A certificate of its own keeps nobody out; a
+// CA of clients does.
+func (p *process) guarded() error {
+	c := p.config
+	bound, ok := p.admin.Addr().(*net.TCPAddr)
+	if !ok || bound.IP.IsLoopback() || c.AdminToken != "" || c.AdminMTLS || c.AdminOpen {
+		return nil
+	}
+	return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token or --admin-client-ca, or "+
+		"--admin-open=on to let anybody who reaches it read and change everything", c.AdminAddr))
 }
 
 // AdminAddr returns where the admin listener is bound.
@@ -162,7 +173,7 @@ func newRegistry(version string) *prometheus.Registry {
 // ServeHTTP runs h on l until ctx ends, then lets what is in flight finish.
 func ServeHTTP(ctx context.Context, srv *http.Server, l net.Listener, drain time.Duration) error {
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
+	go func() { done <- serve(srv, l) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve on %s: %w", l.Addr(), err)
@@ -177,12 +188,20 @@ func ServeHTTP(ctx context.Context, srv *http.Server, l net.Listener, drain time
 	return nil
 }
 
+// serve runs srv on l, with TLS if it has certificates.
+func serve(srv *http.Server, l net.Listener) error {
+	if srv.TLSConfig != nil {
+		return srv.ServeTLS(l, "", "")
+	}
+	return srv.Serve(l)
+}
+
 // adminServer returns a server for the admin listener.
-func adminServer(h http.Handler) *http.Server {
-	return &http.Server{
+func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {
+	return withTLS(c.AdminTLS, log, &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		IdleTimeout: time.Minute,
-	}
+	})
 }
 
 // holder names this process for people.

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/consumer"
+	"posthaste/internal/tlsfile"
 )
 
 // EachRegistry builds every process, without letting it connect, and calls do with the name of its command and its
@@ -31,6 +32,7 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 	}
 	defer client.Close()
 	consuming := newRegistry(c.Version)
+	useTLS(log, consuming, tlsfile.Collector{"admin": c.AdminTLS})
 	_, err = consumer.New(consumer.Options{
 		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard),
 		Registerer: consuming,

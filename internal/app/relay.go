@@ -14,6 +14,7 @@ import (
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
 	"posthaste/poll"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -48,6 +49,7 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 
 func (p *Relay) build(ctx context.Context) error {
 	c, reg := p.config, p.registry
+	useTLS(p.log, reg, tlsfile.Collector{"admin": c.AdminTLS})
 	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())

@@ -14,6 +14,7 @@ import (
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
 	"posthaste/sql"
 )
 
@@ -46,6 +47,7 @@ func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 
 func (p *Serve) build(ctx context.Context) error {
 	c, reg := p.config, p.registry
+	useTLS(p.log, reg, tlsfile.Collector{"http": c.HTTPTLS, "admin": c.AdminTLS})
 	poolConfig, err := sql.OrderPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -110,7 +112,8 @@ func (p *Serve) work(ctx context.Context) error {
 	g.Go(func() error { return p.api.Run(gctx) })
 	g.Go(func() error { return p.credits.Run(gctx) })
 	g.Go(func() error {
-		return ServeHTTP(gctx, api.NewHTTPServer(p.api.Public()), p.public, p.config.DrainTimeout)
+		srv := withTLS(p.config.HTTPTLS, p.log, api.NewHTTPServer(p.api.Public()))
+		return ServeHTTP(gctx, srv, p.public, p.config.DrainTimeout)
 	})
 	g.Go(func() error { return p.console.Run(gctx) })
 	g.Go(func() error { return ServeHTTP(gctx, p.server, p.admin, p.config.DrainTimeout) })

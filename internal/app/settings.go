@@ -19,6 +19,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -41,6 +42,12 @@ type Settings struct {
 	AdminHosts      string `help:"Further names, separated by commas, that the admin listener answers to." env:"POSTHASTE_ADMIN_HOSTS"`
 	AdminOpen       string `help:"Whether an admin listener beyond loopback may go without a token: anybody who reaches it reads and changes everything. on or off." env:"POSTHASTE_ADMIN_OPEN" default:"off"`
 	AdminPprof      string `help:"Whether the admin listener serves profiles: on or off." env:"POSTHASTE_ADMIN_PPROF" default:"off"`
+	HTTPTLSCert     string `name:"http-tls-cert" help:"PEM file with the certificate of the public API, which then speaks HTTPS; the files of TLS are read again when they change." env:"POSTHASTE_HTTP_TLS_CERT"`
+	HTTPTLSKey      string `name:"http-tls-key" help:"PEM file with its key." env:"POSTHASTE_HTTP_TLS_KEY"`
+	HTTPClientCA    string `name:"http-client-ca" help:"PEM file with the CAs of clients: who has no certificate of theirs is refused." env:"POSTHASTE_HTTP_CLIENT_CA"`
+	AdminTLSCert    string `name:"admin-tls-cert" help:"PEM file with the certificate of the admin listener, which then speaks HTTPS." env:"POSTHASTE_ADMIN_TLS_CERT"`
+	AdminTLSKey     string `name:"admin-tls-key" help:"PEM file with its key." env:"POSTHASTE_ADMIN_TLS_KEY"`
+	AdminClientCA   string `name:"admin-client-ca" help:"PEM file with the CAs of operators, scrapes and probes: who has no certificate of theirs is refused everything, health and metrics too." env:"POSTHASTE_ADMIN_CLIENT_CA"`
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
@@ -86,11 +93,16 @@ type Config struct {
 	AdminHosts     []string
 	AdminOpen      bool
 	AdminProfiles  bool
-	Schema         string
-	RelayName      string
-	Slot           string
-	StreamPrefix   string
-	PubSub         bool
+	// HTTPTLS and AdminTLS are the certificates of the listeners; nil: HTTP. AdminMTLS has the admin listener refuse
+	// whoever has no certificate.
+	HTTPTLS      *tlsfile.Files
+	AdminTLS     *tlsfile.Files
+	AdminMTLS    bool
+	Schema       string
+	RelayName    string
+	Slot         string
+	StreamPrefix string
+	PubSub       bool
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
@@ -241,6 +253,7 @@ func (s Settings) Parse() (Config, error) {
 		p.faults = append(p.faults, errors.New("--admin-read-token needs --admin-token, another one"))
 	}
 	p.auth(&c)
+	p.tls(&c, s)
 	p.address("http-addr", c.HTTPAddr)
 	p.address("admin-addr", c.AdminAddr)
 	if err := c.LogLevel.UnmarshalText([]byte(s.LogLevel)); err != nil {

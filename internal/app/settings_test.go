@@ -54,6 +54,8 @@ func TestParseNamesEveryFault(t *testing.T) {
 		"admin-hosts":      func(s *app.Settings) { s.AdminHosts = "ops.example:9091" },
 		"admin-open":       func(s *app.Settings) { s.AdminOpen = "yes" },
 		"admin-pprof":      func(s *app.Settings) { s.AdminPprof = "1" },
+		"http-tls-key":     func(s *app.Settings) { s.HTTPTLSCert = "cert.pem" },
+		"admin-client-ca":  func(s *app.Settings) { s.AdminClientCA = "ca.pem" },
 		"schema":           func(s *app.Settings) { s.Schema = "a b" },
 		"relay-name":       func(s *app.Settings) { s.RelayName = "A" },
 		"channel-prefix":   func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
@@ -85,7 +87,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		}
 	}
 	_, err := s.Parse()
-	if list := faults(err); len(list) != 29 || strings.Contains(err.Error(), secret) {
+	if list := faults(err); len(list) != 31 || strings.Contains(err.Error(), secret) {
 		t.Errorf("%d faults: %v", len(list), err)
 	}
 }

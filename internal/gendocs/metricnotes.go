@@ -164,6 +164,18 @@ var metricNotes = []struct {
 			"sum by (collector) (rate(outbox_scrape_errors_total[5m]))",
 		},
 		{
+			"tls_certificate_expiry_timestamp_seconds",
+			"the certificate was replaced. By what it is used for: the public API (`http`) or the admin listener " +
+				"(`admin`).",
+			"min by (job, instance, use) (tls_certificate_expiry_timestamp_seconds > 0) - time()",
+		},
+		{
+			"tls_files_rejected_total",
+			"the files of TLS have changed and cannot be used: a key does not fit its certificate, or one is gone. " +
+				"The log says which; what was read before stays in use until it ends.",
+			"sum by (job, instance, use) (increase(tls_files_rejected_total[10m]))",
+		},
+		{
 			"posthaste_build_info",
 			"it does not rise; two series are two versions side by side.",
 			"count by (version) (posthaste_build_info)",

@@ -1,0 +1,131 @@
+package app_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/app"
+	"posthaste/internal/testenv"
+)
+
+// adminTLS is a configuration with a certificate of the admin listener, and with a CA of its clients.
+func adminTLS(t *testing.T, mutual bool) app.Config {
+	t.Helper()
+	s := defaults(t)
+	var ca string
+	s.AdminTLSCert, s.AdminTLSKey, ca = testenv.NewCA(t).Files(t, t.TempDir())
+	if mutual {
+		s.AdminClientCA = ca
+	}
+	c, err := s.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Files of TLS that cannot be used are faults that name their setting and the file.
+func TestFilesOfTLSAreRead(t *testing.T) {
+	t.Parallel()
+	cert, key, ca := testenv.NewCA(t).Files(t, t.TempDir())
+	gone := filepath.Join(t.TempDir(), "gone.pem")
+	for name, c := range map[string]struct {
+		change      func(s *app.Settings)
+		flag, named string
+	}{
+		"no certificate": {func(s *app.Settings) { s.HTTPTLSCert, s.HTTPTLSKey = gone, key }, "--http-tls-cert", gone},
+		"no CA": {func(s *app.Settings) {
+			s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA = cert, key, gone
+		}, "--admin-tls-cert", gone},
+		"no key":   {func(s *app.Settings) { s.AdminTLSCert = cert }, "--admin-tls-key", "need each other"},
+		"only key": {func(s *app.Settings) { s.AdminTLSKey = key }, "--admin-tls-cert", "need each other"},
+		"swapped":  {func(s *app.Settings) { s.HTTPTLSCert, s.HTTPTLSKey = key, cert }, "--http-tls-cert", key},
+		"CA alone": {func(s *app.Settings) { s.HTTPClientCA = ca }, "--http-client-ca", "--http-tls-cert"},
+	} {
+		s := defaults(t)
+		c.change(&s)
+		_, err := s.Parse()
+		if len(faults(err)) != 1 || !strings.Contains(err.Error(), c.flag) || !strings.Contains(err.Error(), c.named) ||
+			strings.Contains(err.Error(), "BEGIN") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Each listener speaks TLS with its own certificate; the one with a CA of clients refuses who has none everything, and
+// neither speaks HTTP any more.
+func TestListenersSpeakTLS(t *testing.T) {
+	t.Parallel()
+	ca, clients := testenv.NewCA(t), testenv.NewCA(t)
+	c, s, dir := config(t), defaults(t), t.TempDir()
+	s.HTTPTLSCert, s.HTTPTLSKey, _ = ca.Files(t, t.TempDir())
+	s.AdminTLSCert, s.AdminTLSKey, _ = ca.Files(t, dir)
+	s.AdminClientCA = testenv.WriteFile(t, dir, "clients.crt", clients.PEM)
+	with, err := s.Parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.HTTPTLS, c.AdminTLS, c.AdminMTLS = with.HTTPTLS, with.AdminTLS, with.AdminMTLS
+	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- serve.Run(ctx) }()
+	ask := func(ca *testenv.CA, url string, certs ...tls.Certificate) (int, string, error) {
+		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool, Certificates: certs}}
+		defer tr.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Do(req)
+		if err != nil {
+			return 0, "", err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(body), err
+	}
+	public, admin := serve.PublicAddr().String(), serve.AdminAddr().String()
+	if code, _, err := ask(ca, "https://"+public+"/openapi.yaml"); err != nil || code != http.StatusOK {
+		t.Errorf("the API: %d, %v", code, err)
+	}
+	var unknown x509.UnknownAuthorityError
+	if _, _, err := ask(clients, "https://"+public+"/openapi.yaml"); !errors.As(err, &unknown) {
+		t.Errorf("the API with a certificate of nobody: %v", err)
+	}
+	for _, path := range []string{"/healthz", "/metrics", "/relay"} {
+		if code, _, err := ask(ca, "https://"+admin+path); err == nil {
+			t.Errorf("%s without a certificate: %d", path, code)
+		}
+		if code, _, err := ask(ca, "https://"+admin+path, ca.Pair(t)); err == nil {
+			t.Errorf("%s with a certificate of another CA: %d", path, code)
+		}
+	}
+	code, text, err := ask(ca, "https://"+admin+"/metrics", clients.Pair(t))
+	for _, use := range []string{"http", "admin"} {
+		if err != nil || code != http.StatusOK ||
+			!strings.Contains(text, `tls_certificate_expiry_timestamp_seconds{use="`+use+`"} 1.`) {
+			t.Errorf("/metrics with a certificate does not show when that of %s ends: %d, %v", use, code, err)
+		}
+	}
+	for _, addr := range []string{public, admin} {
+		if code, _, err := ask(ca, "http://"+addr+"/healthz"); err != nil || code != http.StatusBadRequest {
+			t.Errorf("HTTP: %d, %v", code, err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}

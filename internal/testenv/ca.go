@@ -1,0 +1,122 @@
+package testenv
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// CA signs certificates of a test.
+type CA struct {
+	// Pool has the CA's certificate, and PEM is it as a file has it.
+	Pool *x509.CertPool
+	PEM  []byte
+
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewCA returns a CA that nobody knows.
+func NewCA(tb testing.TB) *CA {
+	tb.Helper()
+	ca := &CA{Pool: x509.NewCertPool(), key: newKey(tb)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "a CA of the tests"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, ca.key.Public(), ca.key)
+	if err == nil {
+		ca.cert, err = x509.ParseCertificate(der)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ca.Pool.AddCert(ca.cert)
+	ca.PEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return ca
+}
+
+// Issue returns a certificate and its key in PEM: of a server at 127.0.0.1 and localhost, and a client, for 24 hours,
+// unless change makes it another one.
+func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, key []byte) {
+	tb.Helper()
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "a certificate of the tests"},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, c := range change {
+		c(template)
+	}
+	own := newKey(tb)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, own.Public(), ca.key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(own)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+}
+
+// Pair is Issue for use in this process.
+func (ca *CA) Pair(tb testing.TB, change ...func(c *x509.Certificate)) tls.Certificate {
+	tb.Helper()
+	pair, err := tls.X509KeyPair(ca.Issue(tb, change...))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return pair
+}
+
+// Files writes a certificate, its key and the CA's certificate to a folder, and returns their paths.
+func (ca *CA) Files(tb testing.TB, dir string, change ...func(c *x509.Certificate)) (cert, key, caFile string) {
+	tb.Helper()
+	certPEM, keyPEM := ca.Issue(tb, change...)
+	return WriteFile(tb, dir, "tls.crt", certPEM), WriteFile(tb, dir, "tls.key", keyPEM),
+		WriteFile(tb, dir, "ca.crt", ca.PEM)
+}
+
+// Expired makes a certificate one that has ended.
+func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
+
+// Elsewhere makes a certificate one of another host.
+func Elsewhere(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"elsewhere.example"} }
+
+// WriteFile writes a file that only its owner may read, and returns its path.
+func WriteFile(tb testing.TB, dir, name string, content []byte) string {
+	tb.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+func newKey(tb testing.TB) *ecdsa.PrivateKey {
+	tb.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return key
+}

@@ -1,0 +1,237 @@
+// Package tlsfile serves and dials TLS with certificates, keys and CAs that are files, and goes with them: files that
+// have changed are read again, at most once a second, when a connection is made or the metrics are read.
+//
+// What is in the files counts, not their times, so it does not matter how they are replaced. They are taken together or
+// not at all: while a key does not fit its certificate, or a file is gone, what was read last stays in use, and the log
+// and a counter tell. Connections that exist are never cut. Nothing of a key is ever logged.
+package tlsfile
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	// every is how often the files are looked at, at most.
+	every = time.Second
+	// soon is how long before its end a certificate is warned about.
+	soon = 7 * 24 * time.Hour
+)
+
+// Names are the paths of PEM files; each may be empty. Cert has the leaf first, and needs Key. CA has the certificates
+// that the other side's has to be signed by.
+type Names struct{ Cert, Key, CA string }
+
+// Any reports whether a file is named.
+func (n Names) Any() bool { return n != Names{} }
+
+// Files are files and what was read from them. They are safe for concurrent use. nil Files are without any file.
+type Files struct {
+	names Names
+	// now is the clock, for tests.
+	now func() time.Time
+
+	current atomic.Pointer[content]
+	// rejected counts looks at files that could not be taken.
+	rejected atomic.Int64
+
+	// mu guards what follows; who does not get it goes on with what there is.
+	mu     sync.Mutex
+	log    *slog.Logger
+	looked time.Time
+	// said is the last thing logged of files that could not be taken.
+	said string
+	// warned is whether the end of the certificate in use was warned about.
+	warned bool
+}
+
+// content is what the files say. It does not change.
+type content struct {
+	raw  [3][]byte
+	cert *tls.Certificate
+	ca   *x509.CertPool
+}
+
+// Load reads the files, and fails if one is wrong: its errors name it. It returns nil if none is named.
+func Load(n Names) (*Files, error) {
+	if !n.Any() {
+		return nil, nil //nolint:nilnil // no files
+	}
+	c, err := n.read(nil)
+	if err != nil {
+		return nil, err
+	}
+	f := &Files{names: n, now: time.Now, log: slog.New(slog.DiscardHandler), looked: time.Now()}
+	f.current.Store(c)
+	return f, nil
+}
+
+// LogTo has what becomes of the files logged, beginning with a certificate that ends soon.
+func (f *Files) LogTo(log *slog.Logger) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.log = log
+	f.warnOfEnd(f.current.Load())
+}
+
+// read returns what the files say: old, if they say the same.
+func (n Names) read(old *content) (*content, error) {
+	c := &content{}
+	for i, name := range []string{n.Cert, n.Key, n.CA} {
+		if name == "" {
+			continue
+		}
+		var err error
+		if c.raw[i], err = os.ReadFile(name); err != nil {
+			return nil, err
+		}
+	}
+	if old != nil && bytes.Equal(c.raw[0], old.raw[0]) && bytes.Equal(c.raw[1], old.raw[1]) &&
+		bytes.Equal(c.raw[2], old.raw[2]) {
+		return old, nil
+	}
+	if n.Cert != "" {
+		pair, err := tls.X509KeyPair(c.raw[0], c.raw[1])
+		if err != nil {
+			return nil, fmt.Errorf("certificate %s with key %s: %w", n.Cert, n.Key, err)
+		}
+		c.cert = &pair
+	}
+	if n.CA != "" {
+		c.ca = x509.NewCertPool()
+		if !c.ca.AppendCertsFromPEM(c.raw[2]) {
+			return nil, fmt.Errorf("%s has no certificate in PEM", n.CA)
+		}
+	}
+	return c, nil
+}
+
+// latest looks at the files, if the last look is long enough ago, and returns what is in use.
+func (f *Files) latest() *content {
+	if f == nil {
+		return &content{}
+	}
+	if !f.mu.TryLock() {
+		return f.current.Load()
+	}
+	defer f.mu.Unlock()
+	old := f.current.Load()
+	now := f.now()
+	if now.Sub(f.looked) < every {
+		return old
+	}
+	f.looked = now
+	c, err := f.names.read(old)
+	if err != nil {
+		f.rejected.Add(1)
+		if text := err.Error(); text != f.said {
+			f.said = text
+			f.log.Error("the TLS files have changed and were not taken; what was read before stays in use", "err", err)
+		}
+		return old
+	}
+	f.said = ""
+	if c != old {
+		f.current.Store(c)
+		f.warned = false
+		f.log.Info("TLS files read again", "cert", f.names.Cert, "ca", f.names.CA, "valid_until", c.end())
+	}
+	f.warnOfEnd(c)
+	return c
+}
+
+// warnOfEnd warns once of a certificate that ends soon, or has.
+func (f *Files) warnOfEnd(c *content) {
+	if end := c.end(); !f.warned && !end.IsZero() && f.now().Add(soon).After(end) {
+		f.warned = true
+		f.log.Warn("a TLS certificate ends soon, or has ended", "cert", f.names.Cert, "valid_until", end)
+	}
+}
+
+// end is when the certificate ends; zero without one.
+func (c *content) end() time.Time {
+	if c.cert == nil {
+		return time.Time{}
+	}
+	return c.cert.Leaf.NotAfter
+}
+
+// Server returns a configuration for a listener with HTTP: TLS 1.2 at least. With a CA it wants a client certificate
+// that is signed by it, at each connection: no session is resumed, because that would not ask again.
+func (f *Files) Server() *tls.Config {
+	config := func(c *content) *tls.Config {
+		t := &tls.Config{
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*c.cert},
+			NextProtos: []string{"h2", "http/1.1"},
+		}
+		if c.ca != nil {
+			t.ClientCAs, t.ClientAuth, t.SessionTicketsDisabled = c.ca, tls.RequireAndVerifyClientCert, true
+		}
+		return t
+	}
+	first := config(f.current.Load())
+	first.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return config(f.latest()), nil }
+	return first
+}
+
+// Dial connects with TLS 1.2 at least. The server's certificate has to be for the host of addr, and signed by the CA,
+// or by one that the system knows if none is named; unless skipVerify, which lets anybody in between read and change
+// everything. ctx bounds the handshake, too.
+func (f *Files) Dial(ctx context.Context, network, addr string, skipVerify bool) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", addr, err)
+	}
+	c := f.latest()
+	t := &tls.Config{
+		MinVersion: tls.VersionTLS12, ServerName: host, RootCAs: c.ca,
+		InsecureSkipVerify: skipVerify, //nolint:gosec // what the caller asks for
+	}
+	if c.cert != nil {
+		t.Certificates = []tls.Certificate{*c.cert}
+	}
+	return (&tls.Dialer{Config: t}).DialContext(ctx, network, addr)
+}
+
+var (
+	endDesc = prometheus.NewDesc("tls_certificate_expiry_timestamp_seconds",
+		"When the certificate in use ends, as seconds since 1970; 0 without one.", []string{"use"}, nil)
+	rejectedDesc = prometheus.NewDesc("tls_files_rejected_total",
+		"Looks at changed certificate files that could not be taken; what was read before stays in use.",
+		[]string{"use"}, nil)
+)
+
+// Collector shows files by what they are used for; nil Files are shown as zeros.
+type Collector map[string]*Files
+
+// Describe implements prometheus.Collector.
+func (Collector) Describe(ch chan<- *prometheus.Desc) { ch <- endDesc; ch <- rejectedDesc }
+
+// Collect implements prometheus.Collector. It looks at the files, so that a change is seen without connections.
+func (m Collector) Collect(ch chan<- prometheus.Metric) {
+	for use, f := range m {
+		var end, rejected float64
+		if f != nil {
+			if at := f.latest().end(); !at.IsZero() {
+				end = float64(at.Unix())
+			}
+			rejected = float64(f.rejected.Load())
+		}
+		ch <- prometheus.MustNewConstMetric(endDesc, prometheus.GaugeValue, end, use)
+		ch <- prometheus.MustNewConstMetric(rejectedDesc, prometheus.CounterValue, rejected, use)
+	}
+}
