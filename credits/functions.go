@@ -45,6 +45,13 @@ func NewClient(url string) (*redis.Client, error) {
 	if err != nil {
 		return nil, errors.New("the Redis URL cannot be parsed") // the parser quotes the URL, and with it the password
 	}
+	Configure(o)
+	return redis.NewClient(o), nil
+}
+
+// Configure sets the options of this package's clients. Where the server is, who asks, and how they are connected stay
+// as they are in o.
+func Configure(o *redis.Options) {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 250 * time.Millisecond
@@ -57,7 +64,6 @@ func NewClient(url string) (*redis.Client, error) {
 	o.Protocol = 2
 	o.DisableIdentity = true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewClient(o), nil
 }
 
 // eachPrimary calls f on every primary.

@@ -24,11 +24,13 @@ func NewClient(url string) (*redis.Client, error) {
 	if o.Addr == "" {
 		return nil, fmt.Errorf("the Redis URL names no address")
 	}
-	configure(o)
+	Configure(o)
 	return redis.NewClient(o), nil
 }
 
-func configure(o *redis.Options) {
+// Configure sets the guard's options, as NewClient describes them. Where the server is, who asks, and how they are
+// connected stay as they are in o.
+func Configure(o *redis.Options) {
 	o.MaxRetries = 1
 	o.MinRetryBackoff = 5 * time.Millisecond
 	o.MaxRetryBackoff = 20 * time.Millisecond

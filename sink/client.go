@@ -34,6 +34,13 @@ func clientOptions(rawURL string) (*redis.Options, error) {
 		return nil, errors.New("redis URL: expected redis://[user[:password]@]host[:port][/database] with known " +
 			"options")
 	}
+	Configure(o)
+	return o, nil
+}
+
+// Configure sets the options of a publisher's client. Where the server is, who asks, and how they are connected stay as
+// they are in o.
+func Configure(o *redis.Options) {
 	// The gate makes repeats safe and the caller decides about them. The client's own would only hide errors.
 	o.MaxRetries = -1
 	o.DialerRetries = 1
@@ -51,5 +58,4 @@ func clientOptions(rawURL string) (*redis.Options, error) {
 	if o.ClientName == "" {
 		o.ClientName = "posthaste"
 	}
-	return o, nil
 }

@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -50,7 +51,7 @@ var replies = []struct {
 // classes are all values of the label class: those of replies, and of what is not a reply.
 var classes = func() []string {
 	list := []string{
-		"timeout", "connection", "canceled", "durability", "restarted", "gap", "fenced", "foreign",
+		"timeout", "connection", "tls", "canceled", "durability", "restarted", "gap", "fenced", "foreign",
 		"other",
 	}
 	for _, r := range replies {
@@ -94,6 +95,8 @@ func Class(err error) string {
 		return "canceled"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, redis.ErrPoolTimeout):
 		return "timeout"
+	case refusedByTLS(err):
+		return "tls"
 	case lostConnection(err):
 		return "connection"
 	case errors.As(err, &reply):
@@ -125,6 +128,14 @@ func (e replyError) Error() string { return string(e) }
 
 // RedisError marks the type as an error reply, as go-redis does.
 func (replyError) RedisError() {}
+
+// refusedByTLS reports that one side did not accept the certificate of the other, or that only one of them speaks TLS.
+func refusedByTLS(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	var plain tls.RecordHeaderError
+	var op *net.OpError
+	return errors.As(err, &certificate) || errors.As(err, &plain) || errors.As(err, &op) && op.Op == "remote error"
+}
 
 // lostConnection reports that an established connection ended under a call. Whether the call was executed is unknown.
 func lostConnection(err error) bool {

@@ -72,6 +72,8 @@ func Remedy(class string) string {
 		return "check user and password in the Redis URL"
 	case "noperm":
 		return "grant the user the commands and keys it needs"
+	case "tls":
+		return "check the certificates: --redis-ca, --redis-cert and --redis-key, and that of Redis"
 	case "loading":
 		return "wait until Redis has loaded its data"
 	}

@@ -101,15 +101,12 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// NewBoundClient is NewClient for a client that is to stay with one process of Redis.
-func NewBoundClient(rawURL string) (*redis.Client, *Server, error) {
-	o, err := clientOptions(rawURL)
-	if err != nil {
-		return nil, nil, err
-	}
+// NewBoundClient returns a client with the options of o and of Configure that is to stay with one process of Redis.
+func NewBoundClient(o *redis.Options) (*redis.Client, *Server) {
+	Configure(o)
 	s := &Server{any: true}
 	o.OnConnect = s.onConnect
-	return redis.NewClient(o), s, nil
+	return redis.NewClient(o), s
 }
 
 // Bind implements outbox.Sink.

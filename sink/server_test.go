@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -17,8 +19,11 @@ import (
 func bound(t *testing.T, url string, server *testenv.RedisServer) *fixture {
 	t.Helper()
 	f := on(t, server, sink.Options{})
-	c, s, err := sink.NewBoundClient(url)
-	f.must(err)
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, s := sink.NewBoundClient(o)
 	t.Cleanup(func() { _ = c.Close() })
 	f.client = c
 	f.sink, f.reg = newSink(t, c, sink.Options{Server: s})

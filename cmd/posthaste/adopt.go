@@ -12,7 +12,6 @@ import (
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
-	"posthaste/sink"
 )
 
 type adoptCmd struct {
@@ -30,9 +29,9 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	client, err := sink.NewClient(e.config.RedisURL)
+	client, err := e.config.RedisClient()
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
 	defer client.Close()
 	if err := inOneShot(ctx, func(ctx context.Context) error { return a.FindBalances(ctx, client) }); err != nil {

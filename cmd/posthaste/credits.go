@@ -30,9 +30,9 @@ type creditsReconcileCmd struct {
 // Run compares the balances; differences are a failure.
 func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
-		client, err := credits.NewClient(e.config.RedisURL)
+		client, err := e.config.CreditsClient()
 		if err != nil {
-			return cli.Usage(err.Error())
+			return err
 		}
 		defer client.Close()
 		// Not bounded like the other commands: it looks at every account there is.
@@ -99,9 +99,9 @@ func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Con
 		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
 	}
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := credits.NewClient(e.config.RedisURL)
+		client, err := e.config.CreditsClient()
 		if err != nil {
-			return cli.Usage(err.Error())
+			return err
 		}
 		defer client.Close()
 		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: e.config.CreditDurability()})

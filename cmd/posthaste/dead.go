@@ -15,7 +15,6 @@ import (
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -28,9 +27,9 @@ type deadCmd struct {
 // withDead runs do with both, and with what the groups have given up already read.
 func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.DeadIn) error) error {
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := sink.NewClient(e.config.RedisURL)
+		client, err := e.config.RedisClient()
 		if err != nil {
-			return cli.Usage(err.Error())
+			return err
 		}
 		defer client.Close()
 		d := &ops.DeadIn{Pool: pool, Client: client}

@@ -39,9 +39,9 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	}
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
-	client, err := sink.NewClient(e.config.RedisURL)
+	client, err := e.config.RedisClient()
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
 	defer client.Close()
 	maxLen := e.config.StreamMaxlen
@@ -50,7 +50,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	}
 	g, err := ops.FindGroups(ctx, client, noted, e.config.StreamPrefix, maxLen)
 	if g == nil {
-		return cli.OneLine(err)
+		return cli.WithRedisRemedy(err)
 	}
 	return cli.OneLine(errors.Join(do(ctx, g), err))
 }

@@ -10,7 +10,6 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -28,9 +27,9 @@ type streamsDropCmd struct {
 func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := sink.NewClient(e.config.RedisURL)
+		client, err := e.config.RedisClient()
 		if err != nil {
-			return cli.Usage(err.Error())
+			return err
 		}
 		defer client.Close()
 		n, err := client.XLen(ctx, c.Stream).Result()

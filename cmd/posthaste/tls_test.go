@@ -1,8 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/testenv"
 )
@@ -47,5 +52,68 @@ func TestHealthcheckBehindTLS(t *testing.T) {
 				t.Errorf("by HTTP: %s", r.out)
 			}
 		})
+	}
+}
+
+// Every process and command reaches a Redis that speaks TLS only and wants a certificate, with that of the settings; no
+// process without one, or with another CA, does, and each says what to do.
+func TestRedisBehindTLS(t *testing.T) {
+	t.Parallel()
+	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)
+	cert, key, caFile := ca.Files(t, t.TempDir())
+	w := worldOf(t, testenv.Postgres(t), testenv.RedisTLS(t, ca))
+	trust := []string{"--redis-ca=" + caFile, "--guard-redis-url=" + w.rdURL}
+	files := append(trust, "--redis-cert="+cert, "--redis-key="+key)
+	relay, api := w.spawn("relay", files...), w.spawn("serve", files...)
+	group := w.spawn("consume", append([]string{"--group=g"}, files...)...)
+	relay.waitReady(t, http.StatusOK, "")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.http+"/orders",
+			strings.NewReader(fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, uuid.NewString())))
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", uuid.NewString())
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusCreated || res.Header.Get("Idempotency-Guard") == "db" {
+			return fmt.Errorf("POST /orders: %d, headers %v\n%s", res.StatusCode, res.Header, api.output())
+		}
+		return nil
+	})
+	group.waitLogged("order.created")
+	for _, command := range []string{"status", "doctor", "groups list", "dead list", "credits reconcile"} {
+		if r := w.once(append(strings.Fields(command), files...)...); r.code != 0 ||
+			command == "doctor" && strings.Contains(r.out, "redis TLS") {
+			t.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
+		}
+	}
+	var state struct{ Verdict struct{ Word string } }
+	if code, err := relay.get("/console/api/state", &state); err != nil || code != http.StatusOK {
+		t.Errorf("the console: %d, %v", code, err)
+	}
+
+	_, _, wrong := stranger.Files(t, t.TempDir())
+	own := []string{"--redis-cert=" + cert, "--redis-key=" + key}
+	for _, command := range []string{"groups list", "doctor"} {
+		r := w.once(append(append(strings.Fields(command), "--redis-ca="+wrong), own...)...)
+		if r.code != 1 || !strings.Contains(r.out+r.errOut, "check the certificates: --redis-ca") {
+			t.Errorf("%s with another CA: %+v", command, r)
+		}
+		if r := w.once(append(strings.Fields(command), "--redis-ca="+caFile)...); r.code != 1 {
+			t.Errorf("%s without a certificate: %+v", command, r)
+		}
+	}
+	trusting := append([]string{"--redis-skip-verify=on"}, own...)
+	loud := w.spawn("consume", append([]string{"--group=h", "--redis-ca=" + wrong}, trusting...)...)
+	loud.waitLogged("the certificate of Redis is not verified")
+	loud.waitLogged("order.created")
+	if r := w.once(append([]string{"doctor"}, trusting...)...); r.code != 0 ||
+		!strings.Contains(r.out, "--redis-skip-verify=off") {
+		t.Errorf("doctor: %+v", r)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"posthaste/api"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
-	"posthaste/sink"
 )
 
 type traceCmd struct {
@@ -38,9 +37,9 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 		}
-		client, err := sink.NewClient(e.config.RedisURL)
+		client, err := e.config.RedisClient()
 		if err != nil {
-			return cli.Usage(err.Error())
+			return err
 		}
 		defer client.Close()
 		steps, err := ops.Trace(ctx, pool, client, id)

@@ -10,7 +10,6 @@ import (
 	"posthaste/cdc"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -33,9 +32,9 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return nil, err
 	}
-	if p.client, err = sink.NewClient(c.RedisURL); err != nil {
+	if p.client, err = c.RedisClient(); err != nil {
 		p.close()
-		return nil, cli.Usage(err.Error())
+		return nil, err
 	}
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication})
 	if err != nil {
@@ -62,9 +61,9 @@ func (p *consoleProcess) close() {
 // DoctorOptions returns the settings that the doctor measures against.
 func (c Config) DoctorOptions() ops.DoctorOptions {
 	return ops.DoctorOptions{
-		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, Schema: c.Schema, RelayName: c.RelayName, Slot: c.Slot,
-		Publication: Publication,
-		WALBudget:   c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		Restore: c.Restore, GuardElsewhere: c.GuardRedisURL != "",
+		PostgresURL: c.PostgresURL, Redis: c.redisOrNil(c.RedisURL), Schema: c.Schema, RelayName: c.RelayName,
+		Slot: c.Slot, Publication: Publication,
+		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
+		Restore: c.Restore, Guard: c.redisOrNil(c.GuardRedisURL),
 	}
 }

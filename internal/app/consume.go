@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"posthaste/api/admin"
 	"posthaste/consumer"
 	"posthaste/internal/cli"
@@ -31,7 +29,7 @@ type ConsumeOptions struct {
 
 // Consume prints events until ctx ends. With an admin address it shows its metrics there, until it has drained.
 func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) error {
-	client, err := ReaderClient(c.RedisURL)
+	client, err := c.ReaderClient()
 	if err != nil {
 		return err
 	}
@@ -39,7 +37,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	traces := setupTracing(ctx, "posthaste-consumer", c.Version, log)
 	defer traces.shutdown()
 	reg := newRegistry(c.Version)
-	useTLS(log, reg, tlsfile.Collector{"admin": c.AdminTLS})
+	c.useTLS(log, reg, tlsfile.Collector{})
 	options := consumer.Options{
 		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
 		Ordered:      o.Ordered,
@@ -67,13 +65,4 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	err = cons.Run(ctx)
 	stop()
 	return errors.Join(err, <-done)
-}
-
-// ReaderClient returns a client that reads streams: it blocks for entries, so its timeouts are those of the library.
-func ReaderClient(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, cli.Usage("the Redis URL cannot be parsed")
-	}
-	return redis.NewClient(o), nil
 }

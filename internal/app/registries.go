@@ -26,13 +26,13 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 		return err
 	}
 	defer relay.Close()
-	client, err := ReaderClient(c.RedisURL)
+	client, err := c.ReaderClient()
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	consuming := newRegistry(c.Version)
-	useTLS(log, consuming, tlsfile.Collector{"admin": c.AdminTLS})
+	c.useTLS(log, consuming, tlsfile.Collector{})
 	_, err = consumer.New(consumer.Options{
 		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard),
 		Registerer: consuming,

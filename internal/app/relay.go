@@ -49,7 +49,7 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 
 func (p *Relay) build(ctx context.Context) error {
 	c, reg := p.config, p.registry
-	useTLS(p.log, reg, tlsfile.Collector{"admin": c.AdminTLS})
+	c.useTLS(p.log, reg, tlsfile.Collector{})
 	poolConfig, err := sql.RelayPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -57,10 +57,11 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	client, server, err := sink.NewBoundClient(c.RedisURL)
+	options, err := c.redisOptions(c.RedisURL)
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
+	client, server := sink.NewBoundClient(options)
 	p.client = client
 	p.sink = sink.New(sink.Options{
 		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub,
@@ -97,9 +98,9 @@ func (p *Relay) build(ctx context.Context) error {
 
 // buildCredits builds what the relay does for credits beside relaying.
 func (p *Relay) buildCredits() error {
-	client, err := credits.NewClient(p.config.RedisURL)
+	client, err := p.config.CreditsClient()
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
 	p.creditsClient = client
 	p.credits = credits.NewSync(credits.SyncOptions{

@@ -47,7 +47,7 @@ func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 
 func (p *Serve) build(ctx context.Context) error {
 	c, reg := p.config, p.registry
-	useTLS(p.log, reg, tlsfile.Collector{"http": c.HTTPTLS, "admin": c.AdminTLS})
+	c.useTLS(p.log, reg, tlsfile.Collector{"http": c.HTTPTLS})
 	poolConfig, err := sql.OrderPoolConfig(c.PostgresURL, c.Schema)
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -57,15 +57,15 @@ func (p *Serve) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	client, err := idem.NewClient(c.RedisURL)
+	client, err := c.guardClient(c.RedisURL)
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
 	p.client = client
 	var guard idem.Redis
 	if c.GuardRedisURL != "" {
-		if p.guardClient, err = idem.NewClient(c.GuardRedisURL); err != nil {
-			return cli.Usage(err.Error())
+		if p.guardClient, err = c.guardClient(c.GuardRedisURL); err != nil {
+			return err
 		}
 		guard = p.guardClient
 	}
@@ -74,9 +74,9 @@ func (p *Serve) build(ctx context.Context) error {
 			return cli.Usage(err.Error())
 		}
 	}
-	creditsClient, err := credits.NewClient(c.RedisURL)
+	creditsClient, err := c.CreditsClient()
 	if err != nil {
-		return cli.Usage(err.Error())
+		return err
 	}
 	p.creditsClient = creditsClient
 	p.credits = credits.New(credits.Options{

@@ -35,6 +35,10 @@ type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
+	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`
+	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://." env:"POSTHASTE_REDIS_CERT"`
+	RedisKey        string `help:"PEM file with its key." env:"POSTHASTE_REDIS_KEY"`
+	RedisSkipVerify string `help:"Whether any certificate is taken for that of Redis: whoever is in between can then read and change everything. on or off; needs rediss://." env:"POSTHASTE_REDIS_SKIP_VERIFY" default:"off"`
 	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
 	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
 	AdminToken      string `help:"Bearer token that everything on the admin listener requires but health and metrics." env:"POSTHASTE_ADMIN_TOKEN"`
@@ -93,6 +97,9 @@ type Config struct {
 	AdminHosts     []string
 	AdminOpen      bool
 	AdminProfiles  bool
+	// RedisTLS are the files for both of Redis' URLs; RedisSkipVerify takes any certificate for theirs.
+	RedisTLS        *tlsfile.Files
+	RedisSkipVerify bool
 	// HTTPTLS and AdminTLS are the certificates of the listeners; nil: HTTP. AdminMTLS has the admin listener refuse
 	// whoever has no certificate.
 	HTTPTLS      *tlsfile.Files
@@ -342,6 +349,8 @@ func (p *parser) redis(name, value string) string {
 	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
 		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
 		p.faults = append(p.faults, errors.New("--"+name+": "+want))
+	} else if hasQuery(value, "skip_verify") {
+		p.faults = append(p.faults, errors.New("--"+name+": skip_verify is a setting of its own, --redis-skip-verify"))
 	}
 	return value
 }

@@ -2,9 +2,11 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +19,32 @@ func (p *parser) tls(c *Config, s Settings) {
 	c.HTTPTLS = p.listenerTLS("http", tlsfile.Names{Cert: s.HTTPTLSCert, Key: s.HTTPTLSKey, CA: s.HTTPClientCA})
 	c.AdminTLS = p.listenerTLS("admin", tlsfile.Names{Cert: s.AdminTLSCert, Key: s.AdminTLSKey, CA: s.AdminClientCA})
 	c.AdminMTLS = s.AdminClientCA != ""
+	c.RedisTLS = p.redisTLS(s)
+	c.RedisSkipVerify = p.choice("redis-skip-verify", s.RedisSkipVerify, "on", "off") == "on"
+}
+
+// redisTLS reads the files for Redis. A URL without TLS would not use them, and nobody would know.
+func (p *parser) redisTLS(s Settings) *tlsfile.Files {
+	n := tlsfile.Names{Cert: s.RedisCert, Key: s.RedisKey, CA: s.RedisCA}
+	for _, u := range []struct{ name, value string }{
+		{"redis-url", s.RedisURL}, {"guard-redis-url", s.GuardRedisURL},
+	} {
+		if (n.Any() || s.RedisSkipVerify == "on") && u.value != "" && !strings.HasPrefix(u.value, "rediss://") {
+			p.faults = append(p.faults, fmt.Errorf("--%s: with --redis-ca, --redis-cert, --redis-key or "+
+				"--redis-skip-verify=on it has to begin with rediss://", u.name))
+		}
+	}
+	if (n.Cert == "") != (n.Key == "") {
+		p.faults = append(p.faults, errors.New("--redis-cert and --redis-key need each other"))
+		return nil
+	}
+	return p.load("--redis-ca, --redis-cert", n)
+}
+
+// hasQuery reports whether a URL that can be parsed has a parameter.
+func hasQuery(rawURL, name string) bool {
+	u, err := url.Parse(rawURL)
+	return err == nil && u.Query().Has(name)
 }
 
 func (p *parser) listenerTLS(name string, n tlsfile.Names) *tlsfile.Files {
@@ -63,8 +91,13 @@ func (l serverLog) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// useTLS logs and shows what becomes of the files that a process uses.
-func useTLS(log *slog.Logger, reg prometheus.Registerer, files tlsfile.Collector) {
+// useTLS logs and shows what becomes of the files that a process uses, and warns loudly if it trusts anybody.
+func (c Config) useTLS(log *slog.Logger, reg prometheus.Registerer, files tlsfile.Collector) {
+	files["admin"], files["redis"] = c.AdminTLS, c.RedisTLS
+	if c.RedisSkipVerify {
+		log.Warn("the certificate of Redis is not verified: whoever is in between can read and change everything",
+			"setting", "--redis-skip-verify=on", "remedy", "set --redis-ca to the CA of its certificate")
+	}
 	for _, f := range files {
 		f.LogTo(log)
 	}

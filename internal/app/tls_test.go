@@ -129,3 +129,52 @@ func TestListenersSpeakTLS(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 }
+
+// What is said about TLS of Redis and would have no effect, or would weaken it without anybody saying so, is a fault.
+func TestSettingsOfRedisTLS(t *testing.T) {
+	t.Parallel()
+	_, _, ca := testenv.NewCA(t).Files(t, t.TempDir())
+	for name, c := range map[string]struct {
+		change func(s *app.Settings)
+		want   []string
+	}{
+		"good":      {func(s *app.Settings) { s.RedisURL, s.RedisCA = "rediss://h", ca }, nil},
+		"no rediss": {func(s *app.Settings) { s.RedisCA = ca }, []string{"--redis-url"}},
+		"neither on nor off": {
+			func(s *app.Settings) { s.RedisSkipVerify = "yes" }, []string{"--redis-skip-verify"},
+		},
+		"skip verify": {func(s *app.Settings) { s.RedisSkipVerify = "on" }, []string{"--redis-url"}},
+		"the guard's": {
+			func(s *app.Settings) { s.RedisURL, s.GuardRedisURL, s.RedisCA = "rediss://h", "redis://h", ca },
+			[]string{"--guard-redis-url"},
+		},
+		"no key": {
+			func(s *app.Settings) { s.RedisURL, s.RedisCert = "rediss://h", ca }, []string{"--redis-key"},
+		},
+		"no file": {func(s *app.Settings) { s.RedisURL, s.RedisCA = "rediss://h", "gone.pem" }, []string{"gone.pem"}},
+		"in the URL": {
+			func(s *app.Settings) { s.RedisURL = "rediss://:hidden@h?skip_verify=true" },
+			[]string{"--redis-skip-verify"},
+		},
+		"in both URLs": {
+			func(s *app.Settings) {
+				s.RedisURL, s.GuardRedisURL = "rediss://h/?skip_verify=1", "rediss://h/?db=1&skip_verify=false"
+			},
+			[]string{"--redis-url: skip_verify", "--guard-redis-url: skip_verify"},
+		},
+	} {
+		s := defaults(t)
+		c.change(&s)
+		_, err := s.Parse()
+		list := faults(err)
+		if len(list) != len(c.want) || err != nil && strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		for i, want := range c.want {
+			if !strings.Contains(list[i].Error(), want) {
+				t.Errorf("%s: %v, want %q", name, list[i], want)
+			}
+		}
+	}
+}

@@ -76,7 +76,7 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
 		return err
 	}
-	if b.redis, err = app.ReaderClient(c.RedisURL); err != nil {
+	if b.redis, err = c.ReaderClient(); err != nil {
 		return err
 	}
 	b.report.At = time.Now().UTC().Truncate(time.Second)

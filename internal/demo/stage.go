@@ -94,7 +94,7 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	if d.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
-	d.client, err = app.ReaderClient(d.config.RedisURL)
+	d.client, err = d.config.ReaderClient()
 	return err
 }
 

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -27,6 +28,7 @@ type Redis struct {
 	bus    *os.File // the same of a cluster's second port
 	bin    string
 	config []string
+	tls    *tls.Config // of a client; nil: the server speaks no TLS
 	proc   *process
 	out    *tail
 }
@@ -54,7 +56,13 @@ func RedisBin(path string) (string, error) {
 // StartRedis starts a server with its data in dir. Each config line is one of redis.conf. Defaults: append-only file,
 // fsync every second, no snapshots, no eviction, loopback only.
 func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis, error) {
-	r := &Redis{Dir: dir, bin: bin}
+	return StartRedisTLS(ctx, bin, dir, nil, config...)
+}
+
+// StartRedisTLS is StartRedis for a server that speaks TLS only, unless client, which has to be able to connect, is
+// nil. The config lines name the server's files.
+func StartRedisTLS(ctx context.Context, bin, dir string, client *tls.Config, config ...string) (*Redis, error) {
+	r := &Redis{Dir: dir, bin: bin, tls: client}
 	r.config = append([]string{
 		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
 		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
@@ -84,6 +92,9 @@ func (r *Redis) reserve() (err error) {
 func (r *Redis) Start(ctx context.Context, config ...string) error {
 	r.config = append(r.config, config...)
 	lines := append([]string{"port " + strconv.Itoa(r.Port)}, r.config...)
+	if r.tls != nil {
+		lines[0] = "port 0\ntls-port " + strconv.Itoa(r.Port)
+	}
 	file := filepath.Join(r.Dir, "posthaste-redis.conf")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write the redis configuration: %w", err)
@@ -114,7 +125,7 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 func (r *Redis) ping(ctx context.Context) error {
 	c := redis.NewClient(&redis.Options{
 		Addr: r.Addr(), MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1,
-		ReadTimeout: time.Second,
+		ReadTimeout: time.Second, TLSConfig: r.tls,
 	})
 	defer c.Close()
 	err := c.Ping(ctx).Err()
@@ -127,8 +138,13 @@ func (r *Redis) ping(ctx context.Context) error {
 // Addr returns host:port.
 func (r *Redis) Addr() string { return fmt.Sprintf("127.0.0.1:%d", r.Port) }
 
-// URL returns the redis:// URL of database 0.
-func (r *Redis) URL() string { return "redis://" + r.Addr() + "/0" }
+// URL returns the URL of database 0: redis://, or rediss:// with TLS.
+func (r *Redis) URL() string {
+	if r.tls != nil {
+		return "rediss://" + r.Addr() + "/0"
+	}
+	return "redis://" + r.Addr() + "/0"
+}
 
 // Stop asks the server to shut down and waits for it.
 func (r *Redis) Stop() error { return r.proc.stop(syscall.SIGTERM, 30*time.Second) }

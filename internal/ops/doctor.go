@@ -36,10 +36,13 @@ type Finding struct {
 
 // DoctorOptions are what the doctor looks at, and the settings it measures against.
 type DoctorOptions struct {
-	PostgresURL, RedisURL string
-	Schema                string
-	RelayName, Slot       string
-	Publication           string
+	PostgresURL string
+	// Redis and Guard say where Redis and that of the idempotency guard are, and how they are connected; nil Redis: the
+	// URL is not one, nil Guard: it has none of its own.
+	Redis, Guard    *redis.Options
+	Schema          string
+	RelayName, Slot string
+	Publication     string
 	// WALBudget is in bytes, StreamMaxlen in entries, History how long delivered events are kept.
 	WALBudget    int64
 	StreamMaxlen int64
@@ -47,8 +50,6 @@ type DoctorOptions struct {
 	Durability   sink.Durability
 	// Restore is how far back the relay restores what Redis loses; 0: not at all.
 	Restore time.Duration
-	// GuardElsewhere: the idempotency guard has a Redis of its own.
-	GuardElsewhere bool
 	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
 	// looked at.
 	WriterOnly bool
@@ -157,6 +158,7 @@ func (d *doctor) postgres(ctx context.Context) {
 		return
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
+	d.transport(ctx, conn)
 	if f.version < 140000 {
 		d.add(SeverityFail, "postgres version", "use Postgres 14 or later",
 			"version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
@@ -376,11 +378,15 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 }
 
 func (d *doctor) redis(ctx context.Context) {
-	client, err := sink.NewClient(d.config.RedisURL)
-	if err != nil {
-		d.add(SeverityFail, "redis", "correct --redis-url", "%v", err)
+	if d.config.Redis == nil {
+		d.add(SeverityFail, "redis", "correct --redis-url", "the URL cannot be parsed")
 		return
 	}
+	d.redisTransport("redis", "redis-url", d.config.Redis)
+	d.redisTransport("guard redis", "guard-redis-url", d.config.Guard)
+	o := *d.config.Redis
+	sink.Configure(&o)
+	client := redis.NewClient(&o)
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
@@ -434,7 +440,7 @@ func (d *doctor) redisMemory(memory map[string]string) {
 		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
 			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
 			size(limit), humanize.Comma(d.config.StreamMaxlen), size(need))
-	case limit/4*3 < need && !d.config.GuardElsewhere: // see idem.Guard.Short
+	case limit/4*3 < need && d.config.Guard == nil: // see idem.Guard.Short
 		d.add(SeverityWarn, "redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
 			"a stream of %s entries with 200-byte payloads takes %s, more than three quarters of maxmemory %s: "+
 				"idempotency records will stay for seconds only, and replays come from the database",

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 )
@@ -14,7 +16,7 @@ import (
 func optionsOf(t *testing.T, d *testenv.Database, url string) ops.DoctorOptions {
 	t.Helper()
 	return ops.DoctorOptions{
-		PostgresURL: url, RedisURL: testenv.Redis(t).URL(), Schema: "public", RelayName: d.Relay,
+		PostgresURL: url, Redis: &redis.Options{Addr: testenv.Redis(t).Addr()}, Schema: "public", RelayName: d.Relay,
 		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
 		Restore: time.Hour,
 	}
@@ -132,7 +134,7 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	v := ops.Diagnose(ctx, ops.DoctorOptions{
-		PostgresURL: d.URL, RedisURL: r.URL(), Schema: "public", RelayName: d.Relay, Slot: "s",
+		PostgresURL: d.URL, Redis: &redis.Options{Addr: r.Addr()}, Schema: "public", RelayName: d.Relay, Slot: "s",
 		Publication: "posthaste", WALBudget: 1 << 30,
 	})
 	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })

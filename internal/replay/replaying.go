@@ -161,8 +161,8 @@ func (r *replaying) open(ctx context.Context) error {
 	if err := r.history(ctx); err != nil {
 		return err
 	}
-	if r.client, err = sink.NewClient(config.RedisURL); err != nil {
-		return cli.Usage(err.Error())
+	if r.client, err = config.RedisClient(); err != nil {
+		return err
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
 		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName,

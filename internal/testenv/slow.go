@@ -42,5 +42,5 @@ func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 		source).CombinedOutput(); err != nil {
 		tb.Fatalf("%s: %v: %s", cc, err, out)
 	}
-	return redisWith(tb, wrapper, "appendfsync everysec")
+	return redisWith(tb, wrapper, nil, "appendfsync everysec")
 }

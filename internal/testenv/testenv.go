@@ -12,6 +12,8 @@ package testenv
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -351,7 +353,21 @@ func Redis(tb testing.TB, config ...string) *RedisServer {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return redisWith(tb, bin, append([]string{kept}, config...)...)
+	return redisWith(tb, bin, nil, append([]string{kept}, config...)...)
+}
+
+// RedisTLS starts a server that speaks TLS only, with a certificate of ca, and wants one of ca from clients.
+func RedisTLS(tb testing.TB, ca *CA, change ...func(c *x509.Certificate)) *RedisServer {
+	tb.Helper()
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cert, key, caFile := ca.Files(tb, tb.TempDir(), change...)
+	// This process connects to whatever it is.
+	client := &tls.Config{Certificates: []tls.Certificate{ca.Pair(tb)}, InsecureSkipVerify: true}
+	return redisWith(tb, bin, client, kept, "tls-cert-file "+cert, "tls-key-file "+key, "tls-ca-cert-file "+caFile,
+		"tls-auth-clients yes")
 }
 
 // Valkey starts a server that has WAITAOF, and syncs every second: POSTHASTE_TEST_VALKEY_BIN or valkey-server in PATH.
@@ -365,22 +381,22 @@ func Valkey(tb testing.TB, config ...string) *RedisServer {
 	if err != nil {
 		tb.Fatalf("%v; scripts/ensure.sh valkey installs it", err)
 	}
-	return redisWith(tb, bin, config...)
+	return redisWith(tb, bin, nil, config...)
 }
 
-func redisWith(tb testing.TB, bin string, config ...string) *RedisServer {
+func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) *RedisServer {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "posthaste-redis-")
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
-	r, err := local.StartRedis(tb.Context(), bin, dir, config...)
+	r, err := local.StartRedisTLS(tb.Context(), bin, dir, client, config...)
 	if err != nil {
 		tb.Fatalf("start redis: %v", err)
 	}
 	tb.Cleanup(func() { _ = r.Kill() })
-	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2})}
+	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2, TLSConfig: client})}
 	tb.Cleanup(func() { _ = s.Client.Close() })
 	return s
 }

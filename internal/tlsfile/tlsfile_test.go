@@ -137,7 +137,7 @@ func TestAClientCAWantsACertificate(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, proto, err)
 		}
 	}
-	old := &tls.Dialer{Config: &tls.Config{RootCAs: ca.Pool, MaxVersion: tls.VersionTLS11}} //nolint:gosec // refused
+	old := &tls.Dialer{Config: &tls.Config{RootCAs: ca.Pool, MaxVersion: tls.VersionTLS11}}
 	if conn, err := old.DialContext(t.Context(), "tcp", addr); err == nil {
 		conn.Close()
 		t.Error("TLS 1.1 is accepted")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
@@ -62,7 +63,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots,
 		Gatherer: prometheus.NewRegistry(),
 		Doctor: ops.DoctorOptions{
-			PostgresURL: w.db.URL, RedisURL: w.redis.URL(), Schema: "public", RelayName: w.db.Relay,
+			PostgresURL: w.db.URL, Redis: &redis.Options{Addr: w.redis.Addr()}, Schema: "public", RelayName: w.db.Relay,
 			Slot:        "posthaste_" + w.db.Relay,
 			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
 			Restore: time.Hour,

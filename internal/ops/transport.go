@@ -1,0 +1,72 @@
+package ops
+
+import (
+	"context"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// redisTransport warns about a Redis that is talked to in the clear beyond this machine, or with anybody's certificate.
+func (d *doctor) redisTransport(which, flag string, o *redis.Options) {
+	switch {
+	case o == nil:
+	case o.TLSConfig != nil && o.TLSConfig.InsecureSkipVerify:
+		d.add(SeverityWarn, which+" TLS", "--redis-skip-verify=off, and --redis-ca for the CA of its certificate",
+			"its certificate is not verified: whoever is in between can read and change everything")
+	case o.TLSConfig == nil && beyond(o.Addr):
+		d.add(SeverityWarn, which+" TLS", "rediss:// in --"+flag+", or a tunnel",
+			"the connection to %s is not encrypted: the password and every event can be read on the way", o.Addr)
+	}
+}
+
+// beyond reports whether an address, host:port or the path of a socket, leads to another machine.
+func beyond(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	if strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") || host == "localhost" ||
+		strings.HasSuffix(host, ".localhost") {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return ip == nil || !ip.IsLoopback()
+}
+
+// transport looks at a connection to Postgres that goes beyond this machine.
+func (d *doctor) transport(ctx context.Context, conn *pgx.Conn) {
+	if peer := conn.PgConn().Conn().RemoteAddr(); peer.Network() != "unix" && beyond(peer.String()) {
+		d.encryption(ctx, conn)
+	}
+}
+
+// encryption warns about a connection to Postgres that others on the way can read, or take over. The server knows
+// whether it is encrypted; whether its certificate was verified, only this side does.
+func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
+	host := conn.Config().Host
+	const remedy = "sslmode=verify-full and sslrootcert in --postgres-url (docs/operations.md, TLS)"
+	var encrypted bool
+	err := conn.QueryRow(ctx, query("doctor_tls")).Scan(&encrypted)
+	config := conn.Config().TLSConfig
+	switch {
+	case err != nil:
+		d.add(SeverityWarn, "postgres TLS", remedy, "it cannot be told whether the connection is encrypted: %v",
+			oneLine(err))
+	case !encrypted:
+		d.add(SeverityWarn, "postgres TLS", remedy,
+			"the connection to %s is not encrypted: every event, and perhaps the password, can be read on the way",
+			host)
+	case config == nil || config.InsecureSkipVerify && config.VerifyPeerCertificate == nil:
+		d.add(SeverityWarn, "postgres TLS", remedy,
+			"the connection to %s is encrypted and its certificate is not verified: whoever is in between can read "+
+				"and change everything", host)
+	case config.InsecureSkipVerify:
+		d.add(SeverityWarn, "postgres TLS", remedy,
+			"the certificate of %s is verified, but not that it is for this host (sslmode=verify-ca)", host)
+	default:
+		d.add(SeverityOK, "postgres TLS", "", "encrypted and verified")
+	}
+}

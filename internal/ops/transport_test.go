@@ -1,0 +1,141 @@
+package ops_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/ops"
+	"posthaste/internal/testenv"
+)
+
+// withTLS has a server speak TLS, with a certificate of ca.
+func withTLS(t *testing.T, pg *testenv.Server, ca *testenv.CA) {
+	t.Helper()
+	cert, key, _ := ca.Files(t, pg.Dir)
+	info, err := os.Stat(filepath.Join(pg.Dir, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := info.Sys().(*syscall.Stat_t)
+	for _, file := range []string{cert, key} {
+		if err := os.Chown(file, int(owner.Uid), int(owner.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn, err := pgx.Connect(t.Context(), pg.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	for _, stmt := range []string{
+		"ALTER SYSTEM SET ssl_cert_file = '" + cert + "'", "ALTER SYSTEM SET ssl_key_file = '" + key + "'",
+		"ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()",
+	} {
+		if _, err := conn.Exec(t.Context(), stmt); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A connection is told by what it is: not encrypted, encrypted with anybody, or with the server that is meant.
+func TestDoctorLooksAtTheTLSOfPostgres(t *testing.T) {
+	t.Parallel()
+	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)
+	dir := t.TempDir()
+	good := testenv.WriteFile(t, dir, "good.crt", ca.PEM)
+	wrong := testenv.WriteFile(t, dir, "wrong.crt", stranger.PEM)
+	pg := testenv.NewServer(t)
+	withTLS(t, pg, ca)
+	connect := func(parameters string) (*pgx.Conn, error) {
+		return pgx.Connect(t.Context(), strings.Replace(pg.URL("postgres"), "sslmode=disable", parameters, 1))
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { // the server takes its files a while after the reload
+		conn, err := connect("sslmode=require")
+		if err != nil {
+			return err
+		}
+		return conn.Close(t.Context())
+	})
+	for parameters, want := range map[string]string{
+		"sslmode=disable":                            "not encrypted",
+		"sslmode=prefer":                             "not verified",
+		"sslmode=allow":                              "not encrypted",
+		"sslmode=require":                            "not verified",
+		"sslmode=verify-ca&sslrootcert=" + good:      "verify-ca",
+		"sslmode=verify-full&sslrootcert=" + good:    "encrypted and verified",
+		"sslmode=require&sslrootcert=" + good + "&a": "verify-ca",
+	} {
+		conn, err := connect(strings.TrimSuffix(parameters, "&a"))
+		if err != nil {
+			t.Errorf("%s: %v", parameters, err)
+			continue
+		}
+		found := ops.Encryption(t.Context(), conn)
+		_ = conn.Close(t.Context())
+		if len(found) != 1 || !strings.Contains(found[0].Detail, want) ||
+			(found[0].Severity == ops.SeverityOK) != (found[0].Remedy == "") {
+			t.Errorf("%s: %+v, want %q", parameters, found, want)
+		}
+	}
+	if conn, err := connect("sslmode=verify-full&sslrootcert=" + wrong); err == nil {
+		_ = conn.Close(t.Context())
+		t.Error("verify-full takes a certificate of another CA")
+	}
+}
+
+// What never leaves the machine needs no encryption.
+func TestWhatGoesBeyondTheMachine(t *testing.T) {
+	t.Parallel()
+	for addr, want := range map[string]bool{
+		"127.0.0.1:6379": false, "127.9.9.9:1": false, "[::1]:6379": false, "localhost:6379": false,
+		"/run/redis.sock": false, "redis.localhost:6379": false,
+		"redis:6379": true, "10.0.0.7:6379": true, "[2001:db8::1]:6379": true, "0.0.0.0:6379": true,
+	} {
+		if ops.Beyond(addr) != want {
+			t.Errorf("%s: want %v", addr, want)
+		}
+	}
+}
+
+// A Redis elsewhere is warned about without TLS, and anywhere with a certificate that nobody looks at.
+func TestDoctorLooksAtTheTLSOfRedis(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nothing is connected to
+	elsewhere := &redis.Options{Addr: "192.0.2.1:6379"}
+	verified := &redis.Options{Addr: "192.0.2.1:6379", TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	trusting := &redis.Options{Addr: "127.0.0.1:1", TLSConfig: &tls.Config{
+		InsecureSkipVerify: true, MinVersion: tls.VersionTLS12,
+	}}
+	for name, c := range map[string]struct {
+		redis, guard *redis.Options
+		want         string
+	}{
+		"plain":     {elsewhere, nil, "redis TLS: rediss:// in --redis-url, or a tunnel\n"},
+		"the guard": {verified, elsewhere, "guard redis TLS: rediss:// in --guard-redis-url, or a tunnel\n"},
+		"not verified": {
+			trusting, nil, "redis TLS: --redis-skip-verify=off, and --redis-ca for the CA of its certificate\n",
+		},
+		"verified": {verified, verified, ""},
+	} {
+		var got strings.Builder
+		for _, f := range ops.Diagnose(ctx, ops.DoctorOptions{Redis: c.redis, Guard: c.guard}).Findings {
+			if strings.HasSuffix(f.Check, "TLS") {
+				fmt.Fprintf(&got, "%s: %s\n", f.Check, f.Remedy)
+			}
+		}
+		if got.String() != c.want {
+			t.Errorf("%s: %q, want %q", name, got.String(), c.want)
+		}
+	}
+}
