@@ -52,8 +52,9 @@ func (c Config) ReaderClient() (*redis.Client, error) {
 	return c.client(c.RedisURL, func(*redis.Options) {})
 }
 
-// guardClient returns a client with the options of the guard.
-func (c Config) guardClient(rawURL string) (*redis.Client, error) {
+// GuardClient returns a client of the server at a URL for the idempotency guard; see idem.Configure. The caller closes
+// it.
+func (c Config) GuardClient(rawURL string) (*redis.Client, error) {
 	return c.client(rawURL, idem.Configure)
 }
 

@@ -57,14 +57,14 @@ func (p *Serve) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	client, err := c.guardClient(c.RedisURL)
+	client, err := c.GuardClient(c.RedisURL)
 	if err != nil {
 		return err
 	}
 	p.client = client
 	var guard idem.Redis
 	if c.GuardRedisURL != "" {
-		if p.guardClient, err = c.guardClient(c.GuardRedisURL); err != nil {
+		if p.guardClient, err = c.GuardClient(c.GuardRedisURL); err != nil {
 			return err
 		}
 		guard = p.guardClient

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
-	"posthaste/idem"
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/sql"
@@ -213,7 +212,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 			w := o.report.result("unguarded", "POST /orders with Postgres as the only guard")
 			if guarded {
 				w = o.report.result("guarded", "POST /orders")
-				client, err := idem.NewClient(s.config.RedisURL)
+				client, err := s.config.GuardClient(s.config.RedisURL)
 				if err != nil {
 					return err
 				}
