@@ -16,7 +16,7 @@ var modePanel = panel{
 }
 
 // ourAlerts match the alerts of grafana/prometheus/rules: a shared Prometheus has others too.
-const ourAlerts = "Api.+|Credits.+|Outbox.+|Redis(Evic|Mem).+|SlotScrape.+|Target.+"
+const ourAlerts = "Api.+|Credits.+|Outbox.+|Redis(Evic|Mem).+|SlotScrape.+|TLS.+|Target.+"
 
 // firing shows our alerts, for every job and instance.
 var firing = panel{
