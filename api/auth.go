@@ -1,10 +1,10 @@
 package api
 
 import (
+	"crypto/sha256"
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
@@ -27,26 +27,30 @@ func (p principal) has(s Scope) bool {
 	return (p.scopes == nil || slices.Contains(p.scopes, s)) && (s != ScopeMint || p.any)
 }
 
-// authenticate finds out who asks, and holds the rate limit and the key's scopes against it. All come before the guard:
-// what they refuse stores nothing.
+// caller is who sends a request.
+type caller struct {
+	who principal
+	// name is that of the key or of the client, for logs; it may be empty.
+	name string
+	// limit is whose rate limit a request counts for.
+	limit [sha256.Size]byte
+}
+
+// authenticate finds out who asks, and holds the rate limit and the scopes against it. All come before the guard: what
+// they refuse stores nothing.
 func (s *Server) authenticate(c *gin.Context) {
-	x, hash := exchangeOf(c), keyHash{}
-	if s.keys == nil {
-		x.who = principal{any: true}
-	} else {
-		key := s.keys.find(bearer(c))
-		if key == nil || !key.expires.IsZero() && !time.Now().Before(key.expires) {
-			c.Header("WWW-Authenticate", `Bearer realm="posthaste"`)
-			p := &problem{kind: kindUnauthorized}
-			if key != nil {
-				p.detail = "the key has expired"
-			}
-			writeProblem(c, p)
-			return
+	credential := bearer(c)
+	from, p := s.identify(c, credential)
+	if p != nil {
+		if p.kind == kindUnauthorized {
+			c.Header("WWW-Authenticate", challenge(credential))
 		}
-		x.who, x.key, hash = key.who, key.name, key.hash
+		writeProblem(c, p)
+		return
 	}
-	if wait := s.limits.spend(hash); wait > 0 {
+	x := exchangeOf(c)
+	x.who, x.key = from.who, from.name
+	if wait := s.limits.spend(from.limit); wait > 0 {
 		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
 		return
 	}
@@ -57,6 +61,25 @@ func (s *Server) authenticate(c *gin.Context) {
 		}
 		writeProblem(c, p)
 	}
+}
+
+// identify returns who sends a credential, or what is wrong with it.
+func (s *Server) identify(c *gin.Context, credential string) (caller, *problem) {
+	switch {
+	case s.tokens != nil:
+		return s.tokens.caller(c.Request.Context(), credential)
+	case s.keys != nil:
+		return s.keys.caller(credential)
+	}
+	return caller{who: principal{any: true}}, nil
+}
+
+// challenge is what 401 asks for (RFC 6750, 3).
+func challenge(credential string) string {
+	if credential == "" {
+		return `Bearer realm="posthaste"`
+	}
+	return `Bearer realm="posthaste", error="invalid_token"`
 }
 
 // scopeOf is what a request needs; an order that credits pay for needs ScopeCredit, too.

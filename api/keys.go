@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -53,20 +51,14 @@ type keySet map[keyHash]*apiKey
 // hash would protect nothing. Safe for concurrent use.
 type Keys struct {
 	set atomic.Pointer[keySet]
-	// path is the file, "" for none; seen is what it was like when it was read last.
-	path string
-	seen atomic.Pointer[fileState]
-}
-
-type fileState struct {
-	changed time.Time
-	size    int64
-	mode    fs.FileMode
+	// file is where they are from, nil for no file.
+	file *watchedFile
 }
 
 // LoadKeys reads a file of keys; see ParseKeys. Others than the owner and the group must not be able to write to it.
 func LoadKeys(path string) (*Keys, error) {
-	k := &Keys{path: path}
+	k := &Keys{}
+	k.file = &watchedFile{path: path, what: "file of API keys", take: k.take}
 	return k, k.Reload()
 }
 
@@ -76,78 +68,52 @@ func LoadKeys(path string) (*Keys, error) {
 // name the line, never its content. A file without keys is an error: it would lock everybody out. So is the hash of an
 // empty key, which would let everybody in.
 func ParseKeys(r io.Reader) (*Keys, error) {
-	set, err := parseKeys(r)
-	if err != nil {
+	k := &Keys{}
+	if _, err := k.take(r); err != nil {
 		return nil, err
 	}
-	k := &Keys{}
-	k.set.Store(&set)
 	return k, nil
+}
+
+// take replaces the keys by those of a file, and returns how many they are.
+func (k *Keys) take(r io.Reader) (int, error) {
+	set, err := parseKeys(r)
+	if err != nil {
+		return 0, err
+	}
+	k.set.Store(&set)
+	return len(set), nil
 }
 
 // Reload reads the file again. On an error the keys remain what they were.
 func (k *Keys) Reload() error {
-	if k.path == "" {
+	if k.file == nil {
 		return nil
 	}
-	f, err := os.Open(k.path)
-	if err != nil {
-		return fmt.Errorf("open the file of API keys: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("open the file of API keys: %w", err)
-	}
-	k.seen.Store(stateOf(info))
-	if info.Mode().Perm()&0o002 != 0 {
-		return errors.New("the file of API keys may be written by anybody; chmod o-w it")
-	}
-	set, err := parseKeys(f)
-	if err != nil {
-		return err
-	}
-	k.set.Store(&set)
-	return nil
+	return k.file.load()
 }
 
-func stateOf(i fs.FileInfo) *fileState { return &fileState{i.ModTime(), i.Size(), i.Mode()} }
-
-// keysEvery is how often the file is looked at.
-const keysEvery = time.Second
-
-// run reads the file again when it has changed, until ctx ends. What is wrong with it is logged, and the keys remain
-// what they were.
+// run reads the file again when it has changed, until ctx ends.
 func (k *Keys) run(ctx context.Context, log *slog.Logger) {
-	if k.path == "" {
+	if k.file == nil {
 		return
 	}
-	if s := k.seen.Load(); s != nil && s.mode.Perm()&0o004 != 0 {
+	if s := k.file.seen.Load(); s != nil && s.mode.Perm()&0o004 != 0 {
 		log.Warn("the file of API keys may be read by anybody on this machine; chmod o-r it", "mode", s.mode.String())
 	}
-	look := time.NewTicker(keysEvery)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-look.C:
-		}
-		info, err := os.Stat(k.path)
-		if seen := k.seen.Load(); err != nil && seen == nil || err == nil && seen != nil && *seen == *stateOf(info) {
-			continue
-		}
-		if err != nil {
-			k.seen.Store(nil) // once
-			log.Error("the file of API keys cannot be read; the keys remain as they were", "err", err)
-			continue
-		}
-		if err := k.Reload(); err != nil {
-			log.Error("the file of API keys was not taken; the keys remain as they were", "err", err)
-			continue
-		}
-		log.Info("API keys reloaded", "keys", len(*k.set.Load()))
+	k.file.run(ctx, log)
+}
+
+// caller returns who sends a key.
+func (k *Keys) caller(credential string) (caller, *problem) {
+	key := k.find(credential)
+	switch {
+	case key == nil:
+		return caller{}, refuse401("")
+	case !key.expires.IsZero() && !time.Now().Before(key.expires):
+		return caller{}, refuse401("the key has expired")
 	}
+	return caller{key.who, key.name, key.hash}, nil
 }
 
 // find returns the key, or nil if there is none.

@@ -27,13 +27,16 @@ var (
 		http.StatusMethodNotAllowed, "method_not_allowed",
 		"The resource does not have this method", false, true,
 	}
-	kindUnauthorized  = kind{http.StatusUnauthorized, "unauthorized", "A valid API key is required", false, false}
+	kindUnauthorized = kind{
+		http.StatusUnauthorized, "unauthorized", "A valid API key or token is required",
+		false, false,
+	}
 	kindForbiddenUser = kind{
-		http.StatusForbidden, "forbidden_user", "The API key may not act for this user", false,
+		http.StatusForbidden, "forbidden_user", "The API key or token may not act for this user", false,
 		true,
 	}
 	kindForbiddenScope = kind{
-		http.StatusForbidden, "forbidden_scope", "The API key is not for this", false,
+		http.StatusForbidden, "forbidden_scope", "The API key or token is not for this", false,
 		true,
 	}
 	kindRateLimited = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}

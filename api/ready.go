@@ -22,7 +22,8 @@ type Readiness struct {
 	// Remedy says what an operator can do, per reason, where there is something to do.
 	Remedy []string `json:"remedy,omitempty"`
 	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction", "guard: " with
-	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short).
+	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short), "jwks": the keys of the tokens'
+	// issuer cannot be read.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -37,6 +38,9 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	wg.Go(func() { degraded = s.redisTrouble(ctx) })
 	wg.Wait()
 	r.Degraded = append(newer, degraded...)
+	if s.tokens != nil && s.tokens.keys.failing.Load() {
+		r.Degraded = append(r.Degraded, "jwks")
+	}
 	return r
 }
 

@@ -32,9 +32,13 @@ type Options struct {
 	Guard idem.Redis
 	// Credits keeps the balances. nil: the credit routes answer 503.
 	Credits *credits.Bank
-	// Keys are the API keys that may use the API; see LoadKeys. nil: anybody may, for any user. New warns then.
+	// Keys are the API keys that may use the API; see LoadKeys. nil, without Tokens: anybody may, for any
+	// user. New warns then.
 	Keys *Keys
-	// RateLimit is how many requests a second an API key may make (without Keys: everybody together). Zero: no limit.
+	// Tokens are the access tokens that may use the API, instead of Keys.
+	Tokens *Tokens
+	// RateLimit is how many requests a second an API key may make, or with Tokens a user, or a service that may act for
+	// any user (without both: everybody together). Zero: no limit.
 	RateLimit float64
 	// Accept decides whether an order may be placed. nil: every valid order may.
 	Accept AcceptFunc
@@ -67,6 +71,7 @@ type Server struct {
 	credits   *credits.Bank
 	accept    AcceptFunc
 	keys      *Keys
+	tokens    *Tokens
 	limits    limits
 	keyMaxAge time.Duration
 	log       *slog.Logger
@@ -83,14 +88,17 @@ type Server struct {
 	failpoint func(ctx context.Context, name string)
 }
 
-// New returns a server. It does no I/O. The only error is an Options without a pool.
+// New returns a server. It does no I/O. Its errors are an Options without a pool, and one with both Keys and Tokens.
 func New(o Options) (*Server, error) {
 	if o.Pool == nil {
 		return nil, errors.New("api: Options.Pool is missing")
 	}
+	if o.Keys != nil && o.Tokens != nil {
+		return nil, errors.New("api: Options has both Keys and Tokens")
+	}
 	s := &Server{
 		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept,
-		keys: o.Keys, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
 	if s.probe = o.Probe; s.probe == nil {
@@ -102,7 +110,7 @@ func New(o Options) (*Server, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.log = s.log.With("component", "api")
-	if s.keys == nil {
+	if s.keys == nil && s.tokens == nil {
 		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
 	}
 	s.limits.perSecond = o.RateLimit
@@ -165,12 +173,16 @@ func (s *Server) routes() *gin.Engine {
 // evictionEvery is how often Run looks at Redis' eviction policy.
 const evictionEvery = 15 * time.Second
 
-// Run watches Redis' eviction policy and the file of API keys until ctx ends, and returns nil then.
+// Run watches Redis' eviction policy, and keeps the API keys or the keys of the tokens' issuer up to date, until ctx
+// ends. It returns nil then.
 func (s *Server) Run(ctx context.Context) error {
+	var watch sync.WaitGroup
+	defer watch.Wait()
 	if s.keys != nil {
-		var watch sync.WaitGroup
 		watch.Go(func() { s.keys.run(ctx, s.log) })
-		defer watch.Wait()
+	}
+	if s.tokens != nil {
+		watch.Go(func() { s.tokens.run(ctx, s.log) })
 	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()

@@ -69,10 +69,9 @@ func (p *Serve) build(ctx context.Context) error {
 		}
 		guard = p.guardClient
 	}
-	if c.AuthKeys {
-		if p.keys, err = api.LoadKeys(c.AuthKeysFile); err != nil {
-			return cli.Usage(err.Error())
-		}
+	tokens, err := p.credentials()
+	if err != nil {
+		return cli.Usage(err.Error())
 	}
 	creditsClient, err := c.CreditsClient()
 	if err != nil {
@@ -86,6 +85,7 @@ func (p *Serve) build(ctx context.Context) error {
 	p.api, err = api.New(api.Options{
 		Pool: p.pool, Probe: p.adminPool, Redis: client, Guard: guard, Credits: p.credits, Keys: p.keys,
 		RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
+		Tokens: tokens,
 	})
 	if err != nil {
 		return err
@@ -94,6 +94,17 @@ func (p *Serve) build(ctx context.Context) error {
 		return err
 	}
 	return p.listen(ctx, "serve", nil, p.api.Readyz())
+}
+
+// credentials loads what says who may use the API.
+func (p *Serve) credentials() (tokens *api.Tokens, err error) {
+	switch c := p.config; {
+	case c.AuthKeys:
+		p.keys, err = api.LoadKeys(c.AuthKeysFile)
+	case c.AuthJWT:
+		tokens, err = api.NewTokens(c.Tokens)
+	}
+	return tokens, err
 }
 
 // Run serves until ctx ends, and closes everything.

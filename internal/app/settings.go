@@ -17,6 +17,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/api"
 	"posthaste/credits"
 	"posthaste/internal/cli"
 	"posthaste/internal/tlsfile"
@@ -67,13 +68,18 @@ type Settings struct {
 	Poison          string `help:"What happens behind a parked event of the same aggregate: skip or block-key." env:"POSTHASTE_POISON" default:"skip"`
 	Trim            string `help:"Trimming never removes what a consumer group has not acknowledged (acked), or does (force)." env:"POSTHASTE_TRIM" default:"acked"`
 	StreamMaxlen    string `help:"Length that streams are trimmed to, approximately; 0 never trims." env:"POSTHASTE_STREAM_MAXLEN" default:"1000000"`
-	RateLimit       string `help:"Requests per second and API key; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
+	RateLimit       string `help:"Requests per second and API key, or user of a token; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
 	KeyMaxAge       string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." env:"POSTHASTE_KEY_MAX_AGE" default:"0"`
-	Auth            string `help:"none (user_id comes from the body; a loud warning) or keys." env:"POSTHASTE_AUTH" default:"none"`
+	Auth            string `help:"none (user_id comes from the body; a loud warning), keys or jwt." env:"POSTHASTE_AUTH" default:"none"`
 	AuthKeysFile    string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP." env:"POSTHASTE_AUTH_KEYS_FILE"`
 	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
 	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
 	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
+	JWTIssuer       string `name:"jwt-issuer" help:"With auth=jwt: the issuer (iss) of the tokens, exactly." env:"POSTHASTE_JWT_ISSUER"`
+	JWTAudience     string `name:"jwt-audience" help:"With auth=jwt: what the tokens are for (aud)." env:"POSTHASTE_JWT_AUDIENCE"`
+	JWTJWKS         string `name:"jwt-jwks" help:"With auth=jwt: the issuer's public keys, an https:// URL (http:// on loopback) or a file." env:"POSTHASTE_JWT_JWKS"`
+	JWTUserClaim    string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." env:"POSTHASTE_JWT_USER_CLAIM" default:"sub"`
+	JWTScopeClaim   string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." env:"POSTHASTE_JWT_SCOPE_CLAIM" default:"scope"`
 
 	// Given are the names of the flags that were given on the command line. It is no setting: main fills it in.
 	Given []string `kong:"-"`
@@ -130,6 +136,9 @@ type Config struct {
 	DrainTimeout time.Duration
 	LogLevel     slog.Level
 	LogText      bool
+	// AuthJWT has the API take tokens as Tokens says.
+	AuthJWT bool
+	Tokens  api.TokenOptions
 }
 
 var (
@@ -240,8 +249,11 @@ func (s Settings) Parse() (Config, error) {
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
 		StreamMaxlen: p.number("stream-maxlen", s.StreamMaxlen, 0, 1<<40),
 		KeyMaxAge:    p.duration("key-max-age", s.KeyMaxAge, 0),
-		AuthKeys:     p.choice("auth", s.Auth, "none", "keys") == "keys",
 		DrainTimeout: p.duration("drain-timeout", s.DrainTimeout, 0),
+		Tokens: api.TokenOptions{
+			Issuer: s.JWTIssuer, Audience: s.JWTAudience, JWKS: s.JWTJWKS, UserClaim: s.JWTUserClaim,
+			ScopeClaim: s.JWTScopeClaim,
+		},
 	}
 	c.Slot = "posthaste_" + s.RelayName
 	c.PostgresURL = p.postgres(s.PostgresURL)
@@ -259,7 +271,7 @@ func (s Settings) Parse() (Config, error) {
 	if c.AdminReadToken != "" && (c.AdminToken == "" || c.AdminToken == c.AdminReadToken) {
 		p.faults = append(p.faults, errors.New("--admin-read-token needs --admin-token, another one"))
 	}
-	p.auth(&c)
+	p.auth(s.Auth, &c)
 	p.tls(&c, s)
 	p.address("http-addr", c.HTTPAddr)
 	p.address("admin-addr", c.AdminAddr)
@@ -275,14 +287,38 @@ func (s Settings) Parse() (Config, error) {
 	return c, errors.Join(p.faults...)
 }
 
-func (p *parser) auth(c *Config) {
-	if !c.AuthKeys {
+func (p *parser) auth(value string, c *Config) {
+	switch p.choice("auth", value, "none", "keys", "jwt") {
+	case "keys":
+		c.AuthKeys = true
+		if c.AuthKeysFile == "" {
+			p.faults = append(p.faults, errors.New("--auth=keys needs --auth-keys-file"))
+		} else if _, err := os.Stat(c.AuthKeysFile); err != nil {
+			p.faults = append(p.faults, fmt.Errorf("--auth-keys-file: %w", err))
+		}
+	case "jwt":
+		c.AuthJWT = true
+		p.tokens(c.Tokens)
+	}
+}
+
+func (p *parser) tokens(o api.TokenOptions) {
+	for _, setting := range []struct{ name, value string }{
+		{"jwt-issuer", o.Issuer},
+		{"jwt-audience", o.Audience},
+		{"jwt-jwks", o.JWKS},
+		{"jwt-user-claim", o.UserClaim},
+		{"jwt-scope-claim", o.ScopeClaim},
+	} {
+		if setting.value == "" {
+			p.faults = append(p.faults, fmt.Errorf("--auth=jwt needs --%s", setting.name))
+		}
+	}
+	if o.JWKS == "" {
 		return
 	}
-	if c.AuthKeysFile == "" {
-		p.faults = append(p.faults, errors.New("--auth=keys needs --auth-keys-file"))
-	} else if _, err := os.Stat(c.AuthKeysFile); err != nil {
-		p.faults = append(p.faults, fmt.Errorf("--auth-keys-file: %w", err))
+	if err := api.CheckJWKS(o.JWKS); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--jwt-jwks: %w", err))
 	}
 }
 

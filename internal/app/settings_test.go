@@ -92,6 +92,39 @@ func TestParseNamesEveryFault(t *testing.T) {
 	}
 }
 
+// The settings of tokens are looked at with auth=jwt only; then all of them are.
+func TestParseNamesEveryFaultOfTokens(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cret"
+	s := defaults(t)
+	s.JWTUserClaim, s.JWTScopeClaim, s.JWTJWKS = "", "", "http://issuer.example/?key="+secret
+	if _, err := s.Parse(); err != nil {
+		t.Errorf("without auth=jwt: %v", err)
+	}
+	s.Auth = "jwt"
+	_, err := s.Parse()
+	if list := faults(err); len(list) != 5 || strings.Contains(err.Error(), secret) {
+		t.Errorf("%d faults: %v", len(list), err)
+	}
+	for place, good := range map[string]bool{
+		"": false, "http://issuer.example/k": false, "ftp://127.0.0.1/k": false, "https://": false,
+		"/nonexistent/keys": false, "http://127.0.0.1.example/k": false, "http://127.0.0.1@issuer.example/k": false,
+		"https://issuer.example/k": true, "http://127.0.0.1:80/k": true, "http://[::1]/k": true,
+		"http://localhost:80/k": true, "settings_test.go": true,
+	} {
+		s.JWTIssuer, s.JWTAudience, s.JWTUserClaim, s.JWTScopeClaim, s.JWTJWKS = "i", "a", "sub", "scope", place
+		c, err := s.Parse()
+		if (err == nil) != good || err != nil && !strings.Contains(err.Error(), "--jwt-jwks") ||
+			good && (!c.AuthJWT || c.AuthKeys || c.Tokens.JWKS != place) {
+			t.Errorf("%q: %v", place, err)
+		}
+	}
+	s.Auth = "token"
+	if _, err := s.Parse(); err == nil || !strings.Contains(err.Error(), "--auth=") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A libpq variable says where Postgres is, unless the setting does.
 func TestPostgresFromTheEnvironment(t *testing.T) {
 	parsed := func(setting string) string {

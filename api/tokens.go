@@ -1,0 +1,163 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/google/uuid"
+)
+
+// scopeAnyUser is what * is in a file of keys: the token is a service's, which may act for any user. Tokens alone have
+// it.
+const scopeAnyUser = "any_user"
+
+// skew is how far the clocks of the issuer and of this machine may be apart.
+const skew = time.Minute
+
+// algorithms are those of tokens: asymmetric ones only, so that no public key is ever taken for a shared secret.
+var algorithms = []jose.SignatureAlgorithm{
+	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512,
+	jose.EdDSA,
+}
+
+// TokenOptions say which tokens are valid, and whose they are. Every field is required.
+type TokenOptions struct {
+	// Issuer is the claim iss, exactly.
+	Issuer string
+	// Audience is the claim aud, or one of its values.
+	Audience string
+	// JWKS is where the issuer's public keys are; see CheckJWKS.
+	JWKS string
+	// UserClaim names the claim with the user's id, ScopeClaim the one with the scopes.
+	UserClaim, ScopeClaim string
+}
+
+// Tokens are the access tokens (JWTs, RFC 9068) of one issuer. A token may do what its scopes say; without scopes, it
+// may do nothing. Safe for concurrent use.
+type Tokens struct {
+	o    TokenOptions
+	keys *issuerKeys
+}
+
+// NewTokens reads the keys if they are in a file; those of a URL are read by Server.Run.
+func NewTokens(o TokenOptions) (*Tokens, error) {
+	if slices.Contains([]string{o.Issuer, o.Audience, o.UserClaim, o.ScopeClaim}, "") {
+		return nil, errors.New("api: TokenOptions has an empty field")
+	}
+	keys, err := newIssuerKeys(o.JWKS)
+	if err != nil {
+		return nil, err
+	}
+	return &Tokens{o, keys}, nil
+}
+
+// run keeps the issuer's keys up to date until ctx ends.
+func (t *Tokens) run(ctx context.Context, log *slog.Logger) { t.keys.run(ctx, log) }
+
+// refuse401 says what is wrong with a token or a key, and nothing of what is in it.
+func refuse401(detail string) *problem { return &problem{kind: kindUnauthorized, detail: detail} }
+
+// caller returns who sends a token.
+func (t *Tokens) caller(ctx context.Context, text string) (caller, *problem) {
+	if text == "" {
+		return caller{}, refuse401("")
+	}
+	token, err := jwt.ParseSigned(text, algorithms)
+	if err != nil {
+		return caller{}, refuse401("that is not a token with a signature of a known kind")
+	}
+	key, prob := t.keys.find(ctx, token)
+	if prob != nil {
+		return caller{}, prob
+	}
+	var claims jwt.Claims
+	var all map[string]any
+	if err := token.Claims(key, &claims, &all); err != nil {
+		return caller{}, refuse401("the token's signature or form is not valid")
+	}
+	if err := t.validate(&claims); err != nil {
+		return caller{}, refuse401(faultOf(err))
+	}
+	return t.callerOf(&claims, all)
+}
+
+// validate checks what every token must have.
+func (t *Tokens) validate(c *jwt.Claims) error {
+	if c.Expiry == nil {
+		return jwt.ErrExpired
+	}
+	return c.ValidateWithLeeway(jwt.Expected{Issuer: t.o.Issuer, AnyAudience: jwt.Audience{t.o.Audience}}, skew)
+}
+
+// faultOf is what a client is told of a token that is not valid.
+func faultOf(err error) string {
+	switch {
+	case errors.Is(err, jwt.ErrExpired):
+		return "the token has expired, or never does"
+	case errors.Is(err, jwt.ErrNotValidYet), errors.Is(err, jwt.ErrIssuedInTheFuture):
+		return "the token is not valid yet"
+	case errors.Is(err, jwt.ErrInvalidAudience):
+		return "the token is for another audience"
+	case errors.Is(err, jwt.ErrInvalidIssuer):
+		return "the token is from another issuer"
+	}
+	return "the token is not valid"
+}
+
+// callerOf reads the claims of a valid token.
+func (t *Tokens) callerOf(c *jwt.Claims, all map[string]any) (caller, *problem) {
+	who := principal{scopes: []Scope{}} // never nil, which would be everything
+	for _, s := range words(all[t.o.ScopeClaim]) {
+		if slices.Contains(scopes, Scope(s)) {
+			who.scopes = append(who.scopes, Scope(s))
+		}
+		who.any = who.any || s == scopeAnyUser
+	}
+	out := caller{who: who, name: clientOf(all)}
+	if who.any {
+		out.limit = sha256.Sum256([]byte("subject " + c.Subject))
+		return out, nil
+	}
+	text, _ := all[t.o.UserClaim].(string)
+	user, ok := uuidOf(text)
+	if !ok || user == uuid.Nil {
+		return caller{}, refuse401("the token names no user: the claim " + t.o.UserClaim + " must be a UUID")
+	}
+	out.who.user, out.limit = user, sha256.Sum256([]byte("user "+user.String()))
+	return out, nil
+}
+
+// words are those of a claim: of a text with spaces (RFC 8693), or of a list. Anything else has none.
+func words(claim any) []string {
+	switch v := claim.(type) {
+	case string:
+		return strings.Fields(v)
+	case []any:
+		var list []string
+		for _, w := range v {
+			if s, ok := w.(string); ok {
+				list = append(list, s)
+			}
+		}
+		return list
+	}
+	return nil
+}
+
+// clientOf names the program that sends the token, for logs. It is empty if the name is missing, or unlike that of an
+// API key.
+func clientOf(all map[string]any) string {
+	for _, claim := range []string{"client_id", "azp"} {
+		if name, ok := all[claim].(string); ok && keyName.MatchString(name) {
+			return name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,90 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+// watchedFile is a file of keys, which is read again when it changes.
+type watchedFile struct {
+	path string
+	// what names the file in errors and logs.
+	what string
+	// take takes over what the file holds, and returns how many keys that is. On an error it changes nothing.
+	take func(io.Reader) (int, error)
+	// seen is what the file was like when it was read last; nil: it could not be looked at.
+	seen atomic.Pointer[fileState]
+}
+
+type fileState struct {
+	changed time.Time
+	size    int64
+	mode    fs.FileMode
+}
+
+func stateOf(i fs.FileInfo) *fileState { return &fileState{i.ModTime(), i.Size(), i.Mode()} }
+
+// load reads the file. Others than the owner and the group must not be able to write to it.
+func (w *watchedFile) load() error {
+	_, err := w.read()
+	return err
+}
+
+func (w *watchedFile) read() (int, error) {
+	f, err := os.Open(w.path)
+	if err != nil {
+		return 0, fmt.Errorf("open the %s: %w", w.what, err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("open the %s: %w", w.what, err)
+	}
+	w.seen.Store(stateOf(info))
+	if info.Mode().Perm()&0o002 != 0 {
+		return 0, fmt.Errorf("the %s may be written by anybody; chmod o-w it", w.what)
+	}
+	return w.take(f)
+}
+
+// lookEvery is how often a file is looked at.
+const lookEvery = time.Second
+
+// run reads the file again when it has changed, until ctx ends. What is wrong with it is logged, and the keys remain
+// what they were.
+func (w *watchedFile) run(ctx context.Context, log *slog.Logger) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			w.look(log.With("file", w.what))
+		}
+	}
+}
+
+func (w *watchedFile) look(log *slog.Logger) {
+	info, err := os.Stat(w.path)
+	if seen := w.seen.Load(); err != nil && seen == nil || err == nil && seen != nil && *seen == *stateOf(info) {
+		return
+	}
+	if err != nil {
+		w.seen.Store(nil) // once
+		log.Error("a file of keys cannot be read; the keys remain as they were", "err", err)
+		return
+	}
+	n, err := w.read()
+	if err != nil {
+		log.Error("a file of keys was not taken; the keys remain as they were", "err", err)
+		return
+	}
+	log.Info("keys reloaded", "keys", n)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/google/uuid"
+)
+
+// A process takes the tokens of the issuer that it was told, and starts without the issuer.
+func TestServeTakesTokens(t *testing.T) {
+	t.Parallel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: "k"}}}
+	issuer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(set)
+	}))
+	t.Cleanup(issuer.Close)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key},
+		(&jose.SignerOptions{}).WithHeader("kid", "k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := jwt.Signed(signer).Claims(map[string]any{
+		"iss": "shop", "aud": "orders", "uid": uuid.NewString(), "exp": time.Now().Add(time.Hour).Unix(),
+		"scp": []string{"order"},
+	}).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	claims := []string{
+		"--auth=jwt", "--jwt-issuer=shop", "--jwt-audience=orders", "--jwt-user-claim=uid", "--jwt-scope-claim=scp",
+	}
+	post := func(c *child, token string) int {
+		t.Helper()
+		body := strings.NewReader(`{"amount":1,"currency":"USD"}`)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.http+"/orders", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Authorization", "Bearer "+token)
+		req.Header.Set("Idempotency-Key", uuid.NewString())
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	}
+	c := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
+	if got := post(c, token); got != http.StatusCreated {
+		t.Errorf("a token: %d", got)
+	}
+	if got := post(c, token[:len(token)-8]+"AAAAAAAA"); got != http.StatusUnauthorized {
+		t.Errorf("another signature: %d", got)
+	}
+	issuer.Close()
+	late := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
+	late.waitReady(t, http.StatusOK, "jwks")
+	if got := post(late, token); got != http.StatusServiceUnavailable {
+		t.Errorf("without the issuer: %d", got)
+	}
+	w.once(append([]string{"serve", "--jwt-jwks=http://issuer.example"}, claims...)...).oneLine(t, 2, "--jwt-jwks")
+}
