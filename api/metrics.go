@@ -56,6 +56,6 @@ var documented = []struct {
 	{routeAdd, http.MethodPost, []int{200, 400, 401, 403, 404, 408, 413, 415, 422, 423, 429, 500, 503}},
 	{routeDeduct, http.MethodPost, []int{200, 400, 401, 402, 403, 404, 408, 413, 415, 422, 423, 429, 500, 503}},
 	{routeBalance, http.MethodGet, []int{200, 400, 401, 403, 404, 429, 500, 503}},
-	{routeWellKnown, http.MethodGet, []int{200}},
-	{routeOpenAPI, http.MethodGet, []int{200}},
+	{routeWellKnown, http.MethodGet, []int{200, 429}},
+	{routeOpenAPI, http.MethodGet, []int{200, 429}},
 }

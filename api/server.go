@@ -2,9 +2,11 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +42,11 @@ type Options struct {
 	// RateLimit is how many requests a second an API key may make, or with Tokens a user, or a service that may act for
 	// any user (without both: everybody together). Zero: no limit.
 	RateLimit float64
+	// AddressRateLimit is how many requests a second a client's address may make, or with IPv6 its /64, whoever it is.
+	// Zero: no limit.
+	AddressRateLimit float64
+	// TrustedProxies are believed in what X-Forwarded-For says about addresses. nil: nobody is.
+	TrustedProxies []netip.Prefix
 	// Accept decides whether an order may be placed. nil: every valid order may.
 	Accept AcceptFunc
 	// Lease is how long an attempt owns its key without a heartbeat. Zero: idem.DefaultLease.
@@ -72,7 +79,9 @@ type Server struct {
 	accept    AcceptFunc
 	keys      *Keys
 	tokens    *Tokens
-	limits    limits
+	limits    limits[[sha256.Size]byte]
+	addresses limits[netip.Prefix]
+	proxies   []netip.Prefix
 	keyMaxAge time.Duration
 	log       *slog.Logger
 	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
@@ -114,6 +123,7 @@ func New(o Options) (*Server, error) {
 		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
 	}
 	s.limits.perSecond = o.RateLimit
+	s.addresses.perSecond, s.proxies = o.AddressRateLimit, o.TrustedProxies
 	if s.lease = o.Lease; s.lease == 0 {
 		s.lease = idem.DefaultLease
 	}
@@ -155,8 +165,8 @@ func (s *Server) routes() *gin.Engine {
 	e := gin.New()
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
-	_ = e.SetTrustedProxies(nil) // nil is always valid: nobody may tell us another client address
-	e.Use(s.observe, s.recover, secure)
+	_ = e.SetTrustedProxies(nil) // nil is always valid; see clientAddress for those that are
+	e.Use(s.observe, s.recover, secure, s.limitAddress)
 	e.NoRoute(func(c *gin.Context) { writeProblem(c, &problem{kind: kindNotFound}) })
 	e.NoMethod(func(c *gin.Context) { writeProblem(c, &problem{kind: kindMethod}) })
 	e.GET(routeWellKnown, s.wellKnown)

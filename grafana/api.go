@@ -81,9 +81,14 @@ var api = board{
 			{
 				title: "Errors by status", unit: "reqps", alert: "ApiErrors",
 				means: "Answers of 400 and above. 409 and 422 are keys reused or in flight, 429 the rate limit, " +
-					"402 a refused payment, 503 an unreachable server.",
-				queries: []query{{`sum by (status) (rate(http_request_duration_seconds_count{status=~"[45]..", ` +
-					`FILTER}[$__rate_interval]))`, "{{status}}"}},
+					"402 a refused payment, 503 an unreachable server. Refused are connections that were too many.",
+				queries: []query{
+					{
+						`sum by (status) (rate(http_request_duration_seconds_count{status=~"[45]..", ` +
+							`FILTER}[$__rate_interval]))`, "{{status}}",
+					},
+					{rate("http_connections_refused_total", "listener", "reason"), "{{listener}}: refused, {{reason}}"},
+				},
 			},
 		}},
 		{"Idempotency", 7, []panel{

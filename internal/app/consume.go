@@ -38,6 +38,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	defer traces.shutdown()
 	reg := newRegistry(c.Version)
 	c.useTLS(log, reg, tlsfile.Collector{})
+	refused := newRefusals(reg)
 	options := consumer.Options{
 		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
 		Ordered:      o.Ordered,
@@ -58,6 +59,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
+	l = boundAdmin(l, refused)
 	log.Info("consuming", "version", c.Version, "group", o.Group, "admin", l.Addr().String())
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)

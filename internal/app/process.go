@@ -48,10 +48,13 @@ type process struct {
 	console       *consoleProcess
 	admin         net.Listener
 	server        *http.Server
+	// refused counts the connections that were too many.
+	refused *prometheus.CounterVec
 }
 
 func newProcess(c Config, log *slog.Logger) process {
-	return process{config: c, log: log, registry: newRegistry(c.Version)}
+	reg := newRegistry(c.Version)
+	return process{config: c, log: log, registry: reg, refused: newRefusals(reg)}
 }
 
 // connect makes the pool, which connects when it is used.
@@ -91,6 +94,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
+	p.admin = boundAdmin(p.admin, p.refused)
 	if err := p.guarded(); err != nil {
 		return err
 	}

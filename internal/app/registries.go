@@ -33,6 +33,7 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 	defer client.Close()
 	consuming := newRegistry(c.Version)
 	c.useTLS(log, consuming, tlsfile.Collector{})
+	newRefusals(consuming)
 	_, err = consumer.New(consumer.Options{
 		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard),
 		Registerer: consuming,

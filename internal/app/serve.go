@@ -85,7 +85,7 @@ func (p *Serve) build(ctx context.Context) error {
 	p.api, err = api.New(api.Options{
 		Pool: p.pool, Probe: p.adminPool, Redis: client, Guard: guard, Credits: p.credits, Keys: p.keys,
 		RateLimit: c.RateLimit, KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg, Trace: p.traces.requests(),
-		Tokens: tokens,
+		Tokens: tokens, AddressRateLimit: c.AddressRateLimit, TrustedProxies: c.TrustedProxies,
 	})
 	if err != nil {
 		return err
@@ -93,6 +93,7 @@ func (p *Serve) build(ctx context.Context) error {
 	if p.public, err = Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
+	p.public = boundPublic(p.public, c, p.refused)
 	return p.listen(ctx, "serve", nil, p.api.Readyz())
 }
 

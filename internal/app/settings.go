@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
@@ -81,6 +82,10 @@ type Settings struct {
 	JWTUserClaim    string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." env:"POSTHASTE_JWT_USER_CLAIM" default:"sub"`
 	JWTScopeClaim   string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." env:"POSTHASTE_JWT_SCOPE_CLAIM" default:"scope"`
 
+	AddressRateLimit string `help:"Requests per second and client address (IPv6: /64), counted before authentication; 0 is off." env:"POSTHASTE_ADDRESS_RATE_LIMIT" default:"0"`
+	TrustedProxies   string `help:"Addresses or networks (CIDR), separated by commas, of the proxies whose X-Forwarded-For is believed." env:"POSTHASTE_TRUSTED_PROXIES"`
+	MaxConnections   string `help:"Connections to the public API at once; one client address has a quarter at most, unless it is a trusted proxy." env:"POSTHASTE_MAX_CONNECTIONS" default:"10000"`
+
 	// Given are the names of the flags that were given on the command line. It is no setting: main fills it in.
 	Given []string `kong:"-"`
 }
@@ -139,6 +144,11 @@ type Config struct {
 	// AuthJWT has the API take tokens as Tokens says.
 	AuthJWT bool
 	Tokens  api.TokenOptions
+	// AddressRateLimit and TrustedProxies are those of api.Options.
+	AddressRateLimit float64
+	TrustedProxies   []netip.Prefix
+	// MaxConnections is how many connections the public listener has at once.
+	MaxConnections int
 }
 
 var (
@@ -261,12 +271,13 @@ func (s Settings) Parse() (Config, error) {
 	if s.GuardRedisURL != "" {
 		c.GuardRedisURL = p.redis("guard-redis-url", s.GuardRedisURL)
 	}
+	c.RateLimit = p.rate("rate-limit", s.RateLimit)
+	c.AddressRateLimit = p.rate("address-rate-limit", s.AddressRateLimit)
+	c.TrustedProxies = p.networks("trusted-proxies", s.TrustedProxies)
+	c.MaxConnections = int(p.number("max-connections", s.MaxConnections, 1, 1_000_000))
 	var err error
 	if c.Durability, err = sink.ParseDurability(s.RedisDurability); err != nil {
 		p.bad("redis-durability", s.RedisDurability, "none, replicas=N or aof")
-	}
-	if c.RateLimit, err = strconv.ParseFloat(s.RateLimit, 64); err != nil || !(c.RateLimit >= 0 && c.RateLimit < 1e9) {
-		p.bad("rate-limit", s.RateLimit, "requests per second, 0 for off")
 	}
 	if c.AdminReadToken != "" && (c.AdminToken == "" || c.AdminToken == c.AdminReadToken) {
 		p.faults = append(p.faults, errors.New("--admin-read-token needs --admin-token, another one"))
@@ -320,6 +331,35 @@ func (p *parser) tokens(o api.TokenOptions) {
 	if err := api.CheckJWKS(o.JWKS); err != nil {
 		p.faults = append(p.faults, fmt.Errorf("--jwt-jwks: %w", err))
 	}
+}
+
+func (p *parser) rate(name, value string) float64 {
+	perSecond, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(perSecond >= 0 && perSecond < 1e9) {
+		p.bad(name, value, "requests per second, 0 for off")
+	}
+	return perSecond
+}
+
+// networks reads addresses and CIDRs.
+func (p *parser) networks(name, value string) []netip.Prefix {
+	var list []netip.Prefix
+	for text := range strings.SplitSeq(value, ",") {
+		text = strings.TrimSpace(text)
+		if text == "" && value == "" {
+			return nil
+		}
+		n, err := netip.ParsePrefix(text)
+		if a, notAddress := netip.ParseAddr(text); notAddress == nil {
+			n, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil || n.Addr().Is4In6() || n.Addr().Zone() != "" {
+			p.bad(name, value, "addresses or networks such as 10.0.0.0/8, separated by commas")
+			return nil
+		}
+		list = append(list, n)
+	}
+	return list
 }
 
 var hostPattern = regexp.MustCompile(`^[a-zA-Z0-9._:-]{1,253}$`)

@@ -46,37 +46,40 @@ func TestParseNamesEveryFault(t *testing.T) {
 	const secret = "s3cret"
 	s := defaults(t)
 	for name, spoil := range map[string]func(s *app.Settings){
-		"postgres-url":     func(s *app.Settings) { s.PostgresURL = "mysql://u:" + secret + "@h/d" },
-		"redis-url":        func(s *app.Settings) { s.RedisURL = "redis://:" + secret + "@h/first" },
-		"http-addr":        func(s *app.Settings) { s.HTTPAddr = "localhost" },
-		"admin-addr":       func(s *app.Settings) { s.AdminAddr = ":70000" },
-		"admin-read-token": func(s *app.Settings) { s.AdminReadToken = "look" },
-		"admin-hosts":      func(s *app.Settings) { s.AdminHosts = "ops.example:9091" },
-		"admin-open":       func(s *app.Settings) { s.AdminOpen = "yes" },
-		"admin-pprof":      func(s *app.Settings) { s.AdminPprof = "1" },
-		"http-tls-key":     func(s *app.Settings) { s.HTTPTLSCert = "cert.pem" },
-		"admin-client-ca":  func(s *app.Settings) { s.AdminClientCA = "ca.pem" },
-		"schema":           func(s *app.Settings) { s.Schema = "a b" },
-		"relay-name":       func(s *app.Settings) { s.RelayName = "A" },
-		"channel-prefix":   func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
-		"stream-prefix":    func(s *app.Settings) { s.StreamPrefix = "a b" },
-		"pubsub":           func(s *app.Settings) { s.Pubsub = "maybe" },
-		"history":          func(s *app.Settings) { s.History = "soon" },
-		"restore":          func(s *app.Settings) { s.Restore = "0" },
-		"wal-budget":       func(s *app.Settings) { s.WALBudget = "1KiB" },
-		"redis-durability": func(s *app.Settings) { s.RedisDurability = "some" },
-		"window":           func(s *app.Settings) { s.Window = "0" },
-		"window-bytes":     func(s *app.Settings) { s.WindowBytes = "1" },
-		"sweep-workers":    func(s *app.Settings) { s.SweepWorkers = "17" },
-		"poison":           func(s *app.Settings) { s.Poison = "eat" },
-		"trim":             func(s *app.Settings) { s.Trim = "all" },
-		"stream-maxlen":    func(s *app.Settings) { s.StreamMaxlen = "-1" },
-		"rate-limit":       func(s *app.Settings) { s.RateLimit = "NaN" },
-		"key-max-age":      func(s *app.Settings) { s.KeyMaxAge = "-1s" },
-		"auth-keys-file":   func(s *app.Settings) { s.Auth = "keys" },
-		"drain-timeout":    func(s *app.Settings) { s.DrainTimeout = "10" },
-		"log-level":        func(s *app.Settings) { s.LogLevel = "loud" },
-		"log-format":       func(s *app.Settings) { s.LogFormat = "xml" },
+		"postgres-url":       func(s *app.Settings) { s.PostgresURL = "mysql://u:" + secret + "@h/d" },
+		"redis-url":          func(s *app.Settings) { s.RedisURL = "redis://:" + secret + "@h/first" },
+		"http-addr":          func(s *app.Settings) { s.HTTPAddr = "localhost" },
+		"admin-addr":         func(s *app.Settings) { s.AdminAddr = ":70000" },
+		"admin-read-token":   func(s *app.Settings) { s.AdminReadToken = "look" },
+		"admin-hosts":        func(s *app.Settings) { s.AdminHosts = "ops.example:9091" },
+		"admin-open":         func(s *app.Settings) { s.AdminOpen = "yes" },
+		"admin-pprof":        func(s *app.Settings) { s.AdminPprof = "1" },
+		"http-tls-key":       func(s *app.Settings) { s.HTTPTLSCert = "cert.pem" },
+		"admin-client-ca":    func(s *app.Settings) { s.AdminClientCA = "ca.pem" },
+		"schema":             func(s *app.Settings) { s.Schema = "a b" },
+		"relay-name":         func(s *app.Settings) { s.RelayName = "A" },
+		"channel-prefix":     func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
+		"stream-prefix":      func(s *app.Settings) { s.StreamPrefix = "a b" },
+		"pubsub":             func(s *app.Settings) { s.Pubsub = "maybe" },
+		"history":            func(s *app.Settings) { s.History = "soon" },
+		"restore":            func(s *app.Settings) { s.Restore = "0" },
+		"wal-budget":         func(s *app.Settings) { s.WALBudget = "1KiB" },
+		"redis-durability":   func(s *app.Settings) { s.RedisDurability = "some" },
+		"window":             func(s *app.Settings) { s.Window = "0" },
+		"window-bytes":       func(s *app.Settings) { s.WindowBytes = "1" },
+		"sweep-workers":      func(s *app.Settings) { s.SweepWorkers = "17" },
+		"poison":             func(s *app.Settings) { s.Poison = "eat" },
+		"trim":               func(s *app.Settings) { s.Trim = "all" },
+		"stream-maxlen":      func(s *app.Settings) { s.StreamMaxlen = "-1" },
+		"rate-limit":         func(s *app.Settings) { s.RateLimit = "NaN" },
+		"key-max-age":        func(s *app.Settings) { s.KeyMaxAge = "-1s" },
+		"auth-keys-file":     func(s *app.Settings) { s.Auth = "keys" },
+		"drain-timeout":      func(s *app.Settings) { s.DrainTimeout = "10" },
+		"log-level":          func(s *app.Settings) { s.LogLevel = "loud" },
+		"log-format":         func(s *app.Settings) { s.LogFormat = "xml" },
+		"address-rate-limit": func(s *app.Settings) { s.AddressRateLimit = "-1" },
+		"trusted-proxies":    func(s *app.Settings) { s.TrustedProxies = "10.0.0.1,proxy" },
+		"max-connections":    func(s *app.Settings) { s.MaxConnections = "0" },
 	} {
 		spoil(&s)
 		one := defaults(t)
@@ -87,7 +90,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		}
 	}
 	_, err := s.Parse()
-	if list := faults(err); len(list) != 31 || strings.Contains(err.Error(), secret) {
+	if list := faults(err); len(list) != 34 || strings.Contains(err.Error(), secret) {
 		t.Errorf("%d faults: %v", len(list), err)
 	}
 }

@@ -410,6 +410,12 @@ var metricNotes = []struct {
 			"histogram_quantile(0.99, sum by (le, route) (rate(http_request_duration_seconds_bucket[5m])))",
 		},
 		{
+			"http_connections_refused_total",
+			"of `total`: raise `--max-connections`, or add an instance. Of `address`: one client holds a quarter of " +
+				"them; a proxy in front belongs to `--trusted-proxies`.",
+			"sum by (listener, reason) (rate(http_connections_refused_total[5m]))",
+		},
+		{
 			"idem_requests_total",
 			"of `degraded`: Redis is unusable, Postgres decides alone. Of `replay_…`: clients repeat. Of `mismatch`: " +
 				"clients reuse keys. Of `unknown`: commits with an unknown outcome.",

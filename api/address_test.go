@@ -1,0 +1,125 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What clients write into X-Forwarded-For themselves is believed by nobody, whatever proxies are on the way.
+func TestTheAddressOfAClient(t *testing.T) {
+	t.Parallel()
+	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:1::/64")}
+	for name, c := range map[string]struct {
+		remote string
+		lines  []string
+		want   string
+	}{
+		"direct":             {"192.0.2.1:9", nil, "192.0.2.1"},
+		"spoofed":            {"192.0.2.1:9", []string{"198.51.100.1"}, "192.0.2.1"},
+		"spoofed proxy":      {"192.0.2.1:9", []string{"198.51.100.1, 10.0.0.1"}, "192.0.2.1"},
+		"proxy":              {"10.0.0.1:9", []string{"198.51.100.1"}, "198.51.100.1"},
+		"proxies":            {"10.0.0.1:9", []string{"198.51.100.1, 10.0.0.2,10.0.0.3"}, "198.51.100.1"},
+		"spoofed behind":     {"10.0.0.1:9", []string{"203.0.113.7, 198.51.100.1"}, "198.51.100.1"},
+		"spoofed as a proxy": {"10.0.0.1:9", []string{"203.0.113.7, 10.0.0.9, 198.51.100.1, 10.0.0.2"}, "198.51.100.1"},
+		"two lines":          {"10.0.0.1:9", []string{"203.0.113.7", "198.51.100.1"}, "198.51.100.1"},
+		"no header":          {"10.0.0.1:9", nil, "10.0.0.1"},
+		"empty":              {"10.0.0.1:9", []string{""}, "10.0.0.1"},
+		"malformed":          {"10.0.0.1:9", []string{"198.51.100.1, unknown"}, "10.0.0.1"},
+		"malformed behind":   {"10.0.0.1:9", []string{"203.0.113.7, x, 10.0.0.2"}, "10.0.0.2"},
+		"proxies only":       {"10.0.0.1:9", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
+		"with port":          {"10.0.0.1:9", []string{"198.51.100.1:4711"}, "198.51.100.1"},
+		"IPv6":               {"[2001:db8:1::7]:9", []string{"2001:db8:2::1"}, "2001:db8:2::1"},
+		"IPv6 with port":     {"[2001:db8:1::7]:9", []string{"[2001:db8:2::1]:80"}, "2001:db8:2::1"},
+		"IPv6 in brackets":   {"[2001:db8:1::7]:9", []string{"[2001:db8:2::1]"}, "2001:db8:2::1"},
+		"IPv4 as IPv6":       {"[::ffff:10.0.0.1]:9", []string{"::ffff:198.51.100.1"}, "198.51.100.1"},
+		"no proxy in IPv6":   {"[2001:db8:9::7]:9", []string{"2001:db8:2::1"}, "2001:db8:9::7"},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.RemoteAddr = c.remote
+		r.Header["X-Forwarded-For"] = c.lines
+		if got := clientAddress(r, proxies); got.String() != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		if got := clientAddress(r, nil); got != parseAddress(c.remote) {
+			t.Errorf("%s, without proxies: %s", name, got)
+		}
+	}
+	for a, want := range map[string]string{
+		"192.0.2.1": "192.0.2.1/32", "2001:db8::1": "2001:db8::/64", "2001:db8:0:0:ffff::": "2001:db8::/64",
+	} {
+		if got := Network(netip.MustParseAddr(a)); got.String() != want {
+			t.Errorf("%s shares the limit of %s, want %s", a, got, want)
+		}
+	}
+}
+
+// The limit of an address comes before authentication, holds for everything, and cannot be evaded by a header.
+func TestTheRateLimitOfAnAddress(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(o *Options) {
+		o.Keys, o.AddressRateLimit = testKeys(t), 0.001
+		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
+	})
+	from := func(address, path string) reply {
+		return w.do("GET", path, "", "X-Forwarded-For", "203.0.113.7, "+address, "Authorization", "Bearer nobody")
+	}
+	want(t, from("198.51.100.1", "/orders"), 401, "unauthorized")
+	for n, path := range []string{"/orders", "/.well-known/idempotency", "/nowhere"} {
+		r := w.do("GET", path, "", "X-Forwarded-For", fmt.Sprintf("203.0.113.%d, 198.51.100.1", n))
+		want(t, r, 429, "rate_limited")
+		if r.header.Get("Retry-After") == "" {
+			t.Error("no Retry-After")
+		}
+	}
+	want(t, from("198.51.100.2", "/orders"), 401, "unauthorized")
+	v := w.sibling(func(o *Options) { o.AddressRateLimit = 0.001 })
+	want(t, v.do("GET", "/openapi.yaml", "", "X-Forwarded-For", "198.51.100.3"), 200, "")
+	want(t, v.do("GET", "/openapi.yaml", "", "X-Forwarded-For", "198.51.100.4"), 429, "rate_limited")
+}
+
+// A million addresses take no more memory than some, and leave no address more than its limit while they are as many
+// as are remembered.
+func TestLimitsAreForgotten(t *testing.T) {
+	t.Parallel()
+	l := limits[int]{perSecond: 0.001}
+	for n := range 1_000_000 {
+		if l.spend(n) != 0 {
+			t.Fatalf("the first request of %d was refused", n)
+		}
+		if len(l.young)+len(l.old) > 2*maxLimits {
+			t.Fatalf("%d limits are kept", len(l.young)+len(l.old))
+		}
+		if n >= 100 && l.spend(n-100) == 0 {
+			t.Fatalf("the limit of %d was forgotten", n-100)
+		}
+	}
+}
+
+// A limit is forgotten only when forgetting it changes nothing.
+func TestForgettingALimitGivesNothingAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limits[int]{perSecond: 4}
+		const last = 5 * time.Minute
+		passed, others := 0, 0
+		// It takes all there is, and then waits for nearly as long as it takes to be as good as new.
+		for begun := time.Now(); time.Since(begun) < last; time.Sleep(30 * time.Millisecond) {
+			for others%30 == 0 && l.spend(-1) == 0 {
+				passed++
+			}
+			others++
+			l.spend(others)
+			if kept := len(l.young) + len(l.old); kept > 100 {
+				t.Fatalf("%d limits are kept of those who asked once", kept)
+			}
+		}
+		if most := 4 + 4*int(last.Seconds()); passed > most || passed < most*9/10 {
+			t.Errorf("%d requests passed, want %d at most, and nearly as many", passed, most)
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package app
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/api"
+)
+
+// adminConnections is how many connections the admin listener has at once.
+const adminConnections = 256
+
+// Reasons of refused connections.
+const (
+	refusedTotal   = "total"
+	refusedAddress = "address"
+)
+
+// newRefusals returns the metric of bounded listeners.
+func newRefusals(reg prometheus.Registerer) *prometheus.CounterVec {
+	m := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "http_connections_refused_total",
+		Help: "Connections closed at once because there were too many. A rise of total: raise --max-connections, or " +
+			"add an instance. Of address: one client has a quarter of them.",
+	}, []string{"listener", "reason"})
+	reg.MustRegister(m)
+	return m
+}
+
+// boundListener closes connections at once that are too many. It never waits for one to end: whoever holds connections
+// must not be able to keep the others in a queue.
+type boundListener struct {
+	net.Listener
+	name    string
+	refused *prometheus.CounterVec
+	// most is how many connections there may be, mostEach how many of one address. Those of proxies are not counted by
+	// address: all their clients share it.
+	most, mostEach int
+	proxies        []netip.Prefix
+
+	mu   sync.Mutex
+	open int
+	// each has the networks with connections.
+	each map[netip.Prefix]int
+}
+
+// boundPublic bounds the public listener.
+func boundPublic(l net.Listener, c Config, refused *prometheus.CounterVec) net.Listener {
+	return bound(&boundListener{
+		Listener: l, name: "public", refused: refused, most: c.MaxConnections, mostEach: max(c.MaxConnections/4, 1),
+		proxies: c.TrustedProxies,
+	})
+}
+
+// boundAdmin bounds an admin listener, whose clients are few: one of them may have all connections.
+func boundAdmin(l net.Listener, refused *prometheus.CounterVec) net.Listener {
+	return bound(&boundListener{
+		Listener: l, name: "admin", refused: refused, most: adminConnections, mostEach: adminConnections,
+	})
+}
+
+func bound(l *boundListener) net.Listener {
+	l.each = make(map[netip.Prefix]int)
+	for _, reason := range []string{refusedTotal, refusedAddress} {
+		l.refused.WithLabelValues(l.name, reason)
+	}
+	return l
+}
+
+// Accept returns the next connection that is not too many.
+func (l *boundListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from := remoteAddress(c)
+		reason := l.take(from)
+		if reason == "" {
+			return &boundConn{Conn: c, free: sync.OnceFunc(func() { l.give(from) })}, nil
+		}
+		l.refused.WithLabelValues(l.name, reason).Inc()
+		_ = c.Close()
+	}
+}
+
+// take counts a connection, or returns why there is none to be had.
+func (l *boundListener) take(from netip.Addr) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	trusted := slices.ContainsFunc(l.proxies, func(p netip.Prefix) bool { return p.Contains(from) })
+	switch {
+	case l.open >= l.most:
+		return refusedTotal
+	case l.each[api.Network(from)] >= l.mostEach && !trusted:
+		return refusedAddress
+	}
+	l.open++
+	l.each[api.Network(from)]++
+	return ""
+}
+
+// give takes back what take counted.
+func (l *boundListener) give(from netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	n := api.Network(from)
+	if l.each[n]--; l.each[n] == 0 {
+		delete(l.each, n)
+	}
+}
+
+// remoteAddress is where a connection comes from; zero where there are no addresses.
+func remoteAddress(c net.Conn) netip.Addr {
+	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
+}
+
+// boundConn is counted until it is closed.
+type boundConn struct {
+	net.Conn
+	free func()
+}
+
+// Close closes the connection, which counts no more then.
+func (c *boundConn) Close() error {
+	defer c.free()
+	return c.Conn.Close()
+}
