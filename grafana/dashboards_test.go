@@ -303,7 +303,7 @@ var unshown = map[string]string{
 	"posthaste_build_info": "a version is not a curve",
 	startedAt:              "alerts ask it which processes are young",
 	"tls_certificate_expiry_timestamp_seconds": "an alert asks it; a date is not a curve",
-	"tls_files_rejected_total":                 "an alert asks it",
+	"tls_files_rejected_total":                 "what comes of it is an alert",
 	"outbox_consumer_stream_length":            "the panels show the relay's, which sees every stream",
 }
 

@@ -46,7 +46,7 @@ func (p *parser) readSecrets(s *Settings) {
 
 // readSecret takes the one line of a file. No error quotes it.
 func (p *parser) readSecret(variable, path string, value *string) {
-	text, err := os.ReadFile(path)
+	text, err := os.ReadFile(path) //nolint:gosec // the operator names it
 	line := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	switch {
 	case err != nil: // it names the path
