@@ -192,24 +192,6 @@ func sample(text, series string) (float64, bool) {
 // secret is a password that no output may show.
 const secret = "s3cret-Passw0rd"
 
-// withPassword puts the password into a URL; the servers of the tests do not ask for one.
-func withPassword(t *testing.T, raw, host string) string {
-	t.Helper()
-	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := "default" // Redis' name for those who give none
-	if u.User != nil {
-		name = u.User.Username()
-	}
-	u.User = url.UserPassword(name, secret)
-	if host != "" {
-		u.Host = host
-	}
-	return u.String()
-}
-
 // hostOf returns host:port of a URL.
 func hostOf(t *testing.T, raw string) string {
 	t.Helper()

@@ -181,7 +181,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
-	w.pgURL = withPassword(t, w.pgURL, proxy.Addr())
+	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 	lost := func() {
 		proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	}

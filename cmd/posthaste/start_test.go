@@ -20,7 +20,7 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	w := newWorld(t)
 	proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
 	proxy.Down()
-	w.pgURL = withPassword(t, w.pgURL, proxy.Addr())
+	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 	relay, api := w.spawn("relay"), w.spawn("serve")
 	relay.waitReady(t, http.StatusServiceUnavailable, "postgres")
 	api.waitReady(t, http.StatusServiceUnavailable, "postgres")
@@ -42,7 +42,7 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	for name, out := range map[string]string{"relay": relay.output(), "serve": api.output(), "doctor": doctor.out +
 		doctor.errOut} {
-		if strings.Contains(out, secret) {
+		if strings.Contains(out, testenv.Password(w.pgURL)) {
 			t.Errorf("%s shows the password", name)
 		}
 	}
@@ -52,13 +52,13 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	name := w.db.Name + "_later"
-	w.pgURL = withPassword(t, strings.Replace(w.db.URL, "/"+w.db.Name, "/"+name, 1), "")
+	w.pgURL = strings.Replace(w.db.URL, "/"+w.db.Name, "/"+name, 1)
 	r := w.spawn("relay")
 	r.waitReady(t, http.StatusServiceUnavailable, name)
 	for _, words := range [][]string{{"mode"}, {"status"}, {"dead", "list"}} {
 		res := w.once(words...)
 		res.oneLine(t, 1, name)
-		if strings.Contains(res.errOut, secret) {
+		if strings.Contains(res.errOut, testenv.Password(w.pgURL)) {
 			t.Errorf("%v shows the password", words)
 		}
 	}
@@ -83,7 +83,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	w.db, w.oracle.DB = later, later
 	w.delivers()
-	if strings.Contains(r.output(), secret) {
+	if strings.Contains(r.output(), testenv.Password(w.pgURL)) {
 		t.Error("the relay shows the password")
 	}
 }
@@ -209,7 +209,7 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	if err := w.redis.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	w.rdURL = withPassword(t, w.rdURL, "")
+	w.rdURL = "redis://default:" + secret + "@" + w.redis.Addr()
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300})
 	load.Wait()
 	r, api := w.spawn("relay"), w.spawn("serve")
@@ -318,7 +318,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 			inModes(t, func(t *testing.T, mode string) {
 				w := newWorld(t)
 				proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
-				w.pgURL = withPassword(t, w.pgURL, proxy.Addr())
+				w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 				r := w.relayIn(mode, fmt.Sprintf("--drain-timeout=%v", drain))
 				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 				w.waitCommitted(load, 200)
