@@ -85,7 +85,7 @@ type issuerKeys struct {
 // CheckJWKS returns what is wrong with the place of a key set: an https:// URL, an http:// URL of a loopback address
 // (or localhost), or the path of a file that exists. Its errors do not quote the URL.
 func CheckJWKS(place string) error {
-	if !strings.Contains(place, "://") {
+	if isFile(place) {
 		_, err := os.Stat(place)
 		return err
 	}
@@ -94,6 +94,11 @@ func CheckJWKS(place string) error {
 		return errors.New("want an https:// URL, an http:// URL on loopback, or the path of a file")
 	}
 	return nil
+}
+
+// isFile reports whether a place is a path. A URL with a slash too few is none: errors quote paths.
+func isFile(place string) bool {
+	return !strings.Contains(place, "://") && !strings.HasPrefix(place, "http:") && !strings.HasPrefix(place, "https:")
 }
 
 func loopback(host string) bool {
@@ -106,7 +111,7 @@ func newIssuerKeys(place string) (*issuerKeys, error) {
 		return nil, fmt.Errorf("the issuer's keys: %w", err)
 	}
 	k := &issuerKeys{gap: refreshGap, wanted: make(chan struct{}, 1)}
-	if !strings.Contains(place, "://") {
+	if isFile(place) {
 		k.file = &watchedFile{path: place, what: "file of the issuer's keys"}
 		k.file.take = func(r io.Reader) (int, error) { return k.take(r, always) }
 		return k, k.file.load()

@@ -40,5 +40,15 @@ func NewHTTPServer(h http.Handler) *http.Server {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       60 * time.Second,
 		MaxHeaderBytes:    MaxHeader,
+		HTTP2:             FrameLimits(),
+	}
+}
+
+// FrameLimits bound what a connection with HTTP/2 costs, which TLS brings along. A frame takes its memory when its
+// header has come, before anything is known of who sends it: with the default, a megabyte.
+func FrameLimits() *http.HTTP2Config {
+	return &http.HTTP2Config{
+		MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: MaxBody,
+		MaxConcurrentStreams: 100,
 	}
 }

@@ -17,13 +17,14 @@ const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables". Empty when ready.
+	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables", "jwks": there are
+	// no keys to check tokens with. Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// Remedy says what an operator can do, per reason, where there is something to do.
 	Remedy []string `json:"remedy,omitempty"`
 	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction", "guard: " with
 	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short), "jwks": the keys of the tokens'
-	// issuer cannot be read.
+	// issuer cannot be read, and the last ones are used.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -38,7 +39,12 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	wg.Go(func() { degraded = s.redisTrouble(ctx) })
 	wg.Wait()
 	r.Degraded = append(newer, degraded...)
-	if s.tokens != nil && s.tokens.keys.failing.Load() {
+	switch {
+	case s.tokens == nil:
+	case !s.tokens.keys.set.Load().good():
+		r.Reasons = append(r.Reasons, "jwks")
+		r.Remedy = append(r.Remedy, "jwks: the issuer's keys cannot be read; look at the log, and at --jwt-jwks")
+	case s.tokens.keys.failing.Load():
 		r.Degraded = append(r.Degraded, "jwks")
 	}
 	return r

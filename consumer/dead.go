@@ -83,7 +83,7 @@ func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []stri
 	for _, stream := range streams {
 		name, start := DeadStream(client, stream), "-"
 		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
-			reply, err := headsScript.Run(ctx, client, []string{name}, start, min(headsPage, limit-len(list))).Slice()
+			reply, err := headsScript.RunRO(ctx, client, []string{name}, start, min(headsPage, limit-len(list))).Slice()
 			if err != nil || len(reply) < 2 {
 				return list, total, fmt.Errorf("read dead stream %q: %w", name, err)
 			}

@@ -70,7 +70,7 @@ var (
 	lookScript    = newScript(gateLua + lookLua)
 	tailScript    = newScript(tailLua)
 	trimScript    = newScript(trimLua)
-	observeScript = newScript(observeLua)
+	observeScript = newReader(observeLua)
 
 	dropGroupScript = newScript(dropGroupLua)
 
@@ -82,11 +82,20 @@ var (
 // script is a Lua script and the digest Redis knows it by.
 type script struct {
 	text, sha string
+	// eval and evalsha are the commands that call it.
+	eval, evalsha string
 }
 
 func newScript(text string) *script {
 	sum := sha1.Sum([]byte(text)) //nolint:gosec // it is how Redis names scripts
-	return &script{text: text, sha: hex.EncodeToString(sum[:])}
+	return &script{text: text, sha: hex.EncodeToString(sum[:]), eval: "eval", evalsha: "evalsha"}
+}
+
+// newReader returns a script that writes nothing, so that its caller needs no right to write.
+func newReader(text string) *script {
+	sc := newScript(text)
+	sc.eval, sc.evalsha = "eval_ro", "evalsha_ro"
+	return sc
 }
 
 // processor is what runs commands: a client, a pinned connection.
@@ -129,7 +138,7 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 	cmds := make([]*redis.Cmd, len(calls))
 	pipe := c.Pipeline()
 	for i, call := range calls {
-		cmds[i] = pipe.Do(ctx, append([]any{"evalsha", sc.sha}, call.args...)...)
+		cmds[i] = pipe.Do(ctx, append([]any{sc.evalsha, sc.sha}, call.args...)...)
 	}
 	_, err := pipe.Exec(ctx)
 	unknown := false
@@ -139,7 +148,7 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 			cmds[i].SetErr(err)
 		}
 		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
-			cmds[i] = pipe.Do(ctx, append([]any{"eval", sc.text}, call.args...)...)
+			cmds[i] = pipe.Do(ctx, append([]any{sc.eval, sc.text}, call.args...)...)
 			unknown = true
 		}
 	}

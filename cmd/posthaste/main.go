@@ -90,7 +90,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitBadUsage
 	}
 	line.Given = flagsOf(kctx)
-	config, err := line.Parse()
+	settings := line.Settings
+	if kctx.Command() == "healthcheck" {
+		settings = settings.OfAdminListener()
+	}
+	config, err := settings.Parse()
 	if err != nil {
 		for _, fault := range faults(err) {
 			fmt.Fprintln(stderr, "posthaste:", fault)

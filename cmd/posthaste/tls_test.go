@@ -37,6 +37,11 @@ func TestHealthcheckBehindTLS(t *testing.T) {
 			[]string{"--cert=" + certFlag, "--key=" + keyFlag},
 			0, "200 ok",
 		},
+		{
+			"other files are gone", nil,
+			[]string{"--http-tls-cert=gone", "--redis-ca=gone", "--auth=keys", "--auth-keys-file=gone"},
+			0, "200 ok",
+		},
 		{"half of it", nil, []string{"--cert=" + certFlag}, 2, "--key"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

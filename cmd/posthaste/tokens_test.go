@@ -70,7 +70,7 @@ func TestServeTakesTokens(t *testing.T) {
 	}
 	issuer.Close()
 	late := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
-	late.waitReady(t, http.StatusOK, "jwks")
+	late.waitReady(t, http.StatusServiceUnavailable, "jwks")
 	if got := post(late, token); got != http.StatusServiceUnavailable {
 		t.Errorf("without the issuer: %d", got)
 	}

@@ -56,10 +56,12 @@ func boundPublic(l net.Listener, c Config, refused *prometheus.CounterVec) net.L
 	})
 }
 
-// boundAdmin bounds an admin listener, whose clients are few: one of them may have all connections.
+// boundAdmin bounds an admin listener. One address may not keep the probes out, unless it is this machine's, which all
+// of its programs share.
 func boundAdmin(l net.Listener, refused *prometheus.CounterVec) net.Listener {
 	return bound(&boundListener{
-		Listener: l, name: "admin", refused: refused, most: adminConnections, mostEach: adminConnections,
+		Listener: l, name: "admin", refused: refused, most: adminConnections, mostEach: adminConnections / 4,
+		proxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"posthaste/api"
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
 	"posthaste/internal/cli"
@@ -204,7 +205,8 @@ func serve(srv *http.Server, l net.Listener) error {
 func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {
 	return withTLS(c.AdminTLS, log, &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: time.Minute,
+		// A profile takes 30 seconds. The console's stream sets a deadline for each of its messages.
+		WriteTimeout: 45 * time.Second, IdleTimeout: time.Minute, HTTP2: api.FrameLimits(),
 	})
 }
 

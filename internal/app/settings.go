@@ -234,6 +234,18 @@ func (p *parser) scheme(name, value string, schemes ...string) bool {
 	return false
 }
 
+// OfAdminListener returns the settings for whoever only asks the admin listener of a process: without the other files
+// that they name. A process goes on with what it has read of a file that is damaged later, and is well.
+func (s Settings) OfAdminListener() Settings {
+	s.HTTPTLSCert, s.HTTPTLSKey, s.HTTPClientCA = "", "", ""
+	s.RedisCA, s.RedisCert, s.RedisKey, s.RedisSkipVerify = "", "", "", "off"
+	s.Auth, s.AdminReadToken = "none", ""
+	for _, x := range s.secrets() {
+		s.Given = append(s.Given, x.flag)
+	}
+	return s
+}
+
 // Parse checks every setting and returns what they say, or one error that names every fault.
 func (s Settings) Parse() (Config, error) {
 	p := &parser{}

@@ -120,6 +120,9 @@ func TestListenersSpeakTLS(t *testing.T) {
 		}
 	}
 	for _, addr := range []string{public, admin} {
+		refusesLargeFrames(t, addr, &tls.Config{
+			RootCAs: ca.Pool, Certificates: []tls.Certificate{clients.Pair(t)}, NextProtos: []string{"h2"},
+		})
 		if code, _, err := ask(ca, "http://"+addr+"/healthz"); err != nil || code != http.StatusBadRequest {
 			t.Errorf("HTTP: %d, %v", code, err)
 		}
@@ -127,6 +130,39 @@ func TestListenersSpeakTLS(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// refusesLargeFrames announces a frame of a megabyte of HTTP/2, which the server would take the memory for, and expects
+// it to be told that this is too much (RFC 9113, 4.2).
+func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
+	t.Helper()
+	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	const settings, goAway, frameSizeError = 4, 7, 6
+	hello := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 0, 0, 0, settings, 0, 0, 0, 0, 0)
+	if _, err := conn.Write(append(hello, 0x0f, 0xff, 0xff, 0, 0, 0, 0, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		head := make([]byte, 9)
+		if _, err := io.ReadFull(conn, head); err != nil {
+			t.Fatalf("a frame of a megabyte is not refused: %v", err)
+		}
+		body := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(conn, body); err != nil {
+			t.Fatal(err)
+		}
+		if head[3] == goAway {
+			if code := body[7]; code != frameSizeError {
+				t.Errorf("a frame of a megabyte is refused with error %d", code)
+			}
+			return
+		}
 	}
 }
 

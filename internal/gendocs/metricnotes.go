@@ -167,7 +167,7 @@ var metricNotes = []struct {
 			"tls_certificate_expiry_timestamp_seconds",
 			"the certificate was replaced. By what it is used for: the public API (`http`), the admin listener " +
 				"(`admin`), or as a client of Redis (`redis`).",
-			"min by (job, instance, use) (tls_certificate_expiry_timestamp_seconds > 0) - time()",
+			"min by (job, instance, use) (tls_certificate_expiry_timestamp_seconds)",
 		},
 		{
 			"tls_files_rejected_total",

@@ -11,6 +11,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"net"
@@ -104,6 +105,12 @@ func (n Names) read(old *content) (*content, error) {
 		bytes.Equal(c.raw[2], old.raw[2]) {
 		return old, nil
 	}
+	if err := whole(c.raw[0], n.Cert); err != nil {
+		return nil, err
+	}
+	if err := whole(c.raw[2], n.CA); err != nil {
+		return nil, err
+	}
 	if n.Cert != "" {
 		pair, err := tls.X509KeyPair(c.raw[0], c.raw[1])
 		if err != nil {
@@ -118,6 +125,24 @@ func (n Names) read(old *content) (*content, error) {
 		}
 	}
 	return c, nil
+}
+
+// whole returns an error if a file has a block of PEM that cannot be read: whoever reads its certificates skips those.
+func whole(text []byte, name string) error {
+	begun := bytes.Count(text, []byte("-----BEGIN "))
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		begun--
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if begun > 0 {
+		return fmt.Errorf("%s has a damaged block of PEM, or ends within one", name)
+	}
+	return nil
 }
 
 // latest looks at the files, if the last look is long enough ago, and returns what is in use.

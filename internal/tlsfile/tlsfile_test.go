@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,22 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 	ca, dir, other := testenv.NewCA(t), t.TempDir(), t.TempDir()
 	cert, key, caFile := ca.Files(t, dir)
 	_, otherKey, _ := ca.Files(t, other)
+	// bundle is a good certificate between two others, of which the first lacks its first bytes, the last its last.
+	bundle := func(name string, first, last int) string {
+		pem, err := os.ReadFile(caFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damaged := slices.Clone(pem)
+		for i := range first {
+			damaged[len("-----BEGIN CERTIFICATE-----\n")+i] = '!'
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, slices.Concat(damaged, pem, pem[:len(pem)-last]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
 	for name, c := range map[string]struct {
 		names tlsfile.Names
 		want  string
@@ -93,6 +110,8 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 		"no key":         {tlsfile.Names{Cert: cert, Key: filepath.Join(dir, "gone")}, "gone"},
 		"another key":    {tlsfile.Names{Cert: cert, Key: otherKey}, otherKey},
 		"a key as a CA":  {tlsfile.Names{CA: key}, key},
+		"cut off":        {tlsfile.Names{CA: bundle("cut", 0, 60)}, "cut"},
+		"damaged":        {tlsfile.Names{CA: bundle("damaged", 1, 0)}, "damaged"},
 	} {
 		if _, err := tlsfile.Load(c.names); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
