@@ -123,7 +123,12 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 		if _, err := w.Write(b); err != nil {
 			return err
 		}
-		return rc.Flush()
+		if err := rc.Flush(); err != nil {
+			return err
+		}
+		// HTTP/2 resets a stream whose deadline passes while nothing is written, HTTP/1 does not.
+		_ = rc.SetWriteDeadline(time.Time{})
+		return nil
 	}
 	first, _ := json.Marshal(c.assemble(time.Now()))
 	if write(bytes.Join([][]byte{[]byte("retry: 1000\nevent: state\ndata: "), first, []byte("\n\n")}, nil)) != nil {
