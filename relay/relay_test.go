@@ -155,7 +155,7 @@ func TestWhatFailsAgainAndAgainIsCounted(t *testing.T) {
 		gone.Store(false)
 		pass(70 * time.Second)
 		said("without an adoption", map[string]int{
-			"relay session works again\" component=relay failures=1": 1, "seconds=70": 1, "phase ended": 3,
+			"relay session works again\" component=relay failures=1": 1, "seconds=7": 1, "phase ended": 3,
 		})
 		refuses.Store(false)
 		pass(70 * time.Second)
