@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/link"
 	"posthaste/internal/testenv"
 )
 
@@ -18,7 +19,7 @@ type replicated struct {
 	*world
 	server, standby *testenv.Server
 	// link is how the standby hears of the server, front where everybody looks for the primary.
-	link, front *testenv.Switch
+	link, front *link.Link
 }
 
 func newReplicated(t *testing.T, mode string) *replicated {

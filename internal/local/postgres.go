@@ -35,7 +35,7 @@ type Postgres struct {
 	bin  string
 	args []string
 	cred *syscall.Credential
-	proc *process
+	proc *Process
 	out  *tail
 }
 
@@ -216,11 +216,11 @@ func (p *Postgres) run(ctx context.Context) error {
 		if err = p.ping(ctx); err == nil {
 			return nil
 		}
-		if !p.proc.running() {
+		if !p.proc.Running() {
 			return fmt.Errorf("postgres ended while starting: %s", p.out)
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			_ = p.proc.stop(syscall.SIGQUIT, 5*time.Second)
+			_ = p.proc.Stop(syscall.SIGQUIT, 5*time.Second)
 			return fmt.Errorf("postgres does not answer: %w: %s", err, p.out)
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -251,7 +251,7 @@ func (p *Postgres) Stop(mode string) error {
 	if !ok {
 		return fmt.Errorf("unknown stop mode %q", mode)
 	}
-	return p.proc.stop(sig, 30*time.Second)
+	return p.proc.Stop(sig, 30*time.Second)
 }
 
 // Start starts a stopped server again, on the same port and data. Settings given here are added.

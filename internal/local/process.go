@@ -15,19 +15,25 @@ import (
 	"time"
 )
 
-// process is a child whose life is bound to this process's.
-type process struct {
+// Process is a child whose life is bound to this process's.
+type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error
 }
 
+// StartProcess runs cmd in a process group of its own, so that it does not get what a terminal sends to this process.
+// Whatever ends this process sends deathSignal to the child.
+func StartProcess(cmd *exec.Cmd, deathSignal syscall.Signal) (*Process, error) {
+	return start(cmd, deathSignal, nil)
+}
+
 // start runs cmd. The starting thread is kept until the child ends, because Linux sends the parent-death signal when
 // the thread that forked dies, not the process.
-func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*process, error) {
+func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: cred}
 	dieWithParent(cmd.SysProcAttr, deathSignal)
-	p := &process{cmd: cmd, done: make(chan struct{})}
+	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, after the child
@@ -43,7 +49,8 @@ func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) 
 	return p, <-started
 }
 
-func (p *process) running() bool {
+// Running tells whether it has not ended yet.
+func (p *Process) Running() bool {
 	select {
 	case <-p.done:
 		return false
@@ -52,23 +59,29 @@ func (p *process) running() bool {
 	}
 }
 
-// signal sends sig; a process that is gone already is no error.
-func (p *process) signal(sig os.Signal) error {
+// Signal sends sig; a process that is gone already is no error.
+func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	return nil
 }
 
-// stop sends sig and waits; after the grace period it kills.
-func (p *process) stop(sig os.Signal, grace time.Duration) error {
-	if err := p.signal(sig); err != nil {
+// PID is the number of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// ExitCode is that of a process that has ended; -1 if a signal has ended it.
+func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
+
+// Stop sends sig and waits; after the grace period it kills.
+func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
+	if err := p.Signal(sig); err != nil {
 		return err
 	}
 	select {
 	case <-p.done:
 	case <-time.After(grace):
-		_ = p.signal(syscall.SIGKILL)
+		_ = p.Signal(syscall.SIGKILL)
 		<-p.done
 	}
 	return nil

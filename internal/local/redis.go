@@ -29,7 +29,7 @@ type Redis struct {
 	bin    string
 	config []string
 	tls    *tls.Config // of a client; nil: the server speaks no TLS
-	proc   *process
+	proc   *Process
 	out    *tail
 }
 
@@ -111,11 +111,11 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 		if err = r.ping(ctx); err == nil {
 			return nil
 		}
-		if !r.proc.running() {
+		if !r.proc.Running() {
 			return fmt.Errorf("redis ended while starting: %s", r.out)
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			_ = r.proc.stop(syscall.SIGKILL, time.Second)
+			_ = r.proc.Stop(syscall.SIGKILL, time.Second)
 			return fmt.Errorf("redis does not answer: %w: %s", err, r.out)
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -147,10 +147,10 @@ func (r *Redis) URL() string {
 }
 
 // Stop asks the server to shut down and waits for it.
-func (r *Redis) Stop() error { return r.proc.stop(syscall.SIGTERM, 30*time.Second) }
+func (r *Redis) Stop() error { return r.proc.Stop(syscall.SIGTERM, 30*time.Second) }
 
 // Kill ends the server with SIGKILL and waits for it.
-func (r *Redis) Kill() error { return r.proc.stop(syscall.SIGKILL, 5*time.Second) }
+func (r *Redis) Kill() error { return r.proc.Stop(syscall.SIGKILL, 5*time.Second) }
 
 // Signal sends sig, for example SIGSTOP and SIGCONT.
-func (r *Redis) Signal(sig os.Signal) error { return r.proc.signal(sig) }
+func (r *Redis) Signal(sig os.Signal) error { return r.proc.Signal(sig) }
