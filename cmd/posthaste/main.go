@@ -50,7 +50,10 @@ type commandLine struct {
 	Version     versionCmd     `cmd:"" help:"Print the version."`
 	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`
 	Demo        demoCmd        `cmd:"" help:"Run everything on its own servers and show events arriving."`
+	Prove       proveCmd       `cmd:"" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
+
+	ProveConsumer proveConsumerCmd `cmd:"" hidden:"" help:"Consume for a campaign of posthaste prove."`
 }
 
 // quiet drops what the Redis client prints on its own: every error it meets is returned, and named in our words.

@@ -1,0 +1,102 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"posthaste/consumer"
+	"posthaste/consumer/inbox"
+	"posthaste/internal/app"
+	"posthaste/sql"
+)
+
+// The consumer groups, each with the table that it has its effects in.
+const (
+	groupInbox = "prove-inbox"
+	groupPlain = "prove-plain"
+
+	// The tables have no unique keys on purpose: the inbox alone prevents a second effect, and without it there may be
+	// one.
+	createEffects = `CREATE TABLE IF NOT EXISTS prove_effect (event uuid NOT NULL);
+CREATE TABLE IF NOT EXISTS prove_delivery (event uuid NOT NULL);`
+	insertEffect   = "INSERT INTO prove_effect (event) VALUES ($1)"
+	insertDelivery = "INSERT INTO prove_delivery (event) VALUES ($1)"
+)
+
+// effects are what consumers do with the orders, in Postgres, with and without the inbox.
+type effects struct {
+	stage *stage
+	truth *truth
+}
+
+func newEffects(s *stage, t *truth) *effects { return &effects{s, t} }
+
+// prepare makes the tables.
+func (e *effects) prepare(ctx context.Context) error {
+	_, err := e.stage.pool.Exec(ctx, createEffects)
+	return err
+}
+
+// Consume is what the children of a campaign run that consume: a member of both groups, until ctx ends.
+func Consume(ctx context.Context, c app.Config) error {
+	log := c.Logger()
+	client, err := c.ReaderClient()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	config, err := sql.PoolConfig(c.PostgresURL, c.Schema, "prove consumer")
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	handlers := map[string]consumer.Handler{
+		groupInbox: func(ctx context.Context, ev consumer.Event) error {
+			err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				first, err := inbox.Once(ctx, tx, groupInbox, ev.ID)
+				if err != nil || !first {
+					return err
+				}
+				_, err = tx.Exec(ctx, insertEffect, ev.ID)
+				return err
+			})
+			return unavailable(err)
+		},
+		groupPlain: func(ctx context.Context, ev consumer.Event) error {
+			_, err := pool.Exec(ctx, insertDelivery, ev.ID)
+			return unavailable(err)
+		},
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	for group, handler := range handlers {
+		cons, err := consumer.New(consumer.Options{
+			Client: client, Group: group, Streams: []string{c.StreamPrefix + "order"}, Handler: handler,
+			DrainTimeout: c.DrainTimeout, Logger: log,
+		})
+		if err != nil {
+			return err
+		}
+		g.Go(func() error { return cons.Run(gctx) })
+	}
+	if err := g.Wait(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// unavailable says that the event is not at fault.
+func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return consumer.Unavailable(err)
+}

@@ -1,0 +1,247 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/pause"
+)
+
+// postgresFaults are done to Postgres, to the sessions in it, and to the slot and the publication.
+func postgresFaults() []*fault {
+	return []*fault{
+		{
+			name: "postgres-immediate", about: "Postgres stopped without a checkpoint, and started again",
+			touches: touchesPostgres, most: 3 * time.Second, inject: postgresStopped("immediate"),
+		},
+		{
+			name: "postgres-fast", about: "Postgres stopped in order, and started again", touches: touchesPostgres,
+			most: 3 * time.Second, inject: postgresStopped("fast"),
+		},
+		{
+			name: "backends-terminated", about: "every session of posthaste and of the writers is ended",
+			touches: touchesSessions,
+			inject: statement("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE " +
+				"'posthaste%' OR application_name = 'prove writer'"),
+		},
+		{
+			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
+			touches: touchesSessions,
+			inject: statement("SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) " +
+				"WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'posthaste%'"),
+		},
+		{
+			name: "slot-dropped", about: "the slot is dropped under the relay", touches: touchesSlot,
+			inject: slotDropped,
+		},
+		{
+			name: "slot-advanced", about: "the slot is advanced by hand, past what nobody has read",
+			touches: touchesSlot, inject: slotAdvanced,
+		},
+		{
+			name: "slot-invalidated", about: "the slot is invalidated, because it holds back too much WAL",
+			touches: touchesSlot, least: time.Second, most: 2 * time.Second, inject: slotInvalidated,
+		},
+		{
+			name: "publication-dropped", about: "the publication is dropped", touches: touchesSlot,
+			inject: statement("DROP PUBLICATION IF EXISTS posthaste"),
+		},
+		{
+			name: "publication-altered", about: "the table is taken out of the publication", touches: touchesSlot,
+			inject: statement("ALTER PUBLICATION posthaste DROP TABLE outbox"),
+		},
+		{
+			name: "transaction-open", about: "a transaction with an id stays open", touches: touchesLoad,
+			least: 5 * time.Second, most: 30 * time.Second, inject: transactionOpen,
+		},
+		{
+			name: "transaction-prepared", about: "a prepared transaction with events waits, and is committed or not",
+			touches: touchesLoad, least: 3 * time.Second, most: 15 * time.Second, inject: transactionPrepared,
+		},
+		{
+			name: "commits-held", about: "synchronous replication holds back every commit", touches: touchesPostgres,
+			least: 2 * time.Second, most: 10 * time.Second,
+			inject: setting("synchronous_standby_names", "nobody"),
+		},
+		{
+			name: "postgres-read-only", about: "new transactions may not write", touches: touchesPostgres,
+			least: time.Second, most: 8 * time.Second, inject: setting("default_transaction_read_only", "on"),
+		},
+	}
+}
+
+// postgresStopped stops Postgres, and starts it again.
+func postgresStopped(mode string) injection {
+	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		err := c.stage.pg.Stop(mode)
+		return "", func(ctx context.Context) error { return c.stage.pg.Start(ctx) }, err
+	}
+}
+
+// statement runs one as the superuser.
+func statement(text string) injection {
+	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		_, err := c.exec(ctx, text)
+		return "", nil, err
+	}
+}
+
+// exec runs a statement as the superuser, within a time.
+func (c *campaign) exec(ctx context.Context, text string, args ...any) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	tag, err := c.stage.pool.Exec(ctx, text, args...)
+	return tag.RowsAffected(), err
+}
+
+// setting changes one of the server's settings, and puts it back.
+func setting(name, value string) injection {
+	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		change := func(ctx context.Context, stmt string) error {
+			// Not by the pool: its sessions may be bound by what is changed.
+			conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+			if err != nil {
+				return errors.New("no connection to Postgres")
+			}
+			defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+			if _, err = conn.Exec(ctx, "SET default_transaction_read_only = off"); err == nil {
+				_, err = conn.Exec(ctx, stmt)
+			}
+			if err == nil {
+				_, err = conn.Exec(ctx, "SELECT pg_reload_conf()")
+			}
+			return err
+		}
+		err := change(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", name, value))
+		return value, func(ctx context.Context) error { return change(ctx, "ALTER SYSTEM RESET "+name) }, err
+	}
+}
+
+// endReader ends whoever reads from the slot.
+const endReader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active"
+
+// withSlot does something to the slot while nobody reads from it. The relay is quick to take it again.
+func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
+	for range 20 {
+		if _, err = c.exec(ctx, endReader, c.slot()); err != nil {
+			return err
+		}
+		var n int64
+		if n, err = c.exec(ctx, text, c.slot()); err == nil && n > 0 {
+			return nil
+		}
+		if n == 0 && err == nil {
+			err = errors.New("there is no slot")
+		}
+		pause.For(ctx, 50*time.Millisecond)
+	}
+	return err
+}
+
+func slotDropped(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	return "", nil, c.withSlot(ctx,
+		"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1")
+}
+
+func slotAdvanced(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	return "", nil, c.withSlot(ctx, "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) "+
+		"FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
+}
+
+// slotInvalidated has the slot hold back more than the server allows, while no relay can help it.
+func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	_, limit, err := setting("max_slot_wal_keep_size", "1MB")(ctx, c, r)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, p := range c.relays {
+		err = errors.Join(err, p.freeze())
+	}
+	_, eerr := c.exec(ctx, endReader, c.slot())
+	err = errors.Join(err, eerr)
+	for range 8 {
+		_, werr := c.exec(ctx, "SELECT pg_logical_emit_message(false, 'prove', repeat('x', 8 << 20))")
+		_, serr := c.exec(ctx, "SELECT pg_switch_wal()")
+		err = errors.Join(err, werr, serr)
+	}
+	_, cerr := c.exec(ctx, "CHECKPOINT")
+	return "", func(ctx context.Context) (err error) {
+		for _, p := range c.relays {
+			err = errors.Join(err, p.thaw())
+		}
+		return errors.Join(err, limit(ctx))
+	}, errors.Join(err, cerr)
+}
+
+// transactionOpen keeps a transaction open that has an id.
+func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+	if err != nil {
+		return "", nil, errors.New("no connection to Postgres")
+	}
+	_, err = conn.Exec(ctx, "BEGIN; SELECT pg_current_xact_id(); SELECT pg_logical_emit_message(true, 'prove', '')")
+	return "", func(ctx context.Context) error {
+		_ = conn.Close(ctx) // which rolls it back; the server may have ended it
+		return nil
+	}, err
+}
+
+// transactionPrepared prepares a transaction with events, and commits it or not at the end.
+func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	a := c.truth.newAggregate(types[r.IntN(len(types))])
+	name := fmt.Sprintf("prove-%d", a.number)
+	j := &job{truth: c.truth, pad: padding(r, 50)}
+	const events = 5
+	finish, result := "ROLLBACK PREPARED", no
+	if r.IntN(2) == 0 {
+		finish, result = "COMMIT PREPARED", yes
+	}
+	settle := func(o outcome) {
+		for _, p := range j.parts {
+			c.truth.end(p.first, p.n, o)
+		}
+	}
+	err := func() error {
+		conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+		if err != nil {
+			return errors.New("no connection to Postgres")
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+		tx, err := conn.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if err := j.insert(ctx, tx, a, events); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, fmt.Sprintf("PREPARE TRANSACTION '%s'", name))
+		return err
+	}()
+	if err != nil {
+		// It may be prepared, if the answer was lost: a name that is not there is no harm.
+		_, rerr := c.exec(ctx, fmt.Sprintf("ROLLBACK PREPARED '%s'", name))
+		if rerr != nil {
+			settle(unknown)
+		} else {
+			settle(no)
+		}
+		return "", nil, err
+	}
+	return finish, func(ctx context.Context) (err error) {
+		text := fmt.Sprintf("%s '%s'", finish, name)
+		for range 100 { // Postgres may be away for a while
+			if _, err = c.exec(ctx, text); err == nil {
+				settle(result)
+				return nil
+			}
+			pause.For(ctx, 200*time.Millisecond)
+		}
+		settle(unknown)
+		return fmt.Errorf("%s: %w", text, err)
+	}, nil
+}

@@ -1,0 +1,145 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+)
+
+// stopGrace is how long an orderly stop may take: longer than the drain timeout of the processes.
+const stopGrace = 30 * time.Second
+
+// processFaults end, freeze and stop the processes.
+func processFaults() []*fault {
+	relay := func(c *campaign, r *rand.Rand) []*process { return one(c.relays, r) }
+	relays := func(c *campaign, _ *rand.Rand) []*process { return c.relays }
+	serve := func(c *campaign, r *rand.Rand) []*process { return one(c.serves, r) }
+	consumer := func(c *campaign, r *rand.Rand) []*process { return one(c.consumers, r) }
+	return []*fault{
+		{
+			name: "relay-kill", about: "SIGKILL to a relay", touches: touchesRelays, most: 3 * time.Second,
+			inject: killed(relay),
+		},
+		{
+			name: "relay-kill-all", about: "SIGKILL to all relays at once", touches: touchesRelays,
+			most: 3 * time.Second, inject: killed(relays),
+		},
+		{
+			name: "relay-freeze", about: "SIGSTOP and SIGCONT to a relay", touches: touchesRelays,
+			least: time.Second, most: 15 * time.Second, inject: frozen(relay),
+		},
+		{
+			name: "relay-stop", about: "an orderly stop of a relay, which has to end with exit code 0",
+			touches: touchesRelays, most: 2 * time.Second, inject: stopped(relay),
+		},
+		{
+			name: "serve-kill", about: "SIGKILL to an API", touches: touchesServe, most: 2 * time.Second,
+			inject: killed(serve),
+		},
+		{
+			name: "serve-freeze", about: "SIGSTOP and SIGCONT to an API", touches: touchesServe, least: time.Second,
+			most: 10 * time.Second, inject: frozen(serve),
+		},
+		{
+			name: "serve-stop", about: "an orderly stop of an API", touches: touchesServe, most: 2 * time.Second,
+			inject: stopped(serve),
+		},
+		{
+			name: "consumer-kill", about: "SIGKILL to a consumer", touches: touchesConsumers, most: 2 * time.Second,
+			inject: killed(consumer),
+		},
+		{
+			name: "consumer-freeze", about: "SIGSTOP and SIGCONT to a consumer", touches: touchesConsumers,
+			least: time.Second, most: 10 * time.Second, inject: frozen(consumer),
+		},
+		{
+			name: "mode-flap", about: "the desired mode changes every 300 ms", touches: touchesMode,
+			inject: flap, least: 2 * time.Second, most: 6 * time.Second,
+		},
+	}
+}
+
+// one chooses a process.
+func one(list []*process, r *rand.Rand) []*process {
+	if len(list) == 0 {
+		return nil
+	}
+	i := r.IntN(len(list))
+	return list[i : i+1]
+}
+
+// choice selects processes.
+type choice func(c *campaign, r *rand.Rand) []*process
+
+// injection is fault.inject.
+type injection func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
+
+// each does to all that are chosen, and undoes.
+func each(choose choice, do, undo func(ctx context.Context, p *process) error) injection {
+	return func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error) {
+		list := choose(c, r)
+		for i, p := range list {
+			if i > 0 {
+				what += ", "
+			}
+			what += p.name
+			err = errors.Join(err, do(ctx, p))
+		}
+		return what, func(ctx context.Context) (err error) {
+			for _, p := range list {
+				err = errors.Join(err, undo(ctx, p))
+			}
+			return err
+		}, err
+	}
+}
+
+func restart(_ context.Context, p *process) error { return p.start() }
+
+func killed(choose choice) injection {
+	return each(choose, func(_ context.Context, p *process) error { return p.kill() }, restart)
+}
+
+func frozen(choose choice) injection {
+	return each(choose, func(_ context.Context, p *process) error { return p.freeze() },
+		func(_ context.Context, p *process) error { return p.thaw() })
+}
+
+func stopped(choose choice) injection {
+	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+		return each(choose, func(_ context.Context, p *process) error {
+			code, err := p.stop(stopGrace)
+			if err == nil && code != 0 {
+				c.broke(&breach{
+					Promise: "exit", At: time.Now(),
+					What: fmt.Sprintf("%s ended with exit code %d after SIGTERM", p.name, code),
+				})
+			}
+			return err
+		}, restart)(ctx, c, r)
+	}
+}
+
+// flap changes the desired mode until it is healed.
+func flap(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ctx.Err() == nil; i++ {
+			mode := []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModeAuto}[i%3]
+			_ = c.desire(ctx, mode) // Postgres may be away
+			pause.For(ctx, 300*time.Millisecond)
+		}
+	}()
+	return "", func(context.Context) error {
+		stop()
+		<-done
+		return nil
+	}, nil
+}

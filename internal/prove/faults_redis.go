@@ -1,0 +1,109 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+
+	"posthaste/internal/link"
+	"posthaste/internal/pause"
+)
+
+// redisFaults are done to Redis.
+func redisFaults() []*fault {
+	return []*fault{
+		{
+			name: "redis-kill", about: "SIGKILL to Redis, which restarts with its append-only file",
+			touches: touchesRedis, most: 3 * time.Second, forgets: true,
+			inject: func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+				err := c.stage.leading().Kill()
+				return "", c.stage.restart, err
+			},
+		},
+		{
+			name: "redis-freeze", about: "SIGSTOP and SIGCONT to Redis", touches: touchesRedis, least: time.Second,
+			most: 10 * time.Second,
+			inject: func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+				rd := c.stage.leading()
+				err := rd.Signal(syscall.SIGSTOP)
+				return "", func(context.Context) error { return rd.Signal(syscall.SIGCONT) }, err
+			},
+		},
+		{
+			name: "redis-script-flush", about: "SCRIPT FLUSH", touches: touchesRedis,
+			inject: func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+				return "", nil, c.stage.client.ScriptFlush(ctx).Err()
+			},
+		},
+		{
+			name: "redis-full", about: "Redis is out of memory", touches: touchesRedis, least: time.Second,
+			most: 8 * time.Second, inject: redisSetting("maxmemory", "1", "0"),
+		},
+		{
+			name: "redis-refuses", about: "Redis refuses writes, because it wants more replicas than it has",
+			touches: touchesRedis, least: time.Second, most: 8 * time.Second,
+			inject: redisSetting("min-replicas-to-write", "9", "0"),
+		},
+		{
+			name: "redis-read-only", about: "Redis is made a replica of a server that is not there, and back",
+			touches: touchesRedis, least: time.Second, most: 8 * time.Second, forgets: true, inject: redisReadOnly,
+		},
+		{
+			name: "redis-flushall", about: "FLUSHALL", touches: touchesRedis, forgets: true,
+			inject: func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+				return "", nil, c.stage.client.FlushAll(ctx).Err()
+			},
+		},
+		{
+			name: "redis-failover", about: "Redis is killed, and its replica, which is up to a second behind, leads",
+			touches: touchesRedis, forgets: true, least: time.Second, most: 4 * time.Second, inject: redisFailover,
+		},
+	}
+}
+
+// redisSetting changes a setting of the leading server, and puts it back.
+func redisSetting(name, value, normal string) injection {
+	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		err := c.stage.client.ConfigSet(ctx, name, value).Err()
+		return "", func(ctx context.Context) error { return c.stage.client.ConfigSet(ctx, name, normal).Err() }, err
+	}
+}
+
+// redisReadOnly makes the leading server a replica of nobody.
+func redisReadOnly(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	err := c.stage.client.SlaveOf(ctx, "127.0.0.1", "1").Err()
+	return "", func(ctx context.Context) error { return c.stage.client.SlaveOf(ctx, "no", "one").Err() }, err
+}
+
+// redisFailover has the replica fall behind, kills the server and promotes the replica. In the end the old server is
+// the replica.
+func redisFailover(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	s := c.stage
+	if err := s.replicaInStep(ctx); err != nil {
+		return "", nil, err
+	}
+	behind := time.Duration(r.IntN(1000)) * time.Millisecond
+	s.replication.Set(link.Trouble{Stall: true})
+	pause.For(ctx, behind)
+	err := s.leading().Kill()
+	s.replication.Set(link.Trouble{Refuse: true}) // what the replica has not got is lost
+	err = errors.Join(err, s.failOver(context.WithoutCancel(ctx)))
+	s.replication.Set(link.Trouble{})
+	return fmt.Sprintf("%v behind", behind), s.follow, err
+}
+
+// replicaInStep waits until the replica is connected: one that never was has nothing to lead with.
+func (s *stage) replicaInStep(ctx context.Context) error {
+	for range 100 {
+		info, err := s.client.InfoMap(ctx, "replication").Result()
+		if err == nil && info["Replication"]["connected_slaves"] == "1" &&
+			s.client.Wait(ctx, 1, time.Second).Val() == 1 {
+			return nil
+		}
+		pause.For(ctx, 100*time.Millisecond)
+	}
+	return errors.New("the replica is not in step")
+}

@@ -1,0 +1,54 @@
+package prove
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// page is the report as Markdown.
+func (r *Report) page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# A campaign of faults\n\n%s, on %s with %d cores", r.At.Format("2006-01-02 15:04 UTC"),
+		r.Machine.Platform, r.Machine.Cores)
+	for _, name := range slices.Sorted(maps.Keys(r.Machine.Versions)) {
+		fmt.Fprintf(&b, ", %s %s", name, r.Machine.Versions[name])
+	}
+	fmt.Fprintf(&b, ".\n\n```sh\n%s\n```\n\n", r.Command)
+	b.WriteString(r.result())
+	b.WriteString("\n![timeline](timeline.svg)\n")
+	if r.Broken != nil {
+		fmt.Fprintf(&b, "\n## Broken: %s\n\n%s\n\n```\n%s\n```\n", r.Broken.Promise, r.Broken.What,
+			strings.Join(r.Story, "\n"))
+	}
+	return b.String()
+}
+
+// result are the sentences and tables of the report.
+func (r *Report) result() string {
+	var b strings.Builder
+	for _, line := range r.sentences() {
+		fmt.Fprintf(&b, "- %s\n", line)
+	}
+	b.WriteString("\n| fault | what is done | alone | in pairs | recovery, median | worst |\n|---|---|---|---|---|---|\n")
+	for _, k := range r.Kinds {
+		fmt.Fprintf(&b, "| `%s` | %s | %d | %d | %.1f s | %.1f s |\n", k.Name, k.About, k.Alone, k.InPairs, k.Median,
+			k.Worst)
+	}
+	b.WriteString("\n| figure, the largest of the relays | at a quarter | at the end | at most |\n|---|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(r.Growth)) {
+		g := r.Growth[name]
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "relay "), figure(name, g.Quarter),
+			figure(name, g.End), figure(name, g.Most))
+	}
+	return b.String()
+}
+
+// figure says a number in its unit.
+func figure(name string, v float64) string {
+	if strings.HasSuffix(name, "_bytes") {
+		return fmt.Sprintf("%.0f MiB", v/(1<<20))
+	}
+	return fmt.Sprintf("%.0f", v)
+}

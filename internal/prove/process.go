@@ -1,0 +1,182 @@
+package prove
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"posthaste/internal/local"
+)
+
+// process is a child: this binary again, with a command. It keeps its addresses and its log over restarts.
+type process struct {
+	name string
+	args []string
+	env  []string
+	// admin and http are its addresses; http is empty if it has none.
+	admin, http string
+	log         string
+	// out takes what it prints; nil is for nobody.
+	out   io.Writer
+	holds []*os.File // of its ports
+
+	mu     sync.Mutex
+	proc   *local.Process
+	frozen bool
+	// starts counts its lives.
+	starts int
+}
+
+// newProcess prepares a child that is not started yet. Its log goes to a file in dir.
+func newProcess(name, dir string, env []string, args ...string) (*process, error) {
+	p := &process{name: name, env: env, log: filepath.Join(dir, name+".log"), args: args}
+	addr := func() (string, error) {
+		port, hold, err := local.ReservePort()
+		if err != nil {
+			return "", err
+		}
+		p.holds = append(p.holds, hold)
+		return fmt.Sprintf("127.0.0.1:%d", port), nil
+	}
+	var err error
+	if p.admin, err = addr(); err != nil {
+		return nil, err
+	}
+	p.args = append(p.args, "--admin-addr="+p.admin)
+	if args[0] == "serve" {
+		if p.http, err = addr(); err != nil {
+			return nil, err
+		}
+		p.args = append(p.args, "--http-addr="+p.http)
+	}
+	return p, nil
+}
+
+// start starts the child, if it is not running.
+func (p *process) start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proc != nil && p.proc.Running() {
+		return nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this binary: %w", err)
+	}
+	file, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the log of %s: %w", p.name, err)
+	}
+	defer file.Close() // the child has its own
+	cmd := exec.Command(exe, p.args...) //nolint:noctx // ended by the campaign, in its own way
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.Stderr = file
+	if p.out != nil {
+		cmd.Stdout = p.out
+	}
+	if p.proc, err = local.StartProcess(cmd, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("start %s: %w", p.name, err)
+	}
+	p.frozen = false
+	p.starts++
+	return nil
+}
+
+// kill ends it with SIGKILL, frozen or not.
+func (p *process) kill() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.proc.Stop(syscall.SIGKILL, 10*time.Second)
+}
+
+// stop ends it in order, and returns its exit code.
+func (p *process) stop(grace time.Duration) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.proc.Running() {
+		return 0, nil
+	}
+	err := p.proc.Stop(syscall.SIGTERM, grace)
+	return p.proc.ExitCode(), err
+}
+
+// freeze stops its time, thaw lets it go on.
+func (p *process) freeze() error { return p.halt(syscall.SIGSTOP, true) }
+func (p *process) thaw() error   { return p.halt(syscall.SIGCONT, false) }
+
+func (p *process) halt(s syscall.Signal, frozen bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.frozen = frozen
+	return p.proc.Signal(s)
+}
+
+// ended tells whether it has ended, and with which exit code.
+func (p *process) ended() (bool, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proc == nil || p.proc.Running() {
+		return false, 0
+	}
+	return true, p.proc.ExitCode()
+}
+
+// close ends it and gives its ports back.
+func (p *process) close() {
+	if p.proc != nil {
+		_ = p.kill()
+	}
+	for _, h := range p.holds {
+		_ = h.Close()
+	}
+}
+
+// readiness is what /readyz of a process says.
+type readiness struct {
+	Status   int      `json:"-"`
+	Role     string   `json:"role"`
+	Reasons  []string `json:"reasons"`
+	Degraded []string `json:"degraded"`
+}
+
+// ready asks /readyz. Status 0 is no answer.
+func (p *process) ready(ctx context.Context) readiness {
+	var r readiness
+	status, err := p.get(ctx, "/readyz", func(body io.Reader) error { return json.NewDecoder(body).Decode(&r) })
+	if err != nil {
+		return readiness{}
+	}
+	r.Status = status
+	return r
+}
+
+// errAnswer is an answer that cannot be read.
+var errAnswer = errors.New("no answer")
+
+// get asks its admin listener.
+func (p *process) get(ctx context.Context, path string, read func(body io.Reader) error) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if err := read(resp.Body); err != nil {
+		return 0, fmt.Errorf("%w: %w", errAnswer, err)
+	}
+	return resp.StatusCode, nil
+}

@@ -1,0 +1,491 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// Options are what a campaign is.
+type Options struct {
+	// Seed chooses what is done; 0 chooses a seed.
+	Seed uint64
+	// Duration is how long faults are injected. Start and verification come on top.
+	Duration time.Duration
+	// Faults are names of faults, separated by commas, or all.
+	Faults string
+	// Relays is how many relays run.
+	Relays int
+	// Rate is events per second, beside the orders and credits.
+	Rate int
+	// JSON prints the report as JSON instead of tables.
+	JSON bool
+	// Report is a folder for the report as JSON and Markdown, its chart, and the logs of the processes. Empty: none is
+	// kept.
+	Report string
+	// Dir is where servers keep their data. Empty is the folder for temporary files.
+	Dir string
+	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	PGBin, RedisBin string
+}
+
+const (
+	// stuckAfter is how long after a fault everything has to flow again.
+	stuckAfter = 3 * time.Minute
+	// startWithin is how long the processes may take until events flow at the start.
+	startWithin = 2 * time.Minute
+	// flowing is how old the oldest event may be while events flow.
+	flowing = 3 * time.Second
+	// restoreSpan is the relays' --restore: what Redis loses comes back as far back as this.
+	restoreSpan = 10 * time.Minute
+)
+
+// errBroken is why a campaign ends early.
+var errBroken = errors.New("a promise is broken")
+
+// campaign is one run.
+type campaign struct {
+	options Options
+	config  app.Config
+	log     *slog.Logger
+	logs    string // folder of the processes' logs
+
+	stage     *stage
+	truth     *truth
+	pass      *pass
+	orders    *orders
+	writers   *writers
+	shop      *shop
+	effects   *effects
+	honesty   *honesty
+	relays    []*process
+	serves    []*process
+	consumers []*process
+	progress  *progress
+	report    *Report
+
+	// forgetting is until when Redis may have forgotten something, in nanoseconds since 1970.
+	forgetting atomic.Int64
+	// troubled tells that a fault is at work, or is being recovered from.
+	troubled atomic.Bool
+
+	mu     sync.Mutex
+	broken *breach
+	halt   context.CancelCauseFunc
+	now    string // the faults at work
+}
+
+// Run runs a campaign and reports. It fails if a promise was broken.
+func Run(ctx context.Context, config app.Config, o cli.IO, options Options) error {
+	faults, err := chooseFaults(options.Faults)
+	switch {
+	case err != nil:
+		return err
+	case options.Duration < time.Second || options.Relays < 1 || options.Relays > 8:
+		return cli.Usage("--duration must be at least 1s, --relays 1 to 8")
+	case options.Rate < 10 || options.Rate > 20_000:
+		return cli.Usage("--rate must be 10 to 20000")
+	}
+	if options.Seed == 0 {
+		options.Seed = uint64(time.Now().UnixNano()) % 1_000_000 //nolint:gosec // a positive number
+	}
+	c := &campaign{
+		options: options, config: config, progress: newProgress(o.Stderr, options.Duration),
+		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(config.LogLevel, slog.LevelWarn)})),
+	}
+	defer c.close()
+	err = c.open(ctx)
+	if err == nil {
+		err = c.run(ctx, faults)
+	}
+	if err != nil {
+		return cli.OneLine(err)
+	}
+	return c.tell(o)
+}
+
+// open starts the servers and prepares the processes.
+func (c *campaign) open(ctx context.Context) (err error) {
+	if c.stage, err = openStage(ctx, c.options, c.log); err != nil {
+		return err
+	}
+	c.logs = filepath.Join(c.stage.dir, "logs")
+	if c.options.Report != "" {
+		c.logs = filepath.Join(c.options.Report, "logs")
+	}
+	if err := os.MkdirAll(c.logs, 0o700); err != nil {
+		return fmt.Errorf("make the folder of the report: %w", err)
+	}
+	began := time.Now()
+	c.report = newReport(c, began)
+	c.truth = newTruth(c.options.Seed, began)
+	c.pass = newPass(c.truth)
+	if err := c.processes(ctx); err != nil {
+		return err
+	}
+	l, err := c.stage.link(ctx, "writers", serverPostgres)
+	if err != nil {
+		return err
+	}
+	if c.writers, err = newWriters(ctx, c.truth, c.stage.postgresURL(l), c.options.Rate); err != nil {
+		return err
+	}
+	c.orders = newOrders()
+	c.shop = newShop(c.orders, c.serves)
+	c.shop.broken = c.broke
+	c.honesty = newHonesty(c)
+	return c.report.machine(ctx, c)
+}
+
+// Counts of the processes beside the relays.
+const (
+	serveCount    = 2
+	consumerCount = 2
+)
+
+// processes prepares the children.
+func (c *campaign) processes(ctx context.Context) error {
+	of := func(list *[]*process, n int, name string, args ...string) error {
+		for i := range n {
+			who := fmt.Sprintf("%s-%d", name, i)
+			env, err := c.stage.config(ctx, who, c.config)
+			if err != nil {
+				return err
+			}
+			p, err := newProcess(who, c.logs, env, args...)
+			if err != nil {
+				return err
+			}
+			*list = append(*list, p)
+		}
+		return nil
+	}
+	c.effects = newEffects(c.stage, c.truth)
+	if err := c.effects.prepare(ctx); err != nil {
+		return err
+	}
+	err := errors.Join(
+		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+restoreSpan.String(), "--stream-maxlen=0",
+			"--drain-timeout=5s", "--redis-durability="+c.config.Durability.String(), "--wal-budget=256MiB"),
+		of(&c.serves, serveCount, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
+		of(&c.consumers, consumerCount, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
+	)
+	return err
+}
+
+// slot is the name of the relays' slot.
+func (c *campaign) slot() string { return c.config.Slot }
+
+// broke notes a broken promise. The first one ends the campaign.
+func (c *campaign) broke(b *breach) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken == nil {
+		c.broken = b
+		if c.halt != nil {
+			c.halt(errBroken)
+		}
+	}
+}
+
+// breach returns the broken promise, nil if there is none.
+func (c *campaign) breach() *breach {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.broken
+}
+
+// desire sets the desired mode, whoever leads.
+func (c *campaign) desire(ctx context.Context, mode outbox.Mode) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := sql.Register(ctx, c.stage.pool, c.config.RelayName); err != nil {
+		return err
+	}
+	return sql.SetDesired(ctx, c.stage.pool, c.config.RelayName, mode)
+}
+
+// run plays the campaign: start, rounds, calm, verification.
+func (c *campaign) run(ctx context.Context, faults []*fault) error {
+	running, halt := context.WithCancelCause(ctx)
+	c.mu.Lock()
+	c.halt = halt
+	c.mu.Unlock()
+	// Who reads goes on until the end; who writes ends before.
+	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	writing, stopWriting := context.WithCancel(running)
+	var readers, actors sync.WaitGroup
+	defer func() {
+		halt(nil)
+		stopWriting()
+		actors.Wait()
+		stopReading()
+		readers.Wait()
+	}()
+	for _, p := range c.all() {
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	for _, r := range c.readers() {
+		readers.Go(func() { r.run(reading) })
+	}
+	readers.Go(func() { c.honesty.run(reading) })
+	readers.Go(func() { c.report.sample(reading, c) })
+	actors.Go(func() { c.writers.run(writing, c.options.Seed) })
+	actors.Go(func() { c.shop.run(writing, c.options.Seed) })
+	if err := c.await(running, startWithin, time.Now()); err != nil && ctx.Err() == nil && c.breach() == nil {
+		return fmt.Errorf("events do not flow before there is any fault: %w", err)
+	}
+	c.honesty.begin()
+	err := c.rounds(running, faults)
+	stopWriting()
+	actors.Wait()
+	// Interrupted or not, what was written is verified; a broken promise is looked at as it is.
+	if err == nil && c.breach() == nil {
+		err = c.verify(context.WithoutCancel(ctx))
+	}
+	c.report.finish(c, ctx.Err() != nil)
+	if b := c.breach(); b != nil {
+		c.report.Story = c.story(context.WithoutCancel(ctx), b)
+	}
+	return err
+}
+
+// all are the children.
+func (c *campaign) all() []*process {
+	var list []*process
+	list = append(list, c.relays...)
+	list = append(list, c.serves...)
+	return append(list, c.consumers...)
+}
+
+// readers are those of all streams.
+func (c *campaign) readers() []*reader {
+	of := func(stream string, b book) *reader {
+		return &reader{
+			stream: c.config.StreamPrefix + stream, book: b, client: c.stage.client, broken: c.broke,
+			forgot: c.report.forgot, mayForget: c.mayForget,
+		}
+	}
+	list := []*reader{of("order", c.orders)}
+	for _, typ := range types {
+		list = append(list, of(typ, typed{c.pass, typ}))
+	}
+	return list
+}
+
+func (c *campaign) mayForget() bool { return time.Now().UnixNano() < c.forgetting.Load() }
+
+// rounds injects faults until the time is over, ctx ends, or a promise is broken.
+func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
+	p := newPlan(c.options.Seed, faults)
+	end := time.Now().Add(c.options.Duration)
+	c.progress.begin(end)
+	mode := outbox.ModeAuto
+	for time.Now().Before(end) && ctx.Err() == nil {
+		r := p.next()
+		if r.mode != mode {
+			if err := c.toMode(ctx, r.mode); err != nil {
+				return c.unless(ctx, err)
+			}
+			mode = r.mode
+		}
+		if err := c.play(ctx, r); err != nil {
+			return c.unless(ctx, err)
+		}
+		pause.For(ctx, r.rest)
+	}
+	return nil
+}
+
+// unless returns an error that is not merely the end of the campaign.
+func (c *campaign) unless(ctx context.Context, err error) error {
+	if ctx.Err() != nil || c.breach() != nil {
+		return nil
+	}
+	return err
+}
+
+// toMode switches the mode, and waits until it is active.
+func (c *campaign) toMode(ctx context.Context, mode outbox.Mode) error {
+	began := time.Now()
+	c.note("mode " + string(mode))
+	for {
+		err := c.desire(ctx, mode)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil || time.Since(began) > stuckAfter {
+			return fmt.Errorf("switch to %s: %w", mode, err)
+		}
+		pause.For(ctx, 200*time.Millisecond)
+	}
+	return c.recover(ctx, began, mode)
+}
+
+// note says what is at work now.
+func (c *campaign) note(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = what
+}
+
+// play plays a round, and waits until everything flows again.
+func (c *campaign) play(ctx context.Context, r round) error {
+	c.note(r.names())
+	c.troubled.Store(true)
+	if r.forgets() {
+		c.forgetting.Store(time.Now().Add(time.Hour).UnixNano())
+	}
+	done := &played{Round: r.number, Mode: r.mode, At: time.Now(), shots: r.shots}
+	done.Faults = make([]injected, len(r.shots))
+	var shots sync.WaitGroup
+	errs := make([]error, len(r.shots))
+	for i, s := range r.shots {
+		shots.Go(func() {
+			if i > 0 {
+				pause.For(ctx, r.gap)
+			}
+			errs[i] = c.shoot(ctx, s, &done.Faults[i])
+		})
+	}
+	shots.Wait()
+	done.Healed = time.Now()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if r.has(touchesMode) {
+		if err := c.toMode(ctx, r.mode); err != nil {
+			return err
+		}
+	}
+	err := c.recover(ctx, done.Healed, r.mode)
+	done.Recovered = time.Now()
+	if err == nil && c.breach() == nil {
+		c.forgetting.CompareAndSwap(c.forgetting.Load(), time.Now().Add(10*time.Second).UnixNano())
+		c.troubled.Store(false)
+		c.note("")
+	}
+	c.report.played(done)
+	c.progress.round(done)
+	return err
+}
+
+// has tells whether a fault of the round touches it.
+func (r round) has(touch string) bool {
+	for _, s := range r.shots {
+		if s.fault.touches == touch {
+			return true
+		}
+	}
+	return false
+}
+
+// shoot injects one fault and heals it. A fault that could not be injected is noted; one that cannot be healed is an
+// error, because nothing is to be learned behind it.
+func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
+	done.Fault, done.At = s.fault.name, time.Now()
+	inject, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	what, heal, err := s.fault.inject(inject, c, newRandom(s.seed, 1))
+	done.What = what
+	if err != nil {
+		done.Failed = strings.Join(strings.Fields(err.Error()), " ")
+	}
+	if heal == nil {
+		return nil
+	}
+	if err == nil {
+		pause.For(ctx, s.hold)
+	}
+	done.Healed = time.Now()
+	// Also when the campaign ends.
+	healing, cancelHealing := context.WithTimeout(context.WithoutCancel(ctx), stuckAfter)
+	defer cancelHealing()
+	if err := heal(healing); err != nil {
+		return fmt.Errorf("heal %s: %w", s.fault.name, err)
+	}
+	return nil
+}
+
+// recover waits until everything flows again, in the mode that is desired. If that does not happen, a promise is broken.
+func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) error {
+	for _, p := range c.all() {
+		if ended, code := p.ended(); ended {
+			c.broke(&breach{
+				Promise: "exit", At: time.Now(),
+				What: fmt.Sprintf("%s has ended by itself, with exit code %d", p.name, code),
+			})
+			return errBroken
+		}
+	}
+	err := c.await(ctx, stuckAfter, since)
+	for err == nil && !c.active(ctx, mode) {
+		if time.Since(since) > stuckAfter {
+			err = fmt.Errorf("the mode does not become %s", mode)
+		}
+		pause.For(ctx, 100*time.Millisecond)
+	}
+	if err != nil && ctx.Err() == nil {
+		c.broke(&breach{Promise: "stuck", At: time.Now(), What: err.Error()})
+		return errBroken
+	}
+	return ctx.Err()
+}
+
+// active tells whether the relays are in the mode that is desired.
+func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
+	want := outbox.ModePoll
+	if mode != outbox.ModePoll {
+		want = outbox.ModeCDC
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
+	return err == nil && st.Active == want
+}
+
+// await waits until what was committed before since is in the streams, and what is committed now comes there quickly.
+func (c *campaign) await(ctx context.Context, within time.Duration, since time.Time) error {
+	for {
+		oldest, waiting := c.pass.behind()
+		if (oldest.IsZero() || oldest.After(since) && time.Since(oldest) < flowing) && !c.pass.lacks() {
+			return nil
+		}
+		if time.Since(since) > within {
+			return fmt.Errorf("%v after the faults ended, %d events wait, the oldest for %v", within, waiting,
+				time.Since(oldest).Round(time.Second))
+		}
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// close ends everything.
+func (c *campaign) close() {
+	c.progress.end()
+	for _, p := range c.all() {
+		p.close()
+	}
+	if c.writers != nil {
+		c.writers.pool.Close()
+	}
+	if c.stage != nil {
+		c.stage.close()
+	}
+}

@@ -1,0 +1,412 @@
+package prove
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/cli"
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// Report is what a campaign found. It is the form of --json.
+type Report struct {
+	At          time.Time         `json:"at"`
+	Seconds     float64           `json:"seconds"`
+	Command     string            `json:"command"`
+	Seed        uint64            `json:"seed"`
+	Interrupted bool              `json:"interrupted,omitempty"`
+	Holds       bool              `json:"holds"`
+	Machine     Machine           `json:"machine"`
+	Settings    map[string]string `json:"settings"`
+	Counts      Counts            `json:"counts"`
+	Lies        Lies              `json:"lies"`
+	// Kinds are the faults by name, alone and in pairs.
+	Kinds []*Kind `json:"faults"`
+	// Growth is what should stay flat: by name, at a quarter of the time and at the end, and the most.
+	Growth map[string]Growth `json:"growth"`
+	// WAL is how much the slot held back, in bytes, at most.
+	WALMost int64 `json:"wal_retained_most"`
+	// Broken is the promise that ended it; nil if all were kept. Story is all that is known about it.
+	Broken *breach  `json:"broken,omitempty"`
+	Story  []string `json:"story,omitempty"`
+	Rounds []*played
+	// Samples are a second apart.
+	Samples []sample `json:"samples"`
+
+	mu    sync.Mutex
+	began time.Time
+}
+
+// Machine is what it ran on.
+type Machine struct {
+	Cores    int               `json:"cores"`
+	Platform string            `json:"platform"`
+	Versions map[string]string `json:"versions"`
+}
+
+// Counts are what was written and found.
+type Counts struct {
+	Committed int `json:"events_committed"`
+	Found     int `json:"events_in_streams"`
+	Lost      int `json:"lost"`
+	// RolledBack were written and rolled back. Unclear were written, and their commit was not answered.
+	RolledBack int `json:"events_rolled_back"`
+	Unclear    int `json:"commits_unanswered"`
+	// Forgot is how often Redis forgot something, Expired how many events of that were too old to have to come back.
+	Forgot   int `json:"times_redis_forgot"`
+	Expired  int `json:"events_forgotten_beyond_restore"`
+	Keys     int `json:"order_keys"`
+	Orders   int `json:"orders"`
+	Repeated int `json:"order_answers_repeated"`
+	Effects  int `json:"effects_with_inbox"`
+	// Redelivered are deliveries beyond the first, which the inbox had no second effect of.
+	Redelivered int `json:"redeliveries_without_inbox"`
+	Credits     int `json:"credits_moved"`
+	Faults      int `json:"faults"`
+	Failed      int `json:"faults_not_injected"`
+}
+
+// Kind is a fault, and how long it took until everything flowed again after it.
+type Kind struct {
+	Name     string  `json:"name"`
+	About    string  `json:"about"`
+	Alone    int     `json:"alone"`
+	InPairs  int     `json:"in_pairs"`
+	Failed   int     `json:"not_injected"`
+	Median   float64 `json:"recovery_median_seconds"`
+	Worst    float64 `json:"recovery_worst_seconds"`
+	recovery []float64
+}
+
+// Growth is something that should not grow.
+type Growth struct {
+	Quarter float64 `json:"at_a_quarter"`
+	End     float64 `json:"at_the_end"`
+	Most    float64 `json:"most"`
+}
+
+// injected is a fault that was injected.
+type injected struct {
+	Fault  string    `json:"fault"`
+	What   string    `json:"what,omitempty"`
+	At     time.Time `json:"at"`
+	Healed time.Time `json:"healed,omitzero"`
+	Failed string    `json:"failed,omitempty"`
+}
+
+// played is a round that is over.
+type played struct {
+	Round     int         `json:"round"`
+	Mode      outbox.Mode `json:"mode"`
+	At        time.Time   `json:"at"`
+	Faults    []injected  `json:"faults"`
+	Healed    time.Time   `json:"healed"`
+	Recovered time.Time   `json:"recovered"`
+
+	shots []shot
+}
+
+func (p *played) names() string { return round{shots: p.shots}.names() }
+
+// sample is one second.
+type sample struct {
+	At        float64     `json:"at"` // seconds since the start
+	Committed int         `json:"committed"`
+	Seen      int         `json:"seen"`
+	Waiting   int         `json:"waiting"`
+	Oldest    float64     `json:"oldest_seconds"`
+	Mode      outbox.Mode `json:"mode"`
+	Ready     []int       `json:"ready"`
+	WAL       int64       `json:"wal_bytes"`
+}
+
+func newReport(c *campaign, began time.Time) *Report {
+	o := c.options
+	return &Report{
+		At: began.UTC().Truncate(time.Second), Seed: o.Seed, began: began, Growth: map[string]Growth{},
+		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
+			o.Duration, o.Faults, o.Relays, o.Rate, durability(c)),
+		Settings: map[string]string{
+			"redis_durability": c.config.Durability.String(), "restore": restoreSpan.String(), "relays": strconv.Itoa(o.Relays),
+			"rate": strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub),
+		},
+	}
+}
+
+// durability is the flag that asks for it, if one does.
+func durability(c *campaign) string {
+	if d := c.config.Durability.String(); d != "none" {
+		return " --redis-durability=" + d
+	}
+	return ""
+}
+
+// machine notes what it runs on.
+func (r *Report) machine(ctx context.Context, c *campaign) error {
+	r.Machine = Machine{
+		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Versions: map[string]string{
+			"posthaste": c.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go"),
+		},
+	}
+	var version string
+	if err := c.stage.pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
+		return err
+	}
+	r.Machine.Versions["postgres"] = version
+	info, err := c.stage.client.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return fmt.Errorf("ask redis: %w", err)
+	}
+	r.Machine.Versions["redis"] = info["Server"]["redis_version"]
+	if v := info["Server"]["valkey_version"]; v != "" {
+		r.Machine.Versions["redis"] = "valkey " + v
+	}
+	return nil
+}
+
+// forgot notes that Redis has forgotten something.
+func (r *Report) forgot(string, int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Counts.Forgot++
+}
+
+// verified notes what the streams have.
+func (r *Report) verified(found, lost, expired int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Counts.Found, r.Counts.Lost, r.Counts.Expired = found, lost, expired
+}
+
+// played notes a round.
+func (r *Report) played(p *played) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Rounds = append(r.Rounds, p)
+}
+
+// sample looks once a second, until ctx ends.
+func (r *Report) sample(ctx context.Context, c *campaign) {
+	for pause.For(ctx, time.Second) == nil {
+		s := sample{At: time.Since(r.began).Seconds()}
+		oldest, waiting := c.pass.behind()
+		c.pass.mark(time.Now())
+		s.Committed, _, _ = c.truth.counts()
+		s.Seen, s.Waiting = c.pass.count(), waiting
+		if !oldest.IsZero() {
+			s.Oldest = time.Since(oldest).Seconds()
+		}
+		r.ask(ctx, c, &s)
+		for _, l := range c.honesty.looks() {
+			s.Ready = append(s.Ready, l.Status)
+		}
+		grown := c.grown(ctx)
+		r.mu.Lock()
+		r.Samples = append(r.Samples, s)
+		r.WALMost = max(r.WALMost, s.WAL)
+		for name, v := range grown {
+			g := r.Growth[name]
+			if g.End, g.Most = v, max(g.Most, v); s.At < c.options.Duration.Seconds()/4 {
+				g.Quarter = v
+			}
+			r.Growth[name] = g
+		}
+		faults := len(r.Rounds)
+		r.mu.Unlock()
+		c.mu.Lock()
+		now := c.now
+		c.mu.Unlock()
+		c.progress.now("%s events, %d rounds, %d waiting, the oldest for %.1f s; %s; %s",
+			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now)
+	}
+}
+
+// ask asks Postgres for the mode and the WAL, if it answers.
+func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
+	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
+	defer cancel()
+	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
+	if err != nil {
+		return
+	}
+	s.Mode = st.Active
+	_ = c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint "+
+		"FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
+}
+
+// grown are figures of the processes that should stay flat.
+func (c *campaign) grown(ctx context.Context) map[string]float64 {
+	figures := map[string]float64{}
+	for _, p := range c.relays {
+		_, _ = p.get(ctx, "/metrics", func(body io.Reader) error {
+			text, err := io.ReadAll(body)
+			if err != nil {
+				return err
+			}
+			for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
+				if v, ok := metric(string(text), name); ok {
+					figures["relay "+name] = max(figures["relay "+name], v)
+				}
+			}
+			return nil
+		})
+	}
+	return figures
+}
+
+// metric finds a series without labels.
+func metric(text, name string) (float64, bool) {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+			return v, err == nil
+		}
+	}
+	return 0, false
+}
+
+// finish adds up.
+func (r *Report) finish(c *campaign, interrupted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Seconds, r.Interrupted = time.Since(r.began).Round(time.Second).Seconds(), interrupted
+	r.Lies = c.honesty.lies()
+	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.counts()
+	r.Counts.Keys, _, r.Counts.Repeated = c.orders.counts()
+	r.Broken = c.breach()
+	r.Holds = r.Broken == nil
+	kinds := map[string]*Kind{}
+	for _, p := range r.Rounds {
+		took := p.Recovered.Sub(p.Healed).Seconds()
+		for i, s := range p.shots {
+			k := kinds[s.fault.name]
+			if k == nil {
+				k = &Kind{Name: s.fault.name, About: s.fault.about}
+				kinds[s.fault.name] = k
+			}
+			r.Counts.Faults++
+			if p.Faults[i].Failed != "" {
+				k.Failed++
+				r.Counts.Failed++
+				continue
+			}
+			if len(p.shots) > 1 {
+				k.InPairs++
+			} else {
+				k.Alone++
+			}
+			k.recovery = append(k.recovery, took)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		k := kinds[name]
+		if slices.Sort(k.recovery); len(k.recovery) > 0 {
+			k.Median, k.Worst = k.recovery[len(k.recovery)/2], k.recovery[len(k.recovery)-1]
+		}
+		r.Kinds = append(r.Kinds, k)
+	}
+}
+
+// tell prints the report, and writes it to its folder. A broken promise is an error.
+func (c *campaign) tell(o cli.IO) error {
+	c.progress.end()
+	r := c.report
+	var err error
+	if c.options.Report != "" {
+		err = r.write(c.options.Report)
+	}
+	if c.options.JSON {
+		err = errors.Join(err, o.JSON(r))
+	} else {
+		r.print(o.Stdout)
+		if c.options.Report != "" {
+			fmt.Fprintf(o.Stdout, "\nThe report is in %s\n", c.options.Report)
+		}
+	}
+	if err == nil && !r.Holds {
+		err = cli.ErrSaid
+	}
+	return err
+}
+
+// write writes the report to a folder.
+func (r *Report) write(dir string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the report: %w", err)
+	}
+	for name, content := range map[string]string{
+		"report.json": string(text) + "\n", "report.md": r.page(), "timeline.svg": r.chart(),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+	}
+	return nil
+}
+
+// print tells people.
+func (r *Report) print(w io.Writer) {
+	t := cli.Table(w)
+	fmt.Fprintln(t, "FAULT\tALONE\tIN PAIRS\tRECOVERY MEDIAN\tWORST")
+	for _, k := range r.Kinds {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f s\t%.1f s\n", k.Name, k.Alone, k.InPairs, k.Median, k.Worst)
+	}
+	_ = t.Flush()
+	fmt.Fprintln(w)
+	for _, line := range r.sentences() {
+		fmt.Fprintln(w, line)
+	}
+	if r.Broken == nil {
+		return
+	}
+	fmt.Fprintf(w, "\nBROKEN: %s: %s\n", r.Broken.Promise, r.Broken.What)
+	for _, line := range r.Story {
+		fmt.Fprintln(w, " ", line)
+	}
+	fmt.Fprintf(w, "The same plan again: %s\n", r.Command)
+}
+
+// sentences say what was counted.
+func (r *Report) sentences() []string {
+	n := r.Counts
+	comma := func(i int) string { return humanize.Comma(int64(i)) }
+	list := []string{
+		fmt.Sprintf("%s events committed, %s rolled back, %s commits unanswered; %d faults in %d rounds, seed %d, %v",
+			comma(n.Committed), comma(n.RolledBack), comma(n.Unclear), n.Faults-n.Failed, len(r.Rounds), r.Seed,
+			time.Duration(r.Seconds)*time.Second),
+		fmt.Sprintf("%s orders for %s keys, %s answers repeated; %s effects with the inbox, %s redeliveries without",
+			comma(n.Orders), comma(n.Keys), comma(n.Repeated), comma(n.Effects), comma(n.Redelivered)),
+		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore", n.Forgot,
+			comma(n.Expired)),
+		fmt.Sprintf("readiness was wrong beyond what is documented for %.0f s (green) and %.0f s (red)", r.Lies.Green,
+			r.Lies.Red),
+		fmt.Sprintf("WAL held back at most: %s", humanize.IBytes(uint64(max(r.WALMost, 0)))), //nolint:gosec // not negative
+	}
+	if r.Interrupted {
+		list = append(list, "The campaign was interrupted.")
+	}
+	if r.Holds {
+		list = append(list, fmt.Sprintf("lost 0, duplicated 0, phantom 0, reordered 0, corrupted 0; orders per key 1; "+
+			"overspent 0: every promise was kept, %s of %s events verified in the streams", comma(n.Found),
+			comma(n.Committed-n.Expired)))
+	}
+	return list
+}

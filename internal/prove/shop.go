@@ -1,0 +1,176 @@
+package prove
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
+)
+
+const (
+	// shoppers is how many clients there are, shopEvery how often each of them asks for something.
+	shoppers  = 6
+	shopEvery = 250 * time.Millisecond
+	// patience is how long a client repeats a request before it gives up, and never learns what came of it.
+	patience = 20 * time.Second
+	// accountCount is how many accounts the clients share.
+	accountCount = 5
+)
+
+// shop are clients of the API: they place orders, repeat keys, and spend credits.
+type shop struct {
+	orders *orders
+	serves []*process
+	client *http.Client
+	user   uuid.UUID
+	broken func(*breach)
+
+	mu       sync.Mutex
+	accounts []*account
+}
+
+// account is what clients know of an account of credits.
+type account struct {
+	user uuid.UUID
+	// added and spent are what was answered, maybe… what was not.
+	added, spent, maybeAdded, maybeSpent int64
+}
+
+func newShop(o *orders, serves []*process) *shop {
+	s := &shop{
+		orders: o, serves: serves, user: uuid.New(),
+		client: &http.Client{Timeout: 8 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: shoppers}},
+	}
+	for range accountCount {
+		s.accounts = append(s.accounts, &account{user: uuid.New()})
+	}
+	return s
+}
+
+// run shops until ctx ends.
+func (s *shop) run(ctx context.Context, seed uint64) {
+	var all sync.WaitGroup
+	for i := range shoppers {
+		r := newRandom(seed, 1000+uint64(i))
+		all.Go(func() {
+			for pause.About(ctx, shopEvery) == nil {
+				if r.IntN(3) == 0 {
+					s.spend(ctx, r)
+				} else {
+					s.order(ctx, r)
+				}
+			}
+		})
+	}
+	all.Wait()
+	s.client.CloseIdleConnections()
+}
+
+// order places an order, repeats one key in five, and is answered the same.
+func (s *shop) order(ctx context.Context, r *rand.Rand) {
+	key := newKey()
+	s.orders.use(key)
+	body := fmt.Appendf(nil, `{"user_id":%q,"amount":%d,"currency":"USD"}`, s.user, 1+r.IntN(100_000))
+	times := 1
+	if r.IntN(5) == 0 {
+		times = 2
+	}
+	for range times {
+		status, answer := s.insist(ctx, r, "/orders", key, body, http.StatusCreated)
+		if status != http.StatusCreated {
+			return // what came of it is not known
+		}
+		var order struct{ ID uuid.UUID }
+		if err := json.Unmarshal(answer, &order); err != nil {
+			s.broken(&breach{Promise: "orders", At: time.Now(), What: "201 for an order, without its id"})
+			return
+		}
+		if b := s.orders.answer(key, order.ID); b != nil {
+			b.At = time.Now()
+			s.broken(b)
+		}
+	}
+}
+
+// spend adds to an account, or deducts from it.
+func (s *shop) spend(ctx context.Context, r *rand.Rand) {
+	a := s.accounts[r.IntN(len(s.accounts))]
+	path, amount, final := "/deduct/", int64(1+r.IntN(20)), http.StatusPaymentRequired
+	if r.IntN(4) == 0 {
+		path, amount, final = "/add/", int64(20+r.IntN(40)), http.StatusOK
+	}
+	s.mu.Lock()
+	known := a.added > 0
+	s.mu.Unlock()
+	if !known && path == "/deduct/" {
+		path = "/add/" // accounts begin with the first
+	}
+	body := fmt.Appendf(nil, `{"amount":%d}`, amount)
+	status, _ := s.insist(ctx, r, path+a.user.String(), newKey(), body, http.StatusOK, final)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum := map[string][2]*int64{"/add/": {&a.added, &a.maybeAdded}, "/deduct/": {&a.spent, &a.maybeSpent}}[path]
+	switch status {
+	case http.StatusOK:
+		*sum[0] += amount
+	case http.StatusPaymentRequired:
+	default:
+		*sum[1] += amount
+	}
+}
+
+// insist asks, of any API, until it gets an answer of the wanted, or runs out of patience: status 0.
+func (s *shop) insist(
+	ctx context.Context, r *rand.Rand, path string, key uuid.UUID, body []byte, wanted ...int,
+) (int, []byte) {
+	// A request under way is not given up at the end: it would only leave something unknown.
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	for {
+		status, answer, err := s.ask(work, s.serves[r.IntN(len(s.serves))], path, key, body)
+		for _, w := range wanted {
+			if err == nil && status == w {
+				return status, answer
+			}
+		}
+		if pause.For(work, 100*time.Millisecond) != nil || ctx.Err() != nil && err != nil {
+			return 0, nil
+		}
+	}
+}
+
+func (s *shop) ask(
+	ctx context.Context, p *process, path string, key uuid.UUID, body []byte,
+) (int, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.http+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", key.String())
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	return resp.StatusCode, answer, err
+}
+
+// newKey makes an idempotency key.
+func newKey() uuid.UUID {
+	key, err := uuid.NewV7()
+	if err != nil {
+		return uuid.New() // there is no random source: New panics
+	}
+	return key
+}

@@ -1,0 +1,239 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/link"
+	"posthaste/internal/local"
+	"posthaste/sql"
+)
+
+// The servers, as links and reports name them.
+const (
+	serverPostgres = "postgres"
+	serverRedis    = "redis"
+)
+
+// maxKeepSize is how much WAL Postgres keeps for the slot.
+const maxKeepSize = "1GB"
+
+// stage is what a campaign plays on: servers, and a link in front of them for everybody who is to have trouble. The
+// campaign itself asks the servers directly.
+type stage struct {
+	dir string
+	log *slog.Logger
+
+	pg *local.Postgres
+	// rd are two Redis servers: the one at leads, the other one is its replica, through replication.
+	rd          [2]*local.Redis
+	at          int
+	replication *link.Link
+	// links by name: who and what, for example "relay-0 to redis".
+	links map[string]*link.Link
+	// own is what the campaign itself asks Redis through: it follows a failover, and has no trouble.
+	own    *link.Link
+	pool   *pgxpool.Pool
+	client *redis.Client
+}
+
+// openStage starts the servers under a folder of their own.
+func openStage(ctx context.Context, o Options, log *slog.Logger) (s *stage, err error) {
+	s = &stage{log: log, links: map[string]*link.Link{}}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	bin, err := local.PostgresBin(ctx, o.PGBin)
+	if err != nil {
+		return nil, err
+	}
+	redisBin, err := local.RedisBin(o.RedisBin)
+	if err != nil {
+		return nil, err
+	}
+	if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err != nil {
+		return nil, err
+	}
+	// Postgres may have to run as another user, who must be able to pass through.
+	if err := os.Chmod(s.dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return nil, err
+	}
+	folder := func(name string) string {
+		dir := filepath.Join(s.dir, name)
+		if merr := os.Mkdir(dir, 0o700); merr != nil {
+			err = merr
+		}
+		return dir
+	}
+	folders := []string{folder("postgres"), folder("redis-0"), folder("redis-1")}
+	if err != nil {
+		return nil, err
+	}
+	if s.pg, err = local.StartPostgres(ctx, bin, folders[0], "max_prepared_transactions=10", "max_wal_size=2GB",
+		"max_slot_wal_keep_size="+maxKeepSize, "shared_buffers=128MB"); err != nil {
+		return nil, err
+	}
+	// Whoever is cut off in a transaction must not keep its locks.
+	if s.rd[0], err = local.StartRedis(ctx, redisBin, folders[1]); err != nil {
+		return nil, err
+	}
+	if s.replication, err = link.New(ctx, s.rd[0].Addr()); err != nil {
+		return nil, err
+	}
+	if s.rd[1], err = local.StartRedis(ctx, redisBin, folders[2], s.replicaOf()); err != nil {
+		return nil, err
+	}
+	return s, s.connect(ctx)
+}
+
+// connect migrates the database and opens what the campaign asks through.
+func (s *stage) connect(ctx context.Context) (err error) {
+	if _, err := sql.Migrate(ctx, s.pg.URL("postgres"), "public", s.log); err != nil {
+		return err
+	}
+	config, err := pgxpool.ParseConfig(s.pg.URL("postgres"))
+	if err != nil {
+		return errors.New("parse the URL of a server of its own")
+	}
+	config.MaxConns = 8
+	config.ConnConfig.RuntimeParams["application_name"] = "prove"
+	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	if s.own, err = link.New(ctx, s.rd[0].Addr()); err != nil {
+		return err
+	}
+	s.client = redis.NewClient(&redis.Options{Addr: s.own.Addr(), Protocol: 2})
+	return nil
+}
+
+// replicaOf is the line of the configuration that makes a server a replica, through the link between the two.
+func (s *stage) replicaOf() string {
+	host, port := split(s.replication.Addr())
+	return "replicaof " + host + " " + port
+}
+
+func split(addr string) (host, port string) {
+	u := url.URL{Host: addr}
+	return u.Hostname(), u.Port()
+}
+
+// leading is the Redis server that everybody talks to.
+func (s *stage) leading() *local.Redis { return s.rd[s.at] }
+
+// link returns the link between who and a server; it is made if need be.
+func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error) {
+	name := who + " to " + server
+	if l := s.links[name]; l != nil {
+		return l, nil
+	}
+	upstream := s.leading().Addr()
+	if server == serverPostgres {
+		upstream = "127.0.0.1:" + strconv.Itoa(s.pg.Port)
+	}
+	l, err := link.New(ctx, upstream)
+	if err == nil {
+		s.links[name] = l
+	}
+	return l, err
+}
+
+// linkNames are the names of all links, in order.
+func (s *stage) linkNames() []string { return slices.Sorted(maps.Keys(s.links)) }
+
+// postgresURL leads to Postgres through a link.
+func (s *stage) postgresURL(l *link.Link) string {
+	u, err := url.Parse(s.pg.URL("postgres"))
+	if err != nil {
+		panic("a server of our own has no URL") // and the error would quote its password
+	}
+	u.Host = l.Addr()
+	return u.String()
+}
+
+// failOver makes the replica the leading server, for everybody at once.
+func (s *stage) failOver(ctx context.Context) error {
+	s.at = 1 - s.at
+	promoted := redis.NewClient(&redis.Options{Addr: s.leading().Addr(), Protocol: 2})
+	defer promoted.Close()
+	if err := promoted.SlaveOf(ctx, "NO", "ONE").Err(); err != nil {
+		return fmt.Errorf("promote the replica: %w", err)
+	}
+	for _, name := range s.linkNames() {
+		if l := s.links[name]; isRedis(name) {
+			l.To(s.leading().Addr())
+		}
+	}
+	s.own.To(s.leading().Addr())
+	s.replication.To(s.leading().Addr())
+	return nil
+}
+
+// isRedis tells whether the link of that name leads to Redis.
+func isRedis(name string) bool { return len(name) > len(serverRedis) && name[len(name)-len(serverRedis):] == serverRedis }
+
+// follow starts the server that led before as the replica of the other.
+func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }
+
+// restart starts the leading server again, as a leading one whatever it once was.
+func (s *stage) restart(ctx context.Context) error { return s.leading().Start(ctx, "replicaof no one") }
+
+// config is what a process is told about its servers, as environment.
+func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string, error) {
+	pg, err := s.link(ctx, who, serverPostgres)
+	if err != nil {
+		return nil, err
+	}
+	rd, err := s.link(ctx, who, serverRedis)
+	if err != nil {
+		return nil, err
+	}
+	// By the environment: a command line is everybody's to read.
+	return []string{
+		"POSTHASTE_POSTGRES_URL=" + s.postgresURL(pg), "POSTHASTE_REDIS_URL=redis://" + rd.Addr() + "/0",
+		"POSTHASTE_RELAY_NAME=" + c.RelayName, "POSTHASTE_LOG_FORMAT=json",
+	}, nil
+}
+
+// close stops the servers and removes their folder.
+func (s *stage) close() {
+	if s.client != nil {
+		_ = s.client.Close()
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	for _, l := range s.links {
+		l.Close()
+	}
+	for _, l := range []*link.Link{s.own, s.replication} {
+		if l != nil {
+			l.Close()
+		}
+	}
+	for _, r := range s.rd {
+		if r != nil {
+			_ = r.Kill()
+		}
+	}
+	if s.pg != nil {
+		_ = s.pg.Stop("immediate")
+	}
+	if s.dir != "" {
+		_ = os.RemoveAll(s.dir)
+	}
+}

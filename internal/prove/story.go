@@ -1,0 +1,195 @@
+package prove
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/ops"
+)
+
+const (
+	// storyRounds is how many of the last rounds a story has, storyLines how many lines of each relay's log.
+	storyRounds = 5
+	storyLines  = 25
+)
+
+// story is all that is known of what broke a promise. What cannot be read is left out, and said.
+func (c *campaign) story(ctx context.Context, b *breach) []string {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	s := &teller{}
+	s.say("%s at %s: %s", b.Promise, b.At.UTC().Format(time.RFC3339Nano), b.What)
+	if b.Event != "" {
+		c.storyOfEvent(ctx, s, b)
+	}
+	c.storyOfState(ctx, s)
+	c.mu.Lock()
+	if c.now != "" {
+		s.say("faults at work: %s", c.now)
+	}
+	c.mu.Unlock()
+	c.report.mu.Lock()
+	rounds := c.report.Rounds[max(0, len(c.report.Rounds)-storyRounds):]
+	for _, p := range rounds {
+		for _, f := range p.Faults {
+			s.say("fault in round %d (%s): %s %s at %s, healed at %s %s", p.Round, p.Mode, f.Fault, f.What, clock(f.At),
+				clock(f.Healed), f.Failed)
+		}
+	}
+	c.report.mu.Unlock()
+	for _, p := range c.relays {
+		for _, line := range lastLines(p.log, storyLines) {
+			s.say("%s: %s", p.name, line)
+		}
+	}
+	return s.lines
+}
+
+func clock(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format("15:04:05.000")
+}
+
+// teller collects lines.
+type teller struct{ lines []string }
+
+func (s *teller) say(format string, args ...any) {
+	s.lines = append(s.lines, ops.Printable(strings.TrimRight(fmt.Sprintf(format, args...), " ")))
+}
+
+// storyOfEvent tells what writers, Postgres and Redis know of an event.
+func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
+	id, err := uuid.Parse(b.Event)
+	if err != nil {
+		return
+	}
+	subject := b.Subject
+	if r, ours := c.truth.of(id); ours {
+		if a := c.truth.aggregate(r.aggregate); a != nil {
+			subject = a.id
+			s.say("event %s: number %d of aggregate %s; its writer says: %s", id, r.n, a.id, c.truth.state(r))
+		}
+	}
+	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
+			coalesce((SELECT string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h WHERE h.id = o.id),
+				'not settled'),
+			coalesce((SELECT string_agg(m.id || ' ' || m.at::text || ' epoch ' || m.epoch || ' settled ' ||
+				coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'), E'\n' ORDER BY m.id)
+				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at ORDER BY id LIMIT 5) m), '')
+		FROM outbox o WHERE id = $1`, id)
+	if err == nil {
+		var seq int64
+		var part int16
+		var xid, settled, marks string
+		var created time.Time
+		for rows.Next() {
+			if err = rows.Scan(&seq, &part, &xid, &created, &settled, &marks); err != nil {
+				break
+			}
+			s.say("outbox: row %d of part %d, transaction %s, created %s; history: %s", seq, part, xid, clock(created),
+				settled)
+			for line := range strings.Lines(marks) {
+				s.say("mark %s", strings.TrimSpace(line))
+			}
+		}
+		rows.Close()
+	}
+	if err != nil {
+		s.say("Postgres does not tell: %v", err)
+	}
+	steps, err := ops.Trace(ctx, c.stage.pool, c.stage.client, b.Event)
+	for _, step := range steps {
+		s.say("trace: %s %s %s", clock(step.At), step.Place, step.Detail)
+	}
+	if err != nil {
+		s.say("trace: %v", err)
+	}
+	c.storyOfStream(ctx, s, b, subject)
+}
+
+// storyOfStream tells the last entries of the event's aggregate, up to a little behind it.
+func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subject string) {
+	if b.Stream == "" {
+		return
+	}
+	to := "+"
+	if b.Entry != "" {
+		e := parseEntryID(b.Entry)
+		e.ms += 2000
+		to = e.String()
+	}
+	list, err := c.stage.client.XRevRangeN(ctx, b.Stream, to, "-", 5000).Result()
+	if err != nil {
+		s.say("Redis does not tell: %v", err)
+	}
+	told := 0
+	for _, m := range list {
+		e, err := parseEntry(b.Stream, m)
+		if err != nil || e.subject != subject && e.id.String() != b.Event || told == 10 {
+			continue
+		}
+		told++
+		n := ""
+		if r, ours := c.truth.of(e.id); ours {
+			n = fmt.Sprintf(", number %d", r.n)
+		}
+		s.say("stream: %s entry %s is event %s of %s%s", b.Stream, m.ID, e.id, e.subject, n)
+	}
+}
+
+// storyOfState tells how relay and slot are.
+func (c *campaign) storyOfState(ctx context.Context, s *teller) {
+	var text string
+	for what, query := range map[string]string{
+		"relay_state": "SELECT to_jsonb(r)::text FROM relay_state r",
+		"wal":         "SELECT pg_current_wal_lsn()::text || ' written, ' || pg_current_wal_flush_lsn()::text || ' on disk'",
+		"slot": "SELECT coalesce(string_agg(to_jsonb(r)::text, ' '), 'none') FROM pg_replication_slots r " +
+			"WHERE slot_name LIKE 'posthaste%'",
+		"backlog": "SELECT count(*) || ' events, ' || count(DISTINCT part) || ' parts' FROM outbox_backlog",
+		"dead":    "SELECT count(*)::text FROM outbox_dead",
+		"repairs": "SELECT coalesce(string_agg(to_jsonb(r)::text, ' ' ORDER BY r.id), 'none') FROM (SELECT * FROM " +
+			"outbox_repair ORDER BY id DESC LIMIT 4) r",
+	} {
+		if err := c.stage.pool.QueryRow(ctx, query).Scan(&text); err != nil {
+			text = err.Error()
+		}
+		s.say("%s: %s", what, text)
+	}
+	for i, l := range c.honesty.looks() {
+		s.say("%s: readiness %d %s %s %s", c.relays[i].name, l.Status, l.Role, strings.Join(l.Reasons, "; "),
+			strings.Join(l.Degraded, "; "))
+	}
+}
+
+// lastLines are the last lines of a file.
+func lastLines(name string, n int) []string {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil {
+		_, _ = f.Seek(max(0, st.Size()-64<<10), 0)
+	}
+	var lines []string
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		lines = append(lines, scan.Text())
+	}
+	return lines[max(0, len(lines)-n):]
+}
+
+// String says a state in words.
+func (s state) String() string {
+	return map[state]string{
+		stateNone: "never written", stateOpen: "its commit was not answered", stateCommitted: "committed",
+		stateRolledBack: "rolled back",
+	}[s]
+}

@@ -1,0 +1,325 @@
+package prove
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/credits"
+	"posthaste/internal/pause"
+)
+
+// verifyWithin bounds the verification beside what waits for the system.
+const verifyWithin = 30 * time.Minute
+
+// verify reads everything once more, when nobody writes and nothing is owed, and holds it against the truth.
+func (c *campaign) verify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyWithin)
+	defer cancel()
+	c.progress.say("verifying")
+	for _, step := range []func(ctx context.Context) error{
+		c.verifyEmpty, c.verifyTable, c.verifyStreams, c.verifyHistory, c.verifyOrders, c.verifyEffects,
+		c.verifyCredits,
+	} {
+		if err := step(ctx); err != nil || c.breach() != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// breaks notes a broken promise that was found at the end.
+func (c *campaign) breaks(promise string, event uuid.UUID, subject, format string, args ...any) {
+	b := &breach{Promise: promise, Subject: subject, At: time.Now(), What: fmt.Sprintf(format, args...)}
+	if event != uuid.Nil {
+		b.Event = event.String()
+	}
+	c.broke(b)
+}
+
+// until waits until cond holds; if it does not, a promise is broken.
+func (c *campaign) until(ctx context.Context, promise, what string, cond func(ctx context.Context) (bool, error)) error {
+	began := time.Now()
+	for {
+		holds, err := cond(ctx)
+		if err != nil || holds {
+			return err
+		}
+		if time.Since(began) > stuckAfter {
+			c.breaks(promise, uuid.Nil, "", "%v after the end: %s", stuckAfter, what)
+			return nil
+		}
+		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// verifyEmpty waits until nothing is owed.
+func (c *campaign) verifyEmpty(ctx context.Context) error {
+	return c.until(ctx, "stuck", "the outbox is not empty", func(ctx context.Context) (bool, error) {
+		var owed bool
+		err := c.stage.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox_backlog)").Scan(&owed)
+		return !owed, err
+	})
+}
+
+// verifyTable learns what became of the events whose commit was not answered: Postgres has them or not. And it has
+// every event that it said it had committed.
+func (c *campaign) verifyTable(ctx context.Context) error {
+	there := newTally(c.truth)
+	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox WHERE aggregate_type = ANY ($1)", there.add); err != nil {
+		return err
+	}
+	c.truth.each(func(r ref, s state) {
+		n := there.count(r)
+		switch {
+		case s == stateOpen:
+			c.truth.settle(r, n > 0)
+		case s == stateCommitted && n != 1:
+			c.breaks("lost", c.truth.id(r), "", "Postgres said that it had committed the event, and has it %d times", n)
+		case s == stateRolledBack && n != 0:
+			c.breaks("phantom", c.truth.id(r), "", "Postgres has an event that was rolled back")
+		}
+	})
+	return nil
+}
+
+// verifyStreams reads the streams from their beginning.
+func (c *campaign) verifyStreams(ctx context.Context) error {
+	again := newPass(c.truth)
+	again.excuse(c.pass)
+	for _, typ := range types {
+		r := &reader{
+			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, client: c.stage.client, broken: c.broke,
+			forgot: func(string, int) {}, mayForget: func() bool { return false },
+		}
+		for {
+			n, err := r.read(ctx)
+			if err != nil {
+				return fmt.Errorf("read %s: %w", r.stream, err)
+			}
+			if n == 0 || c.breach() != nil {
+				break
+			}
+		}
+	}
+	missing, excused := 0, 0
+	c.truth.each(func(r ref, s state) {
+		switch {
+		case s != stateCommitted || again.saw(r):
+		case c.pass.excused(r):
+			excused++
+		default:
+			missing++
+			c.breaks("lost", c.truth.id(r), c.truth.aggregate(r.aggregate).id, "a committed event is not in its stream")
+		}
+	})
+	c.report.verified(again.count(), missing, excused)
+	return nil
+}
+
+// verifyHistory holds the history against the truth: each event once.
+func (c *campaign) verifyHistory(ctx context.Context) error {
+	there := newTally(c.truth)
+	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox_history WHERE aggregate_type = ANY ($1)",
+		there.add); err != nil {
+		return err
+	}
+	c.truth.each(func(r ref, s state) {
+		if n := there.count(r); s == stateCommitted && n != 1 {
+			c.breaks("history", c.truth.id(r), "", "history has the event %d times", n)
+		}
+	})
+	return nil
+}
+
+// eachID calls do for each row of a query of ids and aggregates.
+func (c *campaign) eachID(ctx context.Context, query string, do func(id uuid.UUID) error) error {
+	rows, err := c.stage.pool.Query(ctx, query, types)
+	if err != nil {
+		return err
+	}
+	var id uuid.UUID
+	var aggregate string
+	_, err = pgx.ForEachRow(rows, []any{&id, &aggregate}, func() error { return do(id) })
+	return err
+}
+
+// each calls do for every event there is. do may call the truth.
+func (t *truth) each(do func(r ref, s state)) {
+	t.mu.Lock()
+	list := t.aggregates
+	t.mu.Unlock()
+	for _, a := range list {
+		for n := uint32(1); ; n++ {
+			r := ref{a.number, n}
+			s := t.state(r)
+			if s == stateNone {
+				break
+			}
+			do(r, s)
+		}
+	}
+}
+
+// tally counts events.
+type tally struct {
+	truth *truth
+	of    map[uint32][]uint8
+}
+
+func newTally(t *truth) *tally { return &tally{t, map[uint32][]uint8{}} }
+
+// add counts an event. One of somebody else is none of ours.
+func (t *tally) add(id uuid.UUID) error {
+	r, ours := t.truth.of(id)
+	if !ours || r.n == 0 {
+		return nil
+	}
+	counts := t.of[r.aggregate]
+	if short := int(r.n) - len(counts); short > 0 {
+		counts = append(counts, make([]uint8, short)...)
+		t.of[r.aggregate] = counts
+	}
+	if counts[r.n-1] < 255 {
+		counts[r.n-1]++
+	}
+	return nil
+}
+
+func (t *tally) count(r ref) int {
+	if counts := t.of[r.aggregate]; int(r.n) <= len(counts) {
+		return int(counts[r.n-1])
+	}
+	return 0
+}
+
+// saw tells whether an event was seen.
+func (p *pass) saw(r ref) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return *p.flag(r)&flagSeen != 0
+}
+
+// excuse takes over what may be missing from another pass.
+func (p *pass) excuse(o *pass) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i, a := range o.of {
+		for n, flags := range a.flags {
+			if flags&flagExcused != 0 {
+				*p.flag(ref{uint32(i), uint32(n) + 1}) = flagExcused //nolint:gosec // see ref
+			}
+		}
+	}
+}
+
+// count is how many events were seen.
+func (p *pass) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen
+}
+
+// verifyOrders holds the orders against what clients were answered, and their events against the orders.
+func (c *campaign) verifyOrders(ctx context.Context) error {
+	rows, err := c.stage.pool.Query(ctx, "SELECT id FROM orders WHERE user_id = $1", c.shop.user)
+	if err != nil {
+		return err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return err
+	}
+	placed := map[uuid.UUID]bool{}
+	for _, id := range ids {
+		placed[id] = true
+	}
+	err = c.until(ctx, "lost", "orders have no event in the stream", func(context.Context) (bool, error) {
+		c.orders.mu.Lock()
+		defer c.orders.mu.Unlock()
+		return len(c.orders.inStream)+len(c.orders.excused) >= len(placed), nil
+	})
+	if err != nil || c.breach() != nil {
+		return err
+	}
+	c.orders.mu.Lock()
+	defer c.orders.mu.Unlock()
+	for _, id := range c.orders.answered {
+		if !placed[id] {
+			c.breaks("orders", uuid.Nil, id.String(), "a client was told of an order that is not there")
+		}
+	}
+	for id := range c.orders.inStream {
+		if !placed[id] {
+			c.breaks("phantom", c.orders.inStream[id], id.String(), "an event of an order that is not there")
+		}
+	}
+	if len(placed) > len(c.orders.keys) {
+		c.breaks("orders", uuid.Nil, "", "%d keys have %d orders", len(c.orders.keys), len(placed))
+	}
+	c.report.Counts.Orders = len(placed)
+	return nil
+}
+
+// verifyEffects waits until every order had its effects, and finds none of the inbox's twice.
+func (c *campaign) verifyEffects(ctx context.Context) error {
+	var effects, distinct, delivered, reached int
+	err := c.until(ctx, "effects", "orders are without their effects", func(ctx context.Context) (bool, error) {
+		err := c.stage.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM prove_effect),
+			(SELECT count(DISTINCT event) FROM prove_effect), (SELECT count(*) FROM prove_delivery),
+			(SELECT count(DISTINCT event) FROM prove_delivery)`).Scan(&effects, &distinct, &delivered, &reached)
+		return distinct >= c.report.Counts.Orders && reached >= c.report.Counts.Orders, err
+	})
+	if err != nil || c.breach() != nil {
+		return err
+	}
+	if effects != distinct || distinct != c.report.Counts.Orders || reached != distinct {
+		c.breaks("effects", uuid.Nil, "", "%d orders have %d effects by %d events with the inbox, and deliveries of %d "+
+			"without", c.report.Counts.Orders, effects, distinct, reached)
+	}
+	c.report.Counts.Effects, c.report.Counts.Redelivered = effects, delivered-reached
+	return nil
+}
+
+// verifyCredits holds the balances against the ledger, and, unless Redis has forgotten something, against what clients
+// were answered.
+func (c *campaign) verifyCredits(ctx context.Context) error {
+	var r *credits.Report
+	err := c.until(ctx, "overspent", "the ledger is behind Redis", func(ctx context.Context) (bool, error) {
+		var err error
+		r, err = credits.Reconcile(ctx, c.stage.client, c.stage.pool, func(int64, int64) {})
+		return err == nil && r.Pending == 0, err
+	})
+	if err != nil || c.breach() != nil {
+		return err
+	}
+	if !r.Clean() {
+		c.breaks("overspent", uuid.Nil, "", "balances and ledger differ: %+v %+v", r.Differences, r.Buckets)
+	}
+	for _, a := range c.shop.accounts {
+		var balance, entries int64
+		err := c.stage.pool.QueryRow(ctx, `SELECT coalesce(max(a.balance), 0),
+			coalesce(sum(CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0)
+			FROM credit_accounts a LEFT JOIN credit_entries e USING (user_id) WHERE user_id = $1`, a.user).
+			Scan(&balance, &entries)
+		if err != nil {
+			return err
+		}
+		least, most := a.added-a.spent-a.maybeSpent, a.added+a.maybeAdded-a.spent
+		switch {
+		case balance != entries || balance < 0:
+			c.breaks("overspent", uuid.Nil, a.user.String(), "a balance of %d, and entries that add up to %d", balance,
+				entries)
+		case c.report.Counts.Forgot == 0 && (balance < least || balance > most):
+			c.breaks("overspent", uuid.Nil, a.user.String(), "a balance of %d, and clients were answered for %d to %d",
+				balance, least, most)
+		}
+		c.report.Counts.Credits += int(a.added + a.spent)
+	}
+	return nil
+}
