@@ -51,10 +51,10 @@ func allFaults() []*fault {
 
 // chooseFaults returns those of a list of names, which may end in *.
 func chooseFaults(names string) ([]*fault, error) {
-	all := allFaults()
 	if names == "all" || names == "" {
-		return all, nil
+		return allFaults(), nil
 	}
+	all := append(allFaults(), sabotages()...)
 	var list []*fault
 	for name := range strings.SplitSeq(names, ",") {
 		n := len(list)
@@ -122,7 +122,7 @@ func (p *plan) draw() *fault {
 // next returns the next round.
 func (p *plan) next() round {
 	p.number++
-	r := round{number: p.number, gap: p.between(0, 2*time.Second), rest: p.between(time.Second, 3*time.Second)}
+	r := round{number: p.number, gap: p.between(0, 2*time.Second), rest: p.between(0, 2*time.Second)}
 	if p.rand.IntN(4) == 0 {
 		if p.mode = outbox.ModePoll; p.rand.IntN(2) == 0 {
 			p.mode = outbox.ModeAuto

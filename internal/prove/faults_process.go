@@ -16,7 +16,12 @@ const stopGrace = 30 * time.Second
 
 // processFaults end, freeze and stop the processes.
 func processFaults() []*fault {
-	relay := func(c *campaign, r *rand.Rand) []*process { return one(c.relays, r) }
+	relay := func(c *campaign, r *rand.Rand) []*process {
+		if i := c.honesty.leader(); i >= 0 && r.IntN(3) > 0 {
+			return c.relays[i : i+1]
+		}
+		return one(c.relays, r)
+	}
 	relays := func(c *campaign, _ *rand.Rand) []*process { return c.relays }
 	serve := func(c *campaign, r *rand.Rand) []*process { return one(c.serves, r) }
 	consumer := func(c *campaign, r *rand.Rand) []*process { return one(c.consumers, r) }

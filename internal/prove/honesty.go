@@ -3,6 +3,7 @@ package prove
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -65,6 +66,11 @@ func (h *honesty) looks() []readiness {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
+}
+
+// leader is the relay that said last that it leads, -1 if none did.
+func (h *honesty) leader() int {
+	return slices.IndexFunc(h.looks(), func(l readiness) bool { return l.Role == "leader" })
 }
 
 // run looks until ctx ends.

@@ -45,10 +45,10 @@ type Options struct {
 const (
 	// stuckAfter is how long after a fault everything has to flow again.
 	stuckAfter = 3 * time.Minute
-	// startWithin is how long the processes may take until events flow at the start.
-	startWithin = 2 * time.Minute
 	// flowing is how old the oldest event may be while events flow.
-	flowing = 3 * time.Second
+	flowing = 1500 * time.Millisecond
+	// steadyFor is how long after a fault everything has to flow at least until it counts as recovered.
+	steadyFor = 2 * time.Second
 	// restoreSpan is the relays' --restore: what Redis loses comes back as far back as this.
 	restoreSpan = 10 * time.Minute
 )
@@ -247,11 +247,12 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	readers.Go(func() { c.report.sample(reading, c) })
 	actors.Go(func() { c.writers.run(writing, c.options.Seed) })
 	actors.Go(func() { c.shop.run(writing, c.options.Seed) })
-	if err := c.await(running, startWithin, time.Now()); err != nil && ctx.Err() == nil && c.breach() == nil {
-		return fmt.Errorf("events do not flow before there is any fault: %w", err)
+	_, err := c.recover(running, time.Now(), outbox.ModeAuto)
+	if err == nil {
+		c.honesty.begin()
+		err = c.rounds(running, faults)
 	}
-	c.honesty.begin()
-	err := c.rounds(running, faults)
+	err = c.unless(running, err)
 	stopWriting()
 	actors.Wait()
 	// Interrupted or not, what was written is verified; a broken promise is looked at as it is.
@@ -300,12 +301,12 @@ func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 		r := p.next()
 		if r.mode != mode {
 			if err := c.toMode(ctx, r.mode); err != nil {
-				return c.unless(ctx, err)
+				return err
 			}
 			mode = r.mode
 		}
 		if err := c.play(ctx, r); err != nil {
-			return c.unless(ctx, err)
+			return err
 		}
 		pause.For(ctx, r.rest)
 	}
@@ -334,7 +335,8 @@ func (c *campaign) toMode(ctx context.Context, mode outbox.Mode) error {
 		}
 		pause.For(ctx, 200*time.Millisecond)
 	}
-	return c.recover(ctx, began, mode)
+	_, err := c.recover(ctx, began, mode)
+	return err
 }
 
 // note says what is at work now.
@@ -373,8 +375,8 @@ func (c *campaign) play(ctx context.Context, r round) error {
 			return err
 		}
 	}
-	err := c.recover(ctx, done.Healed, r.mode)
-	done.Recovered = time.Now()
+	var err error
+	done.Recovered, err = c.recover(ctx, done.Healed, r.mode)
 	if err == nil && c.breach() == nil {
 		c.forgetting.CompareAndSwap(c.forgetting.Load(), time.Now().Add(10*time.Second).UnixNano())
 		c.troubled.Store(false)
@@ -422,29 +424,54 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	return nil
 }
 
-// recover waits until everything flows again, in the mode that is desired. If that does not happen, a promise is broken.
-func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) error {
+// recover waits until everything flows again, in the mode that is desired, and returns since when it does. If that does
+// not happen, a promise is broken.
+func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) (recovered time.Time, err error) {
 	for _, p := range c.all() {
 		if ended, code := p.ended(); ended {
 			c.broke(&breach{
 				Promise: "exit", At: time.Now(),
 				What: fmt.Sprintf("%s has ended by itself, with exit code %d", p.name, code),
 			})
-			return errBroken
+			return time.Now(), errBroken
 		}
 	}
-	err := c.await(ctx, stuckAfter, since)
-	for err == nil && !c.active(ctx, mode) {
-		if time.Since(since) > stuckAfter {
-			err = fmt.Errorf("the mode does not become %s", mode)
+	for {
+		flows, why := c.flows(ctx, since, mode)
+		now := time.Now()
+		switch {
+		case !flows:
+			recovered = time.Time{}
+		case recovered.IsZero():
+			recovered = now
 		}
-		pause.For(ctx, 100*time.Millisecond)
+		// What is broken may take a moment until it shows.
+		if flows && now.Sub(since) > steadyFor {
+			return recovered, nil
+		}
+		if !flows && now.Sub(since) > stuckAfter {
+			c.broke(&breach{
+				Promise: "stuck", At: now, What: fmt.Sprintf("%v after the end of the faults %s", stuckAfter, why),
+			})
+			return now, errBroken
+		}
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return now, err
+		}
 	}
-	if err != nil && ctx.Err() == nil {
-		c.broke(&breach{Promise: "stuck", At: time.Now(), What: err.Error()})
-		return errBroken
+}
+
+// flows tells whether what was committed before since is in the streams, and what is committed now comes there quickly,
+// in the mode that is desired; or why not.
+func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode) (bool, string) {
+	oldest, waiting := c.pass.behind()
+	switch {
+	case c.pass.lacks() || !oldest.IsZero() && (oldest.Before(since) || time.Since(oldest) > flowing):
+		return false, fmt.Sprintf("%d events wait, the oldest for %v", waiting, time.Since(oldest).Round(time.Second))
+	case !c.active(ctx, mode):
+		return false, fmt.Sprintf("the mode is not %s yet", mode)
 	}
-	return ctx.Err()
+	return true, ""
 }
 
 // active tells whether the relays are in the mode that is desired.
@@ -457,23 +484,6 @@ func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 	defer cancel()
 	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
 	return err == nil && st.Active == want
-}
-
-// await waits until what was committed before since is in the streams, and what is committed now comes there quickly.
-func (c *campaign) await(ctx context.Context, within time.Duration, since time.Time) error {
-	for {
-		oldest, waiting := c.pass.behind()
-		if (oldest.IsZero() || oldest.After(since) && time.Since(oldest) < flowing) && !c.pass.lacks() {
-			return nil
-		}
-		if time.Since(since) > within {
-			return fmt.Errorf("%v after the faults ended, %d events wait, the oldest for %v", within, waiting,
-				time.Since(oldest).Round(time.Second))
-		}
-		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
-	}
 }
 
 // close ends everything.

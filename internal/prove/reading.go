@@ -222,6 +222,8 @@ type pass struct {
 	seen int
 	// marks are how far each aggregate was at a time, for what is older than what has to come back.
 	marks []passMark
+	// late: everything is written already, so what is missing is found by whoever looks at what was seen in the end.
+	late bool
 }
 
 // passed is what was seen of an aggregate.
@@ -294,7 +296,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 		return 0, b
 	}
 	// Whoever wrote this one knew what had become of those before.
-	for n := a.last + 1; n < r.n; n++ {
+	for n := a.last + 1; n < r.n && !p.late; n++ {
 		before := ref{r.aggregate, n}
 		if p.truth.stateOf(before) == stateCommitted && *p.flag(before)&(flagSeen|flagExcused) == 0 {
 			b.Promise = "reordered"

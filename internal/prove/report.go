@@ -91,6 +91,8 @@ type Kind struct {
 	Failed   int     `json:"not_injected"`
 	Median   float64 `json:"recovery_median_seconds"`
 	Worst    float64 `json:"recovery_worst_seconds"`
+	// Waited is how long an event waited at most, from the beginning of the fault until everything flowed.
+	Waited   float64 `json:"longest_wait_seconds"`
 	recovery []float64
 }
 
@@ -295,6 +297,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	kinds := map[string]*Kind{}
 	for _, p := range r.Rounds {
 		took := p.Recovered.Sub(p.Healed).Seconds()
+		waited := r.waited(p)
 		for i, s := range p.shots {
 			k := kinds[s.fault.name]
 			if k == nil {
@@ -313,6 +316,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 				k.Alone++
 			}
 			k.recovery = append(k.recovery, took)
+			k.Waited = max(k.Waited, waited)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
@@ -322,6 +326,16 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 		}
 		r.Kinds = append(r.Kinds, k)
 	}
+}
+
+// waited is how long an event waited at most in a round. The caller holds mu.
+func (r *Report) waited(p *played) (most float64) {
+	for _, s := range r.Samples {
+		if at := r.began.Add(time.Duration(s.At * float64(time.Second))); at.After(p.At) && !at.After(p.Recovered) {
+			most = max(most, s.Oldest)
+		}
+	}
+	return most
 }
 
 // tell prints the report, and writes it to its folder. A broken promise is an error.
@@ -365,9 +379,9 @@ func (r *Report) write(dir string) error {
 // print tells people.
 func (r *Report) print(w io.Writer) {
 	t := cli.Table(w)
-	fmt.Fprintln(t, "FAULT\tALONE\tIN PAIRS\tRECOVERY MEDIAN\tWORST")
+	fmt.Fprintln(t, "FAULT\tALONE\tIN PAIRS\tRECOVERY MEDIAN\tWORST\tLONGEST WAIT")
 	for _, k := range r.Kinds {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f s\t%.1f s\n", k.Name, k.Alone, k.InPairs, k.Median, k.Worst)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%.1f s\t%.1f s\t%.1f s\n", k.Name, k.Alone, k.InPairs, k.Median, k.Worst, k.Waited)
 	}
 	_ = t.Flush()
 	fmt.Fprintln(w)

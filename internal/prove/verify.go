@@ -91,7 +91,7 @@ func (c *campaign) verifyTable(ctx context.Context) error {
 // verifyStreams reads the streams from their beginning.
 func (c *campaign) verifyStreams(ctx context.Context) error {
 	again := newPass(c.truth)
-	again.excuse(c.pass)
+	again.late = true
 	for _, typ := range types {
 		r := &reader{
 			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, client: c.stage.client, broken: c.broke,
@@ -203,19 +203,6 @@ func (p *pass) saw(r ref) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return *p.flag(r)&flagSeen != 0
-}
-
-// excuse takes over what may be missing from another pass.
-func (p *pass) excuse(o *pass) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i, a := range o.of {
-		for n, flags := range a.flags {
-			if flags&flagExcused != 0 {
-				*p.flag(ref{uint32(i), uint32(n) + 1}) = flagExcused //nolint:gosec // see ref
-			}
-		}
-	}
 }
 
 // count is how many events were seen.

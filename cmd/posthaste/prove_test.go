@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"posthaste/internal/prove"
+)
+
+// campaign runs a campaign as a process.
+func campaign(t *testing.T, args ...string) (result, string) {
+	t.Helper()
+	dir := t.TempDir()
+	args = append([]string{
+		"prove", "--seed=1", "--report=" + dir, "--pg-bin=" + os.Getenv("POSTHASTE_TEST_PG_BIN"),
+		"--redis-bin=" + os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
+	}, args...)
+	return runToEnd(t, args...), dir
+}
+
+// A short campaign with faults of every kind keeps its promises, and is reported as JSON, as a page and as a chart.
+func TestProve(t *testing.T) {
+	t.Parallel()
+	duration := "15s"
+	if full() {
+		duration = "2m"
+	}
+	r, dir := campaign(t, "--duration="+duration, "--json")
+	var report prove.Report
+	if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 {
+		t.Fatalf("exit %d, %v: %s\n%s", r.code, err, r.out, r.errOut)
+	}
+	n := report.Counts
+	if !report.Holds || n.Committed < 500 || n.Found != n.Committed || n.Orders < 20 || n.Effects != n.Orders ||
+		n.Faults < 2 || n.Credits == 0 || len(report.Samples) < 10 {
+		t.Errorf("report: holds %v, %+v", report.Holds, n)
+	}
+	for name, want := range map[string]string{
+		"report.json": `"seed": 1`, "report.md": "--seed=1", "timeline.svg": "</svg>", "logs/relay-0.log": "relay starting",
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s is without %q, %v", name, want, err)
+		}
+	}
+}
+
+// What is done behind the product's back is noticed: the campaign ends with exit code 1, tells the event's story, and
+// says how to repeat it.
+func TestProveNoticesABrokenPromise(t *testing.T) {
+	t.Parallel()
+	for fault, promise := range map[string]string{
+		"sabotage-lose": "lost", "sabotage-duplicate": "duplicated", "sabotage-phantom": "phantom",
+		"sabotage-history": "lost", "sabotage-effect": "effects", "sabotage-balance": "overspent",
+	} {
+		if !full() && fault != "sabotage-lose" && fault != "sabotage-duplicate" {
+			continue
+		}
+		r, _ := campaign(t, "--duration=2s", "--faults="+fault)
+		if r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ") ||
+			!strings.Contains(r.out, "posthaste prove --seed=1 --duration=2s --faults="+fault) {
+			t.Errorf("%s: exit %d: %s\n%s", fault, r.code, r.out, r.errOut)
+		}
+		if promise != "duplicated" {
+			continue
+		}
+		for _, want := range []string{
+			"its writer says: committed", "outbox: row ", "trace: ", "stream: outbox.", "relay_state: ", "slot: ",
+			"fault in round 1 (auto): " + fault, "relay-0: ",
+		} {
+			if !strings.Contains(r.out, want) {
+				t.Errorf("the story is without %q: %s", want, r.out)
+			}
+		}
+	}
+}
+
+func TestProveRefuses(t *testing.T) {
+	t.Parallel()
+	for arg, want := range map[string]string{
+		"--faults=earthquake": `there is no new fault "earthquake"; there are relay-kill`,
+		"--duration=10ms":     "--duration must be at least 1s",
+		"--rate=1":            "--rate must be 10 to 20000",
+	} {
+		runToEnd(t, "prove", arg).oneLine(t, exitBadUsage, want)
+	}
+}
