@@ -39,7 +39,8 @@ func TestProve(t *testing.T) {
 		t.Errorf("report: holds %v, %+v", report.Holds, n)
 	}
 	for name, want := range map[string]string{
-		"report.json": `"seed": 1`, "report.md": "--seed=1", "timeline.svg": "</svg>", "logs/relay-0.log": "relay starting",
+		"report.json": `"seed": 1`, "report.md": "--seed=1", "timeline.svg": "</svg>",
+		"logs/relay-0.log": "relay starting",
 	} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || !strings.Contains(string(text), want) {

@@ -19,7 +19,8 @@ type Trouble struct {
 	Refuse bool
 	// Stall lets nothing pass, either way. What was sent meanwhile is delivered when the trouble is over, however late.
 	Stall bool
-	// LoseReplies throws away what the server says. Connections that have lost something are cut when the trouble is over.
+	// LoseReplies throws away what the server says. Connections that have lost something are cut when the trouble is
+	// over.
 	LoseReplies bool
 	// Delay is how much later everything arrives, each way.
 	Delay time.Duration

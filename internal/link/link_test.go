@@ -27,7 +27,7 @@ func echo(t *testing.T, name string) string {
 			go func() {
 				defer c.Close()
 				for lines := bufio.NewScanner(c); lines.Scan(); {
-					fmt.Fprintf(c, "%s %s\n", name, lines.Text())
+					_, _ = fmt.Fprintf(c, "%s %s\n", name, lines.Text())
 				}
 			}()
 		}
@@ -52,7 +52,7 @@ func dial(t *testing.T, l *link.Link) *client {
 	return &client{t, c, bufio.NewReader(c)}
 }
 
-func (c *client) say(text string) { fmt.Fprintln(c.Conn, text) }
+func (c *client) say(text string) { _, _ = fmt.Fprintln(c.Conn, text) }
 
 // hears waits for the line; "" is the end of the connection.
 func (c *client) hears(want string) {

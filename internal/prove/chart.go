@@ -27,8 +27,8 @@ func (r *Report) chart() string {
 		end = max(end, r.Samples[n-1].At)
 	}
 	d := &drawing{end: end}
-	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+
-		"\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n", chartWidth, chartHeight)
+	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" `+
+		`font-size="11">`+"\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n", chartWidth, chartHeight)
 	// Points are drawn at most twice as close as pixels.
 	step := max(1, len(r.Samples)/500)
 	var at, committed, seen, waiting []float64

@@ -3,6 +3,8 @@ package prove
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"posthaste/internal/link"
@@ -41,11 +43,17 @@ func linkFaults() []*fault {
 	}
 }
 
+// chooseLink chooses one: of a relay half of the time, of the writers a quarter.
+func chooseLink(names []string, r *rand.Rand) string {
+	who := []string{"relay-", "relay-", "writers", ""}[r.IntN(4)]
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, who) })
+	return names[r.IntN(len(names))]
+}
+
 // troubled makes trouble on one link.
 func troubled(t link.Trouble) injection {
 	return func(_ context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-		names := c.stage.linkNames()
-		name := names[r.IntN(len(names))]
+		name := chooseLink(c.stage.linkNames(), r)
 		l := c.stage.links[name]
 		l.Set(t)
 		return name, func(context.Context) error {

@@ -32,8 +32,8 @@ func postgresFaults() []*fault {
 		{
 			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
 			touches: touchesSessions,
-			inject: statement("SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) " +
-				"WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'posthaste%'"),
+			inject: statement("SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a " +
+				"USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'posthaste%'"),
 		},
 		{
 			name: "slot-dropped", about: "the slot is dropped under the relay", touches: touchesSlot,

@@ -74,8 +74,8 @@ func redisSetting(name, value, normal string) injection {
 
 // redisReadOnly makes the leading server a replica of nobody.
 func redisReadOnly(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	err := c.stage.client.SlaveOf(ctx, "127.0.0.1", "1").Err()
-	return "", func(ctx context.Context) error { return c.stage.client.SlaveOf(ctx, "no", "one").Err() }, err
+	err := c.stage.client.ReplicaOf(ctx, "127.0.0.1", "1").Err()
+	return "", func(ctx context.Context) error { return c.stage.client.ReplicaOf(ctx, "no", "one").Err() }, err
 }
 
 // redisFailover has the replica fall behind, kills the server and promotes the replica. In the end the old server is

@@ -2,7 +2,10 @@ package prove
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +17,8 @@ import (
 const (
 	// lookEvery is how often readiness is asked for.
 	lookEvery = 250 * time.Millisecond
+	// verdictEvery is the same for the verdict on the whole pipeline, which costs more.
+	verdictEvery = 2 * time.Second
 	// greenAfter is how long events may stand still before somebody has to say so: the watchdog waits for half a
 	// minute, and looks every five seconds.
 	greenAfter = 40 * time.Second
@@ -31,7 +36,9 @@ type honesty struct {
 	mu sync.Mutex
 	// green is how long no relay said that nothing flowed, red how long one said so while everything did.
 	green, red time.Duration
-	counting   bool
+	// verdict is how long a relay's verdict on the whole pipeline was not that it is broken while nothing flowed.
+	verdict  time.Duration
+	counting bool
 	// flows is since when everything flows, without a fault at work; zero while it does not.
 	flows time.Time
 	last  []readiness
@@ -43,6 +50,8 @@ type Lies struct {
 	Green float64 `json:"green_seconds"`
 	// Red: a relay said that it was not ready, and events flowed.
 	Red float64 `json:"red_seconds"`
+	// Verdict: events stood still, and what GET /relay, the console and posthaste status show was not "broken".
+	Verdict float64 `json:"verdict_seconds"`
 }
 
 func newHonesty(c *campaign) *honesty { return &honesty{c: c} }
@@ -58,7 +67,7 @@ func (h *honesty) begin() {
 func (h *honesty) lies() Lies {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Lies{Green: h.green.Seconds(), Red: h.red.Seconds()}
+	return Lies{Green: h.green.Seconds(), Red: h.red.Seconds(), Verdict: h.verdict.Seconds()}
 }
 
 // looks returns what each relay said last.
@@ -76,6 +85,7 @@ func (h *honesty) leader() int {
 // run looks until ctx ends.
 func (h *honesty) run(ctx context.Context) {
 	before := time.Now()
+	asked := before
 	for pause.For(ctx, lookEvery) == nil {
 		looks := make([]readiness, len(h.c.relays))
 		var all sync.WaitGroup
@@ -89,6 +99,37 @@ func (h *honesty) run(ctx context.Context) {
 		now := time.Now()
 		h.judge(looks, now, now.Sub(before))
 		before = now
+		if now.Sub(asked) > verdictEvery {
+			h.judgeVerdicts(ctx, time.Since(asked))
+			asked = now
+		}
+	}
+}
+
+// judgeVerdicts asks the relays for their verdicts, if events stand still.
+func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
+	oldest, _ := h.c.pass.behind()
+	if oldest.IsZero() || time.Since(oldest) < greenAfter || took > 3*verdictEvery {
+		return
+	}
+	wrong := ""
+	for _, p := range h.c.relays {
+		var said struct{ Verdict struct{ Word string } }
+		status, err := p.get(ctx, "/relay", func(body io.Reader) error { return json.NewDecoder(body).Decode(&said) })
+		if err == nil && status == http.StatusOK && said.Verdict.Word != "broken" {
+			wrong = fmt.Sprintf("%s says %q", p.name, said.Verdict.Word)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if wrong == "" || !h.counting {
+		return
+	}
+	if h.verdict += took; time.Since(oldest) > greenAfter+lieMost {
+		h.c.broke(&breach{
+			Promise: "dishonest", At: time.Now(),
+			What: fmt.Sprintf("an event waits for %v, and %s", time.Since(oldest).Round(time.Second), wrong),
+		})
 	}
 }
 
@@ -125,7 +166,8 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 		if h.green += took; stands > greenAfter+lieMost {
 			h.c.broke(&breach{
 				Promise: "dishonest", At: now,
-				What: fmt.Sprintf("an event waits for %v, and every relay says that it is ready", stands.Round(time.Second)),
+				What: fmt.Sprintf("an event waits for %v, and every relay says that it is ready",
+					stands.Round(time.Second)),
 			})
 		}
 	}

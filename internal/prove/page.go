@@ -31,7 +31,8 @@ func (r *Report) result() string {
 	for _, line := range r.sentences() {
 		fmt.Fprintf(&b, "- %s\n", line)
 	}
-	b.WriteString("\n| fault | what is done | alone | in pairs | recovery, median | worst | longest wait |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n| fault | what is done | alone | in pairs | recovery, median | worst | longest wait |\n" +
+		"|---|---|---|---|---|---|---|\n")
 	for _, k := range r.Kinds {
 		fmt.Fprintf(&b, "| `%s` | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", k.Name, k.About, k.Alone, k.InPairs,
 			k.Median, k.Worst, k.Waited)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -76,9 +78,9 @@ func (p *process) start() error {
 	if err != nil {
 		return fmt.Errorf("open the log of %s: %w", p.name, err)
 	}
-	defer file.Close() // the child has its own
+	defer func() { _ = file.Close() }() // the child has its own
 	cmd := exec.Command(exe, p.args...) //nolint:noctx // ended by the campaign, in its own way
-	cmd.Env = append(os.Environ(), p.env...)
+	cmd.Env = append(environment(), p.env...)
 	cmd.Stderr = file
 	if p.out != nil {
 		cmd.Stdout = p.out
@@ -89,6 +91,14 @@ func (p *process) start() error {
 	p.frozen = false
 	p.starts++
 	return nil
+}
+
+// environment is this process's without settings: what a child is told, the campaign says.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "POSTHASTE_") &&
+			!strings.HasPrefix(v, "POSTHASTE_TEST_")
+	})
 }
 
 // kill ends it with SIGKILL, frozen or not.

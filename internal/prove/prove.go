@@ -43,8 +43,10 @@ type Options struct {
 }
 
 const (
-	// stuckAfter is how long after a fault everything has to flow again.
-	stuckAfter = 3 * time.Minute
+	// stuckAfter is how long nothing may move after a fault, stuckAtLast how long it may take until everything flows: a
+	// flushed Redis gets many events again.
+	stuckAfter  = 3 * time.Minute
+	stuckAtLast = 20 * time.Minute
 	// flowing is how old the oldest event may be while events flow.
 	flowing = 1500 * time.Millisecond
 	// steadyFor is how long after a fault everything has to flow at least until it counts as recovered.
@@ -100,7 +102,7 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) erro
 		return cli.Usage("--rate must be 10 to 20000")
 	}
 	if options.Seed == 0 {
-		options.Seed = uint64(time.Now().UnixNano()) % 1_000_000 //nolint:gosec // a positive number
+		options.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
 	c := &campaign{
 		options: options, config: config, progress: newProgress(o.Stderr, options.Duration),
@@ -436,9 +438,13 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 			return time.Now(), errBroken
 		}
 	}
+	moved, seen := since, 0
 	for {
 		flows, why := c.flows(ctx, since, mode)
 		now := time.Now()
+		if n := c.pass.reads(); n > seen {
+			moved, seen = now, n
+		}
 		switch {
 		case !flows:
 			recovered = time.Time{}
@@ -449,9 +455,10 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 		if flows && now.Sub(since) > steadyFor {
 			return recovered, nil
 		}
-		if !flows && now.Sub(since) > stuckAfter {
+		if !flows && (now.Sub(moved) > stuckAfter || now.Sub(since) > stuckAtLast) {
 			c.broke(&breach{
-				Promise: "stuck", At: now, What: fmt.Sprintf("%v after the end of the faults %s", stuckAfter, why),
+				Promise: "stuck", At: now,
+				What: fmt.Sprintf("%v after the end of the faults %s", now.Sub(since).Round(time.Second), why),
 			})
 			return now, errBroken
 		}

@@ -1,7 +1,6 @@
 package prove
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -42,10 +41,6 @@ func parseEntryID(s string) entryID {
 }
 
 func (e entryID) String() string { return fmt.Sprintf("%d-%d", e.ms, e.seq) }
-
-func (e entryID) compare(o entryID) int {
-	return cmp.Or(cmp.Compare(e.ms, o.ms), cmp.Compare(e.seq, o.seq))
-}
 
 // entry is one stream entry.
 type entry struct {
@@ -219,7 +214,8 @@ type pass struct {
 	of []passed
 	// gone is how many events Redis has forgotten, and which have to come back.
 	gone int
-	seen int
+	// seen is how many events are there, read how many entries were taken: what is forgotten is taken again.
+	seen, read int
 	// marks are how far each aggregate was at a time, for what is older than what has to come back.
 	marks []passMark
 	// late: everything is written already, so what is missing is found by whoever looks at what was seen in the end.
@@ -307,6 +303,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 	}
 	a.last = r.n
 	p.seen++
+	p.read++
 	if *f&flagGone != 0 {
 		p.gone--
 	}
@@ -365,7 +362,7 @@ func (p *pass) forgetType(typ string) {
 	defer p.mu.Unlock()
 	old := p.bound(time.Now())
 	for i := range p.of {
-		a := p.truth.aggregate(uint32(i)) //nolint:gosec // see newAggregate
+		a := p.truth.aggregate(uint32(i))
 		if a == nil || a.typ != typ {
 			continue
 		}
@@ -373,7 +370,7 @@ func (p *pass) forgetType(typ string) {
 		for n := range p.of[i].flags {
 			if f := &p.of[i].flags[n]; *f&flagSeen != 0 {
 				p.seen--
-				p.miss(ref{uint32(i), uint32(n) + 1}, f, old) //nolint:gosec // see ref
+				p.miss(ref{uint32(i), uint32(n) + 1}, f, old)
 			}
 		}
 	}
@@ -388,7 +385,8 @@ type typed struct {
 // forget implements book.
 func (t typed) forget() { t.forgetType(t.typ) }
 
-// excusedAfter is from what age on an event that Redis forgets may stay away: --restore counts from when a relay notices.
+// excusedAfter is from what age on an event that Redis forgets may stay away: --restore counts from when a relay
+// notices.
 const excusedAfter = restoreSpan - 2*time.Minute
 
 // markEvery is how often a pass notes how far it is.
@@ -426,8 +424,8 @@ func (p *pass) excused(r ref) bool {
 	return *p.flag(r)&flagExcused != 0
 }
 
-// behind tells since when the oldest event waits that is committed and was never seen; zero if none does. It counts what
-// waits, among it what Redis has forgotten.
+// behind tells since when the oldest event waits that is committed and was never seen; zero if none does. It counts
+// what waits, among it what Redis has forgotten.
 func (p *pass) behind() (since time.Time, waiting int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -456,4 +454,11 @@ func (p *pass) lacks() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.gone > 0
+}
+
+// reads is how many entries were taken.
+func (p *pass) reads() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.read
 }

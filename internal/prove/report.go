@@ -84,13 +84,13 @@ type Counts struct {
 
 // Kind is a fault, and how long it took until everything flowed again after it.
 type Kind struct {
-	Name     string  `json:"name"`
-	About    string  `json:"about"`
-	Alone    int     `json:"alone"`
-	InPairs  int     `json:"in_pairs"`
-	Failed   int     `json:"not_injected"`
-	Median   float64 `json:"recovery_median_seconds"`
-	Worst    float64 `json:"recovery_worst_seconds"`
+	Name    string  `json:"name"`
+	About   string  `json:"about"`
+	Alone   int     `json:"alone"`
+	InPairs int     `json:"in_pairs"`
+	Failed  int     `json:"not_injected"`
+	Median  float64 `json:"recovery_median_seconds"`
+	Worst   float64 `json:"recovery_worst_seconds"`
 	// Waited is how long an event waited at most, from the beginning of the fault until everything flowed.
 	Waited   float64 `json:"longest_wait_seconds"`
 	recovery []float64
@@ -145,8 +145,9 @@ func newReport(c *campaign, began time.Time) *Report {
 		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
 			o.Duration, o.Faults, o.Relays, o.Rate, durability(c)),
 		Settings: map[string]string{
-			"redis_durability": c.config.Durability.String(), "restore": restoreSpan.String(), "relays": strconv.Itoa(o.Relays),
-			"rate": strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub),
+			"redis_durability": c.config.Durability.String(), "restore": restoreSpan.String(),
+			"relays": strconv.Itoa(o.Relays),
+			"rate":   strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub),
 		},
 	}
 }
@@ -410,9 +411,9 @@ func (r *Report) sentences() []string {
 			comma(n.Orders), comma(n.Keys), comma(n.Repeated), comma(n.Effects), comma(n.Redelivered)),
 		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore", n.Forgot,
 			comma(n.Expired)),
-		fmt.Sprintf("readiness was wrong beyond what is documented for %.0f s (green) and %.0f s (red)", r.Lies.Green,
-			r.Lies.Red),
-		fmt.Sprintf("WAL held back at most: %s", humanize.IBytes(uint64(max(r.WALMost, 0)))), //nolint:gosec // not negative
+		fmt.Sprintf("beyond what is documented, readiness was green for %.0f s while nothing flowed, and red for "+
+			"%.0f s while everything did; the verdict was wrong for %.0f s", r.Lies.Green, r.Lies.Red, r.Lies.Verdict),
+		fmt.Sprintf("WAL held back at most: %.0f MiB", float64(r.WALMost)/(1<<20)),
 	}
 	if r.Interrupted {
 		list = append(list, "The campaign was interrupted.")

@@ -48,8 +48,8 @@ func sabotages() []*fault {
 		},
 		{
 			name: "sabotage-balance", about: "a balance in Postgres is changed by hand", touches: touchesPostgres,
-			inject: statement("UPDATE credit_accounts SET balance = balance + 1 WHERE user_id = (SELECT min(user_id::text)" +
-				"::uuid FROM credit_accounts)"),
+			inject: statement("UPDATE credit_accounts SET balance = balance + 1 WHERE user_id = " +
+				"(SELECT user_id FROM credit_accounts LIMIT 1)"),
 		},
 	}
 }

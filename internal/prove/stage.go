@@ -170,7 +170,7 @@ func (s *stage) failOver(ctx context.Context) error {
 	s.at = 1 - s.at
 	promoted := redis.NewClient(&redis.Options{Addr: s.leading().Addr(), Protocol: 2})
 	defer promoted.Close()
-	if err := promoted.SlaveOf(ctx, "NO", "ONE").Err(); err != nil {
+	if err := promoted.ReplicaOf(ctx, "NO", "ONE").Err(); err != nil {
 		return fmt.Errorf("promote the replica: %w", err)
 	}
 	for _, name := range s.linkNames() {
@@ -184,7 +184,9 @@ func (s *stage) failOver(ctx context.Context) error {
 }
 
 // isRedis tells whether the link of that name leads to Redis.
-func isRedis(name string) bool { return len(name) > len(serverRedis) && name[len(name)-len(serverRedis):] == serverRedis }
+func isRedis(name string) bool {
+	return len(name) > len(serverRedis) && name[len(name)-len(serverRedis):] == serverRedis
+}
 
 // follow starts the server that led before as the replica of the other.
 func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }

@@ -79,11 +79,12 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 		}
 	}
 	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
-			coalesce((SELECT string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h WHERE h.id = o.id),
-				'not settled'),
+			coalesce((SELECT string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h
+				WHERE h.id = o.id), 'not settled'),
 			coalesce((SELECT string_agg(m.id || ' ' || m.at::text || ' epoch ' || m.epoch || ' settled ' ||
 				coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'), E'\n' ORDER BY m.id)
-				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at ORDER BY id LIMIT 5) m), '')
+				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at ORDER BY id LIMIT 5) m),
+				'')
 		FROM outbox o WHERE id = $1`, id)
 	if err == nil {
 		var seq int64
@@ -150,7 +151,8 @@ func (c *campaign) storyOfState(ctx context.Context, s *teller) {
 	var text string
 	for what, query := range map[string]string{
 		"relay_state": "SELECT to_jsonb(r)::text FROM relay_state r",
-		"wal":         "SELECT pg_current_wal_lsn()::text || ' written, ' || pg_current_wal_flush_lsn()::text || ' on disk'",
+		"wal": "SELECT pg_current_wal_lsn()::text || ' written, ' || pg_current_wal_flush_lsn()::text || " +
+			"' on disk'",
 		"slot": "SELECT coalesce(string_agg(to_jsonb(r)::text, ' '), 'none') FROM pg_replication_slots r " +
 			"WHERE slot_name LIKE 'posthaste%'",
 		"backlog": "SELECT count(*) || ' events, ' || count(DISTINCT part) || ' parts' FROM outbox_backlog",
@@ -175,7 +177,7 @@ func lastLines(name string, n int) []string {
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err == nil {
 		_, _ = f.Seek(max(0, st.Size()-64<<10), 0)
 	}

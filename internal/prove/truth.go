@@ -58,7 +58,7 @@ type committed struct {
 func newTruth(seed uint64, at time.Time) *truth {
 	t := &truth{}
 	// As in a UUIDv7: 48 bits of time; then 12 bits of the seed.
-	binary.BigEndian.PutUint64(t.name[:], uint64(at.UnixMilli())<<16|7<<12|seed&0xfff) //nolint:gosec // a time
+	binary.BigEndian.PutUint64(t.name[:], uint64(at.UnixMilli())<<16|7<<12|seed&0xfff)
 	return t
 }
 
@@ -66,15 +66,14 @@ func newTruth(seed uint64, at time.Time) *truth {
 func (t *truth) id(r ref) uuid.UUID {
 	var id uuid.UUID
 	copy(id[:8], t.name[:])
-	id[8] = 0x80
-	id[9], id[10], id[11] = byte(r.aggregate>>16), byte(r.aggregate>>8), byte(r.aggregate)
+	binary.BigEndian.PutUint32(id[8:], 0x80<<24|r.aggregate&0xffffff)
 	binary.BigEndian.PutUint32(id[12:], r.n)
 	return id
 }
 
 // of tells which event of this campaign has the id.
 func (t *truth) of(id uuid.UUID) (ref, bool) {
-	r := ref{uint32(id[9])<<16 | uint32(id[10])<<8 | uint32(id[11]), binary.BigEndian.Uint32(id[12:])}
+	r := ref{binary.BigEndian.Uint32(id[8:]) & 0xffffff, binary.BigEndian.Uint32(id[12:])}
 	return r, t.id(r) == id
 }
 

@@ -41,7 +41,9 @@ func (c *campaign) breaks(promise string, event uuid.UUID, subject, format strin
 }
 
 // until waits until cond holds; if it does not, a promise is broken.
-func (c *campaign) until(ctx context.Context, promise, what string, cond func(ctx context.Context) (bool, error)) error {
+func (c *campaign) until(
+	ctx context.Context, promise, what string, cond func(ctx context.Context) (bool, error),
+) error {
 	began := time.Now()
 	for {
 		holds, err := cond(ctx)
@@ -71,7 +73,8 @@ func (c *campaign) verifyEmpty(ctx context.Context) error {
 // every event that it said it had committed.
 func (c *campaign) verifyTable(ctx context.Context) error {
 	there := newTally(c.truth)
-	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox WHERE aggregate_type = ANY ($1)", there.add); err != nil {
+	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox WHERE aggregate_type = ANY ($1)",
+		there.add); err != nil {
 		return err
 	}
 	c.truth.each(func(r ref, s state) {
@@ -266,8 +269,8 @@ func (c *campaign) verifyEffects(ctx context.Context) error {
 		return err
 	}
 	if effects != distinct || distinct != c.report.Counts.Orders || reached != distinct {
-		c.breaks("effects", uuid.Nil, "", "%d orders have %d effects by %d events with the inbox, and deliveries of %d "+
-			"without", c.report.Counts.Orders, effects, distinct, reached)
+		c.breaks("effects", uuid.Nil, "", "%d orders have %d effects by %d events with the inbox, and deliveries of "+
+			"%d without", c.report.Counts.Orders, effects, distinct, reached)
 	}
 	c.report.Counts.Effects, c.report.Counts.Redelivered = effects, delivered-reached
 	return nil
