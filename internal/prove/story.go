@@ -83,7 +83,8 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 				WHERE h.id = o.id), 'not settled'),
 			coalesce((SELECT string_agg(m.id || ' ' || m.at::text || ' epoch ' || m.epoch || ' settled ' ||
 				coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'), E'\n' ORDER BY m.id)
-				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at ORDER BY id LIMIT 5) m),
+				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at
+					ORDER BY id LIMIT 5) m),
 				'')
 		FROM outbox o WHERE id = $1`, id)
 	if err == nil {

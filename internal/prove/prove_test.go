@@ -1,0 +1,464 @@
+package prove
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// world is a truth with one aggregate, and a pass over its stream.
+type world struct {
+	t     *testing.T
+	truth *truth
+	a     *aggregate
+	pass  *pass
+	next  entryID
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, truth: newTruth(5, time.Now())}
+	w.truth.newAggregate("parcel") // so that numbers are not zero
+	w.a = w.truth.newAggregate("cart")
+	w.pass = newPass(w.truth)
+	return w
+}
+
+// write writes n events with an outcome.
+func (w *world) write(n int, o outcome) ref {
+	first := w.truth.open(w.a, n)
+	w.truth.end(first, n, o)
+	return first
+}
+
+// entry is that of event n.
+func (w *world) entry(n uint32) entry {
+	w.next.ms++
+	r := ref{w.a.number, n}
+	return entry{
+		at: w.next, id: w.truth.id(r), stream: "outbox.cart", subject: w.a.id, typ: "cart.changed",
+		data: string(payload(r, "xyz")),
+	}
+}
+
+// sees takes the entries of events and wants the promise that the last one breaks, "" for none.
+func (w *world) sees(want string, numbers ...uint32) {
+	w.t.Helper()
+	for i, n := range numbers {
+		_, b := w.pass.see(w.entry(n))
+		got := ""
+		if b != nil {
+			got = b.Promise
+		}
+		if last := i == len(numbers)-1; last && got != want || !last && got != "" {
+			w.t.Errorf("event %d breaks %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestAnIDSaysWhichEventItIs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, r := range []ref{{0, 1}, {1, 1}, {1<<24 - 1, 1<<32 - 1}} {
+		if got, ours := w.truth.of(w.truth.id(r)); !ours || got != r {
+			t.Errorf("%v became %v, %v", r, got, ours)
+		}
+	}
+	if _, ours := w.truth.of(newTruth(6, time.Now()).id(ref{1, 1})); ours {
+		t.Error("an event of another campaign is ours")
+	}
+	if v := w.truth.id(ref{1, 1}).Version(); v != 7 {
+		t.Errorf("version %d", v) // by which the inbox finds the day
+	}
+}
+
+// Each promise is found broken, and none that is kept.
+func TestThePassNotices(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		write func(w *world)
+		read  []uint32
+		want  string
+	}{
+		"in order":        {func(w *world) { w.write(3, yes) }, []uint32{1, 2, 3}, ""},
+		"twice":           {func(w *world) { w.write(3, yes) }, []uint32{1, 2, 2}, "duplicated"},
+		"twice, later":    {func(w *world) { w.write(3, yes) }, []uint32{1, 2, 3, 1}, "duplicated"},
+		"one is missing":  {func(w *world) { w.write(3, yes) }, []uint32{1, 3}, "reordered"},
+		"never written":   {func(w *world) { w.write(3, yes) }, []uint32{1, 2, 3, 4}, "phantom"},
+		"rolled back":     {func(w *world) { w.write(1, yes); w.write(2, no) }, []uint32{1, 2}, "phantom"},
+		"over a rollback": {func(w *world) { w.write(1, yes); w.write(2, no); w.write(1, yes) }, []uint32{1, 4}, ""},
+		"not answered":    {func(w *world) { w.write(1, unknown); w.write(1, yes) }, []uint32{1, 2}, ""},
+		"not answered, and not there": {
+			func(w *world) { w.write(1, unknown); w.write(1, yes) },
+			[]uint32{2},
+			"",
+		},
+		"not answered, and behind": {
+			func(w *world) { w.write(1, unknown); w.write(1, yes) },
+			[]uint32{2, 1},
+			"reordered",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			c.write(w)
+			w.sees(c.want, c.read...)
+		})
+	}
+}
+
+func TestThePassNoticesWhatIsChanged(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(e *entry){
+		"another payload":   func(e *entry) { e.data = strings.Replace(e.data, "xyz", "xxz", 1) },
+		"another event's":   func(e *entry) { e.data = string(payload(ref{1, 2}, "xyz")) },
+		"no JSON":           func(e *entry) { e.data = "{" },
+		"another subject":   func(e *entry) { e.subject = "cart-9" },
+		"another type":      func(e *entry) { e.typ = "parcel.changed" },
+		"in another stream": func(e *entry) { e.stream = "outbox.parcel" },
+	} {
+		w := newWorld(t)
+		w.write(2, yes)
+		e := w.entry(1)
+		change(&e)
+		if _, b := w.pass.see(e); b == nil || b.Promise != "corrupted" {
+			t.Errorf("%s: %+v", name, b)
+		}
+	}
+}
+
+// What waits is counted from the first event that is not there, and what Redis forgets waits again.
+func TestWhatWaits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if since, n := w.pass.behind(); !since.IsZero() || n != 0 {
+		t.Errorf("nothing is written, and %d wait since %v", n, since)
+	}
+	w.write(3, yes)
+	w.write(1, no)
+	w.write(1, unknown)
+	w.sees("", 1)
+	if since, n := w.pass.behind(); since.IsZero() || n != 2 {
+		t.Errorf("%d wait since %v, want 2", n, since)
+	}
+	e2, e3 := w.entry(2), w.entry(3)
+	undo2, _ := w.pass.see(e2)
+	undo3, _ := w.pass.see(e3)
+	if since, n := w.pass.behind(); !since.IsZero() || n != 0 || w.pass.lacks() {
+		t.Errorf("all are there, and %d wait since %v", n, since)
+	}
+	w.pass.unsee(sight{id: e3.id, undo: undo3})
+	w.pass.unsee(sight{id: e2.id, undo: undo2})
+	if _, n := w.pass.behind(); n != 2 || !w.pass.lacks() {
+		t.Errorf("%d wait, two were forgotten", n)
+	}
+	w.sees("reordered", 3) // what was forgotten comes back in order, or not at all
+	w.sees("", 2, 3)
+	w.pass.forgetType("parcel")
+	if w.pass.lacks() {
+		t.Error("another stream was forgotten")
+	}
+	w.pass.forgetType("cart")
+	if _, n := w.pass.behind(); n != 3 {
+		t.Errorf("%d wait, three were forgotten", n)
+	}
+	w.sees("", 1, 2, 3)
+	if w.pass.lacks() {
+		t.Error("all have come back")
+	}
+}
+
+// What is older than --restore may stay away.
+func TestWhatIsTooOldIsExcused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.write(2, yes)
+	w.sees("", 1)
+	now := time.Now()
+	w.pass.mark(now.Add(-excusedAfter - time.Minute))
+	w.sees("", 2)
+	w.pass.mark(now)
+	w.pass.forgetType("cart")
+	if _, n := w.pass.behind(); n != 1 || !w.pass.excused(ref{w.a.number, 1}) || w.pass.excused(ref{w.a.number, 2}) {
+		t.Errorf("%d have to come back", n)
+	}
+	w.sees("", 2)
+}
+
+// A reader notices that Redis has gone back, and what of it nobody has done.
+func TestAReaderGoesBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	rd := testenv.Redis(t)
+	var broken *breach
+	forgot, may := 0, true
+	r := &reader{
+		stream: "outbox.cart", book: typed{w.pass, "cart"}, client: rd.Client,
+		broken: func(b *breach) { broken = b }, forgot: func(string, int) { forgot++ },
+		mayForget: func() bool { return may },
+	}
+	add := func(numbers ...uint32) (ids []string) {
+		t.Helper()
+		for _, n := range numbers {
+			e := w.entry(n)
+			id, err := rd.Client.XAdd(t.Context(), &redis.XAddArgs{
+				Stream: "outbox.cart",
+				Values: map[string]any{"id": e.id.String(), "subject": e.subject, "type": e.typ, "data": e.data},
+			}).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	read := func(seen, times int) {
+		t.Helper()
+		for range 3 {
+			if _, err := r.read(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if broken != nil || w.pass.count() != seen || forgot != times {
+			t.Fatalf("%d seen, forgot %d times, %+v; want %d and %d", w.pass.count(), forgot, broken, seen, times)
+		}
+	}
+	w.write(6, yes)
+	ids := add(1, 2, 3, 4)
+	read(4, 0)
+	if err := rd.Client.XDel(t.Context(), "outbox.cart", ids[2:]...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	read(2, 1)
+	add(3, 4, 5)
+	read(5, 1)
+	if err := rd.Client.Del(t.Context(), "outbox.cart").Err(); err != nil {
+		t.Fatal(err)
+	}
+	add(1, 2)
+	read(2, 2)
+	add(3, 4, 5, 6)
+	read(6, 2)
+	may = false
+	if err := rd.Client.Del(t.Context(), "outbox.cart").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.read(t.Context()); err != nil || broken == nil || broken.Promise != "lost" {
+		t.Errorf("%+v, %v", broken, err)
+	}
+}
+
+// The same seed makes the same plan, in which every fault comes up before one comes again.
+func TestThePlanIsTheSeeds(t *testing.T) {
+	t.Parallel()
+	faults := allFaults()
+	text := func(seed uint64) string {
+		p := newPlan(seed, faults)
+		var b strings.Builder
+		for range 100 {
+			r := p.next()
+			fmt.Fprintf(&b, "%s %s %v %v", r.names(), r.mode, r.gap, r.rest)
+			for _, s := range r.shots {
+				fmt.Fprintf(&b, " %d %v", s.seed, s.hold)
+			}
+			if len(r.shots) == 2 && r.shots[0].fault.touches == r.shots[1].fault.touches {
+				t.Errorf("%s are no pair", r.names())
+			}
+		}
+		return b.String()
+	}
+	if text(1) != text(1) || text(1) == text(2) {
+		t.Error("the plan does not depend on the seed alone")
+	}
+	p := newPlan(3, faults)
+	names := map[string]bool{}
+	for range faults {
+		names[p.next().shots[0].fault.name] = true
+	}
+	if len(names) != len(faults) {
+		t.Errorf("%d of %d faults came up", len(names), len(faults))
+	}
+}
+
+func TestFaultsAreChosen(t *testing.T) {
+	t.Parallel()
+	for names, want := range map[string]int{"all": len(allFaults()), "relay-kill": 1, "relay-kill,link-*": 6} {
+		if list, err := chooseFaults(names); err != nil || len(list) != want {
+			t.Errorf("%s: %d faults, %v", names, len(list), err)
+		}
+	}
+	for _, f := range allFaults() {
+		if strings.HasPrefix(f.name, "sabotage") || f.about == "" || f.touches == "" || f.inject == nil {
+			t.Errorf("fault %q", f.name)
+		}
+	}
+	if _, err := chooseFaults("relay-kill,relay-kill"); err == nil {
+		t.Error("a fault was chosen twice")
+	}
+}
+
+// Readiness lies in two ways, and both are counted from when they are not allowed any more.
+func TestHonesty(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &campaign{pass: w.pass, truth: w.truth, relays: []*process{{name: "relay-0"}, {name: "relay-1"}}}
+	h := newHonesty(c)
+	h.begin()
+	good, bad, silent := readiness{Status: 200}, readiness{Status: 503, Reasons: []string{"redis: gone"}}, readiness{}
+	now := time.Now()
+	judge := func(after time.Duration, looks ...readiness) {
+		h.judge(looks, now.Add(after), time.Second)
+	}
+	want := func(green, red float64) {
+		t.Helper()
+		if l := h.lies(); l.Green != green || l.Red != red {
+			t.Errorf("lies %+v, want %v and %v", l, green, red)
+		}
+	}
+	// Everything flows.
+	judge(0, good, good)
+	judge(redAfter-time.Second, good, bad)
+	want(0, 0)
+	judge(redAfter+time.Second, good, bad)
+	want(0, 1)
+	judge(redAfter+2*time.Second, good, good)
+	want(0, 1)
+	c.troubled.Store(true) // a fault is at work: it has a reason
+	judge(redAfter+3*time.Second, good, bad)
+	want(0, 1)
+	// Nothing flows.
+	w.write(1, yes)
+	judge(greenAfter-time.Second, good, good)
+	want(0, 1)
+	judge(greenAfter+2*time.Second, good, bad)
+	judge(greenAfter+3*time.Second, silent, silent)
+	want(0, 1)
+	judge(greenAfter+4*time.Second, good, silent)
+	want(1, 1)
+	if c.breach() != nil {
+		t.Error("a short lie has ended the campaign")
+	}
+	judge(greenAfter+lieMost+time.Minute, good, good)
+	if b := c.breach(); b == nil || b.Promise != "dishonest" {
+		t.Errorf("a long lie: %+v", b)
+	}
+}
+
+func TestAnOrderPerKey(t *testing.T) {
+	t.Parallel()
+	o := newOrders()
+	key, first, second := newKey(), newKey(), newKey()
+	o.use(key)
+	if b := o.answer(key, first); b != nil {
+		t.Errorf("%+v", b)
+	}
+	if b := o.answer(key, first); b != nil {
+		t.Errorf("%+v", b)
+	}
+	if b := o.answer(key, second); b == nil || b.Promise != "orders" {
+		t.Errorf("two orders for one key: %+v", b)
+	}
+	e := entry{id: uuid.New(), subject: first.String(), typ: "order.created"}
+	if _, b := o.see(e); b != nil {
+		t.Errorf("%+v", b)
+	}
+	again := e
+	again.id = uuid.New()
+	if _, b := o.see(again); b == nil || b.Promise != "duplicated" {
+		t.Errorf("two events of one order: %+v", b)
+	}
+	o.unsee(sight{id: e.id})
+	if _, b := o.see(e); b != nil {
+		t.Errorf("%+v", b)
+	}
+	o.forget()
+	if len(o.inStream) != 0 || len(o.excused) != 0 {
+		t.Errorf("%v %v", o.inStream, o.excused)
+	}
+}
+
+// The report is whole without a single sample, and says how to repeat the campaign.
+func TestTheReport(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &campaign{
+		options: Options{Seed: 9, Duration: time.Minute, Faults: "all", Relays: 2, Rate: 300},
+		pass:    w.pass, truth: w.truth, orders: newOrders(),
+	}
+	c.honesty = newHonesty(c)
+	r := newReport(c, time.Now())
+	r.finish(c, false)
+	for _, text := range []string{r.page(), r.chart()} {
+		if text == "" || strings.Contains(text, "NaN") || strings.Contains(text, "%!") {
+			t.Errorf("%q", text)
+		}
+	}
+	f := allFaults()[0]
+	at := time.Now()
+	r.Rounds = append(r.Rounds, &played{
+		Round: 1, Mode: "auto", At: at, Healed: at.Add(time.Second), Recovered: at.Add(3 * time.Second),
+		Faults: []injected{{Fault: f.name}}, shots: []shot{{fault: f}},
+	})
+	for i := range 1200 {
+		r.Samples = append(r.Samples, sample{At: float64(i), Committed: i * 300, Seen: i * 300, Oldest: 0.5})
+	}
+	c.broke(&breach{Promise: "lost", What: "an event is <gone>"})
+	r.finish(c, false)
+	page := r.page()
+	for _, want := range []string{"posthaste prove --seed=9 --duration=1m0s", "Broken: lost", "| `" + f.name + "` |"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page is without %q: %s", want, page)
+		}
+	}
+	if k := r.Kinds; len(k) != 1 || k[0].Median < 1.9 || k[0].Worst > 2.1 || k[0].Alone != 1 {
+		t.Errorf("%+v", k)
+	}
+	if chart := r.chart(); strings.Contains(chart, "NaN") || strings.Count(chart, "<polyline") != 3 {
+		t.Error(chart)
+	}
+	if _, err := json.Marshal(r); err != nil {
+		t.Error(err)
+	}
+}
+
+// Half of the troubled links are a relay's, whoever else there is.
+func TestLinksAreChosen(t *testing.T) {
+	t.Parallel()
+	names := []string{
+		"consumer-0 to redis", "relay-0 to postgres", "relay-0 to redis", "serve-0 to redis",
+		"writers to postgres",
+	}
+	count := map[string]int{}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 4000 {
+		who, _, _ := strings.Cut(chooseLink(slices.Clone(names), r), "-")
+		count[who]++
+	}
+	if count["relay"] < 2000 || count["consumer"] == 0 || count["serve"] == 0 || count["writers to postgres"] < 900 {
+		t.Errorf("%v", count)
+	}
+}
+
+func TestAClientGivesUpAtTheEnd(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := newShop(newOrders(), []*process{{http: "127.0.0.1:1"}})
+	if status, _ := s.insist(ctx, newRandom(1, 1), "/orders", newKey(), nil, 201); status != 0 {
+		t.Errorf("status %d of nobody", status)
+	}
+}
