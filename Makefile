@@ -25,7 +25,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-browser pictures check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,15 @@ pictures: ## regenerate the console's pictures in docs/img
 	@./scripts/ensure.sh postgres redis chromium node
 	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
 	POSTHASTE_SCREENSHOTS=$(CURDIR)/docs/img $(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 15m ./cmd/posthaste
+
+# A short one takes a quarter of an hour; docs/proof.md has a long one.
+DURATION ?= 10m
+SEED     ?= 1
+
+proof: ## a campaign of faults; its result goes into docs/proof.md
+	@./scripts/ensure.sh postgres redis
+	@$(MAKE) --no-print-directory build
+	scripts/proof.sh bin/posthaste $(DURATION) $(SEED)
 
 check: lint rules ## formatting, linters, modules, rules, manifests, generated documents
 	$(DEPLOY) test -count=1 ./...
