@@ -15,6 +15,8 @@ type proveCmd struct {
 	Rate     int           `help:"Events per second." default:"300"`
 	JSON     bool          `name:"json" help:"Print JSON instead of tables."`
 	Report   string        `help:"Folder for the report as JSON and Markdown, its chart, and the logs of the processes."`
+	External bool          `help:"Play on the servers of --postgres-url and --redis-url: in a database of Postgres that it makes and removes, and in a database of Redis that has to be empty, and is emptied; with the faults that need no hand on the servers."`
+	Yes      bool          `help:"Do not ask before playing on these servers."`
 	Dir      string        `help:"Folder for the data of the servers it starts. Default: the system's folder for temporary files."`
 	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`

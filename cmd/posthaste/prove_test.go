@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"posthaste/internal/prove"
+	"posthaste/internal/testenv"
 )
 
 // campaign runs a campaign as a process.
@@ -76,6 +77,38 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 				t.Errorf("the story is without %q: %s", want, r.out)
 			}
 		}
+	}
+}
+
+// On servers of somebody else's, nothing is left when the campaign has ended, and nothing is begun where there is
+// something.
+func TestProveExternal(t *testing.T) {
+	t.Parallel()
+	server, rd := testenv.NewServer(t), testenv.Redis(t)
+	db := server.Database(t)
+	if err := rd.Client.Set(t.Context(), "theirs", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	external := func(redisURL string) result {
+		t.Helper()
+		r, _ := campaign(t, "--duration=5s", "--external", "--yes", "--postgres-url="+db.URL, "--redis-url="+redisURL)
+		return r
+	}
+	r := external(rd.URL())
+	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
+		t.Errorf("exit %d: %s", r.code, r.errOut)
+	}
+	r = external("redis://" + rd.Addr() + "/7")
+	if r.code != 0 || !strings.Contains(r.out, "every promise was kept") {
+		t.Errorf("exit %d: %s\n%s", r.code, r.out, r.errOut)
+	}
+	if n := testenv.Value[int](t, db, "SELECT count(*) FROM pg_database WHERE datname LIKE 'posthaste_prove%'") +
+		testenv.Value[int](t, db, "SELECT count(*) FROM pg_replication_slots"); n != 0 {
+		t.Errorf("%d databases and slots are left", n)
+	}
+	info := rd.Client.InfoMap(t.Context(), "keyspace").Val()["Keyspace"]
+	if len(info) != 1 || !strings.HasPrefix(info["db0"], "keys=1,") {
+		t.Errorf("keys are left: %v", info)
 	}
 }
 

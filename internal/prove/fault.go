@@ -45,16 +45,25 @@ const (
 )
 
 // allFaults are the faults there are, in the order in which they are listed.
-func allFaults() []*fault {
-	return slices.Concat(processFaults(), linkFaults(), postgresFaults(), redisFaults(), loadFaults())
+func allFaults() []*fault { return slices.Concat(externalFaults(), postgresFaults(), redisFaults()) }
+
+// externalFaults are those that need no hand on the servers, and harm nobody else there.
+func externalFaults() []*fault {
+	return slices.Concat(processFaults(), linkFaults(), sessionFaults(), loadFaults())
 }
 
-// chooseFaults returns those of a list of names, which may end in *.
-func chooseFaults(names string) ([]*fault, error) {
-	if names == "all" || names == "" {
-		return allFaults(), nil
+// chooseFaults returns those of a list of names, which may end in *. External is for servers of somebody else's.
+func chooseFaults(names string, external bool) ([]*fault, error) {
+	all := allFaults()
+	if external {
+		all = externalFaults()
 	}
-	all := append(allFaults(), sabotages()...)
+	if names == "all" || names == "" {
+		return all, nil
+	}
+	if !external {
+		all = append(all, sabotages()...)
+	}
 	var list []*fault
 	for name := range strings.SplitSeq(names, ",") {
 		n := len(list)

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/pause"
 )
 
-// postgresFaults are done to Postgres, to the sessions in it, and to the slot and the publication.
+// postgresFaults are done to Postgres as a whole.
 func postgresFaults() []*fault {
 	return []*fault{
 		{
@@ -24,16 +24,37 @@ func postgresFaults() []*fault {
 			most: 3 * time.Second, inject: postgresStopped("fast"),
 		},
 		{
+			name: "slot-invalidated", about: "the slot is invalidated, because it holds back too much WAL",
+			touches: touchesSlot, least: time.Second, most: 2 * time.Second, inject: slotInvalidated,
+		},
+		{
+			name: "commits-held", about: "synchronous replication holds back every commit", touches: touchesPostgres,
+			least: 2 * time.Second, most: 10 * time.Second,
+			inject: setting("synchronous_standby_names", "nobody"),
+		},
+		{
+			name: "postgres-read-only", about: "new transactions may not write", touches: touchesPostgres,
+			least: time.Second, most: 8 * time.Second, inject: setting("default_transaction_read_only", "on"),
+		},
+	}
+}
+
+// sessionFaults are done to the sessions, the slot, the publication and the transactions in one database.
+func sessionFaults() []*fault {
+	return []*fault{
+		{
 			name: "backends-terminated", about: "every session of posthaste and of the writers is ended",
 			touches: touchesSessions,
-			inject: statement("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE " +
-				"'posthaste%' OR application_name = 'prove writer'"),
+			inject: statement("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " +
+				"datname = current_database() AND (application_name LIKE 'posthaste%' OR application_name = " +
+				"'prove writer')"),
 		},
 		{
 			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
 			touches: touchesSessions,
 			inject: statement("SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a " +
-				"USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'posthaste%'"),
+				"USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() AND " +
+				"a.application_name LIKE 'posthaste%'"),
 		},
 		{
 			name: "slot-dropped", about: "the slot is dropped under the relay", touches: touchesSlot,
@@ -42,10 +63,6 @@ func postgresFaults() []*fault {
 		{
 			name: "slot-advanced", about: "the slot is advanced by hand, past what nobody has read",
 			touches: touchesSlot, inject: slotAdvanced,
-		},
-		{
-			name: "slot-invalidated", about: "the slot is invalidated, because it holds back too much WAL",
-			touches: touchesSlot, least: time.Second, most: 2 * time.Second, inject: slotInvalidated,
 		},
 		{
 			name: "publication-dropped", about: "the publication is dropped", touches: touchesSlot,
@@ -62,15 +79,6 @@ func postgresFaults() []*fault {
 		{
 			name: "transaction-prepared", about: "a prepared transaction with events waits, and is committed or not",
 			touches: touchesLoad, least: 3 * time.Second, most: 15 * time.Second, inject: transactionPrepared,
-		},
-		{
-			name: "commits-held", about: "synchronous replication holds back every commit", touches: touchesPostgres,
-			least: 2 * time.Second, most: 10 * time.Second,
-			inject: setting("synchronous_standby_names", "nobody"),
-		},
-		{
-			name: "postgres-read-only", about: "new transactions may not write", touches: touchesPostgres,
-			least: time.Second, most: 8 * time.Second, inject: setting("default_transaction_read_only", "on"),
 		},
 	}
 }
@@ -104,7 +112,7 @@ func setting(name, value string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		change := func(ctx context.Context, stmt string) error {
 			// Not by the pool: its sessions may be bound by what is changed.
-			conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+			conn, err := pgx.Connect(ctx, c.stage.postgres)
 			if err != nil {
 				return errors.New("no connection to Postgres")
 			}
@@ -180,7 +188,7 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 
 // transactionOpen keeps a transaction open that has an id.
 func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+	conn, err := pgx.Connect(ctx, c.stage.postgres)
 	if err != nil {
 		return "", nil, errors.New("no connection to Postgres")
 	}
@@ -207,7 +215,7 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 		}
 	}
 	err := func() error {
-		conn, err := pgx.Connect(ctx, c.stage.pg.URL("postgres"))
+		conn, err := pgx.Connect(ctx, c.stage.postgres)
 		if err != nil {
 			return errors.New("no connection to Postgres")
 		}

@@ -36,6 +36,10 @@ type Options struct {
 	// Report is a folder for the report as JSON and Markdown, its chart, and the logs of the processes. Empty: none is
 	// kept.
 	Report string
+	// External plays on the servers of the settings, in a database that is made and removed, and in a database of Redis
+	// that is empty, and is emptied; with the faults that need no hand on the servers. Yes does not ask before.
+	External bool
+	Yes      bool
 	// Dir is where servers keep their data. Empty is the folder for temporary files.
 	Dir string
 	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
@@ -91,8 +95,8 @@ type campaign struct {
 }
 
 // Run runs a campaign and reports. It fails if a promise was broken.
-func Run(ctx context.Context, config app.Config, o cli.IO, options Options) error {
-	faults, err := chooseFaults(options.Faults)
+func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err error) {
+	faults, err := chooseFaults(options.Faults, options.External)
 	switch {
 	case err != nil:
 		return err
@@ -108,7 +112,16 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) erro
 		options: options, config: config, progress: newProgress(o.Stderr, options.Duration),
 		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(config.LogLevel, slog.LevelWarn)})),
 	}
-	defer c.close()
+	if options.External {
+		if err := o.Confirm(ctx, options.Yes, c.warning(faults)); err != nil {
+			return err
+		}
+	}
+	defer func() {
+		if cerr := c.close(ctx); err == nil {
+			err = cerr
+		}
+	}()
 	err = c.open(ctx)
 	if err == nil {
 		err = c.run(ctx, faults)
@@ -121,7 +134,7 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) erro
 
 // open starts the servers and prepares the processes.
 func (c *campaign) open(ctx context.Context) (err error) {
-	if c.stage, err = openStage(ctx, c.options, c.log); err != nil {
+	if c.stage, err = openStage(ctx, &c.config, c.options, c.log); err != nil {
 		return err
 	}
 	c.logs = filepath.Join(c.stage.dir, "logs")
@@ -494,7 +507,7 @@ func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 }
 
 // close ends everything.
-func (c *campaign) close() {
+func (c *campaign) close(ctx context.Context) error {
 	c.progress.end()
 	for _, p := range c.all() {
 		p.close()
@@ -502,7 +515,10 @@ func (c *campaign) close() {
 	if c.writers != nil {
 		c.writers.pool.Close()
 	}
-	if c.stage != nil {
-		c.stage.close()
+	if c.stage == nil {
+		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return c.stage.close(ctx)
 }

@@ -281,7 +281,7 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 		}
 		return b.String()
 	}
-	if text(1) != text(1) || text(1) == text(2) {
+	if again := text(1); text(1) != again || text(2) == again {
 		t.Error("the plan does not depend on the seed alone")
 	}
 	p := newPlan(3, faults)
@@ -297,7 +297,7 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 func TestFaultsAreChosen(t *testing.T) {
 	t.Parallel()
 	for names, want := range map[string]int{"all": len(allFaults()), "relay-kill": 1, "relay-kill,link-*": 6} {
-		if list, err := chooseFaults(names); err != nil || len(list) != want {
+		if list, err := chooseFaults(names, false); err != nil || len(list) != want {
 			t.Errorf("%s: %d faults, %v", names, len(list), err)
 		}
 	}
@@ -306,7 +306,7 @@ func TestFaultsAreChosen(t *testing.T) {
 			t.Errorf("fault %q", f.name)
 		}
 	}
-	if _, err := chooseFaults("relay-kill,relay-kill"); err == nil {
+	if _, err := chooseFaults("relay-kill,relay-kill", false); err == nil {
 		t.Error("a fault was chosen twice")
 	}
 }

@@ -43,9 +43,9 @@ type Report struct {
 	// WAL is how much the slot held back, in bytes, at most.
 	WALMost int64 `json:"wal_retained_most"`
 	// Broken is the promise that ended it; nil if all were kept. Story is all that is known about it.
-	Broken *breach  `json:"broken,omitempty"`
-	Story  []string `json:"story,omitempty"`
-	Rounds []*played
+	Broken *breach   `json:"broken,omitempty"`
+	Story  []string  `json:"story,omitempty"`
+	Rounds []*played `json:"rounds"`
 	// Samples are a second apart.
 	Samples []sample `json:"samples"`
 

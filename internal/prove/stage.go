@@ -36,6 +36,14 @@ type stage struct {
 	dir string
 	log *slog.Logger
 
+	// postgres is the URL of the campaign's database, server where Postgres listens.
+	postgres, server string
+	// redis is where Redis is.
+	redis *redis.Options
+	// remove removes what was made on servers of somebody else's; nil on servers of its own.
+	remove func(ctx context.Context) error
+
+	// The rest is of servers of its own, and nil otherwise.
 	pg *local.Postgres
 	// rd are two Redis servers: the one at leads, the other one is its replica, through replication.
 	rd          [2]*local.Redis
@@ -49,28 +57,36 @@ type stage struct {
 	client *redis.Client
 }
 
-// openStage starts the servers under a folder of their own.
-func openStage(ctx context.Context, o Options, log *slog.Logger) (s *stage, err error) {
+// openStage makes a stage of servers of its own, or of those of the settings.
+func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) (s *stage, err error) {
 	s = &stage{log: log, links: map[string]*link.Link{}}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
+	if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err != nil {
+		return s, err
+	}
+	if o.External {
+		err = s.borrow(ctx, c)
+	} else {
+		err = s.start(ctx, o)
+	}
+	if err == nil {
+		err = s.connect(ctx)
+	}
+	return s, err
+}
+
+// start starts the servers under a folder of their own.
+func (s *stage) start(ctx context.Context, o Options) error {
 	bin, err := local.PostgresBin(ctx, o.PGBin)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	redisBin, err := local.RedisBin(o.RedisBin)
 	if err != nil {
-		return nil, err
-	}
-	if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err != nil {
-		return nil, err
+		return err
 	}
 	// Postgres may have to run as another user, who must be able to pass through.
 	if err := os.Chmod(s.dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return nil, err
+		return err
 	}
 	folder := func(name string) string {
 		dir := filepath.Join(s.dir, name)
@@ -81,43 +97,46 @@ func openStage(ctx context.Context, o Options, log *slog.Logger) (s *stage, err 
 	}
 	folders := []string{folder("postgres"), folder("redis-0"), folder("redis-1")}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if s.pg, err = local.StartPostgres(ctx, bin, folders[0], "max_prepared_transactions=10", "max_wal_size=2GB",
 		"max_slot_wal_keep_size="+maxKeepSize, "shared_buffers=128MB"); err != nil {
-		return nil, err
+		return err
 	}
-	// Whoever is cut off in a transaction must not keep its locks.
 	if s.rd[0], err = local.StartRedis(ctx, redisBin, folders[1]); err != nil {
-		return nil, err
+		return err
 	}
 	if s.replication, err = link.New(ctx, s.rd[0].Addr()); err != nil {
-		return nil, err
+		return err
 	}
 	if s.rd[1], err = local.StartRedis(ctx, redisBin, folders[2], s.replicaOf()); err != nil {
-		return nil, err
+		return err
 	}
-	return s, s.connect(ctx)
+	s.postgres, s.server = s.pg.URL("postgres"), "127.0.0.1:"+strconv.Itoa(s.pg.Port)
+	s.redis = &redis.Options{Addr: s.rd[0].Addr()}
+	return nil
 }
 
 // connect migrates the database and opens what the campaign asks through.
 func (s *stage) connect(ctx context.Context) (err error) {
-	if _, err := sql.Migrate(ctx, s.pg.URL("postgres"), "public", s.log); err != nil {
+	if _, err := sql.Migrate(ctx, s.postgres, "public", s.log); err != nil {
 		return err
 	}
-	config, err := pgxpool.ParseConfig(s.pg.URL("postgres"))
+	config, err := pgxpool.ParseConfig(s.postgres)
 	if err != nil {
-		return errors.New("parse the URL of a server of its own")
+		return errors.New("parse the URL of Postgres") // the error may quote it
 	}
 	config.MaxConns = 8
 	config.ConnConfig.RuntimeParams["application_name"] = "prove"
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err
 	}
-	if s.own, err = link.New(ctx, s.rd[0].Addr()); err != nil {
+	if s.own, err = link.New(ctx, s.redis.Addr); err != nil {
 		return err
 	}
-	s.client = redis.NewClient(&redis.Options{Addr: s.own.Addr(), Protocol: 2})
+	o := *s.redis
+	o.Addr, o.Protocol = s.own.Addr(), 2
+	s.client = redis.NewClient(&o)
 	return nil
 }
 
@@ -141,9 +160,9 @@ func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error
 	if l := s.links[name]; l != nil {
 		return l, nil
 	}
-	upstream := s.leading().Addr()
+	upstream := s.redis.Addr
 	if server == serverPostgres {
-		upstream = "127.0.0.1:" + strconv.Itoa(s.pg.Port)
+		upstream = s.server
 	}
 	l, err := link.New(ctx, upstream)
 	if err == nil {
@@ -157,11 +176,23 @@ func (s *stage) linkNames() []string { return slices.Sorted(maps.Keys(s.links)) 
 
 // postgresURL leads to Postgres through a link.
 func (s *stage) postgresURL(l *link.Link) string {
-	u, err := url.Parse(s.pg.URL("postgres"))
+	u, err := url.Parse(s.postgres)
 	if err != nil {
-		panic("a server of our own has no URL") // and the error would quote its password
+		panic("the URL of Postgres was parsed before") // and the error would quote its password
 	}
 	u.Host = l.Addr()
+	return u.String()
+}
+
+// redisURL leads to Redis through a link.
+func (s *stage) redisURL(l *link.Link) string {
+	u := url.URL{Scheme: "redis", Host: l.Addr(), Path: "/" + strconv.Itoa(s.redis.DB)}
+	if s.redis.TLSConfig != nil {
+		u.Scheme = "rediss"
+	}
+	if s.redis.Password != "" || s.redis.Username != "" {
+		u.User = url.UserPassword(s.redis.Username, s.redis.Password)
+	}
 	return u.String()
 }
 
@@ -205,19 +236,31 @@ func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string,
 		return nil, err
 	}
 	// By the environment: a command line is everybody's to read.
-	return []string{
-		"POSTHASTE_POSTGRES_URL=" + s.postgresURL(pg), "POSTHASTE_REDIS_URL=redis://" + rd.Addr() + "/0",
+	env := []string{
+		"POSTHASTE_POSTGRES_URL=" + s.postgresURL(pg), "POSTHASTE_REDIS_URL=" + s.redisURL(rd),
 		"POSTHASTE_RELAY_NAME=" + c.RelayName, "POSTHASTE_LOG_FORMAT=json",
-	}, nil
+	}
+	if s.remove != nil {
+		// Channels know no databases: somebody else may listen.
+		env = append(env, "POSTHASTE_PUBSUB=off")
+	}
+	if s.redis.TLSConfig != nil {
+		env = append(env, "POSTHASTE_REDIS_SKIP_VERIFY=on")
+	}
+	return env, nil
 }
 
-// close stops the servers and removes their folder.
-func (s *stage) close() {
-	if s.client != nil {
-		_ = s.client.Close()
-	}
+// close stops the servers and removes what was made. The error says what could not be removed from servers of somebody
+// else's.
+func (s *stage) close(ctx context.Context) (err error) {
 	if s.pool != nil {
 		s.pool.Close()
+	}
+	if s.remove != nil {
+		err = s.remove(ctx)
+	}
+	if s.client != nil {
+		_ = s.client.Close()
 	}
 	for _, l := range s.links {
 		l.Close()
@@ -238,4 +281,5 @@ func (s *stage) close() {
 	if s.dir != "" {
 		_ = os.RemoveAll(s.dir)
 	}
+	return err
 }

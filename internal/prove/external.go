@@ -1,0 +1,132 @@
+package prove
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
+	"posthaste/internal/pause"
+)
+
+// warning says what a campaign on somebody else's servers will do.
+func (c *campaign) warning(faults []*fault) string {
+	names := make([]string, len(faults))
+	for i, f := range faults {
+		names[i] = f.name
+	}
+	return fmt.Sprintf("This makes a database posthaste_prove_… with a slot on the Postgres of --postgres-url, fills "+
+		"the empty database of --redis-url, and writes %d events/s for %v. It kills, freezes and cuts off processes of "+
+		"its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). Database, slot "+
+		"and everything in that database of Redis are removed at the end. Begin?", c.options.Rate, c.options.Duration,
+		strings.Join(names, ", "))
+}
+
+// errLeft means that something is still on the servers.
+var errLeft = errors.New("left behind, remove it by hand")
+
+// borrow makes a stage of the servers of the settings: a database with a name of its own, and a database of Redis that
+// is empty.
+func (s *stage) borrow(ctx context.Context, c *app.Config) error {
+	u, err := url.Parse(c.PostgresURL)
+	if err != nil || u.Host == "" || strings.Contains(u.Host, ",") {
+		return cli.Usage("--external needs a --postgres-url of the form postgres://user@host:port/database")
+	}
+	if mode := u.Query().Get("sslmode"); mode == "verify-full" {
+		return cli.Usage("--external puts links on loopback between posthaste and Postgres, which have no " +
+			"certificate for its name: use sslmode=verify-ca")
+	}
+	s.server = u.Host
+	if u.Port() == "" {
+		s.server = net.JoinHostPort(u.Hostname(), "5432")
+	}
+	client, err := c.ReaderClient()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	o := *client.Options()
+	if o.Network != "tcp" {
+		return cli.Usage("--external needs a --redis-url with a host and a port")
+	}
+	if o.TLSConfig != nil && !c.RedisSkipVerify {
+		return cli.Usage("--external puts links on loopback between posthaste and Redis, which have no certificate " +
+			"for its name: use --redis-skip-verify=on")
+	}
+	s.redis = &redis.Options{
+		Addr: o.Addr, DB: o.DB, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
+	}
+	switch n, err := client.DBSize(ctx).Result(); {
+	case err != nil:
+		return fmt.Errorf("ask redis: %w", err)
+	case n > 0:
+		return fmt.Errorf("database %d of Redis has %d keys: --external needs an empty one, such as %s", o.DB, n,
+			"redis://host:port/9")
+	}
+	return s.createDatabase(ctx, c, *u)
+}
+
+// createDatabase makes the database, and points the settings to it.
+func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) error {
+	var random [4]byte
+	_, _ = rand.Read(random[:]) // never fails
+	name := "prove_" + hex.EncodeToString(random[:])
+	database := "posthaste_" + name
+	admin := c.PostgresURL
+	do := func(ctx context.Context, stmt string, args ...any) error {
+		conn, err := pgx.Connect(ctx, admin)
+		if err != nil {
+			return errors.New("no connection to Postgres") // the error may quote the URL
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+		_, err = conn.Exec(ctx, stmt, args...)
+		return err
+	}
+	if err := do(ctx, "CREATE DATABASE "+database); err != nil {
+		return fmt.Errorf("create database %s: %w", database, err)
+	}
+	c.RelayName, c.Slot = name, "posthaste_"+name
+	u.Path = "/" + database
+	s.postgres = u.String()
+	s.remove = func(ctx context.Context) error {
+		err := s.dropSlot(ctx, do, c.Slot)
+		err = errors.Join(err, do(ctx, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)"))
+		if s.client != nil {
+			err = errors.Join(err, s.client.FlushDB(ctx).Err())
+		}
+		if err != nil {
+			return fmt.Errorf("database and slot %s, database %s of Redis: %w: %w", database,
+				strconv.Itoa(s.redis.DB), errLeft, err)
+		}
+		return nil
+	}
+	return nil
+}
+
+// dropSlot drops the slot, and ends whoever reads from it first. The processes are gone, their sessions may not be.
+func (s *stage) dropSlot(
+	ctx context.Context, do func(ctx context.Context, stmt string, args ...any) error, slot string,
+) (err error) {
+	for range 50 {
+		err = do(ctx, endReader, slot)
+		if err == nil {
+			err = do(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+				slot)
+		}
+		if err == nil || pause.For(ctx, 100*time.Millisecond) != nil {
+			return err
+		}
+	}
+	return err
+}
