@@ -27,9 +27,9 @@ func (c *campaign) warning(faults []*fault) string {
 		names[i] = f.name
 	}
 	return fmt.Sprintf("This makes a database posthaste_prove_… with a slot on the Postgres of --postgres-url, fills "+
-		"the empty database of --redis-url, and writes %d events/s for %v. It kills, freezes and cuts off processes of "+
-		"its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). Database, slot "+
-		"and everything in that database of Redis are removed at the end. Begin?", c.options.Rate, c.options.Duration,
+		"the empty database of --redis-url, and writes %d events/s for %v. It kills, freezes and cuts off processes "+
+		"of its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). "+
+		"Database, slot and everything in that database of Redis are removed at the end. Begin?", c.options.Rate, c.options.Duration,
 		strings.Join(names, ", "))
 }
 

@@ -39,6 +39,9 @@ type honesty struct {
 	// verdict is how long a relay's verdict on the whole pipeline was not that it is broken while nothing flowed.
 	verdict  time.Duration
 	counting bool
+	// read is how much had been read when that last changed, at moved.
+	read  int
+	moved time.Time
 	// flows is since when everything flows, without a fault at work; zero while it does not.
 	flows time.Time
 	last  []readiness
@@ -140,11 +143,15 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = looks
-	stands := time.Duration(0)
-	if !oldest.IsZero() {
-		stands = now.Sub(oldest)
+	if n := h.c.pass.reads(); n != h.read || h.moved.IsZero() {
+		h.read, h.moved = n, now
 	}
-	if stands > flowing || lacks || h.c.troubled.Load() {
+	waits, stands := time.Duration(0), time.Duration(0)
+	if !oldest.IsZero() {
+		waits = now.Sub(oldest)
+		stands = min(waits, now.Sub(h.moved)) // what flows again may be old
+	}
+	if waits > flowing || lacks || h.c.troubled.Load() {
 		h.flows = time.Time{}
 	} else if h.flows.IsZero() {
 		h.flows = now

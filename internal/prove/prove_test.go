@@ -342,6 +342,7 @@ func TestHonesty(t *testing.T) {
 	want(0, 1)
 	// Nothing flows.
 	w.write(1, yes)
+	h.moved = now
 	judge(greenAfter-time.Second, good, good)
 	want(0, 1)
 	judge(greenAfter+2*time.Second, good, bad)
@@ -349,6 +350,10 @@ func TestHonesty(t *testing.T) {
 	want(0, 1)
 	judge(greenAfter+4*time.Second, good, silent)
 	want(1, 1)
+	h.moved = now.Add(greenAfter) // it flows again, and the event is still waiting
+	judge(greenAfter+5*time.Second, good, silent)
+	want(1, 1)
+	h.moved = now
 	if c.breach() != nil {
 		t.Error("a short lie has ended the campaign")
 	}
