@@ -29,8 +29,8 @@ func (c *campaign) warning(faults []*fault) string {
 	return fmt.Sprintf("This makes a database posthaste_prove_… with a slot on the Postgres of --postgres-url, fills "+
 		"the empty database of --redis-url, and writes %d events/s for %v. It kills, freezes and cuts off processes "+
 		"of its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). "+
-		"Database, slot and everything in that database of Redis are removed at the end. Begin?", c.options.Rate, c.options.Duration,
-		strings.Join(names, ", "))
+		"Database, slot and everything in that database of Redis are removed at the end. Begin?", c.options.Rate,
+		c.options.Duration, strings.Join(names, ", "))
 }
 
 // errLeft means that something is still on the servers.
