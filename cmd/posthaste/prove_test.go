@@ -1,11 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"posthaste/internal/prove"
 	"posthaste/internal/testenv"
@@ -76,6 +80,39 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 			if !strings.Contains(r.out, want) {
 				t.Errorf("the story is without %q: %s", want, r.out)
 			}
+		}
+	}
+}
+
+// Ctrl-C ends a campaign in order: what was written is verified, and reported.
+func TestProveIsInterrupted(t *testing.T) {
+	t.Parallel()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, "prove", "--seed=2", "--duration=1h", "--faults=relay-*,mode-flap",
+		"--pg-bin="+os.Getenv("POSTHASTE_TEST_PG_BIN"), "--redis-bin="+os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	p := &program{}
+	var out bytes.Buffer
+	cmd.Stderr, cmd.Stdout = p, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, time.Minute, func() error {
+		if text := p.text(); !strings.Contains(text, "recovered in") {
+			return fmt.Errorf("no round yet: %s", text)
+		}
+		return nil
+	})
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	for _, want := range []string{"The campaign was interrupted.", "every promise was kept"} {
+		if err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v; without %q: %s\n%s", err, want, out.String(), p.text())
 		}
 	}
 }

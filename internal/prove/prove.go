@@ -393,7 +393,9 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	var err error
 	done.Recovered, err = c.recover(ctx, done.Healed, r.mode)
 	if err == nil && c.breach() == nil {
-		c.forgetting.CompareAndSwap(c.forgetting.Load(), time.Now().Add(10*time.Second).UnixNano())
+		if r.forgets() { // what was forgotten is noticed by now, but for a stream that nobody writes to
+			c.forgetting.Store(time.Now().Add(10 * time.Second).UnixNano())
+		}
 		c.troubled.Store(false)
 		c.note("")
 	}
