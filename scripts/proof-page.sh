@@ -2,7 +2,7 @@
 # Puts the report of a campaign into docs/proof.md: scripts/proof-page.sh FOLDER
 set -eu
 cd "$(dirname "$0")/.."
-cp "$1/timeline.svg" docs/img/proof.svg
+install -m 644 "$1/timeline.svg" docs/img/proof.svg
 {
 	sed '/^<!-- result:/q' docs/proof.md
 	echo
@@ -11,4 +11,4 @@ cp "$1/timeline.svg" docs/img/proof.svg
 	echo
 	sed -n '/^<!-- end of result -->/,$p' docs/proof.md
 } >"$1/proof.md"
-mv "$1/proof.md" docs/proof.md
+install -m 644 "$1/proof.md" docs/proof.md

@@ -15,7 +15,7 @@ func (r *Report) page() string {
 	for _, name := range slices.Sorted(maps.Keys(r.Machine.Versions)) {
 		fmt.Fprintf(&b, ", %s %s", name, r.Machine.Versions[name])
 	}
-	fmt.Fprintf(&b, ".\n\n```sh\n%s\n```\n\n", r.Command)
+	fmt.Fprintf(&b, ".\n\n```text\n%s\n```\n\n", r.Command)
 	b.WriteString(r.result())
 	b.WriteString("\n![timeline](timeline.svg)\n")
 	if r.Broken != nil {
