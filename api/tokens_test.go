@@ -185,7 +185,7 @@ func TestTokensThatAreNotValid(t *testing.T) {
 		"ES256":             {good, ""},
 		"EdDSA":             {sign("EdDSA", ed, "ed", claims()), ""},
 		"audience alone":    {sign("ES256", ec, "ec", claims(with("aud", testAudience))), ""},
-		"expired just now":  {sign("ES256", ec, "ec", claims(with("exp", now-30))), ""},
+		"expired just now":  {sign("ES256", ec, "ec", claims(with("exp", now-5))), ""},
 		"valid in a moment": {sign("ES256", ec, "ec", claims(with("nbf", now+30), with("iat", now+30))), ""},
 		"expired":           {sign("ES256", ec, "ec", claims(with("exp", now-90))), "has expired"},
 		"for ever":          {sign("ES256", ec, "ec", claims(with("exp", nil))), "never does"},
@@ -222,7 +222,6 @@ func TestTokensThatAreNotValid(t *testing.T) {
 		"JSON":              {`{"payload":"` + part[1] + `"}`, "known kind"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			from, p := tokens.caller(t.Context(), c.token)
 			switch {
 			case c.detail == "" && p != nil:

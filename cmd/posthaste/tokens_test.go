@@ -62,6 +62,7 @@ func TestServeTakesTokens(t *testing.T) {
 		return resp.StatusCode
 	}
 	c := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
+	c.waitReady(t, http.StatusOK, "")
 	if got := post(c, token); got != http.StatusCreated {
 		t.Errorf("a token: %d", got)
 	}
