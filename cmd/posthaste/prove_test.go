@@ -29,9 +29,9 @@ func campaign(t *testing.T, args ...string) (result, string) {
 // A short campaign with faults of every kind keeps its promises, and is reported as JSON, as a page and as a chart.
 func TestProve(t *testing.T) {
 	t.Parallel()
-	duration := "15s"
+	duration, faults := "6s", 1
 	if full() {
-		duration = "2m"
+		duration, faults = "2m", 10
 	}
 	r, dir := campaign(t, "--duration="+duration, "--json")
 	var report prove.Report
@@ -39,8 +39,8 @@ func TestProve(t *testing.T) {
 		t.Fatalf("exit %d, %v: %s\n%s", r.code, err, r.out, r.errOut)
 	}
 	n := report.Counts
-	if !report.Holds || n.Committed < 500 || n.Found != n.Committed || n.Orders < 20 || n.Effects != n.Orders ||
-		n.Faults < 2 || n.Credits == 0 || len(report.Samples) < 10 {
+	if !report.Holds || n.Committed < 100 || n.Found != n.Committed || n.Orders < 1 || n.Effects != n.Orders ||
+		n.Faults < faults || n.Credits == 0 || len(report.Samples) < 3 {
 		t.Errorf("report: holds %v, %+v", report.Holds, n)
 	}
 	for name, want := range map[string]string{
@@ -62,8 +62,8 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 		"sabotage-lose": "lost", "sabotage-duplicate": "duplicated", "sabotage-phantom": "phantom",
 		"sabotage-history": "lost", "sabotage-effect": "effects", "sabotage-balance": "overspent",
 	} {
-		if !full() && fault != "sabotage-lose" && fault != "sabotage-duplicate" {
-			continue
+		if !full() && fault != "sabotage-duplicate" {
+			continue // what the oracle notices of each is tested without processes, in internal/prove
 		}
 		r, _ := campaign(t, "--duration=2s", "--faults="+fault)
 		if r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ") ||
@@ -84,15 +84,31 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a campaign in order: what was written is verified, and reported.
-func TestProveIsInterrupted(t *testing.T) {
+// A campaign on servers of somebody else's begins nothing where there is something. Ctrl-C ends it in order: what was
+// written is verified, and reported, and nothing is left.
+func TestProveExternal(t *testing.T) {
 	t.Parallel()
+	server, rd := testenv.NewServer(t), testenv.Redis(t)
+	db := server.Database(t)
+	if err := rd.Client.Set(t.Context(), "theirs", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	args := func(redisURL string) []string {
+		return []string{
+			"--duration=1h", "--faults=relay-*,mode-flap", "--external", "--yes", "--postgres-url=" + db.URL,
+			"--redis-url=" + redisURL,
+		}
+	}
+	r, _ := campaign(t, args(rd.URL())...)
+	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
+		t.Errorf("exit %d: %s", r.code, r.errOut)
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), exe, "prove", "--seed=2", "--duration=1h", "--faults=relay-*,mode-flap",
-		"--pg-bin="+os.Getenv("POSTHASTE_TEST_PG_BIN"), "--redis-bin="+os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	cmd := exec.CommandContext(t.Context(), exe, append([]string{"prove", "--seed=2"},
+		args("redis://"+rd.Addr()+"/7")...)...)
 	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	p := &program{}
 	var out bytes.Buffer
@@ -114,30 +130,6 @@ func TestProveIsInterrupted(t *testing.T) {
 		if err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v; without %q: %s\n%s", err, want, out.String(), p.text())
 		}
-	}
-}
-
-// On servers of somebody else's, nothing is left when the campaign has ended, and nothing is begun where there is
-// something.
-func TestProveExternal(t *testing.T) {
-	t.Parallel()
-	server, rd := testenv.NewServer(t), testenv.Redis(t)
-	db := server.Database(t)
-	if err := rd.Client.Set(t.Context(), "theirs", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	external := func(redisURL string) result {
-		t.Helper()
-		r, _ := campaign(t, "--duration=5s", "--external", "--yes", "--postgres-url="+db.URL, "--redis-url="+redisURL)
-		return r
-	}
-	r := external(rd.URL())
-	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
-		t.Errorf("exit %d: %s", r.code, r.errOut)
-	}
-	r = external("redis://" + rd.Addr() + "/7")
-	if r.code != 0 || !strings.Contains(r.out, "every promise was kept") {
-		t.Errorf("exit %d: %s\n%s", r.code, r.out, r.errOut)
 	}
 	if n := testenv.Value[int](t, db, "SELECT count(*) FROM pg_database WHERE datname LIKE 'posthaste_prove%'") +
 		testenv.Value[int](t, db, "SELECT count(*) FROM pg_replication_slots"); n != 0 {
