@@ -1,0 +1,228 @@
+package main
+
+// mutation takes one safeguard out of the code.
+type mutation struct {
+	// safeguard is what the code promises by it, about.
+	safeguard, about string
+	// file has old once, which becomes replacement.
+	file, old, replacement string
+	// pkg and test are what has to go red.
+	pkg, test string
+}
+
+// mutations are the safeguards of docs/semantics.md that can be taken out one at a time. A test of each is the quickest
+// that goes red.
+var mutations = []mutation{
+	{
+		safeguard: "a lost reply publishes once", about: "the gate forgets what it answered",
+		file: "sink/lua/publish.lua", old: "if number == last and last > 0 then", replacement: "if false then",
+		pkg: "./sink", test: "TestALostReplyPublishesOnce",
+	},
+	{
+		safeguard: "batches are numbered", about: "any number is taken",
+		file: "sink/lua/publish.lua", old: "elseif number ~= last + 1 then", replacement: "elseif false then",
+		pkg: "./sink", test: "TestALateCallPublishesNothing",
+	},
+	{
+		safeguard: "a half-failed script goes on where it stopped", about: "it begins again",
+		file: "sink/lua/publish.lua", old: "from = #kept / ID", replacement: "from = 0",
+		pkg: "./sink", test: "TestAHalfFailedScriptGoesOnWhereItStopped",
+	},
+	{
+		safeguard: "what is in doubt is not published again", about: "doubt is not looked at",
+		file: "sink/lua/publish.lua", old: "  if known[i] then", replacement: "  if false then",
+		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
+	},
+	{
+		safeguard: "a claim inherits what the one before left", about: "it does not",
+		file: "sink/lua/publish.lua", old: "if oldclaim then\n", replacement: "if false then\n",
+		pkg: "./sink", test: "TestModel",
+	},
+	{
+		safeguard: "an earlier claim is fenced", about: "it is not",
+		file:        "sink/lua/publish.lua",
+		old:         "if c > claim or (c == claim and n ~= lnonce) then return {'FENCED', epoch} end",
+		replacement: "", pkg: "./sink", test: "TestARefusalFencesEarlierClaims|TestModel",
+	},
+	{
+		safeguard: "a gate that went back in time is noticed", about: "it may know of less",
+		file: "sink/lua/publish.lua", old: "if n < least then return {'GAP'} end", replacement: "",
+		pkg: "./sink", test: "TestAGateThatWentBackIsAGap",
+	},
+	{
+		safeguard: "older owners are fenced", about: "any epoch may publish",
+		file:        "sink/lua/gate.lua",
+		old:         "if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end",
+		replacement: "", pkg: "./sink", test: "TestOlderOwnersAreFenced",
+	},
+	{
+		safeguard: "a lost gate is a gap", about: "a missing gate is nobody's",
+		file:        "sink/lua/gate.lua",
+		old:         "if not gsource or not gowner then return {'GAP'} end",
+		replacement: "if not gsource or not gowner then return nil end", pkg: "./sink",
+		test: "TestALateCallPublishesNothing",
+	},
+	{
+		safeguard: "another database is refused", about: "any source may publish",
+		file: "sink/lua/gate.lua", old: "if gsource ~= source then return {'FOREIGN', gsource} end", replacement: "",
+		pkg: "./sink", test: "TestAForeignSourceIsRefusedAndTakenOver",
+	},
+	{
+		safeguard: "adoption turns what is unsettled into doubt", about: "it forgets it",
+		file: "sink/lua/adopt.lua", old: "    if not gone then\n", replacement: "    if false then\n",
+		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
+	},
+	{
+		safeguard: "nothing is published to a restarted server", about: "any process will do",
+		file: "sink/server.go", old: "\treturn errOther\n", replacement: "\treturn nil\n",
+		pkg: "./sink", test: "TestNothingIsPublishedToARestartedServer",
+	},
+	{
+		safeguard: "the durability asked for is waited for", about: "it is not",
+		file:        "sink/durability.go",
+		old:         "\tif s.durable.none() {\n\t\treturn s.verdicts(",
+		replacement: "\tif true {\n\t\treturn s.verdicts(", pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",
+	},
+	{
+		safeguard: "a mark is the owner's", about: "anybody may move it",
+		file:        "sql/queries/mark_move.sql",
+		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		pkg:         "./sql", test: "TestMarksAreTheOwners",
+	},
+	{
+		safeguard: "marks move only forward", about: "a late one moves back",
+		file: "sql/queries/mark_move.sql", old: "    WHERE NOT EXISTS (\n", replacement: "    WHERE true OR NOT EXISTS (\n",
+		pkg: "./sql", test: "TestMarksMoveOnlyForward",
+	},
+	{
+		safeguard: "the mark of a part is its owner's", about: "anybody may move it",
+		file:        "sql/queries/sweep_settle.sql",
+		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
+	},
+	{
+		safeguard: "a claim is the owner's", about: "anybody may claim",
+		file:        "sql/queries/sweep_claim.sql",
+		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		pkg:         "./sql", test: "TestClaimsAreTheOwners",
+	},
+	{
+		safeguard: "a park is the owner's", about: "anybody may park",
+		file:        "sql/queries/park.sql",
+		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		pkg:         "./sql", test: "TestAParkIsFenced",
+	},
+	{
+		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
+		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2\n",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true)\n", pkg: "./sql", test: "TestAdopt",
+	},
+	{
+		safeguard: "one order per key", about: "Postgres' index does not arbitrate",
+		file: "sql/queries/order_insert.sql", old: "VALUES ($1, $2, $3, $4,", replacement: "VALUES ($1, $2, $3 || $1, $4,",
+		pkg: "./api", test: "TestWithoutRedisOrdersFlowAndStayUnique",
+	},
+	{
+		safeguard: "gates are raised before the table is read", about: "they are not raised",
+		file:        "relay/phase_adopt.go",
+		old:         "if err = l.raiseGates(ctx, f.intact); err == nil {",
+		replacement: "if err == nil {", pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "streams are repaired before anything newer", about: "they are not",
+		file: "relay/phase_adopt.go", old: "\t\t\terr = l.repair(ctx)\n", replacement: "\t\t\t_ = l.repair\n",
+		pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "what is in the stream is not restored", about: "everything is",
+		file: "relay/repair.go", old: "if !c.known(e.ID) && e.Mark", replacement: "if c.known(e.ID); e.Mark",
+		pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "a restart of Redis is noticed", about: "it is not",
+		file: "relay/phase_adopt.go", old: `other := f.server != "" && f.server != st.Sink`, replacement: "other := false",
+		pkg: "./relay", test: "TestSuspects",
+	},
+	{
+		safeguard: "a hand-over waits for older transactions", about: "it does not",
+		file:        "relay/phase_handover.go",
+		old:         "visible, err := l.waitVisible(ctx, xid)",
+		replacement: "visible, err := true, error(nil)", pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "a hand-over ends with a pass over the table", about: "it does not",
+		file:        "relay/phase_handover.go",
+		old:         "\tif pass, err = l.drain(ctx, false); err != nil {\n\t\treturn pass, err\n\t}\n\tif err = l.store.SettleAll",
+		replacement: "\tif pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {\n\t\treturn pass, err\n\t}\n\tif err = l.store.SettleAll",
+		pkg:         "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "a slot that somebody has moved is noticed", about: "it is not",
+		file:        "relay/slotkeeper.go",
+		old:         "moved := k.still && st.Confirmed > k.position",
+		replacement: "moved := k.still && st.Confirmed > k.position && false",
+		pkg:         "./relay", test: "TestCrashPoints|TestASlotOfOurOwnIsNoSurprise",
+	},
+	{
+		safeguard: "the budget notes what it passes", about: "it does not",
+		file:        "relay/slotkeeper.go",
+		old:         "\tif err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {\n\t\treturn err\n\t}\n\tif err := k.slots.Advance(ctx, lsn); err != nil {\n\t\treturn err\n\t}\n\treturn nudgeErr",
+		replacement: "\t_ = xid\n\tif err := k.slots.Advance(ctx, lsn); err != nil {\n\t\treturn err\n\t}\n\treturn nudgeErr",
+		pkg:         "./relay", test: "TestWhatTheKeeperDoes",
+	},
+	{
+		safeguard: "the slot does not fill the disk", about: "the budget is not looked at",
+		file: "relay/slotkeeper.go", old: "over := st.RetainedBytes > k.hard()", replacement: "over := false",
+		pkg: "./relay", test: "TestWhatTheKeeperDoes",
+	},
+	{
+		safeguard: "a mark moves on evidence", about: "one row stands for its transaction",
+		file: "relay/settler.go", old: "\tif len(rows) < len(o.Seqs) {", replacement: "\tif len(rows) > 0 {\n\t\treturn true\n\t}\n\tif len(rows) < len(o.Seqs) {",
+		pkg: "./relay", test: "TestSettlingWaitsUntilTheRowIsVisible|TestAnUndoneTransactionIsPassedAround|TestADeletedRowIsNoEvidence|TestAGiantTransaction",
+	},
+	{
+		safeguard: "what the stream has missed is noticed", about: "it is not",
+		file: "relay/settler.go", old: "\tif passed < s.suspects.End {", replacement: "\tif true {",
+		pkg: "./relay", test: "TestTheSettlerFindsAMissedRow",
+	},
+	{
+		safeguard: "flights are settled without a gap", about: "whichever are settled",
+		file: "relay/settler.go", old: "\t\tif len(f.owed) > 0 {\n\t\t\tbreak\n\t\t}\n", replacement: "",
+		pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "memory is bounded", about: "the window is open",
+		file:        "relay/window.go",
+		old:         "if w.events > 0 && !middle && (w.events+events",
+		replacement: "if false && w.events > 0 && !middle && (w.events+events", pkg: "./relay", test: "TestWindow",
+	},
+	{
+		safeguard: "a stream that stands still is noticed", about: "it is not",
+		file: "relay/auditor.go", old: "if !a.taken || passed >= a.last.LSN {", replacement: "if true {",
+		pkg: "./relay", test: "TestAudit",
+	},
+	{
+		safeguard: "only what is contiguous is confirmed", about: "the last one settled counts",
+		file:        "cdc/tracker.go",
+		old:         "\tif n := len(t.open); n > 0 {\n\t\tt.open[n-1].upto = max(t.open[n-1].upto, position)\n\t\treturn\n\t}\n",
+		replacement: "", pkg: "./cdc", test: "TestTrackerAgainstTheModel",
+	},
+	{
+		safeguard: "a frozen leader loses its lock", about: "its session stays",
+		file:        "sql/locks.go",
+		old:         `cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())`,
+		replacement: `_ = fmt.Sprintf("%d", leaseTimeout)`,
+		pkg:         "./cmd/posthaste", test: "TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes",
+	},
+	{
+		safeguard: "an effect with the inbox happens once", about: "the inbox takes an event again",
+		file:        "consumer/inbox/queries/once.sql",
+		old:         "SELECT $1::date, $2::text, $3::uuid FROM",
+		replacement: "SELECT $1::date, $2::text, CASE WHEN $3::uuid IS NOT NULL THEN gen_random_uuid() END FROM",
+		pkg:         "./consumer", test: "TestEffectExactlyOnce",
+	},
+}
