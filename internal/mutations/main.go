@@ -1,6 +1,7 @@
 // Command mutations shows that tests notice: it takes the safeguards of the guarantees out of a copy of this tree, one
 // at a time, and runs the test that has to go red. It prints a table, and fails if a test stays green, or if a mutation
-// does not match the code any more. make mutations runs it; an argument is a regular expression that chooses safeguards.
+// does not match the code any more. make mutations runs it; an argument is a regular expression that chooses
+// safeguards.
 package main
 
 import (
@@ -36,7 +37,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if err := copyTree(ctx, dir); err != nil {
 		return err
 	}
@@ -57,7 +58,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			survived++
 			what = "**nothing** (" + m.test + ")"
 		}
-		fmt.Fprintf(out, "| %s | %s: %s | %s | %.0f s |\n", m.safeguard, m.file, m.about, what, time.Since(began).Seconds())
+		fmt.Fprintf(out, "| %s | %s: %s | %s | %.0f s |\n", m.safeguard, m.file, m.about, what,
+			time.Since(began).Seconds())
 	}
 	if survived > 0 || played == 0 {
 		return fmt.Errorf("%d of %d mutations survived", survived, played)
@@ -81,7 +83,7 @@ func copyTree(ctx context.Context, dir string) error {
 			return err
 		}
 		to := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // tests run servers as other users
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return err
 		}
 		info, err := os.Stat(name)
@@ -92,7 +94,7 @@ func copyTree(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return os.Chmod(dir, 0o755) //nolint:gosec // as above
+	return os.Chmod(dir, 0o755)
 }
 
 // apply returns the mutated text of the mutation's file.

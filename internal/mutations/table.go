@@ -35,7 +35,10 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a claim inherits what the one before left", about: "it does not",
-		file: "sink/lua/publish.lua", old: "if oldclaim then\n", replacement: "if false then\n",
+		file: "sink/lua/publish.lua", old: `if oldclaim then
+`,
+		replacement: `if false then
+`,
 		pkg: "./sink", test: "TestModel",
 	},
 	{
@@ -69,19 +72,27 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "adoption turns what is unsettled into doubt", about: "it forgets it",
-		file: "sink/lua/adopt.lua", old: "    if not gone then\n", replacement: "    if false then\n",
+		file: "sink/lua/adopt.lua", old: `    if not gone then
+`,
+		replacement: `    if false then
+`,
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
 	{
 		safeguard: "nothing is published to a restarted server", about: "any process will do",
-		file: "sink/server.go", old: "\treturn errOther\n", replacement: "\treturn nil\n",
+		file: "sink/server.go", old: `	return errOther
+`,
+		replacement: `	return nil
+`,
 		pkg: "./sink", test: "TestNothingIsPublishedToARestartedServer",
 	},
 	{
 		safeguard: "the durability asked for is waited for", about: "it is not",
-		file:        "sink/durability.go",
-		old:         "\tif s.durable.none() {\n\t\treturn s.verdicts(",
-		replacement: "\tif true {\n\t\treturn s.verdicts(", pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",
+		file: "sink/durability.go",
+		old: `	if s.durable.none() {
+		return s.verdicts(`,
+		replacement: `	if true {
+		return s.verdicts(`, pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",
 	},
 	{
 		safeguard: "a mark is the owner's", about: "anybody may move it",
@@ -92,7 +103,10 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "marks move only forward", about: "a late one moves back",
-		file: "sql/queries/mark_move.sql", old: "    WHERE NOT EXISTS (\n", replacement: "    WHERE true OR NOT EXISTS (\n",
+		file: "sql/queries/mark_move.sql", old: `    WHERE NOT EXISTS (
+`,
+		replacement: `    WHERE true OR NOT EXISTS (
+`,
 		pkg: "./sql", test: "TestMarksMoveOnlyForward",
 	},
 	{
@@ -118,13 +132,16 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
-		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2\n",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true)\n", pkg: "./sql", test: "TestAdopt",
+		file: "sql/queries/state_adopt.sql", old: `WHERE r.name = $1 AND r.epoch = $2
+`,
+		replacement: `WHERE r.name = $1 AND (r.epoch = $2 OR true)
+`, pkg: "./sql", test: "TestAdopt",
 	},
 	{
 		safeguard: "one order per key", about: "Postgres' index does not arbitrate",
-		file: "sql/queries/order_insert.sql", old: "VALUES ($1, $2, $3, $4,", replacement: "VALUES ($1, $2, $3 || $1, $4,",
-		pkg: "./api", test: "TestWithoutRedisOrdersFlowAndStayUnique",
+		file: "sql/queries/order_insert.sql", old: "VALUES ($1, $2, $3, $4,",
+		replacement: "VALUES ($1, $2, $3 || $1, $4,",
+		pkg:         "./api", test: "TestWithoutRedisOrdersFlowAndStayUnique",
 	},
 	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
@@ -134,7 +151,10 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "streams are repaired before anything newer", about: "they are not",
-		file: "relay/phase_adopt.go", old: "\t\t\terr = l.repair(ctx)\n", replacement: "\t\t\t_ = l.repair\n",
+		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx)
+`,
+		replacement: `			_ = l.repair
+`,
 		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
@@ -144,8 +164,9 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a restart of Redis is noticed", about: "it is not",
-		file: "relay/phase_adopt.go", old: `other := f.server != "" && f.server != st.Sink`, replacement: "other := false",
-		pkg: "./relay", test: "TestSuspects",
+		file: "relay/phase_adopt.go", old: `other := f.server != "" && f.server != st.Sink`,
+		replacement: "other := false",
+		pkg:         "./relay", test: "TestSuspects",
 	},
 	{
 		safeguard: "a hand-over waits for older transactions", about: "it does not",
@@ -155,10 +176,16 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a hand-over ends with a pass over the table", about: "it does not",
-		file:        "relay/phase_handover.go",
-		old:         "\tif pass, err = l.drain(ctx, false); err != nil {\n\t\treturn pass, err\n\t}\n\tif err = l.store.SettleAll",
-		replacement: "\tif pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {\n\t\treturn pass, err\n\t}\n\tif err = l.store.SettleAll",
-		pkg:         "./relay", test: "TestCrashPoints",
+		file: "relay/phase_handover.go",
+		old: `	if pass, err = l.drain(ctx, false); err != nil {
+		return pass, err
+	}
+	if err = l.store.SettleAll`,
+		replacement: `	if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
+		return pass, err
+	}
+	if err = l.store.SettleAll`,
+		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
 		safeguard: "a slot that somebody has moved is noticed", about: "it is not",
@@ -169,10 +196,20 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "the budget notes what it passes", about: "it does not",
-		file:        "relay/slotkeeper.go",
-		old:         "\tif err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {\n\t\treturn err\n\t}\n\tif err := k.slots.Advance(ctx, lsn); err != nil {\n\t\treturn err\n\t}\n\treturn nudgeErr",
-		replacement: "\t_ = xid\n\tif err := k.slots.Advance(ctx, lsn); err != nil {\n\t\treturn err\n\t}\n\treturn nudgeErr",
-		pkg:         "./relay", test: "TestWhatTheKeeperDoes",
+		file: "relay/slotkeeper.go",
+		old: `	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
+		return err
+	}
+	if err := k.slots.Advance(ctx, lsn); err != nil {
+		return err
+	}
+	return nudgeErr`,
+		replacement: `	_ = xid
+	if err := k.slots.Advance(ctx, lsn); err != nil {
+		return err
+	}
+	return nudgeErr`,
+		pkg: "./relay", test: "TestWhatTheKeeperDoes",
 	},
 	{
 		safeguard: "the slot does not fill the disk", about: "the budget is not looked at",
@@ -181,8 +218,11 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a mark moves on evidence", about: "one row stands for its transaction",
-		file: "relay/settler.go", old: "\tif len(rows) < len(o.Seqs) {", replacement: "\tif len(rows) > 0 {\n\t\treturn true\n\t}\n\tif len(rows) < len(o.Seqs) {",
-		pkg: "./relay", test: "TestSettlingWaitsUntilTheRowIsVisible|TestAnUndoneTransactionIsPassedAround|TestADeletedRowIsNoEvidence|TestAGiantTransaction",
+		file: "relay/settler.go", old: "\tif len(rows) < len(o.Seqs) {", replacement: `	if len(rows) > 0 {
+		return true
+	}
+	if len(rows) < len(o.Seqs) {`,
+		pkg: "./relay", test: "TestADeletedRowIsNoEvidence|TestAGiantTransaction",
 	},
 	{
 		safeguard: "what the stream has missed is noticed", about: "it is not",
@@ -191,8 +231,12 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "flights are settled without a gap", about: "whichever are settled",
-		file: "relay/settler.go", old: "\t\tif len(f.owed) > 0 {\n\t\t\tbreak\n\t\t}\n", replacement: "",
-		pkg: "./relay", test: "TestCrashPoints",
+		file: "relay/settler.go", old: `		if len(f.owed) > 0 {
+			break
+		}
+`,
+		replacement: "",
+		pkg:         "./relay", test: "TestCrashPoints",
 	},
 	{
 		safeguard: "memory is bounded", about: "the window is open",
@@ -207,8 +251,12 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "only what is contiguous is confirmed", about: "the last one settled counts",
-		file:        "cdc/tracker.go",
-		old:         "\tif n := len(t.open); n > 0 {\n\t\tt.open[n-1].upto = max(t.open[n-1].upto, position)\n\t\treturn\n\t}\n",
+		file: "cdc/tracker.go",
+		old: `	if n := len(t.open); n > 0 {
+		t.open[n-1].upto = max(t.open[n-1].upto, position)
+		return
+	}
+`,
 		replacement: "", pkg: "./cdc", test: "TestTrackerAgainstTheModel",
 	},
 	{
