@@ -25,7 +25,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full mutations test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ test-full: ## the same at full counts, and the memory and timing bounds, seriall
 	@./scripts/ensure.sh $(SERVERS)
 	POSTHASTE_TEST_FULL=1 $(GO) test -p 1 -count=1 -timeout 30m ./...
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
+
+mutations: ## take each safeguard out of a copy of the code, and see a test go red; ARGS selects
+	@./scripts/ensure.sh postgres redis
+	@$(GO) run ./internal/mutations $(ARGS)
 
 # The pages run in Debian's chromium, against processes that a Go test starts; node only drives it.
 BROWSER := api/admin/console/browser
