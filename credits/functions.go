@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"posthaste/internal/redisurl"
 )
 
 // library is the Redis Function library. It is loaded with REPLACE, which touches the functions of this version only.
@@ -37,21 +39,21 @@ const (
 	fnClaim  = "cr_claim_v1"
 )
 
-// NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind
-// our back, because only who knows what was sent can tell "nothing was done" from "the outcome is unknown". The caller
-// closes it.
-func NewClient(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
+// NewClient returns a client for url, which names one server, a cluster or sentinels, in the forms of go-redis, as this
+// package wants it: nothing is resent behind our back, because only who knows what was sent can tell "nothing was done"
+// from "the outcome is unknown". The caller closes it.
+func NewClient(url string) (redis.UniversalClient, error) {
+	o, err := redisurl.Parse(url)
 	if err != nil {
-		return nil, errors.New("the Redis URL cannot be parsed") // the parser quotes the URL, and with it the password
+		return nil, fmt.Errorf("redis URL: %w", err)
 	}
 	Configure(o)
-	return redis.NewClient(o), nil
+	return redis.NewUniversalClient(o), nil
 }
 
 // Configure sets the options of this package's clients. Where the server is, who asks, and how they are connected stay
 // as they are in o.
-func Configure(o *redis.Options) {
+func Configure(o *redis.UniversalOptions) {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 250 * time.Millisecond

@@ -334,7 +334,7 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := c.Options()
+		o := c.(*redis.Client).Options()
 		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 {
 			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled,
 				o.Protocol)

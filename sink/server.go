@@ -102,11 +102,19 @@ func infoField(info, name string) string {
 }
 
 // NewBoundClient returns a client with the options of o and of Configure that is to stay with one process of Redis.
-func NewBoundClient(o *redis.Options) (*redis.Client, *Server) {
+func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)
 	s := &Server{any: true}
-	o.OnConnect = s.onConnect
-	return redis.NewClient(o), s
+	before := o.OnConnect
+	o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
+		if before != nil {
+			if err := before(ctx, cn); err != nil {
+				return err
+			}
+		}
+		return s.onConnect(ctx, cn)
+	}
+	return redis.NewUniversalClient(o), s
 }
 
 // Bind implements outbox.Sink.

@@ -57,7 +57,7 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	options, err := c.redisOptions(c.RedisURL)
+	options, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (p *Relay) build(ctx context.Context) error {
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
-	if err := p.buildCredits(); err != nil {
+	if err := p.buildCredits(ctx); err != nil {
 		return err
 	}
 	slots, err := c.Slots(p.pool, p.log)
@@ -97,8 +97,8 @@ func (p *Relay) build(ctx context.Context) error {
 }
 
 // buildCredits builds what the relay does for credits beside relaying.
-func (p *Relay) buildCredits() error {
-	client, err := p.config.CreditsClient()
+func (p *Relay) buildCredits(ctx context.Context) error {
+	client, err := p.config.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}

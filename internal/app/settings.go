@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/api"
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/redisurl"
 	"posthaste/internal/tlsfile"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -149,6 +149,8 @@ type Config struct {
 	TrustedProxies   []netip.Prefix
 	// MaxConnections is how many connections the public listener has at once.
 	MaxConnections int
+
+	modes *modes
 }
 
 var (
@@ -251,6 +253,7 @@ func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	p.readSecrets(&s)
 	c := Config{
+		modes:    &modes{by: map[string]string{}},
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
 		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
@@ -434,11 +437,10 @@ func (p *parser) redis(name, value string) string {
 	if !p.scheme(name, value, "redis", "rediss", "unix") {
 		return value
 	}
-	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
-		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
-		p.faults = append(p.faults, errors.New("--"+name+": "+want))
-	} else if hasQuery(value, "skip_verify") {
+	if hasQuery(value, "skip_verify") {
 		p.faults = append(p.faults, errors.New("--"+name+": skip_verify is a setting of its own, --redis-skip-verify"))
+	} else if _, err := redisurl.Parse(value); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--%s: %w", name, err))
 	}
 	return value
 }

@@ -212,7 +212,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 			w := o.report.result("unguarded", "POST /orders with Postgres as the only guard")
 			if guarded {
 				w = o.report.result("guarded", "POST /orders")
-				client, err := s.config.GuardClient(s.config.RedisURL)
+				client, err := s.config.GuardClient(ctx, s.config.RedisURL)
 				if err != nil {
 					return err
 				}

@@ -55,7 +55,7 @@ type session struct {
 	// postgres is the server that this process started, nil if it has not.
 	postgres *local.Postgres
 	admin    *pgxpool.Pool
-	redis    *redis.Client
+	redis    redis.UniversalClient
 }
 
 // open starts servers, or takes those of the settings, and notes what they are.
@@ -76,7 +76,7 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
 		return err
 	}
-	if b.redis, err = c.ReaderClient(); err != nil {
+	if b.redis, err = c.ReaderClient(ctx); err != nil {
 		return err
 	}
 	b.report.At = time.Now().UTC().Truncate(time.Second)

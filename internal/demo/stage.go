@@ -33,7 +33,7 @@ type demo struct {
 	pg     *local.Postgres
 	rd     *local.Redis
 	pool   *pgxpool.Pool
-	client *redis.Client
+	client redis.UniversalClient
 	serve  *app.Serve
 	relay  *app.Relay
 	user   uuid.UUID
@@ -94,7 +94,7 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	if d.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
-	d.client, err = d.config.ReaderClient()
+	d.client, err = d.config.ReaderClient(ctx)
 	return err
 }
 

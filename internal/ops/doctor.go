@@ -39,7 +39,7 @@ type DoctorOptions struct {
 	PostgresURL string
 	// Redis and Guard say where Redis and that of the idempotency guard are, and how they are connected; nil Redis: the
 	// URL is not one, nil Guard: it has none of its own.
-	Redis, Guard    *redis.Options
+	Redis, Guard    *redis.UniversalOptions
 	Schema          string
 	RelayName, Slot string
 	Publication     string
@@ -386,7 +386,7 @@ func (d *doctor) redis(ctx context.Context) {
 	d.redisTransport("guard redis", "guard-redis-url", d.config.Guard)
 	o := *d.config.Redis
 	sink.Configure(&o)
-	client := redis.NewClient(&o)
+	client := redis.NewUniversalClient(&o)
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
@@ -416,7 +416,7 @@ func (d *doctor) redis(ctx context.Context) {
 	}
 }
 
-func appendfsync(ctx context.Context, client *redis.Client) string {
+func appendfsync(ctx context.Context, client redis.UniversalClient) string {
 	m, err := client.ConfigGet(ctx, "appendfsync").Result()
 	if err != nil || m["appendfsync"] == "" {
 		return "unknown"

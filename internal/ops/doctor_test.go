@@ -13,10 +13,14 @@ import (
 	"posthaste/internal/testenv"
 )
 
+func at(r *testenv.RedisServer) *redis.UniversalOptions {
+	return &redis.UniversalOptions{Addrs: []string{r.Addr()}}
+}
+
 func optionsOf(t *testing.T, d *testenv.Database, url string) ops.DoctorOptions {
 	t.Helper()
 	return ops.DoctorOptions{
-		PostgresURL: url, Redis: &redis.Options{Addr: testenv.Redis(t).Addr()}, Schema: "public", RelayName: d.Relay,
+		PostgresURL: url, Redis: at(testenv.Redis(t)), Schema: "public", RelayName: d.Relay,
 		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
 		Restore: time.Hour,
 	}
@@ -134,8 +138,8 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	v := ops.Diagnose(ctx, ops.DoctorOptions{
-		PostgresURL: d.URL, Redis: &redis.Options{Addr: r.Addr()}, Schema: "public", RelayName: d.Relay, Slot: "s",
-		Publication: "posthaste", WALBudget: 1 << 30,
+		PostgresURL: d.URL, Redis: at(r), Schema: "public", RelayName: d.Relay,
+		Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
 	})
 	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
 	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {
