@@ -214,7 +214,7 @@ func (l *Load) Committed() int {
 // Oracle compares what was committed with what is in the streams.
 type Oracle struct {
 	DB     *Database
-	Redis  *redis.Client
+	Redis  redis.UniversalClient
 	Prefix string
 	// Flushed allows events to be missing from the streams that history says were delivered: Redis was emptied.
 	Flushed bool
