@@ -140,7 +140,7 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 }
 
 // functions tells whether the credits' function library is there, or could be loaded.
-func (d *doctor) functions(ctx context.Context, client redis.UniversalClient) {
+func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
 	switch {
 	case err != nil:
@@ -161,7 +161,7 @@ func (d *doctor) functions(ctx context.Context, client redis.UniversalClient) {
 const sampledStreams = 50
 
 // streams says what the streams take in Redis, and for how long the rest of its memory lasts.
-func (d *doctor) streams(ctx context.Context, client redis.UniversalClient, memory map[string]string) {
+func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[string]string) {
 	var length, bytes int64
 	var rate float64 // bytes a second
 	for _, name := range d.names[:min(len(d.names), sampledStreams)] {
