@@ -235,3 +235,42 @@ func TestABucketMovesInTheCluster(t *testing.T) {
 	wg.Wait()
 	w.inStep(user, 1_000_000-done.Load())
 }
+
+// A master that is down takes its own balances along, and no others.
+func TestAMasterOfTheClusterIsDown(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	newClient := func() *redis.ClusterClient {
+		o := c.Client.Options()
+		n := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: o.Addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
+			ReadTimeout: 30 * time.Second, PoolTimeout: patience,
+		})
+		t.Cleanup(func() { _ = n.Close() })
+		return n
+	}
+	w := &world{tb: t, db: testenv.Postgres(t)}
+	w.bank = New(Options{Redis: newClient(), Pool: w.db.Pool, Logger: testenv.Logger(t)})
+	users := make([]uuid.UUID, len(c.Nodes))
+	for i := range users {
+		for users[i] = uuid.New(); c.Master(t, c.Slot(t, accountKey(users[i]))) != i; {
+			users[i] = uuid.New()
+		}
+		w.must(newOp(users[i], Add, 50), OK)
+	}
+	down := c.Master(t, c.Slot(t, ownerKey)) // where it is written whose the balances are
+	if err := c.Nodes[down].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.bank.fit.Store(nil) // it would be asked again in a few seconds
+	for i, u := range users {
+		if i != down {
+			testenv.Eventually(t, 20*time.Second, func() error {
+				_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1))
+				return err
+			})
+		} else if _, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1)); err == nil {
+			t.Error("an operation on a master that is down is done")
+		}
+	}
+}

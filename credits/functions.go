@@ -68,15 +68,13 @@ func Configure(o *redis.UniversalOptions) {
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
-// eachPrimary calls f on every primary.
+// eachPrimary calls f on every primary at once.
 func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Context, *redis.Client) error) error {
-	switch c := c.(type) {
-	case *redis.ClusterClient:
-		return c.ForEachMaster(ctx, f)
-	case *redis.Client:
-		return f(ctx, c)
+	nodes, err := redisurl.Primaries(ctx, c)
+	if err != nil {
+		return fmt.Errorf("credits: %w", err)
 	}
-	return fmt.Errorf("credits: a client of type %T cannot be used", c)
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error { return f(ctx, n.Client) })
 }
 
 // primary is the node of a key: a WAIT has no key by which a cluster client could find it.

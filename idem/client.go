@@ -1,7 +1,9 @@
 package idem
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,6 +25,26 @@ func NewClient(url string) (redis.UniversalClient, error) {
 	}
 	Configure(o)
 	return redis.NewUniversalClient(o), nil
+}
+
+// Unreachable returns the addresses of a cluster's masters that do not answer; "" for one server, or all of a cluster.
+func Unreachable(ctx context.Context, c Redis) []string {
+	nodes, err := redisurl.Primaries(ctx, c)
+	if err != nil {
+		return []string{""}
+	}
+	silent := make([]bool, len(nodes))
+	_ = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		silent[slices.Index(nodes, n)] = n.Ping(ctx).Err() != nil
+		return nil
+	})
+	var list []string
+	for i, n := range nodes {
+		if silent[i] {
+			list = append(list, n.Addr)
+		}
+	}
+	return list
 }
 
 // Configure sets the guard's options, as NewClient describes them. Where the server is, who asks, and how they are

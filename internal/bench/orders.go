@@ -258,7 +258,7 @@ func (o *orders) forget(ctx context.Context, calls int) error {
 		for n := from; n < from+chunk; n++ {
 			keys = append(keys, api.OrderKey(o.user, o.key(n)).String())
 		}
-		if err := o.redis.Unlink(ctx, keys...).Err(); err != nil {
+		if err := unlink(ctx, o.redis, keys); err != nil {
 			return fmt.Errorf("remove the guard's records: %w", err)
 		}
 	}
