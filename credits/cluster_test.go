@@ -159,10 +159,16 @@ func TestOnACluster(t *testing.T) {
 // A slot moves to another master while operations go on: none is refused for it for long, none is done twice.
 func TestABucketMovesInTheCluster(t *testing.T) {
 	t.Parallel()
-	nodes, newClient := cluster(t, testenv.Redis)
+	t.Run("memory", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Redis, Durability{}) })
+	t.Run("durable", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Valkey, Durability{AOF: true}) })
+}
+
+func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer, durable Durability) {
+	t.Helper()
+	nodes, newClient := cluster(t, start)
 	db, log := testenv.Postgres(t), testenv.Logger(t)
 	w := &world{tb: t, db: db, redis: nodes[0]}
-	w.bank = w.newBank(func(o *Options) { o.Redis = newClient() })
+	w.bank = w.newBank(func(o *Options) { o.Redis, o.Durability = newClient(), durable })
 	w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
 	user := w.funded(1_000_000) // more than the writers spend however long the move takes
 	stop := make(chan struct{})
@@ -227,6 +233,7 @@ func TestABucketMovesInTheCluster(t *testing.T) {
 		}
 		do(from, args...)
 	}
+	more() // each call is led to where its keys are
 	for _, n := range []int{to, from} {
 		do(n, "CLUSTER", "SETSLOT", slot, "NODE", ids[to])
 	}

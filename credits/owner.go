@@ -19,7 +19,7 @@ type ownership struct {
 	pool  *sql.Pool
 	// source is what Postgres last said. It may change: another server may come under the same address.
 	source atomic.Pointer[string]
-	// ours is the source that the balances were last seen to be of, if that was ours.
+	// ours is our source, if the balances were last seen to be of it, or of nobody.
 	ours atomic.Pointer[string]
 }
 
@@ -48,9 +48,9 @@ func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 	switch last := o.ours.Load(); {
 	case err != nil && trust && last != nil && *last == mine:
 		return "", nil // in a cluster it may be another node than that of the balances which does not answer
-	case err != nil || theirs == "":
+	case err != nil:
 		return "", err
-	case theirs == mine:
+	case theirs == "" || theirs == mine:
 		o.ours.Store(&mine)
 		return "", nil
 	}

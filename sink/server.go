@@ -189,7 +189,13 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 		}
 	}
 	if o.MasterName != "" || !o.IsClusterMode && len(o.Addrs) < 2 {
-		o.OnConnect = watched(&s.one)
+		look := watched(&s.one)
+		o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
+			if toSentinel(o, cn) {
+				return nil // nothing is published there
+			}
+			return look(ctx, cn)
+		}
 		return redis.NewUniversalClient(o), s
 	}
 	many := o.Cluster()
@@ -201,6 +207,14 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 		return c
 	}
 	return redis.NewClusterClient(many), s
+}
+
+// toSentinel reports whether a connection leads to a Sentinel, with which a client connects as it does with the server:
+// it is the only one that has an address of the options.
+func toSentinel(o *redis.UniversalOptions, cn *redis.Conn) bool {
+	return o.MasterName != "" && slices.ContainsFunc(o.Addrs, func(addr string) bool {
+		return strings.Contains(cn.String(), "<"+addr+" ")
+	})
 }
 
 // member returns what is kept of an address.
