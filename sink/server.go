@@ -171,7 +171,7 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure, which is to
+// NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure. It is to
 // stay with the processes that Bind meets.
 func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)

@@ -1,310 +1,277 @@
 package main
 
 import (
-	"crypto/tls"
-	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/local"
 	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 )
 
-// worldAt is a world whose Redis is at a URL.
-func worldAt(t *testing.T, url string, client redis.UniversalClient) *world {
-	t.Helper()
-	db := testenv.Postgres(t)
-	return &world{
-		t: t, db: db, pgURL: db.URL, rdURL: url,
-		oracle: testenv.Oracle{DB: db, Redis: client, Prefix: "outbox."},
-	}
+// clustered is a world whose Redis is a cluster of three masters, each with a stream.
+type clustered struct {
+	*world
+	cluster *testenv.RedisCluster
+	types   []string
 }
 
-// post posts again under the same key until it is answered as wanted, by Redis and not around it: half a second without
-// an answer from Redis is no missing right, and what is wrong shows each time.
-func (w *world) post(api *child, path, key, body string, want int) {
+func newCluster(t *testing.T, c *testenv.RedisCluster) *clustered {
+	t.Helper()
+	db := testenv.Postgres(t)
+	w := &clustered{cluster: c, types: make([]string, 3), world: &world{
+		t: t, db: db, pgURL: db.URL, rdURL: c.URL(),
+		oracle: testenv.Oracle{DB: db, Redis: c.Client, Prefix: "outbox."},
+	}}
+	for i := 0; slices.Contains(w.types, ""); i++ {
+		typ := fmt.Sprintf("t%d", i)
+		if m := c.Master(t, c.Slot(t, "outbox."+typ)); m < 3 && w.types[m] == "" {
+			w.types[m] = typ
+		}
+	}
+	return w
+}
+
+// load writes events of all types.
+func (w *clustered) load(rate int) *testenv.Load {
+	return testenv.StartLoad(w.t, w.db, testenv.LoadOptions{Rate: rate, Types: w.types})
+}
+
+// slot is that of the stream that the master had at the start.
+func (w *clustered) slot(master int) int { return w.cluster.Slot(w.t, "outbox."+w.types[master]) }
+
+// flows waits until more events are committed, and are settled.
+func (w *clustered) flows(load *testenv.Load, n int) {
 	w.t.Helper()
-	testenv.Eventually(w.t, 20*time.Second, func() error {
-		res, err := w.send(api, path, key, body)
-		if err == nil && (res.StatusCode != want || res.Header.Get("Idempotency-Guard") == "db") {
-			err = fmt.Errorf("POST %s: %d, headers %v\n%s", path, res.StatusCode, res.Header, api.output())
+	want := load.Committed() + n
+	w.waitCommitted(load, want)
+	w.waitSettled(int64(want))
+}
+
+// replaced kills a master, waits until its stream has another one, and starts it again.
+func (w *clustered) replaced(master int, whenDown func()) (now int) {
+	w.t.Helper()
+	if err := w.cluster.Nodes[master].Kill(); err != nil {
+		w.t.Fatal(err)
+	}
+	if whenDown != nil {
+		whenDown()
+	}
+	other := w.cluster.On(w.t, slices.IndexFunc(w.cluster.IDs, func(id string) bool { return id != w.cluster.IDs[master] }))
+	testenv.Eventually(w.t, 30*time.Second, func() (err error) {
+		now, err = w.cluster.MasterBy(w.t.Context(), other, w.slot(master%3))
+		if err == nil && now == master {
+			err = fmt.Errorf("nobody was promoted")
 		}
 		return err
 	})
+	if err := w.cluster.Nodes[master].Start(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	return now
 }
 
-// send posts once.
-func (w *world) send(api *child, path, key, body string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key)
-	res, err := http.DefaultClient.Do(req)
-	if err == nil {
-		_ = res.Body.Close()
-	}
-	return res, err
+// epoch is how often the streams were adopted.
+func (w *world) epoch() int {
+	w.t.Helper()
+	return testenv.Value[int](w.t, w.db, "SELECT epoch FROM relay_state")
 }
 
-// try posts until it is answered as wanted, however long Redis is out of reach meanwhile; it is for goroutines. An
-// answer that is neither that nor a passing refusal is the test's failure.
-func (w *world) try(api *child, path, key, body string, want int) error {
-	for end := time.Now().Add(time.Minute); ; {
-		res, err := w.send(api, path, key, body)
-		switch {
-		case err == nil && res.StatusCode == want:
-			return nil
-		case err == nil && res.StatusCode < 500 && res.StatusCode != http.StatusConflict || time.Now().After(end):
-			w.t.Errorf("POST %s: %+v, %v", path, res, err)
-			return errors.New("not answered")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// worksWith runs every process, and every command that talks to Redis, against the world's Redis.
-func (w *world) worksWith(settings ...string) {
-	t := w.t
-	t.Helper()
-	settings = append(settings, "--guard-redis-url="+w.rdURL, "--stream-maxlen=1000")
-	relay, api := w.spawn("relay", settings...), w.spawn("serve", settings...)
-	group := w.spawn("consume", append([]string{"--group=g"}, settings...)...)
-	ordered := w.spawn("consume", append([]string{"--group=o", "--ordered"}, settings...)...)
-	relay.waitReady(t, http.StatusOK, "")
-	types := []string{"a", "b", "c", "d", "e", "f"} // of one slot of each of three masters, and more
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Types: types})
-	user := uuid.NewString()
-	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
-	for key := range 8 { // they are in several slots, too
-		for range 2 { // the second is answered from Redis
-			w.post(api, "/orders", fmt.Sprintf("01900000-0000-7000-8000-00000000000%d", key), order, http.StatusCreated)
-		}
-	}
-	var users []string
-	for range 8 {
-		user := uuid.NewString()
-		users = append(users, user)
-		w.post(api, "/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
-		w.post(api, "/deduct/"+user, uuid.NewString(), `{"amount":3}`, http.StatusOK)
-	}
-	load.Wait()
-	w.oracle.Check(t, load, 20*time.Second)
-	for _, c := range []*child{group, ordered} {
-		for _, want := range []string{"order.created", "credits.deducted", `"a.changed"`, `"f.changed"`} {
-			c.waitLogged(want)
-		}
-	}
-	var event string
-	if err := w.db.Pool.QueryRow(t.Context(), "SELECT id FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1").
-		Scan(&event); err != nil {
-		t.Fatal(err)
-	}
-	for _, command := range []string{
-		"status", "doctor", "groups list", "dead list", "credits reconcile", "credits balance " + users[0],
-		"replay --all --to=outbox.side", "replay --all", "trace " + event, "phantoms",
-		"groups drop --stream=outbox.a --group=g --yes --force", "streams drop --stream=outbox.f --yes", "dead retry --all", "adopt --yes",
-	} {
-		if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
-			t.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
-		}
-	}
-	for _, c := range []*child{relay, api} {
-		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
-			var page any
-			if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
-				t.Errorf("%s: %d, %v", path, status, err)
-			}
-		}
-	}
-	for _, c := range []*child{relay, api} {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h readiness
-			if status, err := c.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
-				return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
-			}
-			return nil
-		})
-	}
-	if relay.logged("adopting again") {
-		t.Errorf("the relay has adopted more than once:\n%s", relay.output())
-	}
-}
-
-// Every process and command works with a cluster, whose keys are on three masters.
-func TestACluster(t *testing.T) {
+// A master of a cluster is killed under load, and its replica promoted: with replicas=1 nothing has to be restored.
+func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t, 3, 0)
-	w := worldAt(t, c.URL(), c.Client)
-	w.worksWith()
-}
-
-// … and with sentinels, who say which server it is, over TLS and with users of their own. The server is replaced
-// meanwhile, and everything goes on.
-func TestSentinel(t *testing.T) {
-	t.Parallel()
-	ca := testenv.NewCA(t)
-	cert, key, caFile := ca.Files(t, t.TempDir())
-	lines := []string{"tls-cert-file " + cert, "tls-key-file " + key, "tls-ca-cert-file " + caFile}
-	s := testenv.SentinelOf(t, local.SentinelOptions{
-		Replicas: 1, Sentinels: 3, SentinelUser: "watcher", SentinelPassword: "watch-" + secret,
-		Access: local.Access{
-			User: "app", Password: secret,
-			TLS: &tls.Config{Certificates: []tls.Certificate{ca.Pair(t)}, InsecureSkipVerify: true},
-		},
-		Config: lines,
-		// As docs/operations.md has it.
-		SentinelConfig: append(lines, "user asker on >ask-"+secret+" allchannels -@all +@connection +subscribe "+
-			"+psubscribe +sentinel|get-master-addr-by-name +sentinel|sentinels"),
+	inModes(t, func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.Cluster(t, 3, 1))
+		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
+		load := w.load(400)
+		kills := 1
+		if full() {
+			kills = 6
+		}
+		masters := []int{0, 1, 2}
+		for i := range kills {
+			w.flows(load, 200)
+			if err := w.cluster.Wait(t.Context()); err != nil { // the replicas are there
+				t.Fatal(err)
+			}
+			masters[i%3] = w.replaced(masters[i%3], nil)
+		}
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored > 0 {
+			t.Errorf("%d events were lost that a replica had acknowledged", restored)
+		}
 	})
-	u, err := url.Parse(s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword("asker", "ask-"+secret)
-	o, err := redisurl.Parse(u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.TLSConfig.Certificates, o.TLSConfig.InsecureSkipVerify = []tls.Certificate{ca.Pair(t)}, true
-	client := redis.NewUniversalClient(o)
-	t.Cleanup(func() { _ = client.Close() })
-	w := worldAt(t, u.String(), client)
-	files := []string{"--redis-ca=" + caFile, "--redis-cert=" + cert, "--redis-key=" + key}
-	w.worksWith(files...)
-	if r := w.once("doctor", "--redis-cert="+cert, "--redis-key="+key); r.code != 1 ||
-		!strings.Contains(r.out, "check the certificates") {
-		t.Errorf("with an unknown CA: %+v", r)
-	}
-
-	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
-	group := w.spawn("consume", append([]string{"--group=after"}, files...)...)
-	relay.waitReady(t, http.StatusOK, "")
-	old, err := s.Master(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Servers[old].Kill(); err != nil {
-		t.Fatal(err)
-	}
-	s.Promoted(t, old)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 100, Types: []string{"later"}})
-	user := uuid.NewString()
-	w.post(api, "/orders", uuid.NewString(), fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user),
-		http.StatusCreated)
-	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
-	load.Wait()
-	w.oracle.Check(t, load, 30*time.Second)
-	group.waitLogged("later.changed")
-	relay.waitReady(t, http.StatusOK, "")
-	for _, c := range []*child{relay, api, group} {
-		if strings.Contains(c.output(), secret) {
-			t.Error("a password is in a log")
-		}
-	}
 }
 
-// Slots move to a master that has neither functions nor scripts, under orders and their repeats, credits, publishing
-// and consumers; then that is the only master that has them.
-func TestSlotsMoveUnderEverything(t *testing.T) {
+// The replica that is promoted lacks acknowledged events. With durability none they are published again, in their
+// place, before anything newer is.
+func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t, 3, 0)
-	w := worldAt(t, c.URL(), c.Client)
-	relay, api := w.spawn("relay"), w.spawn("serve")
-	group := w.spawn("consume", "--group=g", "--ordered")
-	relay.waitReady(t, http.StatusOK, "")
-	user := uuid.NewString()
-	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":1000}`, http.StatusOK)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200, Types: []string{"a", "b"}})
-	moving := make(chan struct{})
-	var spent, placed int
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			key := uuid.NewString()
-			for range 2 { // a repeat is the same operation, wherever it is answered
-				if w.try(api, "/deduct/"+user, key, `{"amount":1}`, http.StatusOK) != nil {
-					return
-				}
-				order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
-				if w.try(api, "/orders", key, order, http.StatusCreated) != nil {
-					return
-				}
-			}
-			spent, placed = spent+1, placed+1
-			select {
-			case <-moving:
-				return
-			default:
-			}
+	inModes(t, func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
+		w.relayIn(mode, "--stream-maxlen=0")
+		load := w.load(400)
+		w.flows(load, 200)
+		w.cluster.Cut(3) // the first master's
+		w.flows(load, 300)
+		w.replaced(0, func() { w.cluster.Join(3) })
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored < 50 {
+			t.Errorf("%d events were restored: not the case", restored)
 		}
-	}()
-	fresh, err := c.Add(t.Context())
+	})
+}
+
+// A master that is cut off from the others takes writes until it notices. Its replica is promoted without them; they
+// are published again there, and what it has taken is gone when it comes back.
+func TestAMinorityMasterTakesWrites(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
+		w.relayIn(mode, "--stream-maxlen=0")
+		load := w.load(400)
+		w.flows(load, 200)
+		was := w.epoch()
+		w.cluster.Cut(0)
+		other := w.cluster.On(t, 1)
+		testenv.Eventually(t, 30*time.Second, func() error {
+			now, err := w.cluster.MasterBy(t.Context(), other, w.slot(0))
+			if err == nil && now == 0 {
+				err = fmt.Errorf("nobody was promoted")
+			}
+			return err
+		})
+		w.flows(load, 200) // the relay reaches both
+		w.cluster.Join(0)
+		if err := w.cluster.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored == 0 || w.epoch() == was {
+			t.Errorf("%d events were restored, epoch %d to %d: not the case", restored, was, w.epoch())
+		}
+	})
+}
+
+// Slots move under a relay and a consumer. No adoption is needed between masters that were met; one that comes, and one
+// that goes, is adopted.
+func TestSlotsMoveUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(400)
+	w.flows(load, 200)
+	was := w.epoch()
+	rounds := 2
+	if full() {
+		rounds = 20
+	}
+	for i := range rounds {
+		for m := range 3 {
+			w.cluster.Move(t, w.slot(m), (m+i+1)%3)
+		}
+		w.flows(load, 150)
+	}
+	if now := w.epoch(); now != was {
+		t.Errorf("epoch %d, and was %d before slots were moved: %s", now, was, r.output())
+	}
+	added, err := w.cluster.Add(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	slots := map[int]bool{}
-	for _, key := range []string{
-		"outbox.order", "outbox.a", "outbox.b", "{outbox.order}", "outbox.credits", "{posthaste}",
-	} {
-		slots[c.Slot(t, key)] = true
+	w.cluster.Move(t, w.slot(0), added)
+	w.flows(load, 150)
+	gone := w.cluster.Master(t, w.slot(1))
+	w.cluster.Drain(t, gone, added)
+	w.flows(load, 150)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// All of a cluster is down for a while, longer than anybody waits for an answer.
+func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	if err := w.cluster.Kill(); err != nil {
+		t.Fatal(err)
 	}
-	// The account's bucket, and whatever else has keys by now.
-	for i := range 3 {
-		keys, err := c.On(t, i).Keys(t.Context(), "{cr:*").Result()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		if err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:") {
+			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
+		}
+		return nil
+	})
+	if full() {
+		wait(t, 20*time.Second)
+	}
+	w.waitCommitted(load, load.Committed()+300)
+	if err := w.cluster.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.flows(load, 200)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// Sentinel promotes one replica, and soon another one.
+func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		s := testenv.Sentinel(t, 2)
+		u, err := redisurl.Parse(s.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, k := range keys {
-			slots[c.Slot(t, k)] = true
+		client := redis.NewUniversalClient(u)
+		t.Cleanup(func() { _ = client.Close() })
+		db := testenv.Postgres(t)
+		w := &world{
+			t: t, db: db, pgURL: db.URL, rdURL: s.URL(),
+			oracle: testenv.Oracle{DB: db, Redis: client, Prefix: "outbox."},
 		}
-	}
-	for slot := range slots {
-		c.Move(t, slot, fresh)
-	}
-	close(moving)
-	<-done
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
-	if t.Failed() {
-		t.FailNow()
-	}
-	if got := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); got != placed {
-		t.Errorf("%d orders, want %d", got, placed)
-	}
-	if n := c.On(t, fresh).DBSize(t.Context()).Val(); n == 0 {
-		t.Error("nothing has moved")
-	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		r := w.once("credits", "balance", user, "--json")
-		if !strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)) {
-			return fmt.Errorf("%d spent of 1000: %s%s", spent, r.out, r.errOut)
+		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 400})
+		master := 0
+		for range 2 {
+			want := load.Committed() + 200
+			w.waitCommitted(load, want)
+			w.waitSettled(int64(want))
+			if err := s.Servers[master].Kill(); err != nil {
+				t.Fatal(err)
+			}
+			old := master
+			master = s.Promoted(t, old)
+			if err := s.Servers[old].Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return nil
+		want := load.Committed() + 200
+		w.waitCommitted(load, want)
+		w.waitSettled(int64(want))
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
 	})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.once("credits", "reconcile"); r.code != 0 || !strings.Contains(r.out, "0 differences") {
-			return fmt.Errorf("%s%s", r.out, r.errOut)
-		}
-		return nil
-	})
-	group.waitLogged("b.changed")
-	if relay.logged("adopting again") && relay.logged("has forgotten streams") {
-		t.Errorf("a slot that moves has lost something:\n%s", relay.output())
-	}
-	for _, r := range []string{"doctor", "groups list"} {
-		if r := w.once(strings.Fields(r)...); r.code != 0 {
-			t.Errorf("%+v", r)
-		}
-	}
 }
