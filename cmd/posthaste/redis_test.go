@@ -146,6 +146,39 @@ func TestACluster(t *testing.T) {
 	c := testenv.Cluster(t, 3, 0)
 	w := worldAt(t, c.URL(), c.Client)
 	w.worksWith()
+	// As with a managed service: one address, that of any node.
+	one := "redis://" + c.Nodes[2].Addr()
+	if r := w.once("doctor", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "3 masters and no replicas") {
+		t.Errorf("by one address: %+v", r)
+	}
+	if r := w.once("groups", "list", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "outbox.b") {
+		t.Errorf("by one address: %+v", r)
+	}
+	if r := w.once("groups", "list", "--redis-url="+one+"/1"); r.code != 2 || !strings.Contains(r.errOut, "database 0") {
+		t.Errorf("another database: %+v", r)
+	}
+}
+
+// A process that begins while its Redis is down takes one address for one server. It never goes on as if it were one:
+// it says what to do, and after a restart it works.
+func TestAClusterThatAppearsLater(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := worldAt(t, "redis://"+c.Nodes[0].Addr(), c.Client)
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	relay := w.spawn("relay")
+	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused")
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port")
+	if relay.stop() != 0 {
+		t.Error("it does not stop")
+	}
+	w.spawn("relay").waitReady(t, http.StatusOK, "")
+	w.delivers()
 }
 
 // … and with sentinels, who say which server it is, over TLS and with users of their own. The server is replaced
