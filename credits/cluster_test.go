@@ -236,7 +236,8 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 		}
 		do(from, args...)
 	}
-	// New operations wait until the slot has moved: Redis makes no key beside others then. A repeat is led to its record.
+	// New operations wait until the slot has moved: Redis makes no key beside others then. A repeat is led to its
+	// record.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r, err := w.bank.Apply(t.Context(), before)
 		if err == nil && !r.Replayed {

@@ -45,7 +45,8 @@ func tellsItsStory(t *testing.T, cluster bool, at string) {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
 	for _, want := range []string{
-		`(?m)^Postgres on port \d+ and Redis on ` + at + `, started in \S+\n  postgres://postgres:\w+@127\.0\.0\.1:\d+/`,
+		`(?m)^Postgres on port \d+ and Redis on ` + at + `, started in \S+\n` +
+			`  postgres://postgres:\w+@127\.0\.0\.1:\d+/`,
 		`(?m)^API on http://127\.0\.0\.1:\d+, relay and its metrics on http://127\.0\.0\.1:\d+\nConsole: http://`,
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,
