@@ -14,9 +14,9 @@ import (
 )
 
 // Streams may live on different servers, and one of these may be down. What its streams get is late then: the publisher
-// goes on with the others, and a laggard, a goroutine of its own, repeats what one stream waits for, in its order, until
-// it has caught up. The window bounds how much is late: it holds it. The settler settles around it; the slot is not
-// confirmed beyond.
+// goes on with the others, and a laggard, a goroutine of its own, repeats what one stream waits for, in its order, and
+// until it has caught up. The window bounds how much is late. The settler settles around it; the slot is not confirmed
+// beyond.
 
 // errLate means that a stream does not answer, and that nobody has to wait for it.
 var errLate = errors.New("the stream is late")
@@ -47,7 +47,7 @@ func newTask(name string, ln *lane, rows []*outbox.Row) *task {
 // add notes rows that were published or parked, or are late.
 func (f *flight) add(rows ...*outbox.Row) {
 	for _, r := range rows {
-		f.rows = append(f.rows, flown{r.XID, uint32(r.Size()), r.Seq})
+		f.rows = append(f.rows, flown{r.XID, r.Seq, r.Size()})
 	}
 }
 

@@ -36,8 +36,8 @@ func (r *rig) met(types ...string) (publishing, settling <-chan error) {
 	return publishing, settling
 }
 
-// A stream whose server does not answer holds up its own events only. What is published beside it is settled, the window
-// holds what is not, and the slot is confirmed up to there. Then it catches up, in its order.
+// A stream whose server does not answer holds up its own events only. What is published beside it is settled, the
+// window holds what is not, and the slot is confirmed up to there. Then it catches up, in its order.
 func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Apart: true}, func(r *rig) {

@@ -61,7 +61,7 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	if whenDown != nil {
 		whenDown()
 	}
-	other := w.cluster.On(w.t, slices.IndexFunc(w.cluster.IDs, func(id string) bool { return id != w.cluster.IDs[master] }))
+	other := w.cluster.On(w.t, (master+1)%3)
 	testenv.Eventually(w.t, 30*time.Second, func() (err error) {
 		now, err = w.cluster.MasterBy(w.t.Context(), other, w.slot(master%3))
 		if err == nil && now == master {
@@ -197,6 +197,55 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	gone := w.cluster.Master(t, w.slot(1))
 	w.cluster.Drain(t, gone, added)
 	w.flows(load, 150)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// One node of a cluster is down, and nobody replaces it. What its streams get waits, in its order; the others flow, and
+// are settled.
+func TestOthersFlowWhileANodeIsDown(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	if err := w.cluster.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	settled := func() (still, others int64) {
+		query := "SELECT count(*) FILTER (WHERE aggregate_type = $1), count(*) FILTER (WHERE aggregate_type <> $1) " +
+			"FROM outbox_history"
+		if err := w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others); err != nil {
+			t.Fatal(err)
+		}
+		return still, others
+	}
+	w.waitCommitted(load, load.Committed()+300)
+	still, before := settled()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if _, now := settled(); now < before+300 {
+			return fmt.Errorf("%d events of other streams are settled, and were %d when the node went down", now, before)
+		}
+		return nil
+	})
+	if now, _ := settled(); now != still {
+		t.Errorf("%d events of the stream that stands still are settled, and were %d", now, still)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		text := strings.Join(h.Reasons, " ")
+		if err != nil || status != 503 || !strings.Contains(text, "streams: outbox."+w.types[0]+" stand still") ||
+			!strings.Contains(text, w.cluster.Nodes[0].Addr()) {
+			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
+		}
+		return nil
+	})
+	if err := w.cluster.Nodes[0].Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.flows(load, 200)
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
