@@ -26,6 +26,7 @@ type task struct {
 	name     string
 	lane     *lane
 	rows     []*outbox.Row
+	events   []*outbox.Event // of rows
 	delivery outbox.Delivery
 	parked   map[int]bool
 	receipt  outbox.Receipt
@@ -41,7 +42,9 @@ func newTask(name string, ln *lane, rows []*outbox.Row) *task {
 	for i, r := range rows {
 		events[i] = &r.Event
 	}
-	return &task{name: name, lane: ln, rows: rows, delivery: ln.pub.Deliver(events), parked: map[int]bool{}}
+	return &task{
+		name: name, lane: ln, rows: rows, events: events, delivery: ln.pub.Deliver(events), parked: map[int]bool{},
+	}
 }
 
 // add notes rows that were published or parked, or are late.
@@ -149,7 +152,7 @@ func (p *publisher) deliverLate(sp span, l *laggard, t *task, landing *flight) e
 			return nil
 		}
 		begun := newTask(t.name, l.lane, free)
-		t.rows, t.delivery, t.parked = free, begun.delivery, begun.parked
+		t.rows, t.events, t.delivery, t.parked = free, begun.events, begun.delivery, begun.parked
 	}
 	if err := p.deliver(sp, t, true); err != nil {
 		return err

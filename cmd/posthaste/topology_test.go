@@ -225,7 +225,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	still, before := settled()
 	testenv.Eventually(t, 30*time.Second, func() error {
 		if _, now := settled(); now < before+300 {
-			return fmt.Errorf("%d events of other streams are settled, and were %d when the node went down", now, before)
+			return fmt.Errorf("%d events of others are settled, and were %d when the node went down", now, before)
 		}
 		return nil
 	})
