@@ -88,12 +88,18 @@ func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 
 // isSentinel asks by the command that every user may call.
 func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
-	v, err := cn.Do(ctx, "hello").Slice()
+	v, err := cn.Do(ctx, "hello").Result()
 	if reply := redis.Error(nil); errors.As(err, &reply) {
 		return false, nil // something in between that does not know it
 	}
-	i := slices.Index(v, any("mode"))
-	return i >= 0 && i+1 < len(v) && v[i+1] == "sentinel", err
+	switch v := v.(type) { // connections to Sentinels speak RESP3
+	case map[any]any:
+		return v["mode"] == "sentinel", err
+	case []any:
+		i := slices.Index(v, any("mode"))
+		return i >= 0 && i+1 < len(v) && v[i+1] == "sentinel", err
+	}
+	return false, err
 }
 
 // meet takes the process that is to be met, and refuses any other. What was not met at all is refused by the call: it

@@ -225,6 +225,8 @@ func (c *Cluster) Wait(ctx context.Context) error {
 }
 
 func (c *Cluster) ready(ctx context.Context) error {
+	var replicas int
+	var known []int // by each node
 	for i, n := range c.Nodes {
 		if !n.Running() {
 			continue
@@ -234,9 +236,22 @@ func (c *Cluster) ready(ctx context.Context) error {
 		if err == nil {
 			err = c.healthy(ctx, client, info)
 		}
+		var nodes string
+		if err == nil {
+			nodes, err = client.ClusterNodes(ctx).Result()
+		}
 		_ = client.Close()
 		if err != nil {
 			return fmt.Errorf("node %d: %w", i, err)
+		}
+		if strings.Contains(nodes, "myself,slave") {
+			replicas++
+		}
+		known = append(known, strings.Count(nodes, "slave ")) // those that fail are called so, too
+	}
+	for i, n := range known {
+		if n != replicas {
+			return fmt.Errorf("of %d replicas the %dth node knows %d", replicas, i+1, n)
 		}
 	}
 	return nil
