@@ -75,6 +75,16 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	return now
 }
 
+// inMode runs do in one mode, at full counts in both.
+func inMode(t *testing.T, mode string, do func(t *testing.T, mode string)) {
+	t.Helper()
+	if full() {
+		inModes(t, do)
+		return
+	}
+	do(t, mode)
+}
+
 // epoch is how often the streams were adopted.
 func (w *world) epoch() int {
 	w.t.Helper()
@@ -84,7 +94,7 @@ func (w *world) epoch() int {
 // A master of a cluster is killed under load, and its replica promoted: with replicas=1 nothing has to be restored.
 func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.Cluster(t, 3, 1))
 		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
 		load := w.load(400)
@@ -114,7 +124,7 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 // place, before anything newer is.
 func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "poll", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := w.load(400)
@@ -136,7 +146,7 @@ func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 // are published again there, and what it has taken is gone when it comes back.
 func TestAMinorityMasterTakesWrites(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := w.load(400)
@@ -285,7 +295,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 // Sentinel promotes one replica, and soon another one.
 func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "poll", func(t *testing.T, mode string) {
 		s := testenv.Sentinel(t, 2)
 		u, err := redisurl.Parse(s.URL())
 		if err != nil {
