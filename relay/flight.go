@@ -16,8 +16,8 @@ type flight struct {
 	// says that this is over, and is the one that was late.
 	late   bool
 	landed *flight
-	// owed are the transactions of rows that the mark does not see, behind those of rows that are late. Only the settler
-	// uses them, and never, which is set when nobody is to publish what is late.
+	// owed are the transactions of rows that the mark does not see, behind those of rows that are late. Only the
+	// settler uses them, and never, which is set when nobody is to publish what is late.
 	owed   []share
 	behind []uint64
 	never  bool
@@ -35,6 +35,6 @@ func (f *flight) spent() bool { return !f.late && !f.never && len(f.owed) == 0 &
 // flown is a row as the stream knows it.
 type flown struct {
 	xid  uint32
-	size uint32
 	seq  int64
+	size int
 }

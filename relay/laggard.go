@@ -14,9 +14,9 @@ import (
 )
 
 // Streams may live on different servers, and one of these may be down. What its streams get is late then: the publisher
-// goes on with the others, and a laggard, a goroutine of its own, repeats what one stream waits for, in its order, until
-// it has caught up. The window bounds how much is late: it holds it. The settler settles around it; the slot is not
-// confirmed beyond.
+// goes on with the others, and a laggard, a goroutine of its own, repeats what one stream waits for, in its order, and
+// until it has caught up. The window bounds how much is late. The settler settles around it; the slot is not confirmed
+// beyond.
 
 // errLate means that a stream does not answer, and that nobody has to wait for it.
 var errLate = errors.New("the stream is late")
@@ -26,6 +26,7 @@ type task struct {
 	name     string
 	lane     *lane
 	rows     []*outbox.Row
+	events   []*outbox.Event // of rows
 	delivery outbox.Delivery
 	parked   map[int]bool
 	receipt  outbox.Receipt
@@ -41,13 +42,15 @@ func newTask(name string, ln *lane, rows []*outbox.Row) *task {
 	for i, r := range rows {
 		events[i] = &r.Event
 	}
-	return &task{name: name, lane: ln, rows: rows, delivery: ln.pub.Deliver(events), parked: map[int]bool{}}
+	return &task{
+		name: name, lane: ln, rows: rows, events: events, delivery: ln.pub.Deliver(events), parked: map[int]bool{},
+	}
 }
 
 // add notes rows that were published or parked, or are late.
 func (f *flight) add(rows ...*outbox.Row) {
 	for _, r := range rows {
-		f.rows = append(f.rows, flown{r.XID, uint32(r.Size()), r.Seq})
+		f.rows = append(f.rows, flown{r.XID, r.Seq, r.Size()})
 	}
 }
 
@@ -149,7 +152,7 @@ func (p *publisher) deliverLate(sp span, l *laggard, t *task, landing *flight) e
 			return nil
 		}
 		begun := newTask(t.name, l.lane, free)
-		t.rows, t.delivery, t.parked = free, begun.delivery, begun.parked
+		t.rows, t.events, t.delivery, t.parked = free, begun.events, begun.delivery, begun.parked
 	}
 	if err := p.deliver(sp, t, true); err != nil {
 		return err

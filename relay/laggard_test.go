@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/outbox"
 )
 
@@ -29,6 +31,16 @@ func (r *rig) both(types ...string) []outbox.Row {
 	return tx.delivered()
 }
 
+// remembered reports whether a gate knows an event as unsettled.
+func (r *rig) remembered(stream string, id uuid.UUID) (there bool) {
+	r.do(func() {
+		for _, b := range r.rd.gates[stream].batches {
+			there = there || slices.ContainsFunc(b.items, func(it batchItem) bool { return it.id == id })
+		}
+	})
+	return there
+}
+
 // met makes the streams known, and settles what that takes.
 func (r *rig) met(types ...string) (publishing, settling <-chan error) {
 	publishing, settling = r.stream(r.both(types...)...)
@@ -36,8 +48,8 @@ func (r *rig) met(types ...string) (publishing, settling <-chan error) {
 	return publishing, settling
 }
 
-// A stream whose server does not answer holds up its own events only. What is published beside it is settled, the window
-// holds what is not, and the slot is confirmed up to there. Then it catches up, in its order.
+// A stream whose server does not answer holds up its own events only. What is published beside it is settled, the
+// window holds what is not, and the slot is confirmed up to there. Then it catches up, in its order.
 func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Apart: true}, func(r *rig) {
@@ -67,6 +79,12 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		}
 		if first := r.pg.rows(r.pg.owed)[0]; r.i.settled >= first.tx.end || r.i.settled < before {
 			t.Errorf("the slot is told %v: behind what is owed at %v", r.i.settled, first.tx.end)
+		}
+		// What is published and owed is not forgotten by its gate.
+		for _, row := range r.pg.rows(r.pg.owed) {
+			if row.AggregateType == "user" && !r.remembered("outbox.user", row.ID) {
+				t.Errorf("the gate has forgotten row %d, which is owed", row.Seq)
+			}
 		}
 		bad, _ := r.i.reasons()
 		if text := strings.Join(bad, " "); !strings.Contains(text, "streams: outbox.order stand still") ||
@@ -173,6 +191,33 @@ func TestAStopLeavesWhatIsLate(t *testing.T) {
 		}
 		if bad, _ := r.i.reasons(); len(bad) > 0 {
 			t.Errorf("reasons %q", bad)
+		}
+	})
+}
+
+// What is in doubt stays so while something is late that was committed below H.
+func TestDoubtIsKeptWhileSomethingIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		first, late, after := r.both("order", "user"), r.both("order"), r.both("user")
+		r.from(after[0].End)
+		r.goPublish()
+		r.goSettle()
+		r.s.chunks <- chunk(first...)
+		soon()
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(late...)
+		r.s.chunks <- chunk(after...)
+		soon()
+		if n := r.count("Sink.ForgetDoubt"); n != 0 {
+			t.Errorf("forgotten %d times while something is late", n)
+		}
+		r.away(false, "outbox.order")
+		pass(5 * time.Second)
+		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
+		soon()
+		if n := r.count("Sink.ForgetDoubt"); n != 2 {
+			t.Errorf("forgotten %d times, want once for each stream", n)
 		}
 	})
 }

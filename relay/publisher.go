@@ -312,10 +312,13 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 
 // done notes in f what a task has published.
 func (p *publisher) done(t *task, f *flight) {
-	sent := make([]*outbox.Event, 0, len(t.rows))
-	for i, r := range t.rows {
-		if !t.parked[i] {
-			sent = append(sent, &r.Event)
+	sent := t.events
+	if len(t.parked) > 0 {
+		sent = sent[:0:0]
+	}
+	for i, e := range t.events {
+		if len(t.parked) > 0 && !t.parked[i] {
+			sent = append(sent, e)
 		}
 	}
 	f.add(t.rows...)

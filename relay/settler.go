@@ -273,7 +273,7 @@ func (s *settler) note(f *flight) {
 			f.owed = append(f.owed, share{xid: xid})
 		}
 		last := &f.owed[len(f.owed)-1]
-		last.events, last.bytes = last.events+1, last.bytes+int(r.size)
+		last.events, last.bytes = last.events+1, last.bytes+r.size
 	}
 	f.rows = nil
 	for stream, id := range f.entries {

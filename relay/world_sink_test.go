@@ -157,8 +157,14 @@ func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string)
 	return err
 }
 
-func (s memSink) Trim(ctx context.Context, _ string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(*redis) (nothing, error) { return nothing{}, nil })
+func (s memSink) Trim(ctx context.Context, stream string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		s.i.trimmed = append(s.i.trimmed, stream)
+		return nothing{}, nil
+	})
 	return err
 }
 

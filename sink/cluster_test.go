@@ -319,7 +319,16 @@ func TestSentinelSwitchesTwice(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	f := &fixture{TB: t, client: client, source: [16]byte{7}}
 	f.sink, f.reg = newSink(t, client, sink.Options{Server: server})
-	names := map[string]bool{f.bind(): true}
+	first, err := f.sink.Bind(t.Context())
+	if err != nil {
+		t.Fatalf("a Sentinel was met instead of its server: %v", err)
+	}
+	names := map[string]bool{first: true}
+	for _, r := range s.Sentinels { // all connections to them are new
+		f.must(r.Kill())
+		f.must(r.Start(t.Context()))
+	}
+	f.must(s.Wait(t.Context()))
 	master := 0
 	for epoch := range int64(2) {
 		l := f.lane(f.adopted(epoch + 1))

@@ -28,6 +28,9 @@ import (
 // is only asked about the cluster: by no connection, however old, anything is published there. Slots may move between
 // the masters that are met; they take all that they have along.
 type Server struct {
+	// sentinels is set if Sentinels say which server it is.
+	sentinels bool
+
 	mu  sync.Mutex
 	any bool // whoever answers is met
 	// one is the only process; in a cluster there is one for each address, and name is that of all.
@@ -70,11 +73,33 @@ var errOther = errors.New("this is another process of Redis, or it was restarted
 
 // onConnect looks at each new connection.
 func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
+	if m.server.sentinels {
+		// The client looks at its connections to Sentinels, too.
+		if is, err := isSentinel(ctx, cn); is || err != nil {
+			return err
+		}
+	}
 	id, err := identify(ctx, cn)
 	if err != nil {
 		return err
 	}
 	return m.meet(id)
+}
+
+// isSentinel asks by the command that every user may call.
+func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
+	v, err := cn.Do(ctx, "hello").Result()
+	if reply := redis.Error(nil); errors.As(err, &reply) {
+		return false, nil // something in between that does not know it
+	}
+	switch v := v.(type) { // connections to Sentinels speak RESP3
+	case map[any]any:
+		return v["mode"] == "sentinel", err
+	case []any:
+		i := slices.Index(v, any("mode"))
+		return i >= 0 && i+1 < len(v) && v[i+1] == "sentinel", err
+	}
+	return false, err
 }
 
 // meet takes the process that is to be met, and refuses any other. What was not met at all is refused by the call: it
@@ -175,7 +200,7 @@ func infoField(info, name string) string {
 // stay with the processes that Bind meets.
 func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)
-	s := &Server{any: true, many: map[string]*member{}}
+	s := &Server{any: true, many: map[string]*member{}, sentinels: o.MasterName != ""}
 	s.one.server = s
 	before := o.OnConnect
 	watched := func(m *member) func(ctx context.Context, cn *redis.Conn) error {
@@ -189,13 +214,7 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 		}
 	}
 	if o.MasterName != "" || !o.IsClusterMode && len(o.Addrs) < 2 {
-		look := watched(&s.one)
-		o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
-			if toSentinel(o, cn) {
-				return nil // nothing is published there
-			}
-			return look(ctx, cn)
-		}
+		o.OnConnect = watched(&s.one)
 		return redis.NewUniversalClient(o), s
 	}
 	many := o.Cluster()
@@ -207,14 +226,6 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 		return c
 	}
 	return redis.NewClusterClient(many), s
-}
-
-// toSentinel reports whether a connection leads to a Sentinel, with which a client connects as it does with the server:
-// it is the only one that has an address of the options.
-func toSentinel(o *redis.UniversalOptions, cn *redis.Conn) bool {
-	return o.MasterName != "" && slices.ContainsFunc(o.Addrs, func(addr string) bool {
-		return strings.Contains(cn.String(), "<"+addr+" ")
-	})
 }
 
 // member returns what is kept of an address.

@@ -61,7 +61,7 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	if whenDown != nil {
 		whenDown()
 	}
-	other := w.cluster.On(w.t, slices.IndexFunc(w.cluster.IDs, func(id string) bool { return id != w.cluster.IDs[master] }))
+	other := w.cluster.On(w.t, (master+1)%3)
 	testenv.Eventually(w.t, 30*time.Second, func() (err error) {
 		now, err = w.cluster.MasterBy(w.t.Context(), other, w.slot(master%3))
 		if err == nil && now == master {
@@ -75,6 +75,16 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	return now
 }
 
+// inMode runs do in one mode, at full counts in both.
+func inMode(t *testing.T, mode string, do func(t *testing.T, mode string)) {
+	t.Helper()
+	if full() {
+		inModes(t, do)
+		return
+	}
+	do(t, mode)
+}
+
 // epoch is how often the streams were adopted.
 func (w *world) epoch() int {
 	w.t.Helper()
@@ -84,7 +94,7 @@ func (w *world) epoch() int {
 // A master of a cluster is killed under load, and its replica promoted: with replicas=1 nothing has to be restored.
 func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.Cluster(t, 3, 1))
 		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
 		load := w.load(400)
@@ -114,7 +124,7 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 // place, before anything newer is.
 func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "poll", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := w.load(400)
@@ -136,7 +146,7 @@ func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 // are published again there, and what it has taken is gone when it comes back.
 func TestAMinorityMasterTakesWrites(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := w.load(400)
@@ -202,6 +212,55 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
+// One node of a cluster is down, and nobody replaces it. What its streams get waits, in its order; the others flow, and
+// are settled.
+func TestOthersFlowWhileANodeIsDown(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	if err := w.cluster.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	settled := func() (still, others int64) {
+		query := "SELECT count(*) FILTER (WHERE aggregate_type = $1), count(*) FILTER (WHERE aggregate_type <> $1) " +
+			"FROM outbox_history"
+		if err := w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others); err != nil {
+			t.Fatal(err)
+		}
+		return still, others
+	}
+	w.waitCommitted(load, load.Committed()+300)
+	still, before := settled()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if _, now := settled(); now < before+300 {
+			return fmt.Errorf("%d events of others are settled, and were %d when the node went down", now, before)
+		}
+		return nil
+	})
+	if now, _ := settled(); now != still {
+		t.Errorf("%d events of the stream that stands still are settled, and were %d", now, still)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		text := strings.Join(h.Reasons, " ")
+		if err != nil || status != 503 || !strings.Contains(text, "streams: outbox."+w.types[0]+" stand still") ||
+			!strings.Contains(text, w.cluster.Nodes[0].Addr()) {
+			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
+		}
+		return nil
+	})
+	if err := w.cluster.Nodes[0].Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.flows(load, 200)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
 // All of a cluster is down for a while, longer than anybody waits for an answer.
 func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	t.Parallel()
@@ -236,7 +295,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 // Sentinel promotes one replica, and soon another one.
 func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "poll", func(t *testing.T, mode string) {
 		s := testenv.Sentinel(t, 2)
 		u, err := redisurl.Parse(s.URL())
 		if err != nil {
