@@ -130,7 +130,7 @@ func (c *Cluster) start(ctx context.Context) (int, error) {
 		return i, fmt.Errorf("make a folder: %w", err)
 	}
 	r := newRedis(c.bin, dir, c.o.TLS, clusterEnabled, "cluster-node-timeout 3000", "repl-diskless-sync-delay 0",
-		"cluster-announce-ip 127.0.0.1")
+		"repl-ping-replica-period 1", "cluster-announce-ip 127.0.0.1")
 	r.user, r.password = c.o.User, c.o.Password
 	if c.o.TLS != nil {
 		r.config = append(r.config, "tls-cluster yes")
@@ -236,18 +236,28 @@ func (c *Cluster) ready(ctx context.Context) error {
 		if err == nil {
 			err = c.healthy(ctx, client, info)
 		}
-		var nodes string
+		var role string
 		if err == nil {
-			nodes, err = client.ClusterNodes(ctx).Result()
+			role, err = client.Info(ctx, "replication").Result()
+		}
+		var slots []redis.ClusterSlot
+		if err == nil {
+			slots, err = client.ClusterSlots(ctx).Result()
 		}
 		_ = client.Close()
 		if err != nil {
 			return fmt.Errorf("node %d: %w", i, err)
 		}
-		if strings.Contains(nodes, "myself,slave") {
+		if strings.Contains(role, "role:slave") {
 			replicas++
 		}
-		known = append(known, strings.Count(nodes, "slave ")) // those that fail are called so, too
+		seen := map[string]bool{}
+		for _, s := range slots {
+			for _, n := range s.Nodes[min(1, len(s.Nodes)):] {
+				seen[n.ID] = true
+			}
+		}
+		known = append(known, len(seen)) // a replica is not told of before it is known to have something
 	}
 	for i, n := range known {
 		if n != replicas {
