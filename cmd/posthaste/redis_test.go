@@ -116,9 +116,12 @@ func (w *world) worksWith(settings ...string) {
 		"groups drop --stream=outbox.a --group=g --yes --force", "streams drop --stream=outbox.f --yes",
 		"dead retry --all", "adopt --yes",
 	} {
-		if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
-			t.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
-		}
+		testenv.Eventually(t, 10*time.Second, func() error { // a busy machine may take a second to connect
+			if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
+				return fmt.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
+			}
+			return nil
+		})
 	}
 	for _, c := range []*child{relay, api} {
 		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {

@@ -242,7 +242,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 		}
 		var slots []redis.ClusterSlot
 		if err == nil {
-			slots, err = client.ClusterSlots(ctx).Result()
+			slots, err = client.ClusterSlots(ctx).Result() //nolint:staticcheck // it is what cluster clients ask
 		}
 		_ = client.Close()
 		if err != nil {
