@@ -108,11 +108,15 @@ func (c *RedisCluster) do(tb testing.TB, i int, args ...any) {
 // On returns a client of one node, which follows nobody anywhere.
 func (c *RedisCluster) On(tb testing.TB, i int) *redis.Client {
 	tb.Helper()
-	client := redis.NewClient(&redis.Options{
-		Addr: c.Nodes[i].Addr(), Username: c.o.User, Password: c.o.Password, TLSConfig: c.o.TLS, Protocol: 2,
-	})
+	client := c.client(i)
 	tb.Cleanup(func() { _ = client.Close() })
 	return client
+}
+
+func (c *RedisCluster) client(i int) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: c.Nodes[i].Addr(), Username: c.o.User, Password: c.o.Password, TLSConfig: c.o.TLS, Protocol: 2,
+	})
 }
 
 // Slot returns the slot of a key.
@@ -125,12 +129,24 @@ func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 	return int(slot)
 }
 
-// Master returns the number of the node that serves a slot, as the nodes say that run.
+// Master returns the number of the node that serves a slot, and says so itself: what the others know may be old for a
+// moment, also when they have been told.
 func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	tb.Helper()
-	Eventually(tb, 30*time.Second, func() (err error) {
-		master, err = c.MasterBy(tb.Context(), c.Client, slot)
-		return err
+	Eventually(tb, 30*time.Second, func() error {
+		for i, n := range c.Nodes {
+			if !n.Running() {
+				continue
+			}
+			client := c.client(i)
+			m, err := c.MasterBy(tb.Context(), client, slot)
+			_ = client.Close()
+			if err == nil && m == i {
+				master = i
+				return nil
+			}
+		}
+		return fmt.Errorf("nobody serves slot %d", slot)
 	})
 	return master
 }
