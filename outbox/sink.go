@@ -133,9 +133,10 @@ func FindEntry(list []Entry, event uuid.UUID) (int, bool) {
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
-	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot
-	// be known. From then on every call that would be carried out by another one, or by the same after a restart, is
-	// refused with ErrMoved: such a server may lack what the last one had acknowledged.
+	// Bind makes the server that answers now, or those that share the streams now, the ones that everything is
+	// published to, and names them; "" if that cannot be known. From then on every call that would be carried out by
+	// another one, or by the same after a restart, is refused with ErrMoved: such a server may lack what the last one
+	// had acknowledged.
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()

@@ -83,6 +83,26 @@ var scenarios = map[string]scenario{
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
+	// The server of one stream is down, the others' are not: it comes back as it was, or anew.
+	"apart": {o: Options{Apart: true}, story: func(w *world) {
+		for round := range 3 {
+			elapse(1300 * time.Millisecond)
+			w.do(func() { w.rd.away["outbox.order"] = true })
+			elapse(700 * time.Millisecond)
+			tx := w.begin()
+			tx.insert("user", "q", "done")
+			tx.insert("order", "p", "done")
+			tx.insert("user", "q", "done")
+			tx.commitNow()
+			elapse(800 * time.Millisecond)
+			w.do(func() {
+				w.rd.away["outbox.order"] = false
+				if round == 1 {
+					w.rd.restart()
+				}
+			})
+		}
+	}},
 	"slot": {story: func(w *world) {
 		elapse(1500 * time.Millisecond)
 		w.do(w.dropSlot)

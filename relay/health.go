@@ -29,6 +29,7 @@ const (
 	conditionRestore  = "restore"        // a stream is not whole yet: the sink or Postgres has forgotten something
 	conditionForeign  = "foreign_stream" // a stream belongs to another database
 	conditionPublish  = "publish"        // publishing fails and is repeated
+	conditionStreams  = "streams"        // some streams stand still while others go on
 	conditionSettle   = "settle"         // what is published cannot be settled
 	conditionPark     = "park"           // a refused event cannot be parked
 	conditionAudit    = "audit"          // the table cannot be audited

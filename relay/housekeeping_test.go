@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,24 @@ func TestTheBacklogIsWhatIsNotPublished(t *testing.T) {
 				t.Errorf("%d published: backlog %v, the oldest %v s; want %v", published, value(t, m.backlogRows),
 					value(t, m.backlogOldest), want)
 			}
+		}
+	})
+}
+
+// A stream whose server is down is asked last from then on: the others are trimmed, and all are observed.
+func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
+	t.Parallel()
+	observed := 0
+	o := Options{Observe: func(context.Context, []string) error { observed++; return nil }}
+	inLeadership(t, o, func(w *world, l *leadership) {
+		w.pg.streams = []string{"outbox.a", "outbox.b", "outbox.c"}
+		w.rd.away["outbox.b"] = true
+		for range 3 {
+			l.keeps(time.Second / 2)
+		}
+		i := l.sink.(memSink).i
+		if n := len(i.trimmed); n < 5 || !slices.Contains(i.trimmed, "outbox.c") || observed < 3 {
+			t.Errorf("trimmed %v, observed %d times", i.trimmed, observed)
 		}
 	})
 }

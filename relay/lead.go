@@ -26,7 +26,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
 			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
-			conditionLead, conditionWAL, conditionStalled,
+			conditionLead, conditionWAL, conditionStalled, conditionStreams,
 		} {
 			l.health.clear(c)
 		}

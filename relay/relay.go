@@ -30,6 +30,9 @@ type Options struct {
 	// Restore is how far back, from its adoption, an adoption restores what the sink has lost; 0 restores nothing,
 	// RestoreAll everything that history has.
 	Restore time.Duration
+	// Apart says that streams live on different servers: the stream goes on with the others while one does not answer,
+	// until the window is full of what waits for it.
+	Apart bool
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
 
@@ -146,10 +149,12 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 		publisher: &publisher{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g,
 			blocks: r.sweeps.blocks, window: r.window, lanes: lanes, chunks: chunks, flights: flights,
+			apart: r.o.Apart,
 		},
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner,
 			window: r.window, lanes: lanes, flights: flights, begun: make(chan outbox.Pass, 1),
+			apart: r.o.Apart,
 		},
 	}
 	s.settler.passed = s.publisher.position

@@ -21,6 +21,7 @@ type redis struct {
 	streams   map[string]*stream
 	gates     map[string]*gate
 	wrongType map[string]bool // keys of another type
+	away      map[string]bool // streams whose server is down
 	down      bool
 	// poisonous tells which events are refused for their own sake.
 	poisonous func(e *outbox.Event) bool
@@ -76,6 +77,7 @@ type doubtful struct {
 func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
+		away:      map[string]bool{},
 		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
 	}
 }
@@ -90,6 +92,8 @@ var (
 func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 	g := r.gates[name]
 	switch {
+	case r.away[name]:
+		return nil, errDown
 	case g == nil:
 		return nil, outbox.ErrGap
 	case g.owner.Source != o.Source:
@@ -127,6 +131,8 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 	}
 	g := r.gates[name]
 	switch {
+	case r.away[name]:
+		return 0, errDown
 	case g == nil:
 		g = &gate{}
 	case g.owner.Source != o.Source:

@@ -43,6 +43,9 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
 		out := make([]outbox.StreamState, len(streams))
 		for n, name := range streams {
+			if r.away[name] {
+				return nil, errDown
+			}
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
@@ -60,6 +63,9 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 
 func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	return sinkCall(ctx, s.i, "Sink.Tail", func(r *redis) (tail []outbox.Entry, err error) {
+		if r.away[stream] {
+			return nil, errDown
+		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
 				if outbox.CompareIDs(entryID(e.id), after) > 0 {
@@ -109,16 +115,21 @@ func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intac
 }
 
 func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (nothing, error) {
+	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (_ nothing, down error) {
 		for _, name := range streams {
-			if _, err := r.judge(name, o); err != nil {
+			_, err := r.judge(name, o)
+			if r.away[name] { // which hides nothing of the others
+				down = err
+				continue
+			}
+			if err == nil && r.forgot(name) {
+				err = outbox.ErrGap
+			}
+			if err != nil {
 				return nothing{}, err
 			}
-			if r.forgot(name) {
-				return nothing{}, outbox.ErrGap
-			}
 		}
-		return nothing{}, nil
+		return nothing{}, down
 	})
 	return err
 }
@@ -146,8 +157,14 @@ func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string)
 	return err
 }
 
-func (s memSink) Trim(ctx context.Context, _ string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(*redis) (nothing, error) { return nothing{}, nil })
+func (s memSink) Trim(ctx context.Context, stream string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		s.i.trimmed = append(s.i.trimmed, stream)
+		return nothing{}, nil
+	})
 	return err
 }
 

@@ -8,8 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -19,7 +18,7 @@ import (
 func bound(t *testing.T, url string, server *testenv.RedisServer) *fixture {
 	t.Helper()
 	f := on(t, server, sink.Options{})
-	o, err := redis.ParseURL(url)
+	o, err := redisurl.Parse(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -203,6 +203,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 		lengths[i] = pipe.XLen(ctx, stream)
 	}
 	_, sent := pipe.Exec(ctx)
+	var first error
 	for i, stream := range streams {
 		v, err := cmds[i].Result()
 		if err == nil && len(v) != 4 { // a connection that was refused is nobody's error in particular
@@ -215,11 +216,18 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[3] != nil {
 			err = s.remembers(ctx, stream)
 		}
-		if err != nil {
-			return s.failed("check", stream, err)
-		}
+		first = graver(first, s.failed("check", stream, err))
 	}
-	return nil
+	return first
+}
+
+// graver returns the first of two errors, but rather the one that waiting does not mend: in a cluster, a node that
+// does not answer must not hide what the others say.
+func graver(first, second error) error {
+	if first == nil || !permanent(first) && permanent(second) {
+		return second
+	}
+	return first
 }
 
 // remembers returns ErrGap if the stream lacks what its gate has let through.
@@ -289,20 +297,57 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // it is refused and parked, which is said there; the housekeeping of the other streams goes on.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-// failed counts err and says in which step it happened.
+// failed counts err and says in which step it happened, and on which node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
 	if err == nil {
 		return nil
 	}
-	s.m.errors.WithLabelValues(Class(err)).Inc()
+	class := Class(err)
+	s.m.errors.WithLabelValues(class).Inc()
+	many, cluster := s.client.(*redis.ClusterClient)
+	if cluster && reload[class] {
+		many.ReloadState(context.Background()) // in the background; nobody else would before a minute is over
+	}
 	if errors.Is(err, errOther) {
 		return outbox.ErrMoved
 	}
 	if permanent(err) {
 		return err // says the stream itself
 	}
+	if stream == "" {
+		return fmt.Errorf("%s: %w", step, err)
+	}
+	if cluster {
+		if node, nerr := many.MasterForKey(ended, stream); nerr == nil {
+			return fmt.Errorf("%s stream %q: %w", step, stream, &nodeError{node.Options().Addr, err})
+		}
+	}
 	return fmt.Errorf("%s stream %q: %w", step, stream, err)
 }
+
+// reload are the classes after which a cluster is asked who its masters are.
+var reload = map[string]bool{
+	"connection": true, "timeout": true, "tls": true, "clusterdown": true, "moved": true, "readonly": true,
+	"restarted": true, "masterdown": true, "loading": true,
+}
+
+// ended is for what is to do no I/O.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// nodeError names the node of a cluster that an error is from.
+type nodeError struct {
+	addr string
+	err  error
+}
+
+func (e *nodeError) Error() string { return "node " + e.addr + ": " + e.err.Error() }
+
+// Unwrap returns the node's error.
+func (e *nodeError) Unwrap() error { return e.err }
 
 // streamCall is one script call on one stream; args begin with the number of keys.
 type streamCall struct {
@@ -326,18 +371,17 @@ func callsByStream(marks []outbox.Mark, head func(stream string) []any) []stream
 	return calls
 }
 
-// verdicts returns the first error of several calls.
+// verdicts returns the gravest error of several calls.
 func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) error {
+	var first error
 	for i, c := range calls {
 		reply, err := cmds[i].Slice()
 		if err == nil {
 			err = verdict(c.stream, reply)
 		}
-		if err != nil {
-			return s.failed(step, c.stream, err)
-		}
+		first = graver(first, s.failed(step, c.stream, err))
 	}
-	return nil
+	return first
 }
 
 // gateArgs begins the arguments of every script of the gate.

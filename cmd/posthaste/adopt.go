@@ -29,7 +29,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	client, err := e.config.RedisClient()
+	client, err := e.config.RedisClient(ctx)
 	if err != nil {
 		return err
 	}

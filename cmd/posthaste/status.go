@@ -71,7 +71,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 // redisReady says why Redis takes no events, as seen from here. Postgres does not know of it: until events are late,
 // everything there looks as usual.
 func (e *env) redisReady(ctx context.Context) error {
-	client, err := e.config.RedisClient()
+	client, err := e.config.RedisClient(ctx)
 	if err != nil {
 		return err
 	}

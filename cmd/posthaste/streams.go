@@ -27,7 +27,7 @@ type streamsDropCmd struct {
 func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.RedisClient()
+		client, err := e.config.RedisClient(ctx)
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
@@ -57,7 +58,7 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	options, err := c.redisOptions(c.RedisURL)
+	options, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func (p *Relay) build(ctx context.Context) error {
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
-	if err := p.buildCredits(); err != nil {
+	if err := p.buildCredits(ctx); err != nil {
 		return err
 	}
 	slots, err := c.Slots(p.pool, p.log)
@@ -85,10 +86,11 @@ func (p *Relay) build(ctx context.Context) error {
 		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Prefix: c.StreamPrefix, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
+	_, apart := client.(*redis.ClusterClient)
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
 		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes,
-		WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore, DrainTimeout: c.DrainTimeout,
+		WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore, DrainTimeout: c.DrainTimeout, Apart: apart,
 		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
@@ -97,8 +99,8 @@ func (p *Relay) build(ctx context.Context) error {
 }
 
 // buildCredits builds what the relay does for credits beside relaying.
-func (p *Relay) buildCredits() error {
-	client, err := p.config.CreditsClient()
+func (p *Relay) buildCredits(ctx context.Context) error {
+	client, err := p.config.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/api"
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/redisurl"
 	"posthaste/internal/tlsfile"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -35,7 +35,7 @@ const defaultPostgresURL = "postgres://localhost:5432/postgres"
 // named at once. The struct is what docs/configuration.md is generated from.
 type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
-	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
+	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
 	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://." env:"POSTHASTE_REDIS_CERT"`
@@ -149,6 +149,8 @@ type Config struct {
 	TrustedProxies   []netip.Prefix
 	// MaxConnections is how many connections the public listener has at once.
 	MaxConnections int
+
+	modes *modes
 }
 
 var (
@@ -251,6 +253,7 @@ func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	p.readSecrets(&s)
 	c := Config{
+		modes:    &modes{by: map[string]string{}},
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
 		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
@@ -434,11 +437,10 @@ func (p *parser) redis(name, value string) string {
 	if !p.scheme(name, value, "redis", "rediss", "unix") {
 		return value
 	}
-	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
-		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
-		p.faults = append(p.faults, errors.New("--"+name+": "+want))
-	} else if hasQuery(value, "skip_verify") {
+	if hasQuery(value, "skip_verify") {
 		p.faults = append(p.faults, errors.New("--"+name+": skip_verify is a setting of its own, --redis-skip-verify"))
+	} else if _, err := redisurl.Parse(value); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--%s: %w", name, err))
 	}
 	return value
 }

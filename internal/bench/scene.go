@@ -12,11 +12,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/cdc"
 	"posthaste/internal/app"
 	"posthaste/internal/pause"
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -96,15 +98,35 @@ func (s *scene) remove(ctx context.Context) error {
 
 // removeKeys removes the stream, its gate, and whatever else relay and consumer keep under its name.
 func (s *scene) removeKeys(ctx context.Context) error {
-	var keys []string
-	all := s.redis.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
-	for all.Next(ctx) {
-		keys = append(keys, all.Val())
-	}
-	if err := all.Err(); err != nil || len(keys) == 0 {
+	nodes, err := redisurl.Primaries(ctx, s.redis)
+	if err != nil {
 		return err
 	}
-	return s.redis.Unlink(ctx, keys...).Err()
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		var keys []string
+		all := n.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
+		for all.Next(ctx) {
+			keys = append(keys, all.Val())
+		}
+		if err := all.Err(); err != nil {
+			return err
+		}
+		return unlink(ctx, s.redis, keys)
+	})
+}
+
+// unlink removes keys, of whichever slots they are.
+func unlink(ctx context.Context, client redis.UniversalClient, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			p.Unlink(ctx, key)
+		}
+		return nil
+	})
+	return err
 }
 
 // stream is where the scene's events go if they go to one.

@@ -65,7 +65,7 @@ type replaying struct {
 	since, until func(now time.Time) time.Time
 
 	pool   *pgxpool.Pool
-	client *redis.Client
+	client redis.UniversalClient
 	replay *sink.Replay
 	// streams are those the relay publishes to.
 	streams []string
@@ -161,7 +161,7 @@ func (r *replaying) open(ctx context.Context) error {
 	if err := r.history(ctx); err != nil {
 		return err
 	}
-	if r.client, err = config.RedisClient(); err != nil {
+	if r.client, err = config.RedisClient(ctx); err != nil {
 		return err
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{

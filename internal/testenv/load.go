@@ -214,7 +214,7 @@ func (l *Load) Committed() int {
 // Oracle compares what was committed with what is in the streams.
 type Oracle struct {
 	DB     *Database
-	Redis  *redis.Client
+	Redis  redis.UniversalClient
 	Prefix string
 	// Flushed allows events to be missing from the streams that history says were delivered: Redis was emptied.
 	Flushed bool
@@ -252,10 +252,7 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 		stream := o.Prefix + typ
 		from := "-"
 		for {
-			page, err := o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
-			if err != nil {
-				tb.Fatalf("read %s: %v", stream, err)
-			}
+			page := o.page(tb, stream, from)
 			for _, m := range page {
 				get := func(k string) string { s, _ := m.Values[k].(string); return s }
 				out = append(out, Entry{
@@ -271,6 +268,30 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 		}
 	}
 	return out
+}
+
+// page reads entries of a stream. A cluster's client may have to be told that another node has it now.
+func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage) {
+	tb.Helper()
+	read := func() (err error) {
+		page, err = o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
+		return err
+	}
+	many, cluster := o.Redis.(*redis.ClusterClient)
+	if !cluster {
+		if err := read(); err != nil {
+			tb.Fatalf("read %s: %v", stream, err)
+		}
+		return page
+	}
+	Eventually(tb, 30*time.Second, func() error {
+		err := read()
+		if err != nil {
+			many.ReloadState(tb.Context())
+		}
+		return err
+	})
+	return page
 }
 
 // WaitEmpty waits until nothing in the outbox is owed. It gives up when that has not become less within so long: how
