@@ -22,12 +22,14 @@ local function take(key, us)
   ours[key] = us
 end
 local id, names
+local known = b[1] and b[1] ~= SHARED
 if b[1] ~= SHARED then
   if b[1] and b[1] ~= source and not force then return {name == '' and 'FOREIGN' or 'UNSHARED', b[1]} end
-  if b[1] then take(base, b[1] == source) end
+  if b[1] or name == '' then take(base, b[1] == source) end
 else
   id, names = register_of(base)
   if redis.call('HGET', own, 'reg') == id then take(own, true) end
+  known = #from > 0
   for other, theirs in pairs(names) do
     if theirs ~= source and (name == '' or other == name) then
       if not force then return name == '' and {'SHARED', other} or {'NAMED', theirs} end
@@ -57,7 +59,7 @@ for _, key in ipairs(from) do
     if g[3] and (not last or forgot(last, 1, g[3])) then last = g[3] end
   end
 end
-if intact and (gone or #from == 0) then return {'GAP'} end
+if intact and (gone or not known) then return {'GAP'} end
 
 local doubt, drop, seen = {}, {}, {}
 local function doubtful(f)
