@@ -112,15 +112,17 @@ func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 }
 
 // forgot tells whether the stream lacks what its gate has let through.
-func (r *redis) forgot(name string) bool { return r.lacks(name, r.gates[name]) }
+func (r *redis) forgot(name string) bool {
+	g := r.gates[name]
+	return g != nil && g.gone || r.lacks(name, g)
+}
 
+// lacks is forgot but for what was told.
 func (r *redis) lacks(name string, g *gate) bool {
 	s := r.streams[name]
 	switch {
 	case g == nil:
 		return false
-	case g.gone:
-		return true
 	case s == nil:
 		return g.n > 0 || g.last > 0
 	}
@@ -146,6 +148,8 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 		return 0, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
 	case g.owner == o:
 		return g.n, nil
+	case g.gone && g.owner.Epoch+1 == o.Epoch:
+		return 0, outbox.ErrGap
 	case g.owner.Epoch >= o.Epoch:
 		return 0, &outbox.FencedError{Stream: name, Epoch: g.owner.Epoch}
 	}
@@ -176,7 +180,7 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 
 // tell notes in a gate that somebody else has seen that the stream lacks what it has let through.
 func (r *redis) tell(name string, g *gate) {
-	if g == nil || g.gone || !r.lacks(name, g) {
+	if !r.lacks(name, g) {
 		return
 	}
 	g.gone, g.since, g.n, g.last = true, 0, 0, 0
@@ -190,7 +194,7 @@ func (r *redis) tell(name string, g *gate) {
 // does, if the stream is empty and it or we have lost something.
 func (r *redis) neighbour(name string) {
 	g := r.neighbours[name]
-	if g == nil || r.lacks(name, g) || r.streams[name] == nil && r.forgot(name) {
+	if g == nil || g.gone || r.lacks(name, g) || r.streams[name] == nil && r.lacks(name, r.gates[name]) {
 		g = &gate{}
 		r.neighbours[name] = g
 		r.tell(name, r.gates[name])

@@ -93,15 +93,15 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 func (s memSink) Missed(int) {}
 
 func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (n int64, err error) {
+	n, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (int64, error) {
 		if intact && (r.gates[stream] == nil || r.forgot(stream)) {
 			return 0, outbox.ErrGap
 		}
-		if n, err = r.adopt(stream, o); err == nil {
-			s.i.let[stream] = n
-		}
-		return n, err
+		return r.adopt(stream, o)
 	})
+	if err == nil { // who is not answered learns nothing
+		s.i.w.do(func() { s.i.let[stream] = n })
+	}
 	return err
 }
 

@@ -242,6 +242,7 @@ func TestALossIsToldToAllWhoShare(t *testing.T) {
 				if !st.Gate || !st.Forgot || strings.TrimPrefix(st.Last, "0-0") != lost || st.Epoch != 0 {
 					t.Errorf("looked at: %+v", st)
 				}
+				wantGap(t, f.sink.Adopt(t.Context(), stream, o, false)) // it is a call that arrives late
 				wantGap(t, f.sink.Adopt(t.Context(), stream, f.owner(2), true))
 				wantFenced(t, f.sink.Adopt(t.Context(), stream, f.owner(0), true), 0) // somebody's who was replaced
 				f.publish(f.lane(f.adopted(2)), events[map[*fixture]int{a: 0, b: 1}[f]])

@@ -49,6 +49,8 @@ for _, key in ipairs(from) do
       return {'OK', tonumber(g[2] or '0')}
     end
     if theirs >= mine then return {'FENCED', e} end
+    -- Whoever had it when it was told of the loss has not noticed: this is a call that arrives late.
+    if g[4] and theirs + 1 == mine then return {'GAP'} end
   end
   local let = tonumber(g[2] or '0')
   lost[key] = g[4] or forgot(last_id, let, g[3])

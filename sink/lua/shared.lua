@@ -10,7 +10,8 @@
 --   drop:<source> when that database said that the stream is to be deleted, in ms
 --
 -- A gate of a shared stream has, if somebody else has seen that the stream lacks what it has let through:
---   gone     the last id that the stream gave then, '' without one. Its owner has to adopt it again before anything else
+--   gone     the last id that the stream gave then, '' without one. The owner is the one before, without a nonce: who had the
+--            gate has to adopt it again, with a higher epoch, before anything else
 
 local SHARED = 'shared'
 
