@@ -85,7 +85,7 @@ func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
 		neighbours: map[string]*gate{},
-		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
+		poisonous:  func(e *outbox.Event) bool { return e.Type == "poison" },
 	}
 }
 

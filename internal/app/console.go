@@ -64,6 +64,6 @@ func (c Config) DoctorOptions() ops.DoctorOptions {
 		PostgresURL: c.PostgresURL, Redis: c.redisOrNil(c.RedisURL), Schema: c.Schema, RelayName: c.RelayName,
 		Slot: c.Slot, Publication: Publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		Restore: c.Restore, Guard: c.redisOrNil(c.GuardRedisURL),
+		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: c.redisOrNil(c.GuardRedisURL),
 	}
 }
