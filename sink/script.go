@@ -186,7 +186,9 @@ func verdict(stream string, reply []any) error {
 			return fmt.Errorf("the gate's epoch: %w", err)
 		}
 		return &outbox.FencedError{Stream: stream, Epoch: epoch}
-	case "FOREIGN", "UNSHARED", "SHARED", "NAMED", "FORM":
+	case "FORM":
+		return fmt.Errorf("stream %q was adopted by this relay with another --shared-streams: %w", stream, outbox.ErrGap)
+	case "FOREIGN", "UNSHARED", "SHARED", "NAMED":
 		return foreign(stream, word, text(reply, 1))
 	}
 	return fmt.Errorf("unknown reply from the gate: %q", strings.ToValidUTF8(word, "?"))

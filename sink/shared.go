@@ -57,9 +57,6 @@ func foreign(stream, word, who string) error {
 	case "NAMED":
 		e.Reason = fmt.Sprintf("is shared with another database of the same name (source %s): each needs a "+
 			"--relay-name of its own; if this one has taken the place of that one, run: posthaste adopt", who)
-	case "FORM":
-		e.Reason = "is published to by a relay of this database that has another --shared-streams: give all of them " +
-			"the same"
 	}
 	return e
 }
