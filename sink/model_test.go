@@ -80,8 +80,8 @@ type world struct {
 	parts   map[int]*open
 	claim   int64
 	table   []*row
-	// alone and shared are the sink in both forms, of which every adoption takes one; other is that of another database,
-	// which joined has published to the stream.
+	// alone and shared are the sink in both forms, of which every adoption takes one; other is that of another
+	// database, which, if joined, has published to the stream.
 	alone, shared, other *sink.Sink
 	otherEpoch           int64
 	joined               bool

@@ -187,7 +187,8 @@ func verdict(stream string, reply []any) error {
 		}
 		return &outbox.FencedError{Stream: stream, Epoch: epoch}
 	case "FORM":
-		return fmt.Errorf("stream %q was adopted by this relay with another --shared-streams: %w", stream, outbox.ErrGap)
+		return fmt.Errorf("stream %q was adopted by this relay with another --shared-streams: %w", stream,
+			outbox.ErrGap)
 	case "FOREIGN", "UNSHARED", "SHARED", "NAMED":
 		return foreign(stream, word, text(reply, 1))
 	}

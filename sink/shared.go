@@ -115,7 +115,9 @@ func Leave(ctx context.Context, client redis.UniversalClient, stream, name strin
 
 // Sharing lists, by stream, the names of the databases that share it, and their sources. Streams that are not shared
 // are left out.
-func Sharing(ctx context.Context, client redis.UniversalClient, streams []string) (map[string]map[string]string, error) {
+func Sharing(
+	ctx context.Context, client redis.UniversalClient, streams []string,
+) (map[string]map[string]string, error) {
 	pipe := client.Pipeline()
 	sources := make([]*redis.StringCmd, len(streams))
 	for i, stream := range streams {

@@ -394,7 +394,9 @@ func TestAReplayIntoASharedStream(t *testing.T) {
 		return r.Publish(ctx, stream, []sink.ReplayEntry{{Place: "1", Event: events[1]}})
 	}
 	a.must(replay(a.source, false))
-	for source, text := range map[uuid.UUID]string{b.source: "other databases share it", a.source: "a relay publishes to it"} {
+	for source, text := range map[uuid.UUID]string{
+		b.source: "other databases share it", a.source: "a relay publishes to it",
+	} {
 		if err := replay(source, source == a.source); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("got %v, want %q", err, text)
 		}

@@ -82,9 +82,9 @@ func New(o Options) *Sink {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sink{
-		client: o.Client, server: o.Server, source: o.Source, shared: o.Shared, pubsub: o.PubSub, channel: o.ChannelPrefix,
-		durable: o.Durability, maxLen: o.MaxLen,
-		force: o.TrimForce, m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
+		client: o.Client, server: o.Server, source: o.Source, shared: o.Shared, pubsub: o.PubSub,
+		channel: o.ChannelPrefix, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
+		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)
 	return s

@@ -114,8 +114,8 @@ func (c streamsLeaveCmd) Run(ctx context.Context, e *env) error {
 		if len(left) == 0 {
 			return fmt.Errorf("%q shares none of this database's streams", c.Source)
 		}
-		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Take %s out of those who share %s? Its entries stay. A relay of "+
-			"it that still runs compares them with its database, and shares them again.", c.Source,
+		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Take %s out of those who share %s? Its entries stay. A "+
+			"relay of it that still runs compares them with its database, and shares them again.", c.Source,
 			strings.Join(left, ", "))); err != nil {
 			return err
 		}
