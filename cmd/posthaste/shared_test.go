@@ -328,7 +328,8 @@ func TestASharedStreamIsDropped(t *testing.T) {
 	drop(all[1], "is gone")
 	for i, w := range all {
 		testenv.Eventually(t, 30*time.Second, func() error {
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL"); n == 0 {
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL")
+			if n == 0 {
 				return fmt.Errorf("relay %d has not noticed", i)
 			}
 			return nil

@@ -103,7 +103,7 @@ func (p *Relay) build(ctx context.Context) error {
 func (p *Relay) names() {
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "outbox_relay_info",
-		Help: "Always 1; the labels are the source field of the database's entries, and whether its streams are shared.",
+		Help: "Always 1; the labels are the source field of the database's entries, and whether it shares its streams.",
 	}, []string{"source", "shared"})
 	info.WithLabelValues(p.config.EntrySource(), strconv.FormatBool(p.config.SharedStreams)).Set(1)
 	p.registry.MustRegister(info)

@@ -138,8 +138,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_relay_info",
-			"it does not rise; its labels name the database, where one Prometheus sees the relays of several. Join it " +
-				"by `job` and `instance`.",
+			"it does not rise; its labels name the database, where one Prometheus sees the relays of several. Join " +
+				"it by `job` and `instance`.",
 			"sum by (source) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)",
 		},
 		{
