@@ -140,10 +140,10 @@ type Sink interface {
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
-	// Look tells what is there of the streams.
-	Look(ctx context.Context, streams []string) ([]StreamState, error)
+	// Look tells what is there of the streams, and of the gates of a source.
+	Look(ctx context.Context, source uuid.UUID, streams []string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
-	// there.
+	// there, nor those of others who share it.
 	Tail(ctx context.Context, stream, after string) ([]Entry, error)
 	// Missed counts streams that were found to be gone like ErrGap.
 	Missed(streams int)
@@ -212,14 +212,20 @@ func (e *FencedError) Error() string {
 // Permanent reports that repeating the call cannot help.
 func (*FencedError) Permanent() bool { return true }
 
-// ForeignError means that the stream was last written by another database.
+// ForeignError means that the stream is another database's, or that of several and not to be published to like this.
 type ForeignError struct {
 	Stream string
 	// Source is the other database's identity.
 	Source string
+	// Reason says what is in the way, and what to do; "" if the stream was last written by another database, and is
+	// not shared.
+	Reason string
 }
 
 func (e *ForeignError) Error() string {
+	if e.Reason != "" {
+		return fmt.Sprintf("stream %q %s", e.Stream, e.Reason)
+	}
 	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken "+
 		"over, run: posthaste adopt",
 		e.Stream, e.Source)

@@ -103,6 +103,35 @@ var scenarios = map[string]scenario{
 			})
 		}
 	}},
+	// Another database shares the streams, and is the first to publish after a loss, or not.
+	"shared": {standby: true, story: func(w *world) {
+		beside := func(times int) {
+			for range times {
+				elapse(170 * time.Millisecond)
+				w.do(func() { w.rd.neighbour("outbox.order"); w.rd.neighbour("outbox.user") })
+			}
+		}
+		both := func(f func(name string)) { f("outbox.order"); f("outbox.user") }
+		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll} {
+			w.do(func() { w.pg.state.Desired = m })
+			beside(6)
+			w.do(func() { both(w.rd.drop); both(w.rd.neighbour) }) // it is first
+			beside(3)
+			w.do(func() { both(w.rd.drop) }) // we may be
+			elapse(700 * time.Millisecond)
+			beside(2)
+			var old *redis
+			w.do(func() { old = w.rd.copy() })
+			beside(4)
+			w.do(func() { w.rd.back(old); both(w.rd.neighbour) })
+			beside(3)
+			w.do(func() { w.rd.flush(); both(w.rd.neighbour) })
+			beside(3)
+			w.do(func() { delete(w.rd.gates, "outbox.order"); delete(w.rd.neighbours, "outbox.user") })
+			beside(3)
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+	}},
 	"slot": {story: func(w *world) {
 		elapse(1500 * time.Millisecond)
 		w.do(w.dropSlot)

@@ -78,7 +78,7 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 // known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
 // adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
 func (g *gates) known(ctx context.Context, stream string) (gated bool, err error) {
-	states, err := g.sink.Look(ctx, []string{stream})
+	states, err := g.sink.Look(ctx, g.owner.Source, []string{stream})
 	if err != nil {
 		return false, fmt.Errorf("look at stream %q: %w", stream, err)
 	}

@@ -92,7 +92,9 @@ func (w *world) weigh() {
 	in, dead := map[uuid.UUID]int{}, map[uuid.UUID]int{}
 	for _, s := range w.rd.streams {
 		for _, e := range s.entries {
-			in[e.ID]++
+			if !e.foreign {
+				in[e.ID]++
+			}
 		}
 	}
 	for _, d := range w.pg.dead {

@@ -243,7 +243,7 @@ type memorySink struct {
 	err     error
 }
 
-func (m *memorySink) Look(_ context.Context, streams []string) ([]outbox.StreamState, error) {
+func (m *memorySink) Look(_ context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	return make([]outbox.StreamState, len(streams)), nil
 }
 

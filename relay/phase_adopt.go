@@ -181,7 +181,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err
 	if f.server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
 		return f, err
 	}
-	states, err := l.sink.Look(actx, streams)
+	states, err := l.sink.Look(actx, st.Owner.Source, streams)
 	if err != nil {
 		return f, err
 	}

@@ -39,7 +39,7 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
-func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
 		out := make([]outbox.StreamState, len(streams))
 		for n, name := range streams {
@@ -51,10 +51,7 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
 				st.Source, st.Epoch, st.Nonce = g.owner.Source.String(), g.owner.Epoch, g.owner.Nonce.String()
 			}
-			if s := r.streams[name]; s != nil {
-				st.Last = entryID(s.last)
-				st.Behind = len(s.entries) > 0 && (r.gates[name] == nil || r.gates[name].last < s.last)
-			}
+			st.Last, st.Behind = r.last(name)
 			out[n] = st
 		}
 		return out, nil
@@ -68,7 +65,7 @@ func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry
 		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
-				if outbox.CompareIDs(entryID(e.id), after) > 0 {
+				if !e.foreign && outbox.CompareIDs(entryID(e.id), after) > 0 {
 					tail = append(tail, outbox.NewEntry(e.ID, entryID(e.id)))
 				}
 			}
@@ -102,15 +99,15 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 func (s memSink) Missed(int) {}
 
 func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (n int64, err error) {
+	n, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (int64, error) {
 		if intact && (r.gates[stream] == nil || r.forgot(stream)) {
 			return 0, outbox.ErrGap
 		}
-		if n, err = r.adopt(stream, o); err == nil {
-			s.i.let[stream] = n
-		}
-		return n, err
+		return r.adopt(stream, o)
 	})
+	if err == nil { // who is not answered learns nothing
+		s.i.w.do(func() { s.i.let[stream] = n })
+	}
 	return err
 }
 

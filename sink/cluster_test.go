@@ -137,7 +137,7 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	if second := f.bind(); second == first || second == "" {
 		t.Errorf("the cluster is %q, and was %q before", second, first)
 	}
-	states, err := f.sink.Look(t.Context(), f.streams)
+	states, err := f.sink.Look(t.Context(), f.source, f.streams)
 	if err != nil || !states[0].Gate {
 		t.Errorf("looked at %+v, %v", states, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
@@ -424,10 +425,10 @@ func (s *Sink) stays(ctx context.Context) error {
 }
 
 // Look implements outbox.Sink.
-func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: []any{2, stream, gateKey(stream)}}
+		calls[i] = streamCall{stream: stream, args: append(s.keys(stream, source), source.String(), s.name())}
 	}
 	cmds := runAll(ctx, s.client, lookScript, calls)
 	out := make([]outbox.StreamState, len(streams))
@@ -447,6 +448,11 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 		epoch, rest, _ := strings.Cut(text(reply, 7), "|")
 		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
 		out[i].Nonce, _, _ = strings.Cut(rest, "|")
+		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {
+			if out[i].Behind, err = s.behind(ctx, stream, out[i].Last); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return out, nil
 }

@@ -109,6 +109,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 		row("also", "%s", also)
 	}
 	row("relay", "%s", name)
+	if v.EntrySource != "" {
+		row("source", "%s", v.EntrySource)
+	}
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
 	row("backlog", "%s", strings.Join(some(humanize.Comma(v.Backlog.Rows)+" events",

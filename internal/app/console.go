@@ -78,6 +78,6 @@ func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 		PostgresURL: c.PostgresURL, Redis: client, Schema: c.Schema, RelayName: c.RelayName,
 		Slot: c.Slot, Publication: Publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		Restore: c.Restore, Guard: guard,
+		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: guard,
 	}, nil
 }

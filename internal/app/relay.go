@@ -5,8 +5,10 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
@@ -65,10 +67,11 @@ func (p *Relay) build(ctx context.Context) error {
 	client, server := sink.NewBoundClient(options)
 	p.client = client
 	p.sink = sink.New(sink.Options{
-		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub,
+		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
+	p.names()
 	if err := p.buildCredits(ctx); err != nil {
 		return err
 	}
@@ -96,6 +99,16 @@ func (p *Relay) build(ctx context.Context) error {
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 	})
 	return p.listen(ctx, "relay", p.relay, admin.RelayReady(p.relay))
+}
+
+// names says which database this is: one Prometheus may see the relays of several.
+func (p *Relay) names() {
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "outbox_relay_info",
+		Help: "Always 1; the labels are the source field of the database's entries, and whether it shares its streams.",
+	}, []string{"source", "shared"})
+	info.WithLabelValues(p.config.EntrySource(), strconv.FormatBool(p.config.SharedStreams)).Set(1)
+	p.registry.MustRegister(info)
 }
 
 // buildCredits builds what the relay does for credits beside relaying.

@@ -57,6 +57,7 @@ type Settings struct {
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
+	SharedStreams   string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." env:"POSTHASTE_SHARED_STREAMS" default:"off"`
 	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
 	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
@@ -120,7 +121,9 @@ type Config struct {
 	RelayName    string
 	Slot         string
 	StreamPrefix string
-	PubSub       bool
+	// SharedStreams lets other databases publish to the same streams.
+	SharedStreams bool
+	PubSub        bool
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
@@ -261,6 +264,7 @@ func (s Settings) Parse() (Config, error) {
 		Schema:        p.match("schema", s.Schema, schemaPattern),
 		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
 		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		SharedStreams: p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
 		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
 		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
 		History:       p.duration("history", s.History, 0),
@@ -444,6 +448,9 @@ func (p *parser) redis(name, value string) string {
 	}
 	return value
 }
+
+// EntrySource is the source field of this database's entries. Where streams are shared it is the database's name.
+func (c Config) EntrySource() string { return outbox.EntrySource(c.RelayName) }
 
 // Logger returns a logger that writes to standard error; standard output is for what a command answers.
 func (c Config) Logger() *slog.Logger { return c.LoggerTo(os.Stderr) }

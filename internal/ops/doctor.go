@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
@@ -49,6 +50,8 @@ type DoctorOptions struct {
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
+	// SharedStreams tells whether other databases may publish to the same streams.
+	SharedStreams bool
 	// Restore is how far back the relay restores what Redis loses; 0: not at all.
 	Restore time.Duration
 	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
@@ -121,8 +124,9 @@ type doctor struct {
 	config   DoctorOptions
 	desired  outbox.Mode
 	findings []Finding
-	// names are the streams that Postgres knows of; nil without it.
-	names []string
+	// names are the streams that Postgres knows of, and source its identity; nil without it.
+	names  []string
+	source uuid.UUID
 }
 
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
@@ -214,7 +218,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
 	}
 	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
-		d.desired = st.Desired
+		d.desired, d.source = st.Desired, st.Owner.Source
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
 	if !d.config.WriterOnly {
@@ -406,6 +410,9 @@ func (d *doctor) redis(ctx context.Context) {
 	}
 	d.cluster(nodes)
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
+	if !d.config.WriterOnly {
+		d.sharing(ctx, client)
+	}
 }
 
 // cluster tells what a cluster consists of.

@@ -165,7 +165,7 @@ func (r *replaying) open(ctx context.Context) error {
 		return err
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
-		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName,
+		Client: r.client, Name: r.name(st.Owner.Source), Source: config.EntrySource(),
 		Database: st.Owner.Source,
 		Side:     r.options.To != "",
 	})
