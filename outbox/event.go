@@ -58,9 +58,6 @@ func (e *Event) TraceParent() string {
 	return h.TraceParent
 }
 
-// StreamName returns the stream of an aggregate type.
-func StreamName(prefix, aggregateType string) string { return prefix + aggregateType }
-
 // LSN is a position in the write-ahead log.
 type LSN uint64
 

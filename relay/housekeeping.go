@@ -83,8 +83,9 @@ func (h *housekeeper) countDead(ctx context.Context) {
 
 // keepStreams trims every known stream and refreshes the sink's gauges.
 func (h *housekeeper) keepStreams(ctx context.Context) {
-	streams, err := h.store.Streams(ctx)
+	list, err := h.store.Streams(ctx)
 	if err == nil {
+		streams := outbox.StreamNames(list)
 		for _, s := range streams {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
 			err = h.sink.Trim(actx, s)

@@ -221,7 +221,7 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 		if err == nil {
 			return nil
 		}
-		if finished(err) {
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) {
 			p.outcome(err)
 			return err
 		}
@@ -245,7 +245,7 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 			}
 			continue
 		}
-		name := outbox.StreamName(p.prefix, r.AggregateType)
+		name := outbox.StreamName(p.prefix, r.AggregateType, r.AggregateID, p.gates.shards)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}

@@ -87,7 +87,8 @@ func (p *Relay) build(ctx context.Context) error {
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
-		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes,
+		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Shards: c.StreamsPerType,
+		Window: c.Window, WindowBytes: c.WindowBytes,
 		WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore, DrainTimeout: c.DrainTimeout,
 		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
