@@ -37,10 +37,13 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if err := l.sweeps.refresh(ctx); err != nil {
 		return onOver, err
 	}
-	switch {
-	case l.changesLayout():
+	if l.changesLayout() {
 		return onWantLayout, nil
-	case alone:
+	}
+	if !l.refused { // it may be that only the answer of a change was lost
+		l.health.clear(conditionLayout)
+	}
+	if alone {
 		return onWantStream, nil
 	}
 	return onWantPoll, nil

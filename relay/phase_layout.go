@@ -38,7 +38,6 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 		return onOver, err
 	}
 	l.log.Info("the streams per type are to be changed", "from", max(l.gates.shards, 1), "to", l.shards)
-	l.told = time.Time{}
 	if err := l.settleAll(ctx); err != nil {
 		return l.over(err)
 	}
@@ -58,6 +57,7 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 // anybody has published is settled. What that pass has seen becomes the mark of every part.
 func (l *leadership) settleAll(ctx context.Context) error {
 	l.health.clear(conditionLayout)
+	l.told = time.Now() // it takes a moment, as any adoption does
 	known := l.gates.streams()
 	_, xid, err := l.store.Horizon(ctx)
 	if err != nil {
@@ -105,6 +105,7 @@ func (l *leadership) settleAll(ctx context.Context) error {
 // awaitReaders waits until nobody has anything before him in any stream.
 func (l *leadership) awaitReaders(ctx context.Context) error {
 	l.health.clear(conditionLayout) // it may be there as the milder one
+	l.told = time.Time{}
 	var gate time.Time
 	for ctx.Err() == nil {
 		l.working()
@@ -161,8 +162,8 @@ func unreadText(list []outbox.Unread) string {
 	return text
 }
 
-// layoutWaits says what a change waits for: in readiness, in the state, which posthaste status reads, and in the log.
-// paused: nothing is published meanwhile.
+// layoutWaits says what a change waits for, in readiness and in the log. paused: nothing is published meanwhile, which
+// is also said in the state, where posthaste status reads it.
 func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) {
 	text := fmt.Sprintf("the streams per type change from %d to %d: %s", max(l.gates.shards, 1), l.shards, what)
 	say := l.health.degrade
@@ -177,5 +178,7 @@ func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) 
 	}
 	l.told = time.Now()
 	l.log.Warn("the streams per type wait to be changed", "why", what, "paused", paused)
-	_, _ = l.store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, conditionLayout+": "+text)
+	if paused {
+		_, _ = l.store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, conditionLayout+": "+text)
+	}
 }

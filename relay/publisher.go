@@ -287,7 +287,7 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 	f.entries.Raise(name, receipt.Last)
 	f.published += len(sent)
 	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
-	p.published(outbox.ModeCDC, name, sent)
+	p.published(outbox.ModeCDC, name, p.gates.shards, sent)
 	return nil
 }
 

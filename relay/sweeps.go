@@ -50,7 +50,7 @@ func (s *sweeps) scope(g *gates) outbox.Scope {
 	return outbox.Scope{
 		Owner: g.owner, Shards: g.shards, Ensure: g.ensure, Claimed: s.refresh, BlockKey: s.blocks != nil, Blocked: s.blocks.blocker,
 		Published: func(stream string, events []*outbox.Event, suppressed int) {
-			s.published(outbox.ModePoll, stream, events)
+			s.published(outbox.ModePoll, stream, g.shards, events)
 		},
 		Parked: func(e *outbox.Event, err error) {
 			s.blocks.add(e)

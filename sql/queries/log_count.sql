@@ -1,4 +1,5 @@
--- What the log has of a range of marks ($1, $2), by stream; $3 is the only part, or -1. Between two marks it goes by transactions, as
+-- What the log has of a range of marks ($1, $2), by stream; $3 is the only part, or -1. $7: of all streams of the type
+-- that $6 names. Between two marks it goes by transactions, as
 -- log_list does; in a table that was restored from another server, all of a part is looked at. The times are those of the first
 -- marks that can hold the first and the last number. A row's stream is that of the layout it was published under.
 SELECT c.stream, c.events,
@@ -44,7 +45,7 @@ FROM (
       AND ((o.seq <= k.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, k.settled)) OR (o.seq <= k.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, k.pass)))
       AND ((o.seq <= b.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, b.settled)) OR (o.seq <= b.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass))) IS NOT TRUE
       AND ($4::text IS NULL OR o.aggregate_id = $4) AND ($5 = '' OR o.event_type::text = $5)
-      AND ($6 = '' OR s.stream = $6)
+      AND ($6 = '' OR s.stream = $6 OR $7::boolean AND (SELECT prefix FROM relay_state) || o.aggregate_type = $6)
       AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq)
     GROUP BY s.stream
 ) c
