@@ -14,8 +14,13 @@ func TestStreamNames(t *testing.T) {
 		shards    int
 		want      string
 	}{
-		{"a", 0, "outbox.order"}, {"a", 1, "outbox.order"}, {"a", 16, "outbox.order.1"}, {"", 16, "outbox.order.13"},
-		{"", 8, "outbox.order.5"}, {"", 4, "outbox.order.1"}, {"", 2, "outbox.order.1"},
+		{"a", 0, "outbox.order"},
+		{"a", 1, "outbox.order"},
+		{"a", 16, "outbox.order.1"},
+		{"", 16, "outbox.order.13"},
+		{"", 8, "outbox.order.5"},
+		{"", 4, "outbox.order.1"},
+		{"", 2, "outbox.order.1"},
 	} {
 		got := outbox.StreamName("outbox.", "order", c.aggregate, c.shards)
 		if got != c.want {

@@ -102,7 +102,8 @@ func (l *leadership) settleAll(ctx context.Context) error {
 	return l.store.SettleAll(ctx, l.gates.owner, pass)
 }
 
-// awaitReaders waits until nobody has anything before him in any stream.
+// awaitReaders waits until nobody has anything before him in any stream. A sink that has just forgotten a stream has
+// nothing in it, and somebody may not have read what will be restored: so the gates are asked last.
 func (l *leadership) awaitReaders(ctx context.Context) error {
 	l.health.clear(conditionLayout) // it may be there as the milder one
 	l.told = time.Time{}
@@ -138,7 +139,11 @@ func (l *leadership) unread(ctx context.Context) ([]outbox.Unread, error) {
 	}
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	return l.sink.Unread(actx, outbox.StreamNames(streams))
+	list, err := l.sink.Unread(actx, outbox.StreamNames(streams))
+	if err == nil && len(list) == 0 {
+		err = l.sink.Check(actx, l.gates.owner, l.gates.streams())
+	}
+	return list, err
 }
 
 // unreadText names who is waited for: the one that nobody reads for the longest time, because that may be for ever.

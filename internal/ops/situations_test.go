@@ -52,7 +52,7 @@ func group(g sink.Group) func(s *Snapshot) {
 func situations() map[string]situation {
 	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
 	return map[string]situation{
-		"all well":      {func(*Snapshot) {}, OK, fine, "", streamed},
+		"all well": {func(*Snapshot) {}, OK, fine, "", streamed},
 		"streams change": {
 			func(s *Snapshot) {
 				s.Postgres.Mode = outbox.ModeStandby
