@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -104,12 +103,15 @@ func TestUnreadText(t *testing.T) {
 		want string
 	}{
 		{[]outbox.Unread{{Stream: "s"}}, `stream "s" is new; consumers find it within seconds`},
-		{[]outbox.Unread{{Stream: "s"}, {Stream: "s", Group: "g", Entries: 3}}, `group "g" of stream "s" has 3 entries ` +
-			`before it; and 1 more`},
 		{
-			[]outbox.Unread{{Stream: "s", Group: "g", Entries: 3}, {Stream: "t", Group: "h", Entries: 7, Idle: time.Hour}},
-			fmt.Sprintf(`group "h" of stream "t" has 7 entries before it, and nobody has read for it for %v; and 1 more`,
-				time.Hour),
+			[]outbox.Unread{{Stream: "s"}, {Stream: "s", Group: "g", Entries: 3}},
+			`group "g" of stream "s" has 3 entries before it; and 1 more`,
+		},
+		{
+			[]outbox.Unread{
+				{Stream: "s", Group: "g", Entries: 3}, {Stream: "t", Group: "h", Entries: 7, Idle: time.Hour},
+			},
+			`group "h" of stream "t" has 7 entries before it, and nobody has read for it for 1h0m0s; and 1 more`,
 		},
 	} {
 		if got := unreadText(c.list); got != c.want {

@@ -21,8 +21,8 @@ type Options struct {
 	Holder string
 	// Prefix is put before the aggregate type to name the stream.
 	Prefix string
-	// Shards is how many streams a type is to have: one of outbox.ShardCounts. Default 1. Whoever leads changes it, when
-	// everything published is settled and read.
+	// Shards is how many streams a type is to have: one of outbox.ShardCounts. Default 1. Whoever leads changes it,
+	// when everything published is settled and read.
 	Shards int
 	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
 	Window, WindowBytes int
@@ -134,7 +134,8 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,
 		},
-		watchdog: &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current}, unobserve: r.o.Unobserve,
+		watchdog:  &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current},
+		unobserve: r.o.Unobserve,
 		newStream: r.newStream,
 	}
 }

@@ -214,6 +214,18 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 		t.Errorf("lost: %+v", list)
 	}
 	r.waitReady(t, 200, "")
+
+	// The type is one for who replays it; and an event is followed to where it is.
+	if res := w.once("replay", "--stream=outbox.order", "--since=1h", "--rate=0"); res.code != 0 ||
+		!strings.Contains(res.out+res.errOut, "replayed 720 events") {
+		t.Errorf("replay: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+	for _, stream := range []string{"outbox.order", "outbox.order.0"} {
+		id := testenv.Value[string](t, w.db, "SELECT id::text FROM outbox_history WHERE stream = $1 LIMIT 1", stream)
+		if res := w.once("trace", id); res.code != 0 || !strings.Contains(res.out, stream+" 1") {
+			t.Errorf("trace of an event of %s: exit %d: %s%s", stream, res.code, res.out, res.errOut)
+		}
+	}
 }
 
 // A group that nobody reads for holds a change up: that is said, with what to do, and nothing is published meanwhile.

@@ -56,7 +56,7 @@ func situations() map[string]situation {
 		"streams change": {
 			func(s *Snapshot) {
 				s.Postgres.Mode = outbox.ModeStandby
-				s.Postgres.Degraded = `layout: the streams per type change from 1 to 4: group "g" has 3 entries before it`
+				s.Postgres.Degraded = `layout: they change from 1 to 4: group "g" has 3 entries before it`
 				s.Relay = &relay.Health{Role: "leader", Reasons: []string{s.Postgres.Degraded}}
 				late(120, 40*time.Second)(s)
 			},
