@@ -100,6 +100,15 @@ func (s StreamState) Beyond(o Owner) bool {
 		s.Nonce != o.Nonce.String())
 }
 
+// Unread is what a consumer group has before it in a stream.
+type Unread struct {
+	// Group is "" if the stream is so young that there may be groups that have not found it.
+	Stream, Group string
+	// Entries is how many, about; Idle, since when nobody has done anything about it.
+	Entries int64
+	Idle    time.Duration
+}
+
 // Entry is an event in a stream, and its place there.
 type Entry struct {
 	ID uuid.UUID
@@ -166,6 +175,11 @@ type Sink interface {
 	Settled(ctx context.Context, o Owner, marks []Mark) error
 	// ForgetDoubt empties the doubt set of stream.
 	ForgetDoubt(ctx context.Context, o Owner, stream string) error
+	// Sharded says, for consumers that read only some types, that the type that base names has several streams.
+	Sharded(ctx context.Context, base string) error
+	// Unread lists what consumers may still have before them in the streams: groups that have not acknowledged
+	// everything, and streams so young that consumers may not have found them.
+	Unread(ctx context.Context, streams []string) ([]Unread, error)
 	// Trim shortens the stream to its configured length, never beyond what a consumer group has not acknowledged
 	// unless so configured.
 	Trim(ctx context.Context, stream string) error

@@ -86,8 +86,9 @@ func (h *housekeeper) countDead(ctx context.Context) {
 
 // keepStreams trims every known stream and refreshes the sink's gauges.
 func (h *housekeeper) keepStreams(ctx context.Context) {
-	streams, err := h.store.Streams(ctx)
+	list, err := h.store.Streams(ctx)
 	if err == nil {
+		streams := outbox.StreamNames(list)
 		first := h.next
 		for i := range streams {
 			at := (first + i) % len(streams)

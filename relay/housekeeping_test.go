@@ -31,7 +31,7 @@ func TestHousekeeping(t *testing.T) {
 	}}
 	inLeadership(t, o, func(w *world, l *leadership) {
 		for n := range maxStreamLabels + 10 {
-			w.pg.streams = append(w.pg.streams, fmt.Sprintf("outbox.t%d", n))
+			w.pg.streams = append(w.pg.streams, streamsOf(fmt.Sprintf("outbox.t%d", n))...)
 		}
 		w.event("order", "a")
 		w.event("order", "a")
@@ -79,7 +79,7 @@ func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
 	observed := 0
 	o := Options{Observe: func(context.Context, []string) error { observed++; return nil }}
 	inLeadership(t, o, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.a", "outbox.b", "outbox.c"}
+		w.pg.streams = streamsOf("outbox.a", "outbox.b", "outbox.c")
 		w.rd.away["outbox.b"] = true
 		for range 3 {
 			l.keeps(time.Second / 2)
@@ -96,7 +96,7 @@ func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
 func TestHousekeepingWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
 		w.event("order", "a")
 		l.keeps(time.Second / 2)
 		trims := w.count("Sink.Trim")

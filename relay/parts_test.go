@@ -220,7 +220,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 // A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
 func TestGatesDoNotForgetTheLateH(t *testing.T) {
 	t.Parallel()
-	g := newGates(outbox.Owner{Epoch: 3}, &memorySink{}, &memoryStore{})
+	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{})
 	failure, calls := errors.New("postgres hiccups"), 0
 	g.fresh = func(context.Context, string) error {
 		if calls++; calls == 1 {
@@ -259,7 +259,7 @@ type memoryStore struct {
 
 func (m *memoryStore) Gated(context.Context, []string) error { return nil }
 
-func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) (bool, error) {
+func (m *memoryStore) NoteStream(_ context.Context, stream, _ string, _ int64) (bool, error) {
 	m.noted = append(m.noted, stream)
 	return false, nil
 }
@@ -267,7 +267,7 @@ func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) (boo
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
 	sink, store := &memorySink{}, &memoryStore{}
-	g := newGates(outbox.Owner{Epoch: 3}, sink, store)
+	g := newGates(outbox.Owner{Epoch: 3}, 1, sink, store)
 	fresh := 0
 	g.fresh = func(context.Context, string) error {
 		if len(store.noted) != 1 || len(sink.adopted) != 1 {

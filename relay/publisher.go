@@ -246,7 +246,7 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 		if err == nil {
 			return nil
 		}
-		if finished(err) {
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) {
 			p.outcome(err)
 			return err
 		}
@@ -271,7 +271,7 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 			f.add(r)
 			continue
 		}
-		name := outbox.StreamName(p.prefix, r.AggregateType)
+		name := outbox.StreamName(p.prefix, r.AggregateType, r.AggregateID, p.gates.shards)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -325,7 +325,7 @@ func (p *publisher) done(t *task, f *flight) {
 	f.entries.Raise(t.name, t.receipt.Last)
 	f.published += len(sent)
 	f.marks = append(f.marks, outbox.Mark{Stream: t.name, Lane: p.lanes.id, Number: t.receipt.Number})
-	p.published(outbox.ModeCDC, t.name, sent)
+	p.published(outbox.ModeCDC, t.name, p.gates.shards, sent)
 }
 
 // tellSettled reports what was settled while nothing was published.

@@ -109,7 +109,7 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 		close(r.s.chunks)
 		_ = <-done
 		r.adopt()
-		if err := r.gates.adopt(r.intake, "outbox.order", false, nil); err != nil {
+		if err := r.gates.adopt(r.intake, streamsOf("outbox.order")[0], false, nil); err != nil {
 			r.t.Fatal(err)
 		}
 		r.s = r.i.relay.newStream(r.gates, nil, nil)

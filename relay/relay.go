@@ -21,6 +21,9 @@ type Options struct {
 	Holder string
 	// Prefix is put before the aggregate type to name the stream.
 	Prefix string
+	// Shards is how many streams a type is to have: one of outbox.ShardCounts. Default 1. Whoever leads changes it,
+	// when everything published is settled and read.
+	Shards int
 	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
 	Window, WindowBytes int
 	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
@@ -61,6 +64,9 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
+	if o.Shards <= 0 {
+		o.Shards = 1
+	}
 	if o.Window <= 0 {
 		o.Window = 10_000
 	}
@@ -111,7 +117,7 @@ func New(o Options) *Relay {
 	}
 	return &Relay{
 		reporter: rep, o: o, window: w, activity: act, sweeps: sw,
-		follower: &follower{reporter: rep, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
+		follower: &follower{reporter: rep, shards: o.Shards, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
 		keeper: &slotKeeper{
 			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
 			epoch: act.epoch,
@@ -122,7 +128,7 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, locks: locks,
+		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, shards: r.o.Shards, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
 		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
@@ -131,7 +137,8 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,
 		},
-		watchdog: &watchdog{reporter: r.reporter, store: r.o.Store}, unobserve: r.o.Unobserve,
+		watchdog:  &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current},
+		unobserve: r.o.Unobserve,
 		newStream: r.newStream,
 	}
 }

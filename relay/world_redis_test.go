@@ -25,6 +25,11 @@ type redis struct {
 	down      bool
 	// neighbours are the gates of another database that shares the streams.
 	neighbours map[string]*gate
+	// readers has, by stream, up to which entry a consumer group has acknowledged it; nil without one.
+	readers map[string]int64
+	// handled has what that has seen of aggregates, and of events.
+	handled map[string]int64
+	seen    map[uuid.UUID]bool
 	// poisonous tells which events are refused for their own sake.
 	poisonous func(e *outbox.Event) bool
 }
@@ -322,6 +327,13 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 		s = &stream{}
 		r.streams[p.stream] = s
 	}
+	for name, other := range r.streams {
+		for _, o := range other.entries {
+			if name != p.stream && o.ID == e.ID {
+				r.w.wrongly("event %d is published to %s, and is in %s", e.Seq, p.stream, name)
+			}
+		}
+	}
 	for _, o := range s.entries {
 		switch {
 		case o.foreign:
@@ -343,6 +355,34 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 	s.entries, s.last = append(s.entries, entry{id: r.ids, epoch: p.owner.Epoch, Event: *e}), r.ids
 	g.n, g.last = g.n+1, r.ids
 	return r.ids
+}
+
+// unread is how many entries the consumer group has before it.
+func (r *redis) unread(name string) (n int) {
+	if s := r.streams[name]; s != nil && r.readers != nil {
+		for _, e := range s.entries {
+			if e.id > r.readers[name] {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// read has the consumer group handle what it has before it in a stream. What it meets first in an aggregate is to be
+// what was committed first, whatever stream it is in.
+func (r *redis) read(name string) {
+	for _, e := range r.streams[name].entries {
+		if e.id <= r.readers[name] {
+			continue
+		}
+		r.readers[name] = e.id
+		of := e.AggregateType + " " + e.AggregateID
+		if !r.seen[e.ID] && e.Seq < r.handled[of] {
+			r.w.wrongly("event %d of %s is read from %s behind %d", e.Seq, of, name, r.handled[of])
+		}
+		r.seen[e.ID], r.handled[of] = true, max(r.handled[of], e.Seq)
+	}
 }
 
 // confirm is the barrier: confirm.lua.

@@ -154,6 +154,22 @@ func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string)
 	return err
 }
 
+func (s memSink) Sharded(ctx context.Context, _ string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Sharded", func(*redis) (nothing, error) { return nothing{}, nil })
+	return err
+}
+
+func (s memSink) Unread(ctx context.Context, streams []string) ([]outbox.Unread, error) {
+	return sinkCall(ctx, s.i, "Sink.Unread", func(r *redis) (list []outbox.Unread, _ error) {
+		for _, name := range streams {
+			if n := r.unread(name); n > 0 {
+				list = append(list, outbox.Unread{Stream: name, Group: "group", Entries: int64(n)})
+			}
+		}
+		return list, nil
+	})
+}
+
 func (s memSink) Trim(ctx context.Context, stream string) error {
 	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(r *redis) (nothing, error) {
 		if r.away[stream] {

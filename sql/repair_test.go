@@ -160,7 +160,7 @@ func TestRepairs(t *testing.T) {
 	if _, known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || known {
 		t.Errorf("dropped: %v, %v, want that nobody knows it", known, err)
 	}
-	_, err := s.NoteStream(ctx, "outbox.order", 1)
+	_, err := s.NoteStream(ctx, "outbox.order", "outbox.order", owner(t, s).Epoch)
 	must(t, err)
 	if source, known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || !known ||
 		source != owner(t, s).Source {
@@ -178,7 +178,7 @@ func TestRepairAfterAFailover(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	succeed(t, s)
-	_, err := s.NoteStream(ctx, "test.order", 1)
+	_, err := s.NoteStream(ctx, "test.order", "test.order", 1)
 	must(t, err)
 	insert(t, d, "a")
 	marked(t, d, -1, time.Now().Add(-time.Minute))

@@ -92,8 +92,9 @@ func (p *Relay) build(ctx context.Context) error {
 	_, apart := client.(*redis.ClusterClient)
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
-		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes,
-		WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore, DrainTimeout: c.DrainTimeout, Apart: apart,
+		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Shards: c.StreamsPerType,
+		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
+		DrainTimeout: c.DrainTimeout, Apart: apart,
 		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,

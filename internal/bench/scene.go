@@ -130,7 +130,7 @@ func unlink(ctx context.Context, client redis.UniversalClient, keys []string) er
 }
 
 // stream is where the scene's events go if they go to one.
-func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, aggregateType) }
+func (s *scene) stream() string { return s.config.StreamPrefix + aggregateType }
 
 // streamOf is where every event goes whose number is i modulo the number of streams.
 func (s *scene) streamOf(i int) string {

@@ -91,7 +91,7 @@ func (r *replaying) parse() error {
 	case some && c.All:
 		return errors.New("--all selects everything: omit it with --since, --id or --subject")
 	}
-	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream}
+	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream, Whole: true}
 	if c.ID != "" {
 		id, err := uuid.Parse(c.ID)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -244,12 +246,40 @@ type Entry struct {
 	Stream, EntryID, ID, Subject, Data, Type, Time, Source string
 }
 
-// Entries reads every stream of the oracle's types.
-func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
+// Streams are the streams that a type has, or had: one, and those that it is spread over.
+func (o Oracle) Streams(tb testing.TB, typ string) []string {
+	tb.Helper()
+	names := []string{o.Prefix + typ}
+	for n := range outbox.Partitions {
+		name := outbox.ShardName(o.Prefix+typ, n)
+		if there, err := o.Redis.Exists(tb.Context(), name).Result(); err != nil {
+			tb.Fatalf("look for %s: %v", name, err)
+		} else if there > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Entries reads every stream of the oracle's types. Where a type has several the entries are in the order of their
+// ids, which is that of publishing.
+func (o Oracle) Entries(tb testing.TB, types ...string) (out []Entry) {
+	tb.Helper()
+	for _, typ := range types {
+		streams := o.Streams(tb, typ)
+		list := o.entries(tb, streams)
+		if len(streams) > 1 {
+			slices.SortStableFunc(list, func(a, b Entry) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
+		}
+		out = append(out, list...)
+	}
+	return out
+}
+
+func (o Oracle) entries(tb testing.TB, streams []string) []Entry {
 	tb.Helper()
 	var out []Entry
-	for _, typ := range types {
-		stream := o.Prefix + typ
+	for _, stream := range streams {
 		from := "-"
 		for {
 			page := o.page(tb, stream, from)
