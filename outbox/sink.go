@@ -177,9 +177,11 @@ type Sink interface {
 	ForgetDoubt(ctx context.Context, o Owner, stream string) error
 	// Sharded says, for consumers that read only some types, that the type that base names has several streams.
 	Sharded(ctx context.Context, base string) error
+	// Follow gives a stream that was not published to yet the consumer groups of others, from its first entry on.
+	Follow(ctx context.Context, stream string, others []string) error
 	// Unread lists what consumers may still have before them in the streams: groups that have not acknowledged
-	// everything, and streams so young that consumers may not have found them.
-	Unread(ctx context.Context, streams []string) ([]Unread, error)
+	// everything of source, and streams so young that consumers may not have found them.
+	Unread(ctx context.Context, source uuid.UUID, streams []string) ([]Unread, error)
 	// Trim shortens the stream to its configured length, never beyond what a consumer group has not acknowledged
 	// unless so configured.
 	Trim(ctx context.Context, stream string) error

@@ -62,6 +62,9 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 		return nil
 	}
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.shards)}
+	if err := g.follow(ctx, s); err != nil {
+		return err
+	}
 	gated, err := g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch)
 	if err != nil {
 		return err
@@ -82,6 +85,28 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 		}
 		return g.fresh(ctx, stream)
 	})
+}
+
+// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the streams
+// per type change would otherwise not hold back what is trimmed.
+func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
+	list, err := g.store.Streams(ctx)
+	if err != nil {
+		return err
+	}
+	var others []string
+	for _, o := range list {
+		switch {
+		case o.Name == s.Name:
+			return nil
+		case o.Base == s.Base:
+			others = append(others, o.Name)
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	return g.sink.Follow(ctx, s.Name, others)
 }
 
 // known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an

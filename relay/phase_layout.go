@@ -139,7 +139,7 @@ func (l *leadership) unread(ctx context.Context) ([]outbox.Unread, error) {
 	}
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	list, err := l.sink.Unread(actx, outbox.StreamNames(streams))
+	list, err := l.sink.Unread(actx, l.gates.owner.Source, outbox.StreamNames(streams))
 	if err == nil && len(list) == 0 {
 		err = l.sink.Check(actx, l.gates.owner, l.gates.streams())
 	}

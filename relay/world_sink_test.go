@@ -159,7 +159,17 @@ func (s memSink) Sharded(ctx context.Context, _ string) error {
 	return err
 }
 
-func (s memSink) Unread(ctx context.Context, streams []string) ([]outbox.Unread, error) {
+func (s memSink) Follow(ctx context.Context, stream string, _ []string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Follow", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (s memSink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	return sinkCall(ctx, s.i, "Sink.Unread", func(r *redis) (list []outbox.Unread, _ error) {
 		for _, name := range streams {
 			if n := r.unread(name); n > 0 {

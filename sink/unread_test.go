@@ -1,10 +1,15 @@
 package sink_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
 )
 
 // What a change of the streams per type waits for: a group that has not read everything, or not acknowledged it, also
@@ -13,7 +18,7 @@ func TestUnread(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		unread := func() (found []string) {
 			t.Helper()
-			list, err := f.sink.Unread(t.Context(), []string{"missing", "string", stream})
+			list, err := f.sink.Unread(t.Context(), f.source, []string{"missing", "string", stream})
 			f.must(err)
 			for _, u := range list {
 				if u.Stream != stream {
@@ -56,6 +61,79 @@ func TestUnread(t *testing.T) {
 		f.do("DEL", stream)
 		f.do("XADD", stream, "*", "a", "b")
 		want("a stream that is new", " 1")
+	})
+}
+
+// In a stream that several databases share, a change waits for what is its own: the others do not stop for it.
+func TestUnreadOfASharedStream(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	la, lb := a.lane(a.adopted(1)), b.lane(b.adopted(1))
+	events := makeEvents(6)
+	want := func(what string, f *fixture, want ...string) {
+		t.Helper()
+		var got []string
+		testenv.Eventually(t, 20*time.Second, func() error { // the stream is new at first
+			list, err := f.sink.Unread(t.Context(), f.source, []string{stream})
+			f.must(err)
+			got = nil
+			for _, u := range list {
+				if u.Group == "" {
+					return errors.New("it is new")
+				}
+				got = append(got, u.Group)
+			}
+			return nil
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	b.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
+	b.wantLast(b.publish(lb, events[0]))
+	if list, err := a.sink.Unread(t.Context(), a.source, []string{stream}); err != nil || len(list) > 0 {
+		t.Errorf("of one that has published nothing: %+v, %v", list, err)
+	}
+	a.wantLast(a.publish(la, events[1]))
+	b.wantLast(b.publish(lb, events[2]))
+	want("nothing is read", a, "g")
+	read := func(n int) (ids []string) {
+		for _, e := range a.client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+			Group: "g", Consumer: "c", Streams: []string{stream, ">"}, Count: int64(n),
+		}).Val()[0].Messages {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	ids := read(2)
+	want("ours is not acknowledged", a, "g")
+	a.do("XACK", stream, "g", ids[1])
+	want("ours is", a)
+	want("theirs is not", b, "g")
+}
+
+// A new stream gets the groups of the others, from its first entry on, and again and again.
+func TestFollow(t *testing.T) {
+	servers(t, func(t *testing.T, f *fixture, _ bool) {
+		f.do("SET", "string", "x")
+		f.ago(time.Hour, 2)
+		f.do("XGROUP", "CREATE", stream, "read", "$")
+		f.do("XGROUP", "CREATE", stream, "h", "0")
+		const fresh = "outbox.fresh"
+		for range 2 {
+			f.must(f.sink.Follow(t.Context(), fresh, []string{"missing", "string", stream}))
+		}
+		f.do("XADD", fresh, "*", "a", "b")
+		groups := f.client.XInfoGroups(t.Context(), fresh).Val()
+		var names []string
+		for _, g := range groups {
+			names = append(names, fmt.Sprintf("%s %s", g.Name, g.LastDeliveredID))
+		}
+		slices.Sort(names)
+		if want := []string{"h 0-0", "read 0-0"}; !slices.Equal(names, want) {
+			t.Errorf("groups %q, want %q", names, want)
+		}
 	})
 }
 

@@ -31,7 +31,7 @@ type reader struct {
 func (w *world) reads(group string, delay time.Duration, streams ...string) *reader {
 	w.t.Helper()
 	r := &reader{t: w.t, name: group, delay: delay, last: map[string]int{}, seen: map[string]bool{}}
-	o := consumer.Options{Client: w.redis.Client, Group: group, Streams: streams, Handler: r.handle}
+	o := consumer.Options{Client: w.oracle.Redis, Group: group, Streams: streams, Handler: r.handle}
 	if len(streams) == 0 {
 		o.Prefix = "outbox."
 	}
@@ -265,14 +265,77 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	// A standby that is configured otherwise says so, and changes it when it comes to lead.
 	standby := w.spawn("relay", perType(2))
 	standby.waitLogged("another number of streams per type")
+	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "away", "$") // it has read everything
 	r.kill()
 	standby.waitReady(t, 503, "forgotten")
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
 	w.waitShards(2)
 	standby.waitReady(t, 200, "")
 	w.delivers()
-	if in := w.oracle.Streams(t, "order"); len(in) != 3 {
+	in := w.oracle.Streams(t, "order")
+	if len(in) != 3 {
 		t.Errorf("streams %v", in)
+	}
+	// A group whose consumers are away has the new streams before it: nothing of them is trimmed.
+	for _, stream := range in[1:] {
+		groups := w.redis.Client.XInfoGroups(t.Context(), stream).Val()
+		if len(groups) != 1 || groups[0].Name != "away" || groups[0].Lag != w.redis.Client.XLen(t.Context(), stream).Val() {
+			t.Errorf("the groups of %s: %+v", stream, groups)
+		}
+	}
+}
+
+// Two databases share the streams of a cluster, and spread their types over more of them, one after the other, while
+// the other one publishes: each stream is at a master by its name, and its gates are there, too.
+func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := []*world{newCluster(t, c).world, newCluster(t, c).world}
+	relays, loads := make([]*child, 2), make([]*testenv.Load, 2)
+	for i := range w {
+		relays[i] = w[i].spawn("relay", sharedOn)
+		w[i].waitMode("cdc", 30*time.Second)
+		loads[i] = testenv.StartLoad(t, w[i].db, testenv.LoadOptions{Rate: 150, Tag: string(rune('a'+i)) + "-"})
+	}
+	group := w[0].reads("readers", 0, "outbox.order")
+	for i := range w {
+		w[i].waitCommitted(loads[i], loads[i].Committed()+100)
+		relays[i].kill()
+		relays[i] = w[i].spawn("relay", sharedOn, perType(4))
+		w[i].waitShards(4)
+		w[i].waitMode("cdc", 30*time.Second)
+	}
+	for n := range 4 {
+		slot := c.Slot(t, outbox.ShardName("outbox.order", n))
+		c.Move(t, slot, (c.Master(t, slot)+1)%3)
+	}
+	total := 0
+	for i := range w {
+		w[i].waitCommitted(loads[i], loads[i].Committed()+200)
+		loads[i].Stop()
+		w[1-i].oracle.Others = append(w[1-i].oracle.Others, loads[i])
+		total += loads[i].Committed()
+	}
+	masters := map[int]bool{}
+	for i := range w {
+		w[i].oracle.Check(t, loads[i], 30*time.Second)
+		count := w[i].placed("order")
+		if len(count) != 5 {
+			t.Errorf("database %d: %v", i, count)
+		}
+		source := testenv.Value[string](t, w[i].db, "SELECT source::text FROM relay_state")
+		for stream := range count {
+			master := c.Master(t, c.Slot(t, stream))
+			masters[master] = true
+			gate := "{" + stream + "}:gate:" + source
+			if n, err := c.On(t, master).Exists(t.Context(), stream, gate).Result(); n != 2 {
+				t.Errorf("%s and %s are not both at master %d: %d, %v", stream, gate, master, n, err)
+			}
+		}
+	}
+	group.all(total)
+	if len(masters) < 2 {
+		t.Errorf("all streams are at the masters %v", masters)
 	}
 }
 

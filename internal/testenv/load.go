@@ -252,9 +252,12 @@ func (o Oracle) Streams(tb testing.TB, typ string) []string {
 	names := []string{o.Prefix + typ}
 	for n := range outbox.Partitions {
 		name := outbox.ShardName(o.Prefix+typ, n)
-		if there, err := o.Redis.Exists(tb.Context(), name).Result(); err != nil {
-			tb.Fatalf("look for %s: %v", name, err)
-		} else if there > 0 {
+		var there int64
+		o.read(tb, func() (err error) {
+			there, err = o.Redis.Exists(tb.Context(), name).Result()
+			return err
+		})
+		if there > 0 {
 			names = append(names, name)
 		}
 	}
@@ -300,19 +303,25 @@ func (o Oracle) entries(tb testing.TB, streams []string) []Entry {
 	return out
 }
 
-// page reads entries of a stream. A cluster's client may have to be told that another node has it now.
+// page reads entries of a stream.
 func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage) {
 	tb.Helper()
-	read := func() (err error) {
+	o.read(tb, func() (err error) {
 		page, err = o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
 		return err
-	}
+	})
+	return page
+}
+
+// read asks Redis. A cluster's client may have to be told that another node has it now.
+func (o Oracle) read(tb testing.TB, read func() error) {
+	tb.Helper()
 	many, cluster := o.Redis.(*redis.ClusterClient)
 	if !cluster {
 		if err := read(); err != nil {
-			tb.Fatalf("read %s: %v", stream, err)
+			tb.Fatalf("read a stream: %v", err)
 		}
-		return page
+		return
 	}
 	Eventually(tb, 30*time.Second, func() error {
 		err := read()
@@ -321,7 +330,6 @@ func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage)
 		}
 		return err
 	})
-	return page
 }
 
 // WaitEmpty waits until nothing in the outbox is owed. It gives up when that has not become less within so long: how
