@@ -236,6 +236,25 @@ var scenarios = map[string]scenario{
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
+	// The same, and another database publishes to the same streams, to new ones first or not.
+	"layout shared": {story: func(w *world) {
+		stop := w.consume()
+		defer stop()
+		for _, shards := range []int{2, 1} {
+			w.configure(shards)
+			for n := range 20 {
+				elapse(170 * time.Millisecond)
+				w.do(func() {
+					w.rd.neighbour("outbox.order")
+					w.rd.neighbour(outbox.ShardName("outbox.order", n%2))
+					if n == 15 {
+						w.rd.drop(outbox.ShardName("outbox.order", 1))
+					}
+				})
+			}
+			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+		}
+	}},
 	// The same, and Redis forgets streams of the present layout, and of those before.
 	"layout lost": {story: func(w *world) {
 		stop := w.consume()

@@ -357,11 +357,11 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 	return r.ids
 }
 
-// unread is how many entries the consumer group has before it.
+// unread is how many of our entries the consumer group has before it.
 func (r *redis) unread(name string) (n int) {
 	if s := r.streams[name]; s != nil && r.readers != nil {
 		for _, e := range s.entries {
-			if e.id > r.readers[name] {
+			if e.id > r.readers[name] && !e.foreign {
 				n++
 			}
 		}
