@@ -254,6 +254,8 @@ func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ b
 	return m.err
 }
 
+func (*memorySink) Sharded(context.Context, string) error { return nil }
+
 func (m *memorySink) Follow(_ context.Context, stream string, others []string) error {
 	m.followed = append(m.followed, stream+" "+strings.Join(others, " "))
 	return nil

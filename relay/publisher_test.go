@@ -38,7 +38,8 @@ func TestPublisherPassesWhatIsSettled(t *testing.T) {
 		soon()
 		wantSeqs(t, r.published("outbox.order"), running.Seq, after[0].Seq, strange[1].Seq)
 		want := []string{
-			"Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated", "Sink.Publish", "Sink.ForgetDoubt",
+			"Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated", "Sink.Publish",
+			"Sink.ForgetDoubt",
 		}
 		if got := r.calls(from); !slices.Equal(got, want) {
 			t.Errorf("calls %v, want %v", got, want)

@@ -109,7 +109,9 @@ func TestUnreadOfASharedStream(t *testing.T) {
 	ids := read(2)
 	want("ours is not acknowledged", a, "g")
 	a.do("XACK", stream, "g", ids[1])
-	want("ours is", a)
+	want("what is before it is not", a, "g")
+	a.do("XACK", stream, "g", ids[0])
+	want("all is, but for what others have published since", a)
 	want("theirs is not", b, "g")
 }
 
