@@ -311,7 +311,8 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 	t.Parallel()
 	store := &memoryStore{known: []outbox.Stream{
-		{Name: "outbox.order", Base: "outbox.order"}, {Name: "outbox.order.1", Base: "outbox.order"},
+		{Name: "outbox.order", Base: "outbox.order"},
+		{Name: "outbox.order.1", Base: "outbox.order"},
 		{Name: "outbox.user", Base: "outbox.user"},
 	}}
 	sink := &memorySink{}
