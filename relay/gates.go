@@ -87,8 +87,8 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	})
 }
 
-// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the streams
-// per type change would otherwise not hold back what is trimmed.
+// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the
+// streams per type change would otherwise not hold back what is trimmed.
 func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 	list, err := g.store.Streams(ctx)
 	if err != nil {
