@@ -247,21 +247,22 @@ func contains(expr parser.Node, s *parser.VectorSelector) (found bool) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for query, ok := range map[string]bool{
-		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:                      true,
-		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:                         true,
-		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`:                  true,
-		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`:                  false, // no such label
+		`sum by (mode) (rate(outbox_published_total{job=~"$job"}[$__rate_interval]))`:     true,
+		`max(outbox_backlog_rows and on (job, instance) outbox_relay_leader == 1)`:        true,
+		`max by (stream) (outbox_stream_length unless on (job) outbox_relay_leader == 0)`: true,
+		`max by (stream) (outbox_relay_leader unless on (job) outbox_stream_length == 0)`: false, // no such label
+		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                       false, // no such label
+		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:  true,
+		`sum by (mode) (rate(outbox_published_total[5m])`:                                 false, // does not parse
+		`rate(outbox_publised_total[5m])`:                                                 false, // no such metric
+		`rate(outbox_published_total{mode="pol"}[5m])`:                                    false, // no such value
+		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                 false, // no such bucket
+		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:             true,
+		`rate(outbox_published_total{type="x"}[5m])`:                                      false, // no such label
+		`sum by (topic) (rate(outbox_published_total[5m]))`:                               false, // no such label
+		// a label of another metric
 		`sum by (source) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: true,
 		`sum by (shared) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: false,
-		`outbox_dead_rows and on (stream) outbox_relay_leader == 1`:                                        false, // no such label
-		`histogram_quantile(0.5, sum by (le) (rate(outbox_publish_seconds_bucket[5m])))`:                   true,
-		`sum by (mode) (rate(outbox_published_total[5m])`:                                                  false, // does not parse
-		`rate(outbox_publised_total[5m])`:                                                                  false, // no such metric
-		`rate(outbox_published_total{mode="pol"}[5m])`:                                                     false, // no such value
-		`rate(outbox_publish_seconds_bucket{le="1"}[5m])`:                                                  false, // no such bucket
-		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:                              true,
-		`rate(outbox_published_total{type="x"}[5m])`:                                                       false, // no such label
-		`sum by (topic) (rate(outbox_published_total[5m]))`:                                                false, // no such label
 		// a counter as it is
 		`outbox_published_total`: false,
 		`outbox_published_total and on (job, instance) outbox_relay_leader == 1`:               false, // the same

@@ -236,6 +236,49 @@ func TestANewStreamInASlotThatMoves(t *testing.T) {
 	f.bring(f.sink.Lane(f.streams[0], o, streamLane(o)))
 }
 
+// While the keys of a shared stream move, one after the other, an adoption waits rather than take a gate for lost that
+// is still, or already, at the other master: what is unsettled there would be published again.
+func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{Shared: true, Source: "/posthaste/a"})
+	f.bind()
+	stream, events := f.streams[0], makeEvents(1)
+	o := f.owned(1)
+	d := f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
+	if _, err := d.Publish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	slot := c.Slot(t, stream)
+	from := c.BeginMove(t, slot, 2)
+	epoch := int64(1)
+	for moved := 0; ; moved++ {
+		epoch++
+		err := f.sink.Adopt(t.Context(), stream, f.owner(epoch), false)
+		if some := moved > 0 && moved < 3; some != (err != nil) || some && sink.Class(err) != "tryagain" {
+			t.Errorf("adopted when %d keys have moved: %v", moved, err)
+		}
+		_, err = f.sink.Look(t.Context(), f.source, []string{stream})
+		if some := moved > 0 && moved < 3; some != (err != nil) {
+			t.Errorf("looked at when %d keys have moved: %v", moved, err)
+		}
+		if c.MoveKeys(t, slot, from, 2, 1) == 0 {
+			break
+		}
+	}
+	c.EndMove(t, slot, 2)
+	o = f.owner(epoch + 1)
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), stream, o, false) })
+	d = f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		_, err := d.Publish(t.Context())
+		return err
+	})
+	if n := f.client.XLen(t.Context(), stream).Val(); n != 1 {
+		t.Errorf("the event is %d times in the stream", n)
+	}
+}
+
 // A master that has come to the cluster is met by the next Bind: slots that it gets before that are published to by
 // nobody, those that it gets after that by all; and a master that has got its first slot, or lost its last one, is
 // noticed.
