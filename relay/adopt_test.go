@@ -41,7 +41,7 @@ func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
 func TestAdoptionHasAnOrder(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
 		from := len(w.trace)
 		tr, err := l.adopt(context.Background())
 		want := []string{
@@ -75,7 +75,7 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 				w.t.Fatal(err)
 			}
 			n := w.count("Sink.Adopt")
-			w.pg.streams = []string{"outbox.order"}
+			w.pg.streams = streamsOf("outbox.order")
 			w.do(func() { overtake(w, l) })
 			if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) {
 				t.Errorf("%s: %v", name, err)
@@ -92,7 +92,7 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 41}}
 		if _, err := l.adopt(context.Background()); err != nil {
 			w.t.Fatal(err)
@@ -115,7 +115,7 @@ func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 func TestAGateAheadOfASuccessor(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 2}}
 		w.after(7*time.Millisecond+callTime/2, func() { w.pg.state.Owner = outbox.Owner{Epoch: 2} })
 		if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) ||
@@ -130,7 +130,7 @@ func TestAGateAheadOfASuccessor(t *testing.T) {
 func TestAForeignStreamIsNamed(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: [16]byte{9}, Epoch: 3}}
 		done := make(chan error, 1)
 		go func() {

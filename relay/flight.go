@@ -12,12 +12,29 @@ type flight struct {
 	end       outbox.LSN // every transaction ending at or below it is complete with this flight
 	events    int        // in the window
 	bytes     int
-	// owed are the transactions of rows that the mark does not see. Only the settler uses it.
-	owed []uint64
+	// late is set until what is in it is published: its stream's server does not answer. landed is set in a flight that
+	// says that this is over, and is the one that was late.
+	late   bool
+	landed *flight
+	// owed are the transactions of rows that the mark does not see, behind those of rows that are late. Only the
+	// settler uses them, and never, which is set when nobody is to publish what is late.
+	owed   []share
+	behind []uint64
+	never  bool
 }
+
+// share is what a transaction has of a flight's events.
+type share struct {
+	xid           uint64
+	events, bytes int
+}
+
+// spent reports whether nothing of it is to be settled any more. Its end waits for what is before it.
+func (f *flight) spent() bool { return !f.late && !f.never && len(f.owed) == 0 && f.events == 0 }
 
 // flown is a row as the stream knows it.
 type flown struct {
-	xid uint32
-	seq int64
+	xid  uint32
+	seq  int64
+	size int
 }

@@ -11,8 +11,10 @@ import (
 // gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
 type gates struct {
 	owner outbox.Owner
-	sink  outbox.Sink
-	store outbox.Store
+	// shards is how many streams a type has under this owner.
+	shards int
+	sink   outbox.Sink
+	store  outbox.Store
 
 	mu      sync.RWMutex
 	adopted map[string]bool
@@ -20,17 +22,23 @@ type gates struct {
 	fresh func(ctx context.Context, stream string) error
 }
 
-func newGates(o outbox.Owner, sink outbox.Sink, store outbox.Store) *gates {
-	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
+func newGates(o outbox.Owner, shards int, sink outbox.Sink, store outbox.Store) *gates {
+	return &gates{owner: o, shards: shards, sink: sink, store: store, adopted: map[string]bool{}}
 }
 
 // adopt raises the gate of one stream, which was found intact or not, and then calls after, if it is not nil. The
 // stream counts as adopted when both have succeeded.
-func (g *gates) adopt(ctx context.Context, stream string, intact bool,
+func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 	after func(ctx context.Context, stream string) error,
 ) error {
+	stream := s.Name
 	if err := g.sink.Adopt(ctx, stream, g.owner, intact); err != nil {
 		return fmt.Errorf("adopt stream %q: %w", stream, err)
+	}
+	if s.Base != stream {
+		if err := g.sink.Sharded(ctx, s.Base); err != nil {
+			return err
+		}
 	}
 	if after != nil {
 		if err := after(ctx, stream); err != nil {
@@ -53,16 +61,20 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	if ok {
 		return nil
 	}
-	gated, err := g.store.NoteStream(ctx, stream, g.owner.Epoch)
+	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.shards)}
+	if err := g.follow(ctx, s); err != nil {
+		return err
+	}
+	gated, err := g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch)
 	if err != nil {
 		return err
 	}
 	if !gated {
-		if gated, err = g.known(ctx, stream); err != nil {
+		if gated, err = g.known(ctx, s); err != nil {
 			return err
 		}
 	}
-	return g.adopt(ctx, stream, gated, func(ctx context.Context, stream string) error {
+	return g.adopt(ctx, s, gated, func(ctx context.Context, stream string) error {
 		if !gated {
 			if err := g.store.Gated(ctx, []string{stream}); err != nil {
 				return err
@@ -75,19 +87,41 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	})
 }
 
+// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the
+// streams per type change would otherwise not hold back what is trimmed.
+func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
+	list, err := g.store.Streams(ctx)
+	if err != nil {
+		return err
+	}
+	var others []string
+	for _, o := range list {
+		switch {
+		case o.Name == s.Name:
+			return nil
+		case o.Base == s.Base:
+			others = append(others, o.Name)
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	return g.sink.Follow(ctx, s.Name, others)
+}
+
 // known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
 // adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
-func (g *gates) known(ctx context.Context, stream string) (gated bool, err error) {
-	states, err := g.sink.Look(ctx, []string{stream})
+func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err error) {
+	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name})
 	if err != nil {
-		return false, fmt.Errorf("look at stream %q: %w", stream, err)
+		return false, fmt.Errorf("look at stream %q: %w", s.Name, err)
 	}
 	if states[0].Source != g.owner.Source.String() || states[0].Last == "" {
 		return false, nil
 	}
 	// Who raises a gate says so before it publishes.
-	if gated, err = g.store.NoteStream(ctx, stream, g.owner.Epoch); err == nil && !gated {
-		err = fmt.Errorf("stream %q is not known here: %w", stream, outbox.ErrGap)
+	if gated, err = g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch); err == nil && !gated {
+		err = fmt.Errorf("stream %q is not known here: %w", s.Name, outbox.ErrGap)
 	}
 	return gated, err
 }

@@ -53,10 +53,10 @@ func (ls *lanes) settled(marks []outbox.Mark) {
 	}
 }
 
-// untold returns what is settled and was not told to the gates.
-func (ls *lanes) untold() (marks []outbox.Mark) {
+// untold returns what is settled and was not told to the gates, but for streams that are skipped.
+func (ls *lanes) untold(skip func(stream string) bool) (marks []outbox.Mark) {
 	for name, ln := range ls.byStream {
-		if n := ln.settled.Load(); n > ln.told {
+		if n := ln.settled.Load(); n > ln.told && !skip(name) {
 			marks = append(marks, outbox.Mark{Stream: name, Lane: ls.id, Number: n})
 		}
 	}

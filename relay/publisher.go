@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -45,7 +46,13 @@ type publisher struct {
 	giant   int
 	refused poison.Refusals
 
-	// passed is the position up to which everything is published.
+	// apart is Options.Apart, and laggards the streams that others do not wait for.
+	apart    bool
+	laggards map[string]*laggard
+	lagging  sync.WaitGroup
+	stands   stands
+
+	// passed is the position up to which everything is published, or waits in a flight for its stream's server.
 	passed atomic.Uint64
 	// failing is set while a publish is being repeated: the stream then stands still for a known reason.
 	failing atomic.Bool
@@ -69,11 +76,25 @@ func (p *publisher) meet(ctx context.Context, _ string) error {
 	return nil
 }
 
-// position is how far everything is published, and in a flight.
+// position is how far everything is published or late, and in a flight.
 func (p *publisher) position() outbox.LSN { return outbox.LSN(p.passed.Load()) }
 
 // run takes what the reader delivers until the intake ends.
 func (p *publisher) run(sp span) error {
+	intake, end := context.WithCancelCause(sp.intake)
+	defer end(nil)
+	p.laggards = map[string]*laggard{}
+	p.stands.end = end
+	err := p.take(span{intake, sp.work})
+	end(nil)
+	p.lagging.Wait()
+	if cause := p.stands.over(p.health); cause != nil {
+		return cause
+	}
+	return err
+}
+
+func (p *publisher) take(sp span) error {
 	forgotten := outbox.LSN(0)
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
@@ -98,7 +119,7 @@ func (p *publisher) run(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if passed := p.position(); passed >= p.handover && forgotten < p.handover {
+		if passed := p.position(); passed >= p.handover && forgotten < p.handover && !p.anyLate() {
 			p.settled = outbox.Settled{}
 			if p.forgetDoubt(sp.work) {
 				forgotten = p.handover
@@ -185,7 +206,6 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 		f.bytes += r.Size()
 		if !p.settled.Holds(r.XID, r.Seq) {
 			owed = append(owed, r)
-			f.rows = append(f.rows, flown{r.XID, r.Seq})
 		}
 	}
 	if !rest {
@@ -203,6 +223,11 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 	if f.end == 0 && f.events == 0 {
 		return nil
 	}
+	return p.hand(sp, f)
+}
+
+// hand gives a flight to the settler.
+func (p *publisher) hand(sp span, f *flight) error {
 	select {
 	case p.flights <- f:
 		return nil
@@ -221,7 +246,7 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 		if err == nil {
 			return nil
 		}
-		if finished(err) {
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) {
 			p.outcome(err)
 			return err
 		}
@@ -243,9 +268,10 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 			if err := p.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
 				return err
 			}
+			f.add(r)
 			continue
 		}
-		name := outbox.StreamName(p.prefix, r.AggregateType)
+		name := outbox.StreamName(p.prefix, r.AggregateType, r.AggregateID, p.gates.shards)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -259,41 +285,52 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 	return nil
 }
 
-// publishTo publishes the rows of one stream.
+// publishTo publishes the rows of one stream. What cannot be published now, and needs not hold up others, is late.
 func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *flight) error {
+	if l := p.laggards[name]; l != nil {
+		if joined, err := p.join(sp, l, rows, f); joined || err != nil {
+			return err
+		}
+		delete(p.laggards, name)
+	}
 	if err := p.ensure(sp.intake, name); err != nil {
 		return err
 	}
 	ln := p.lanes.of(name)
 	ln.tell()
-	events := make([]*outbox.Event, len(rows))
-	for i, r := range rows {
-		events[i] = &r.Event
+	t := newTask(name, ln, rows)
+	err := p.deliver(sp, t, !p.apart)
+	if errors.Is(err, errLate) {
+		return p.lag(sp, t, f)
 	}
-	d := ln.pub.Deliver(events)
-	receipt, parked, err := p.deliver(sp, name, d, rows)
 	if err != nil {
 		return err
 	}
-	sent := events
-	if len(parked) > 0 {
-		sent = events[:0:0]
+	p.done(t, f)
+	return nil
+}
+
+// done notes in f what a task has published.
+func (p *publisher) done(t *task, f *flight) {
+	sent := t.events
+	if len(t.parked) > 0 {
+		sent = sent[:0:0]
 	}
-	for i := range rows {
-		if len(parked) > 0 && !parked[i] {
-			sent = append(sent, events[i])
+	for i, e := range t.events {
+		if len(t.parked) > 0 && !t.parked[i] {
+			sent = append(sent, e)
 		}
 	}
-	f.entries.Raise(name, receipt.Last)
+	f.add(t.rows...)
+	f.entries.Raise(t.name, t.receipt.Last)
 	f.published += len(sent)
-	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
-	p.published(outbox.ModeCDC, name, sent)
-	return nil
+	f.marks = append(f.marks, outbox.Mark{Stream: t.name, Lane: p.lanes.id, Number: t.receipt.Number})
+	p.published(outbox.ModeCDC, t.name, p.gates.shards, sent)
 }
 
 // tellSettled reports what was settled while nothing was published.
 func (p *publisher) tellSettled(ctx context.Context) {
-	marks := p.lanes.untold()
+	marks := p.lanes.untold(p.isLate)
 	if len(marks) == 0 {
 		return
 	}
@@ -305,33 +342,35 @@ func (p *publisher) tellSettled(ctx context.Context) {
 }
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
-// attempts; everything else is repeated for as long as the intake lasts.
-func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool,
-	error,
-) {
+// attempts; everything else is repeated for as long as the intake lasts, or, unless patient, is errLate.
+func (p *publisher) deliver(sp span, t *task, patient bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
-	parked := map[int]bool{}
 	for {
 		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
-		receipt, err := d.Publish(actx)
+		receipt, err := t.delivery.Publish(actx)
 		cancel()
-		p.outcome(err)
-		p.failing.Store(err != nil)
 		var refused *outbox.PoisonError
+		poisoned := errors.As(err, &refused)
+		if err != nil && !patient && !poisoned && !finished(err) && sp.intake.Err() == nil {
+			t.why = err
+			return errLate
+		}
+		p.told(t, err)
 		switch {
 		case err == nil:
-			if len(parked) == 0 {
-				p.refused.Accepted(name)
+			if len(t.parked) == 0 {
+				p.refused.Accepted(t.name)
 			}
-			return receipt, parked, nil
+			t.receipt = receipt
+			return nil
 		case finished(err):
-			return outbox.Receipt{}, nil, err
-		case errors.As(err, &refused):
-			if attempts, park := p.refused.Refused(name, refused.ID); park {
-				if err := p.giveUp(sp.intake, d, rows, refused, attempts, parked); err != nil {
-					return outbox.Receipt{}, nil, err
+			return err
+		case poisoned:
+			if attempts, park := p.refused.Refused(t.name, refused.ID); park {
+				if err := p.giveUp(sp.intake, t, refused, attempts); err != nil {
+					return err
 				}
-				p.refused.Parked(name, refused.ID)
+				p.refused.Parked(t.name, refused.ID)
 				bo.reset()
 				continue
 			}
@@ -339,25 +378,33 @@ func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*out
 		bo.wait(sp.intake)
 		// A mode change cancels the repetition: what may have been published becomes doubt.
 		if sp.intake.Err() != nil || sp.work.Err() != nil {
-			return outbox.Receipt{}, nil, context.Cause(sp.intake)
+			return context.Cause(sp.intake)
 		}
 	}
 }
 
+// told has readiness say what became of an attempt.
+func (p *publisher) told(t *task, err error) {
+	if t.late {
+		p.stands.say(p.health, t.name, err)
+		return
+	}
+	p.outcome(err)
+	p.failing.Store(err != nil)
+}
+
 // giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
-func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, refused *outbox.PoisonError,
-	attempts int, parked map[int]bool,
-) error {
-	r := rows[refused.Index]
+func (p *publisher) giveUp(ctx context.Context, t *task, refused *outbox.PoisonError, attempts int) error {
+	r := t.rows[refused.Index]
 	if err := p.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
 		return err
 	}
-	parked[refused.Index] = true
-	for _, i := range d.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
-		if err := p.park(ctx, rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
+	t.parked[refused.Index] = true
+	for _, i := range t.delivery.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
+		if err := p.park(ctx, t.rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
 			return err
 		}
-		parked[i] = true
+		t.parked[i] = true
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"posthaste/outbox"
@@ -51,6 +52,12 @@ type settler struct {
 	// pending are the flights, in their order, that are not settled, and unconfirmed what is to be confirmed of them.
 	pending     []*flight
 	unconfirmed []outbox.Mark
+	// apart is Options.Apart. late counts the rows of each transaction that are not published, although those behind
+	// them are, and stuck are the streams that could not be confirmed when they were last asked: what is neither is
+	// settled without them.
+	apart bool
+	late  map[uint64]int
+	stuck map[string]bool
 
 	marker outbox.Marker // nil: none is open
 	last   outbox.Pass   // of the last look, whichever marker's
@@ -94,7 +101,7 @@ func (s *settler) follow(sp span) error {
 		s.start(<-s.begun)
 		s.take(f)
 	}
-	for flights := s.flights; flights != nil || len(s.pending) > 0; {
+	for flights := s.flights; flights != nil || s.open(); {
 		wait := time.Until(s.due(flights == nil))
 		if wait <= 0 {
 			if err := s.advance(sp); err != nil {
@@ -109,6 +116,7 @@ func (s *settler) follow(sp span) error {
 				s.take(f)
 			} else {
 				flights = nil
+				s.giveUp()
 			}
 		case <-s.window.pressed:
 			s.hurried = true
@@ -123,7 +131,7 @@ func (s *settler) follow(sp span) error {
 
 func (s *settler) start(at outbox.Pass) {
 	s.mark, s.least, s.highest = at.Settled, at.Snapshot.Max(), at.Snapshot.Max()
-	s.rows, s.entries = map[uint64][]int64{}, outbox.Entries{}
+	s.rows, s.entries, s.late = map[uint64][]int64{}, outbox.Entries{}, map[uint64]int{}
 	s.last = at
 	s.looked, s.bo = time.Now(), backoff{first: 20 * time.Millisecond, most: time.Second}
 }
@@ -133,7 +141,7 @@ func (s *settler) due(last bool) time.Time {
 	rest := lookShare * s.took
 	wait := max(markInterval, min(rest, lookPause))
 	switch {
-	case last, !s.troubled.IsZero():
+	case last, !s.troubled.IsZero() && len(s.stuck) == 0:
 		wait = markGap
 	case s.hurried, s.window.halfFull(): // a look that took long must not hold up the stream for longer
 		wait = max(markGap, min(rest, markInterval))
@@ -150,24 +158,110 @@ func (s *settler) take(f *flight) {
 	s.release()
 }
 
-// confirm repeats until what was published is as durable as is asked for.
+// confirm repeats until what was published is as durable as is asked for. Where streams live apart it asks once, and
+// those that do not answer are stuck.
 func (s *settler) confirm(sp span) error {
 	for len(s.unconfirmed) > 0 {
-		actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
-		err := s.sink.Confirm(actx, s.owner, s.unconfirmed)
-		cancel()
+		err := s.ask(sp)
 		if err == nil {
-			s.unconfirmed = nil
 			s.bo.reset()
-		} else if err := s.failed(sp, "confirm", err); err != nil {
+			return nil
+		}
+		if err := s.failed(sp, "confirm", err); err != nil || s.apart {
 			return err
 		}
 	}
+	s.stuck = nil
 	return nil
+}
+
+// ask asks for all, but for what is stuck stream by stream; and when all have not answered, too.
+func (s *settler) ask(sp span) error {
+	var together, alone []outbox.Mark
+	for _, m := range s.unconfirmed {
+		if s.stuck[m.Stream] {
+			alone = append(alone, m)
+		} else {
+			together = append(together, m)
+		}
+	}
+	var err error
+	if len(together) > 0 {
+		err = s.confirmed(sp, together)
+	}
+	if !s.apart || err != nil && finished(err) {
+		if err == nil {
+			s.unconfirmed = nil
+		}
+		return err
+	}
+	if err != nil {
+		alone = s.unconfirmed
+	}
+	errs := make([]error, len(alone))
+	var wg sync.WaitGroup
+	for i, m := range alone {
+		wg.Go(func() { errs[i] = s.confirmed(sp, []outbox.Mark{m}) })
+	}
+	wg.Wait()
+	s.unconfirmed, s.stuck, err = nil, nil, nil
+	for i, m := range alone {
+		if errs[i] == nil {
+			continue
+		}
+		if s.stuck == nil {
+			s.stuck = map[string]bool{}
+		}
+		s.unconfirmed, s.stuck[m.Stream] = append(s.unconfirmed, m), true
+		if err == nil || finished(errs[i]) {
+			err = errs[i]
+		}
+	}
+	return err
+}
+
+func (s *settler) confirmed(sp span, marks []outbox.Mark) error {
+	ctx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
+	defer cancel()
+	return s.sink.Confirm(ctx, s.owner, marks)
+}
+
+// open reports whether there is something to settle.
+func (s *settler) open() bool {
+	return slices.ContainsFunc(s.pending, func(f *flight) bool { return !f.never && !f.spent() })
+}
+
+// giveUp takes leave of what is late: nobody will publish it any more.
+func (s *settler) giveUp() {
+	for _, f := range s.pending {
+		f.never, f.late = f.late, false
+	}
 }
 
 // note adds the rows of a flight to those that no mark holds.
 func (s *settler) note(f *flight) {
+	switch {
+	case f.landed != nil:
+		f.landed.entries, f.landed.marks, f.landed.published = f.entries, f.marks, f.published
+		f = f.landed
+		f.late = false
+		for _, xid := range f.behind {
+			if s.late[xid]--; s.late[xid] == 0 {
+				delete(s.late, xid)
+			}
+		}
+		f.behind = nil
+	case f.late:
+		for _, r := range f.rows {
+			xid := s.last.Snapshot.Widen(r.xid)
+			s.late[xid]++
+			f.behind = append(f.behind, xid)
+		}
+		s.pending = append(s.pending, f)
+		return
+	default:
+		s.pending = append(s.pending, f)
+	}
 	for _, r := range f.rows {
 		xid := s.last.Snapshot.Widen(r.xid)
 		if s.mark.Snapshot.Sees(xid) {
@@ -175,16 +269,17 @@ func (s *settler) note(f *flight) {
 		}
 		s.rows[xid] = append(s.rows[xid], r.seq)
 		s.highest = max(s.highest, xid)
-		if n := len(f.owed); n == 0 || f.owed[n-1] != xid {
-			f.owed = append(f.owed, xid)
+		if n := len(f.owed); n == 0 || f.owed[n-1].xid != xid {
+			f.owed = append(f.owed, share{xid: xid})
 		}
+		last := &f.owed[len(f.owed)-1]
+		last.events, last.bytes = last.events+1, last.bytes+r.size
 	}
 	f.rows = nil
 	for stream, id := range f.entries {
 		s.entries.Raise(stream, id)
 	}
 	s.unconfirmed = lastMarks(append(s.unconfirmed, f.marks...))
-	s.pending = append(s.pending, f)
 }
 
 // advance confirms what was published, looks, and moves the mark to what is published of what it sees. It confirms just
@@ -207,6 +302,9 @@ func (s *settler) advance(sp span) error {
 		s.drop()
 		return s.failed(sp, step, err)
 	}
+	if len(s.stuck) > 0 {
+		return nil
+	}
 	s.bo.reset()
 	s.troubled = time.Time{}
 	if s.health.clear(conditionSettle) {
@@ -223,7 +321,7 @@ func (s *settler) missed(passed outbox.LSN) error {
 	suspects := s.suspects
 	s.suspects = outbox.Look{}
 	for _, o := range suspects.Owed {
-		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) {
+		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) && s.late[o.XID] == 0 {
 			return &outbox.SlotError{
 				Reason: outbox.ReasonMissed,
 				Err: fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End,
@@ -305,7 +403,8 @@ func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err
 // reach is how far the mark may be moved after a look, and whether that settles something. It sees what it saw, nothing
 // that the look does not see, and no transaction of which a row is not published.
 func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news bool) {
-	undone := slices.DeleteFunc(look.Owed, s.complete)
+	unsure := s.unsure()
+	undone := slices.DeleteFunc(look.Owed, func(o outbox.Owed) bool { return !unsure[o.XID] && s.complete(o) })
 	if len(s.suspects.Owed) == 0 {
 		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
 	}
@@ -328,27 +427,77 @@ func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news
 	}, news
 }
 
-// release tells everybody concerned which flights are settled: only from the first one on without a gap.
+// unsure are the transactions of which something is in a stream that is stuck.
+func (s *settler) unsure() map[uint64]bool {
+	if len(s.stuck) == 0 {
+		return nil
+	}
+	xids := map[uint64]bool{}
+	for _, f := range s.pending {
+		if slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return s.stuck[m.Stream] }) {
+			for _, o := range f.owed {
+				xids[o.xid] = true
+			}
+		}
+	}
+	return xids
+}
+
+// release tells everybody concerned which flights are settled: only from the first one on without a gap. Around what is
+// late or stuck the window is released; the slot, and a stream of which something is not settled, wait all the same.
 func (s *settler) release() {
 	var end outbox.LSN
-	n, rows, events, bytes := 0, 0, 0, 0
+	rows, events, bytes := 0, 0, 0
 	var marks []outbox.Mark
-	for _, f := range s.pending {
-		f.owed = slices.DeleteFunc(f.owed, s.mark.Snapshot.Sees)
-		if len(f.owed) > 0 {
-			break
+	var kept []*flight
+	waiting := map[string]bool{}
+	around := len(s.late)+len(s.stuck) > 0
+	for i, f := range s.pending {
+		f.owed = slices.DeleteFunc(f.owed, func(o share) bool {
+			seen := s.mark.Snapshot.Sees(o.xid)
+			if seen && around {
+				events, bytes = events+o.events, bytes+o.bytes
+				f.events, f.bytes = f.events-o.events, f.bytes-o.bytes
+			}
+			return seen
+		})
+		if f.late || f.never || len(f.owed) > 0 {
+			if !around {
+				kept = s.pending[i:]
+				break
+			}
+			for _, m := range f.marks {
+				waiting[m.Stream] = true
+			}
+			kept = append(kept, f)
+			continue
 		}
-		n++
 		rows, events, bytes = rows+f.published, events+f.events, bytes+f.bytes
-		end = max(end, f.end)
-		marks = append(marks, f.marks...)
+		f.published, f.events, f.bytes = 0, 0, 0
+		rest := f.marks[:0]
+		for _, m := range f.marks {
+			if waiting[m.Stream] {
+				rest = append(rest, m)
+			} else {
+				marks = append(marks, m)
+			}
+		}
+		f.marks = rest
+		if len(kept) == 0 {
+			end = max(end, f.end)
+		} else if last := kept[len(kept)-1]; last.spent() {
+			last.end, last.marks = max(last.end, f.end), lastMarks(append(last.marks, f.marks...))
+		} else {
+			kept = append(kept, f)
+		}
 	}
-	if n == 0 {
-		return
+	s.pending = kept
+	if len(marks) > 0 {
+		s.lanes.settled(lastMarks(marks))
 	}
-	s.pending = slices.Delete(s.pending, 0, n)
-	s.lanes.settled(lastMarks(marks))
-	s.settled(rows)
+	if rows > 0 {
+		s.settled(rows)
+	}
 	if end != 0 {
 		s.source.Settled(end)
 	}

@@ -23,6 +23,7 @@ const (
 type watchdog struct {
 	*reporter
 	store outbox.Store
+	phase func() phase
 
 	// first is the first row of each part and since when it has been that.
 	first map[int16]standing
@@ -111,6 +112,9 @@ func (w *watchdog) run(ctx context.Context) {
 		var f finding
 		if mark, err := w.store.Audit(ctx); err == nil {
 			f = w.check(mark.First, w.moved.Load(), time.Now())
+			if w.phase() == phaseLayout { // it stands still on purpose, and says so
+				w.since, w.first, f = time.Now(), nil, finding{}
+			}
 		} else if ctx.Err() == nil {
 			f = w.untold(w.moved.Load(), time.Now())
 		}

@@ -124,7 +124,10 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 		r.health.clear(conditionPostgres)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { (&watchdog{reporter: r.reporter, store: store}).run(ctx); close(done) }()
+		go func() {
+			(&watchdog{reporter: r.reporter, store: store, phase: r.activity.current}).run(ctx)
+			close(done)
+		}()
 		after := func(d time.Duration, want string) {
 			t.Helper()
 			pause.For(t.Context(), d)
