@@ -2,7 +2,8 @@ package relay
 
 import "posthaste/outbox"
 
-// flight is what was published and waits to be settled.
+// flight is what was published and waits to be settled. Where streams live apart it is of one stream, so that one stream
+// does not wait for what another one got at the same time.
 type flight struct {
 	// rows are those that were published or parked.
 	rows      []flown
@@ -17,24 +18,15 @@ type flight struct {
 	late   bool
 	landed *flight
 	// owed are the transactions of rows that the mark does not see, behind those of rows that are late. Only the
-	// settler uses them, and never, which is set when nobody is to publish what is late.
-	owed   []share
-	behind []uint64
-	never  bool
+	// settler uses them.
+	owed, behind []uint64
 }
 
-// share is what a transaction has of a flight's events.
-type share struct {
-	xid           uint64
-	events, bytes int
-}
-
-// spent reports whether nothing of it is to be settled any more. Its end waits for what is before it.
-func (f *flight) spent() bool { return !f.late && !f.never && len(f.owed) == 0 && f.events == 0 }
+// spent reports whether nothing of it is to be settled or told any more. Its end waits for what is before it.
+func (f *flight) spent() bool { return !f.late && len(f.owed)+len(f.marks) == 0 }
 
 // flown is a row as the stream knows it.
 type flown struct {
-	xid  uint32
-	seq  int64
-	size int
+	xid uint32
+	seq int64
 }

@@ -50,8 +50,18 @@ func newTask(name string, ln *lane, rows []*outbox.Row) *task {
 // add notes rows that were published or parked, or are late.
 func (f *flight) add(rows ...*outbox.Row) {
 	for _, r := range rows {
-		f.rows = append(f.rows, flown{r.XID, r.Seq, r.Size()})
+		f.rows = append(f.rows, flown{r.XID, r.Seq})
 	}
+}
+
+// part moves the room that rows have in the window from f to a flight of their own.
+func (f *flight) part(rows []*outbox.Row) *flight {
+	own := &flight{entries: outbox.Entries{}, events: len(rows)}
+	for _, r := range rows {
+		own.bytes += r.Size()
+	}
+	f.events, f.bytes = f.events-own.events, f.bytes-own.bytes
+	return own
 }
 
 // laggard is a stream that has fallen behind. It owns the stream's lane until it is over.
@@ -79,13 +89,9 @@ func (l *laggard) next() *task {
 
 // postpone takes a task out of f, and hands on a flight of its own, before f. The settler's it is from then on.
 func (p *publisher) postpone(sp span, t *task, f *flight) error {
-	t.late, t.flight = true, &flight{entries: outbox.Entries{}, late: true}
+	t.late, t.flight = true, f.part(t.rows)
+	t.flight.late = true
 	t.flight.add(t.rows...)
-	for _, r := range t.rows {
-		t.flight.events++
-		t.flight.bytes += r.Size()
-	}
-	f.events, f.bytes = f.events-t.flight.events, f.bytes-t.flight.bytes
 	return p.hand(sp, t.flight)
 }
 
@@ -186,6 +192,8 @@ func (p *publisher) anyLate() bool {
 type stands struct {
 	mu  sync.Mutex
 	why map[string]string
+	// full is set while the publisher waits for room in the window.
+	full bool
 	// cause is the error that has ended a laggard, and end what ends the intake then.
 	cause error
 	end   context.CancelCauseFunc
@@ -204,12 +212,28 @@ func (s *stands) say(h *health, stream string, err error) {
 	} else {
 		delete(s.why, stream)
 	}
+	s.tell(h)
+}
+
+// wait has readiness say whether the others wait for room in the window, too.
+func (s *stands) wait(h *health, full bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.full = full
+	s.tell(h)
+}
+
+// tell is for one that holds mu.
+func (s *stands) tell(h *health) {
 	if len(s.why) == 0 {
 		h.clear(conditionStreams)
 		return
 	}
-	names := slices.Sorted(maps.Keys(s.why))
-	h.fail(conditionStreams, fmt.Sprintf("%s stand still, the others go on: %s", strings.Join(names, ", "),
+	names, others := slices.Sorted(maps.Keys(s.why)), "the others go on"
+	if s.full {
+		others = "the others wait, because the window is full of what waits for them"
+	}
+	h.fail(conditionStreams, fmt.Sprintf("%s stand still, %s: %s", strings.Join(names, ", "), others,
 		s.why[names[0]]))
 }
 

@@ -21,6 +21,17 @@ func (r *rig) away(gone bool, streams ...string) {
 	})
 }
 
+// freeze makes the servers of streams take calls, and answer none; thaw has them answer.
+func (r *rig) freeze(streams ...string) (thaw func()) {
+	done := make(chan struct{})
+	r.do(func() {
+		for _, s := range streams {
+			r.rd.frozen[s] = done
+		}
+	})
+	return func() { close(done) }
+}
+
 // both commits an event of each of two types in one transaction, and alone one of the second type in another.
 func (r *rig) both(types ...string) []outbox.Row {
 	tx := r.begin()
@@ -71,13 +82,13 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		if n := len(r.published("outbox.user")); n != 1+17 {
 			t.Errorf("%d events of the other stream are published, want 18", n)
 		}
-		// What came in one transaction with what is late is owed with it; the first of the others may have come to the
-		// slot.
+		// What came in one transaction with what is late is owed with it.
 		if n := r.owedRows(); n != 15 {
 			t.Errorf("%d rows are owed, want 15", n)
 		}
-		if n, _ := r.s.window.held(); n != 15 {
-			t.Errorf("the window holds %d events, want those that are owed", n)
+		// And what is behind that in its stream stays in the gate.
+		if n, _ := r.s.window.held(); n != 15+11 {
+			t.Errorf("the window holds %d events, want 15 that are owed, and 11 that are remembered", n)
 		}
 		if first := r.pg.rows(r.pg.owed)[0]; r.i.settled >= first.tx.end || r.i.settled < before {
 			t.Errorf("the slot is told %v: behind what is owed at %v", r.i.settled, first.tx.end)
@@ -147,6 +158,148 @@ func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
 	})
 }
 
+// A server that takes calls and answers none holds up what others settle once, for as long as one waits for an answer.
+func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		r.met("order", "user")
+		for looks := r.count("Marker.Look"); r.count("Marker.Look") == looks; {
+			pass(10 * time.Millisecond)
+		}
+		r.s.chunks <- chunk(r.both("order")...)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond) // published, and not yet confirmed
+		thaw := r.freeze("outbox.order")
+		pass(publishTimeout + askPause + 2*time.Second)
+		if n := r.owedRows(); n != 1 {
+			t.Errorf("%d rows are owed, want 1", n)
+		}
+		asked := r.count("Sink.Confirm")
+		for range 30 {
+			r.s.chunks <- chunk(r.both("user")...)
+			pass(2 * time.Second)
+			if n := r.owedRows(); n != 1 {
+				t.Fatalf("%d rows are owed, want 1", n)
+			}
+		}
+		if n := r.count("Sink.Confirm") - asked; n < 30 || n > 70 {
+			t.Errorf("confirmed %d times in a minute", n)
+		}
+		bad, _ := r.i.reasons()
+		if !strings.Contains(strings.Join(bad, " "), "settle: confirm: ") {
+			t.Errorf("reasons %q", bad)
+		}
+		thaw()
+		pass(8 * time.Second)
+		if n, _ := r.s.window.held(); r.owedRows() != 0 || n != 0 || len(r.s.settler.pending)+len(r.s.settler.stuck) > 0 {
+			t.Errorf("%d rows are owed, %d held", r.owedRows(), n)
+		}
+		if bad, _ := r.i.reasons(); len(bad) > 0 {
+			t.Errorf("reasons %q", bad)
+		}
+	})
+}
+
+// What only a gate waits for holds up nobody: what is settled is told, and doubt is forgotten, beside.
+func TestAServerThatHangsHoldsUpNoQuietStreams(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		first := r.both("order", "user")
+		after := r.both("user")
+		r.from(after[0].End)
+		r.goPublish()
+		r.goSettle()
+		r.s.chunks <- chunk(first...)
+		r.eventually("it is settled", 3*time.Second, func() bool { return len(r.pg.rows(r.pg.owed)) == 1 })
+		thaw := r.freeze("outbox.order")
+		r.s.chunks <- chunk(after...) // H is passed, and the gate was not told
+		for n := range 20 {
+			pass(500 * time.Millisecond)
+			if got := len(r.published("outbox.user")); got != n+2 {
+				t.Fatalf("%d events are published, want %d", got, n+2)
+			}
+			r.s.chunks <- chunk(r.both("user")...)
+		}
+		thaw()
+		pass(10 * time.Second)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(3 * time.Second)
+		r.do(func() {
+			if n := len(r.rd.gates["outbox.order"].batches); n != 0 {
+				t.Errorf("the gate was not told of %d batches", n)
+			}
+		})
+		if r.s.publisher.forgotten != after[0].End {
+			t.Errorf("doubt is forgotten up to %v, want %v", r.s.publisher.forgotten, after[0].End)
+		}
+	})
+}
+
+// Where one stream hangs nobody waits as long for the next one: its server may be the same.
+func TestTheStreamsOfAServerThatHangsAreLateSoon(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		types := []string{"a", "b", "c", "d", "e", "f"}
+		r.met(append(types, "user")...)
+		var streams []string
+		for _, typ := range types {
+			streams = append(streams, "outbox."+typ)
+		}
+		thaw := r.freeze(streams...)
+		for _, typ := range types {
+			r.s.chunks <- chunk(r.both(typ)...)
+		}
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(publishTimeout + 5*lateTimeout + time.Second)
+		if n := len(r.published("outbox.user")); n != 2 {
+			t.Errorf("%d events are published, want 2", n)
+		}
+		thaw()
+		pass(20 * time.Second)
+		if n := r.owedRows(); n != 0 {
+			t.Errorf("%d rows are owed", n)
+		}
+	})
+}
+
+// A gate remembers what is behind a transaction that waits for another stream, and no more than the window holds.
+func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true, Window: 20}, func(r *rig) {
+		r.met("order", "user", "bill")
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(append(r.both("user", "order"), r.both("bill")...)...)
+		soon()
+		for range 30 { // they do not wait for the transaction
+			r.s.chunks <- chunk(r.both("bill")...)
+			soon()
+		}
+		if n := len(r.published("outbox.bill")); n != 32 {
+			t.Errorf("%d events are published, want 32", n)
+		}
+		go func() {
+			for range 100 {
+				r.s.chunks <- chunk(r.both("user")...)
+			}
+		}()
+		pass(200 * time.Second)
+		remembered := 0
+		r.do(func() {
+			for _, b := range r.rd.gates["outbox.user"].batches {
+				remembered += len(b.items)
+			}
+		})
+		if remembered < 5 || remembered > 20 {
+			t.Errorf("%d events are remembered, want as many as the window holds", remembered)
+		}
+		r.away(false, "outbox.order")
+		pass(60 * time.Second)
+		if n := len(r.published("outbox.user")); n != 102 || r.owedRows() != 0 {
+			t.Errorf("%d events are published, want 102; %d are owed", n, r.owedRows())
+		}
+	})
+}
+
 // The window bounds what is late: when it is full of that, all wait.
 func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 	t.Parallel()
@@ -163,8 +316,18 @@ func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 		if n, _ := r.s.window.held(); n > 10 || n <= 5 {
 			t.Errorf("%d events are held, want as many as fit", n)
 		}
+		r.s.running.Store(true)
+		if _, known := r.s.progress(); known { // or the auditor would find that the stream is stalled
+			t.Error("it is not known why the stream stands still")
+		}
+		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "the window is full of what waits for them") {
+			t.Errorf("reasons %q", bad)
+		}
 		r.away(false, "outbox.order")
 		pass(60 * time.Second)
+		if _, known := r.s.progress(); !known {
+			t.Error("it is not known that the stream goes on")
+		}
 		if n := len(r.published("outbox.order")) + len(r.published("outbox.user")); n != 62 || r.owedRows() != 0 {
 			t.Errorf("%d events are published, want 62; %d are owed", n, r.owedRows())
 		}
@@ -193,6 +356,27 @@ func TestAStopLeavesWhatIsLate(t *testing.T) {
 		}
 		if bad, _ := r.i.reasons(); len(bad) > 0 {
 			t.Errorf("reasons %q", bad)
+		}
+	})
+}
+
+// So does one that shares a transaction with it: nobody waits for what nobody will publish.
+func TestAStopLeavesWhatSharesATransactionWithWhatIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		publishing, settling := r.met("order", "user")
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(r.both("user", "order")...)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond)
+		r.end(errors.New("stop"))
+		<-publishing
+		pass(5 * time.Second)
+		if len(settling) != 1 {
+			t.Error("the settler has not ended")
+		}
+		if n := r.owedRows(); n != 2 {
+			t.Errorf("%d rows are owed, want 2", n)
 		}
 	})
 }

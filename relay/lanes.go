@@ -32,7 +32,7 @@ func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
 	}
 }
 
-// of returns the lane of a stream. Publisher only, like tell and untold.
+// of returns the lane of a stream. Publisher only, like tell, untold and told.
 func (ls *lanes) of(stream string) *lane {
 	ln := ls.byStream[stream]
 	if ln == nil {
@@ -66,9 +66,10 @@ func (ls *lanes) untold(skip func(stream string) bool) (marks []outbox.Mark) {
 // told notes that the gates know of marks.
 func (ls *lanes) told(marks []outbox.Mark) {
 	for _, m := range marks {
-		ln := ls.byStream[m.Stream]
-		ln.told = m.Number
-		ln.pub.Settled(m.Number)
+		if ln := ls.byStream[m.Stream]; m.Number > ln.told { // a publish may have told it more meanwhile
+			ln.told = m.Number
+			ln.pub.Settled(m.Number)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,8 @@ const (
 	// giantWindows is how many windows a transaction may fill. Nothing of it is settled before its end, so that all of
 	// it would be in doubt after a crash; a sweep settles it page by page.
 	giantWindows = 20
+	// lateTimeout is how long a stream is waited for beside one that is late.
+	lateTimeout = time.Second
 )
 
 // publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns
@@ -52,10 +55,20 @@ type publisher struct {
 	lagging  sync.WaitGroup
 	stands   stands
 
+	// What nothing that is published waits for is done beside, and heard gets what is to be done about the answer.
+	// telling are the streams that are being told what is settled. forgetting is set while doubt is being forgotten, and
+	// forgotten is the H up to which it was.
+	beside     sync.WaitGroup
+	heard      chan func()
+	telling    map[string]bool
+	forgetting bool
+	forgotten  outbox.LSN
+
 	// passed is the position up to which everything is published, or waits in a flight for its stream's server.
 	passed atomic.Uint64
-	// failing is set while a publish is being repeated: the stream then stands still for a known reason.
-	failing atomic.Bool
+	// failing is set while a publish is being repeated: the stream then stands still for a known reason. waiting is set
+	// while the window has no room.
+	failing, waiting atomic.Bool
 }
 
 // begin names what is settled, and H.
@@ -83,11 +96,12 @@ func (p *publisher) position() outbox.LSN { return outbox.LSN(p.passed.Load()) }
 func (p *publisher) run(sp span) error {
 	intake, end := context.WithCancelCause(sp.intake)
 	defer end(nil)
-	p.laggards = map[string]*laggard{}
+	p.laggards, p.telling, p.heard = map[string]*laggard{}, map[string]bool{}, make(chan func())
 	p.stands.end = end
 	err := p.take(span{intake, sp.work})
 	end(nil)
 	p.lagging.Wait()
+	p.beside.Wait()
 	if cause := p.stands.over(p.health); cause != nil {
 		return cause
 	}
@@ -95,7 +109,6 @@ func (p *publisher) run(sp span) error {
 }
 
 func (p *publisher) take(sp span) error {
-	forgotten := outbox.LSN(0)
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
 	for {
@@ -105,7 +118,10 @@ func (p *publisher) take(sp span) error {
 		case <-sp.intake.Done():
 			return nil
 		case <-flush.C:
-			p.tellSettled(sp.work)
+			p.tellSettled(sp.intake)
+			continue
+		case hear := <-p.heard:
+			hear()
 			continue
 		case c, ok := <-p.chunks:
 			if !ok {
@@ -119,11 +135,9 @@ func (p *publisher) take(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if passed := p.position(); passed >= p.handover && forgotten < p.handover && !p.anyLate() {
+		if passed := p.position(); passed >= p.handover && p.forgotten < p.handover && !p.anyLate() {
 			p.settled = outbox.Settled{}
-			if p.forgetDoubt(sp.work) {
-				forgotten = p.handover
-			}
+			p.forgetDoubt(sp.intake)
 		}
 	}
 }
@@ -152,17 +166,40 @@ func (p *publisher) gulp(c outbox.Chunk) (rows []*outbox.Row, position outbox.LS
 	}
 }
 
-// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed.
-func (p *publisher) forgetDoubt(ctx context.Context) bool {
-	for _, name := range p.gates.streams() {
-		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := p.sink.ForgetDoubt(actx, p.gates.owner, name)
-		cancel()
-		if err != nil {
-			return false
+// later makes a call beside the publisher, which hears of the answer.
+func (p *publisher) later(ctx context.Context, call func() error, hear func(err error)) {
+	p.beside.Go(func() {
+		err := call()
+		select {
+		case p.heard <- func() { hear(err) }:
+		case <-ctx.Done():
 		}
+	})
+}
+
+// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed. A stream that is met
+// meanwhile raises H.
+func (p *publisher) forgetDoubt(ctx context.Context) {
+	if p.forgetting {
+		return
 	}
-	return true
+	p.forgetting = true
+	names, upTo := p.gates.streams(), p.handover
+	p.later(ctx, func() (failed error) {
+		for _, name := range names {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			if err := p.sink.ForgetDoubt(actx, p.gates.owner, name); err != nil {
+				failed = err
+			}
+			cancel()
+		}
+		return failed
+	}, func(err error) {
+		p.forgetting = false
+		if err == nil {
+			p.forgotten = upTo
+		}
+	})
 }
 
 // processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is
@@ -213,8 +250,8 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 	}
 	p.giant += len(owed)
 	if f.events > 0 {
-		if err := p.window.acquire(sp.intake, f.events, f.bytes, rest); err != nil {
-			return context.Cause(sp.intake)
+		if err := p.reserve(sp.intake, f, rest); err != nil {
+			return err
 		}
 		if err := p.publish(sp, owed, f); err != nil {
 			return err
@@ -224,6 +261,22 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 		return nil
 	}
 	return p.hand(sp, f)
+}
+
+// reserve waits until a flight has room in the window.
+func (p *publisher) reserve(ctx context.Context, f *flight, rest bool) error {
+	if p.window.try(f.events, f.bytes, rest) {
+		return nil
+	}
+	p.waiting.Store(true)
+	p.stands.wait(p.health, true)
+	err := p.window.acquire(ctx, f.events, f.bytes, rest)
+	p.stands.wait(p.health, false)
+	p.waiting.Store(false)
+	if err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // hand gives a flight to the settler.
@@ -306,8 +359,13 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 	if err != nil {
 		return err
 	}
-	p.done(t, f)
-	return nil
+	if !p.apart {
+		p.done(t, f)
+		return nil
+	}
+	own := f.part(rows)
+	p.done(t, own)
+	return p.hand(sp, own)
 }
 
 // done notes in f what a task has published.
@@ -328,17 +386,35 @@ func (p *publisher) done(t *task, f *flight) {
 	p.published(outbox.ModeCDC, t.name, p.gates.shards, sent)
 }
 
-// tellSettled reports what was settled while nothing was published.
+// tellSettled reports what was settled while nothing was published. Streams that live apart are told each for itself.
 func (p *publisher) tellSettled(ctx context.Context) {
-	marks := p.lanes.untold(p.isLate)
-	if len(marks) == 0 {
-		return
+	marks := p.lanes.untold(func(stream string) bool { return p.telling[stream] || p.isLate(stream) })
+	for len(marks) > 0 {
+		n := len(marks)
+		if p.apart {
+			n = 1
+		}
+		p.tell(ctx, marks[:n])
+		marks = marks[n:]
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if p.sink.Settled(ctx, p.gates.owner, marks) == nil { // else the next publish carries it
-		p.lanes.told(marks)
+}
+
+func (p *publisher) tell(ctx context.Context, marks []outbox.Mark) {
+	for _, m := range marks {
+		p.telling[m.Stream] = true
 	}
+	p.later(ctx, func() error {
+		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		return p.sink.Settled(ctx, p.gates.owner, marks)
+	}, func(err error) {
+		for _, m := range marks {
+			delete(p.telling, m.Stream)
+		}
+		if err == nil { // else the next publish carries it, as it does where the lane is a laggard's by now
+			p.lanes.told(slices.DeleteFunc(marks, func(m outbox.Mark) bool { return p.isLate(m.Stream) }))
+		}
+	})
 }
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
@@ -346,7 +422,11 @@ func (p *publisher) tellSettled(ctx context.Context) {
 func (p *publisher) deliver(sp span, t *task, patient bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
+		limit := publishTimeout
+		if !patient && p.anyLate() { // its server may be the same, and all wait for this one
+			limit = lateTimeout
+		}
+		actx, cancel := context.WithTimeout(sp.work, limit)
 		receipt, err := t.delivery.Publish(actx)
 		cancel()
 		var refused *outbox.PoisonError

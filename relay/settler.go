@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"posthaste/outbox"
@@ -19,6 +20,8 @@ const (
 	// lookShare is how many times longer than looking the settler does something else, for lookPause at most.
 	lookShare = 10
 	lookPause = 5 * time.Second
+	// askPause is how long others wait for a stream that is asked alone, and the least time between two such questions.
+	askPause = time.Second
 )
 
 // settler confirms what was published, moves the mark behind it, and tells everybody concerned. One goroutine owns it.
@@ -53,11 +56,13 @@ type settler struct {
 	pending     []*flight
 	unconfirmed []outbox.Mark
 	// apart is Options.Apart. late counts the rows of each transaction that are not published, although those behind
-	// them are, and stuck are the streams that could not be confirmed when they were last asked: what is neither is
-	// settled without them.
-	apart bool
-	late  map[uint64]int
-	stuck map[string]bool
+	// them are, and stuck are the streams that could not be confirmed when they were last asked, with the question that
+	// is asked of them since: what is neither is settled without them. around is set while something is late or stuck.
+	apart  bool
+	late   map[uint64]int
+	stuck  map[string]*question
+	asking sync.WaitGroup
+	around atomic.Bool
 
 	marker outbox.Marker // nil: none is open
 	last   outbox.Pass   // of the last look, whichever marker's
@@ -80,7 +85,10 @@ func (s *settler) begin(at outbox.Pass) { s.begun <- at }
 // run settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
 func (s *settler) run(sp span, fail func(error)) error {
-	err := s.follow(sp)
+	work, end := context.WithCancel(sp.work)
+	err := s.follow(span{sp.intake, work})
+	end()
+	s.asking.Wait()
 	s.drop()
 	if err != nil {
 		fail(err)             // first: only that ends the publisher, whose end the next line waits for
@@ -116,7 +124,6 @@ func (s *settler) follow(sp span) error {
 				s.take(f)
 			} else {
 				flights = nil
-				s.giveUp()
 			}
 		case <-s.window.pressed:
 			s.hurried = true
@@ -132,6 +139,7 @@ func (s *settler) follow(sp span) error {
 func (s *settler) start(at outbox.Pass) {
 	s.mark, s.least, s.highest = at.Settled, at.Snapshot.Max(), at.Snapshot.Max()
 	s.rows, s.entries, s.late = map[uint64][]int64{}, outbox.Entries{}, map[uint64]int{}
+	s.stuck = map[string]*question{}
 	s.last = at
 	s.looked, s.bo = time.Now(), backoff{first: 20 * time.Millisecond, most: time.Second}
 }
@@ -158,84 +166,111 @@ func (s *settler) take(f *flight) {
 	s.release()
 }
 
-// confirm repeats until what was published is as durable as is asked for. Where streams live apart it asks once, and
-// those that do not answer are stuck.
+// confirm repeats until what was published is as durable as is asked for.
 func (s *settler) confirm(sp span) error {
 	for len(s.unconfirmed) > 0 {
-		err := s.ask(sp)
+		err := s.confirmed(sp, 2*publishTimeout, s.unconfirmed)
 		if err == nil {
+			s.unconfirmed = nil
 			s.bo.reset()
 			return nil
 		}
-		if err := s.failed(sp, "confirm", err); err != nil || s.apart {
+		if err := s.failed(sp, "confirm", err); err != nil {
 			return err
 		}
 	}
-	s.stuck = nil
 	return nil
 }
 
-// ask asks for all, but for what is stuck stream by stream; and when all have not answered, too.
-func (s *settler) ask(sp span) error {
-	var together, alone []outbox.Mark
-	for _, m := range s.unconfirmed {
-		if s.stuck[m.Stream] {
-			alone = append(alone, m)
-		} else {
-			together = append(together, m)
-		}
-	}
-	var err error
-	if len(together) > 0 {
-		err = s.confirmed(sp, together)
-	}
-	if !s.apart || err != nil && finished(err) {
-		if err == nil {
-			s.unconfirmed = nil
-		}
-		return err
-	}
-	if err != nil {
-		alone = s.unconfirmed
-	}
-	errs := make([]error, len(alone))
-	var wg sync.WaitGroup
-	for i, m := range alone {
-		wg.Go(func() { errs[i] = s.confirmed(sp, []outbox.Mark{m}) })
-	}
-	wg.Wait()
-	s.unconfirmed, s.stuck, err = nil, nil, nil
-	for i, m := range alone {
-		if errs[i] == nil {
-			continue
-		}
-		if s.stuck == nil {
-			s.stuck = map[string]bool{}
-		}
-		s.unconfirmed, s.stuck[m.Stream] = append(s.unconfirmed, m), true
-		if err == nil || finished(errs[i]) {
-			err = errs[i]
-		}
-	}
-	return err
-}
-
-func (s *settler) confirmed(sp span, marks []outbox.Mark) error {
-	ctx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
+func (s *settler) confirmed(sp span, limit time.Duration, marks []outbox.Mark) error {
+	ctx, cancel := context.WithTimeout(sp.work, limit)
 	defer cancel()
 	return s.sink.Confirm(ctx, s.owner, marks)
 }
 
-// open reports whether there is something to settle.
-func (s *settler) open() bool {
-	return slices.ContainsFunc(s.pending, func(f *flight) bool { return !f.never && !f.spent() })
+// question is what one stream is asked beside the loop.
+type question struct {
+	asked  time.Time
+	answer chan error // it has room
 }
 
-// giveUp takes leave of what is late: nobody will publish it any more.
-func (s *settler) giveUp() {
-	for _, f := range s.pending {
-		f.never, f.late = f.late, false
+func (s *settler) ask(sp span, m outbox.Mark) *question {
+	q := &question{time.Now(), make(chan error, 1)}
+	s.asking.Go(func() { q.answer <- s.confirmed(sp, publishTimeout, []outbox.Mark{m}) })
+	return q
+}
+
+// confirmApart is confirm where streams live apart. It asks once for all that are not stuck and, when these have not all
+// answered, for each of them: who does not answer soon is stuck. trouble is why one is.
+//
+// Nobody waits for a stream that is stuck. When it answers it is asked again, with the others: the mark moves just
+// behind what confirms it.
+func (s *settler) confirmApart(sp span) (trouble, err error) {
+	var together, rest []outbox.Mark
+	for _, m := range s.unconfirmed {
+		q := s.stuck[m.Stream]
+		if q == nil {
+			together = append(together, m)
+			continue
+		}
+		select {
+		case err = <-q.answer:
+		default:
+			rest = append(rest, m)
+			continue
+		}
+		switch {
+		case err == nil:
+			delete(s.stuck, m.Stream)
+			together = append(together, m)
+			continue
+		case finished(err):
+			return nil, err
+		case time.Since(q.asked) < askPause:
+			q.answer <- err
+		default:
+			s.stuck[m.Stream] = s.ask(sp, m)
+		}
+		trouble, rest = err, append(rest, m)
 	}
+	s.unconfirmed = rest
+	if len(together) == 0 {
+		return trouble, nil
+	}
+	if err = s.confirmed(sp, publishTimeout, together); err == nil || finished(err) {
+		return trouble, err
+	}
+	for _, m := range together {
+		s.stuck[m.Stream] = s.ask(sp, m)
+	}
+	soon, cancel := context.WithTimeout(sp.work, askPause)
+	defer cancel()
+	for _, m := range together {
+		q := s.stuck[m.Stream]
+		trouble = err
+		select {
+		case err := <-q.answer:
+			switch {
+			case err == nil:
+				delete(s.stuck, m.Stream)
+				continue
+			case finished(err):
+				return nil, err
+			}
+			q.answer <- err
+		case <-soon.Done():
+		}
+		s.unconfirmed = append(s.unconfirmed, m)
+	}
+	return trouble, nil
+}
+
+// open reports whether there is something to settle, but for what shares a transaction with what is late: nobody will
+// publish that any more.
+func (s *settler) open() bool {
+	return slices.ContainsFunc(s.pending, func(f *flight) bool {
+		return slices.ContainsFunc(f.owed, func(xid uint64) bool { return s.late[xid] == 0 })
+	})
 }
 
 // note adds the rows of a flight to those that no mark holds.
@@ -269,11 +304,9 @@ func (s *settler) note(f *flight) {
 		}
 		s.rows[xid] = append(s.rows[xid], r.seq)
 		s.highest = max(s.highest, xid)
-		if n := len(f.owed); n == 0 || f.owed[n-1].xid != xid {
-			f.owed = append(f.owed, share{xid: xid})
+		if n := len(f.owed); n == 0 || f.owed[n-1] != xid {
+			f.owed = append(f.owed, xid)
 		}
-		last := &f.owed[len(f.owed)-1]
-		last.events, last.bytes = last.events+1, last.bytes+r.size
 	}
 	f.rows = nil
 	for stream, id := range f.entries {
@@ -290,9 +323,17 @@ func (s *settler) advance(sp span) error {
 	if len(s.flights) > 0 { // among them what was published up to there
 		s.take(<-s.flights)
 	}
-	if err := s.confirm(sp); err != nil {
+	var trouble, err error
+	if s.apart {
+		trouble, err = s.confirmApart(sp)
+		err = wrap("confirm", err)
+	} else {
+		err = s.confirm(sp)
+	}
+	if err != nil {
 		return err
 	}
+	s.beside()
 	if err := s.missed(passed); err != nil {
 		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()
 		return err
@@ -301,6 +342,9 @@ func (s *settler) advance(sp span) error {
 	if err != nil {
 		s.drop()
 		return s.failed(sp, step, err)
+	}
+	if trouble != nil {
+		return s.trouble(sp, "confirm", trouble)
 	}
 	if len(s.stuck) > 0 {
 		return nil
@@ -434,9 +478,9 @@ func (s *settler) unsure() map[uint64]bool {
 	}
 	xids := map[uint64]bool{}
 	for _, f := range s.pending {
-		if slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return s.stuck[m.Stream] }) {
-			for _, o := range f.owed {
-				xids[o.xid] = true
+		if slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return s.stuck[m.Stream] != nil }) {
+			for _, xid := range f.owed {
+				xids[xid] = true
 			}
 		}
 	}
@@ -444,49 +488,39 @@ func (s *settler) unsure() map[uint64]bool {
 }
 
 // release tells everybody concerned which flights are settled: only from the first one on without a gap. Around what is
-// late or stuck the window is released; the slot, and a stream of which something is not settled, wait all the same.
+// late or stuck others are released; the slot waits all the same, and so does what is behind something of its stream that
+// is not settled. Its gate remembers that, and so it stays in the window.
 func (s *settler) release() {
 	var end outbox.LSN
 	rows, events, bytes := 0, 0, 0
 	var marks []outbox.Mark
 	var kept []*flight
 	waiting := map[string]bool{}
-	around := len(s.late)+len(s.stuck) > 0
+	around := s.beside()
 	for i, f := range s.pending {
-		f.owed = slices.DeleteFunc(f.owed, func(o share) bool {
-			seen := s.mark.Snapshot.Sees(o.xid)
-			if seen && around {
-				events, bytes = events+o.events, bytes+o.bytes
-				f.events, f.bytes = f.events-o.events, f.bytes-o.bytes
-			}
-			return seen
-		})
-		if f.late || f.never || len(f.owed) > 0 {
-			if !around {
-				kept = s.pending[i:]
-				break
-			}
+		f.owed = slices.DeleteFunc(f.owed, s.mark.Snapshot.Sees)
+		settled := !f.late && len(f.owed) == 0
+		if !settled && !around {
+			kept = s.pending[i:]
+			break
+		}
+		if settled {
+			rows, f.published = rows+f.published, 0
+		}
+		if !settled || slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return waiting[m.Stream] }) {
 			for _, m := range f.marks {
 				waiting[m.Stream] = true
 			}
 			kept = append(kept, f)
 			continue
 		}
-		rows, events, bytes = rows+f.published, events+f.events, bytes+f.bytes
-		f.published, f.events, f.bytes = 0, 0, 0
-		rest := f.marks[:0]
-		for _, m := range f.marks {
-			if waiting[m.Stream] {
-				rest = append(rest, m)
-			} else {
-				marks = append(marks, m)
-			}
-		}
-		f.marks = rest
+		events, bytes = events+f.events, bytes+f.bytes
+		marks = append(marks, f.marks...)
+		f.events, f.bytes, f.marks = 0, 0, nil
 		if len(kept) == 0 {
 			end = max(end, f.end)
 		} else if last := kept[len(kept)-1]; last.spent() {
-			last.end, last.marks = max(last.end, f.end), lastMarks(append(last.marks, f.marks...))
+			last.end = max(last.end, f.end)
 		} else {
 			kept = append(kept, f)
 		}
@@ -506,8 +540,24 @@ func (s *settler) release() {
 	}
 }
 
-// failed notes that a step has failed, and waits a little. An error says that it is not to be repeated.
+// beside reports whether something is late or stuck, and notes it for others.
+func (s *settler) beside() bool {
+	around := len(s.late)+len(s.stuck) > 0
+	s.around.Store(around)
+	return around
+}
+
+// failed is trouble, and waits a little.
 func (s *settler) failed(sp span, step string, err error) error {
+	err = s.trouble(sp, step, err)
+	if err == nil {
+		s.bo.wait(sp.intake)
+	}
+	return err
+}
+
+// trouble notes that a step has failed. An error says that it is not to be repeated.
+func (s *settler) trouble(sp span, step string, err error) error {
 	if finished(err) || errors.Is(err, outbox.ErrSuperseded) || sp.intake.Err() != nil || sp.work.Err() != nil {
 		return wrap(step, err)
 	}
@@ -518,7 +568,6 @@ func (s *settler) failed(sp span, step string, err error) error {
 	if time.Since(s.troubled) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
 		s.log.Warn("published events cannot be settled; retrying", "step", step, "err", err)
 	}
-	s.bo.wait(sp.intake)
 	return nil
 }
 

@@ -22,7 +22,9 @@ type redis struct {
 	gates     map[string]*gate
 	wrongType map[string]bool // keys of another type
 	away      map[string]bool // streams whose server is down
-	down      bool
+	// frozen are streams whose server does not answer, each until its channel is closed.
+	frozen map[string]chan struct{}
+	down   bool
 	// neighbours are the gates of another database that shares the streams.
 	neighbours map[string]*gate
 	// readers has, by stream, up to which entry a consumer group has acknowledged it; nil without one.
@@ -90,7 +92,7 @@ type doubtful struct {
 func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
-		away: map[string]bool{}, neighbours: map[string]*gate{},
+		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
 		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
 	}
 }

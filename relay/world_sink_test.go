@@ -29,6 +29,31 @@ func sinkCall[T any](ctx context.Context, i *instance, name string, effect func(
 	})
 }
 
+// thawed waits until the servers of streams answer. What it was asked before then is not done.
+func (i *instance) thawed(ctx context.Context, streams ...string) error {
+	for _, name := range streams {
+		var frozen chan struct{}
+		i.w.do(func() { frozen = i.w.rd.frozen[name] })
+		if frozen == nil {
+			continue
+		}
+		select {
+		case <-frozen:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// marked are the streams of marks.
+func marked(marks []outbox.Mark) (streams []string) {
+	for _, m := range marks {
+		streams = append(streams, m.Stream)
+	}
+	return streams
+}
+
 func (s memSink) Bind(ctx context.Context) (string, error) {
 	s.i.w.do(func() { s.i.anyone = true })
 	return sinkCall(ctx, s.i, "Sink.Bind", func(r *redis) (string, error) {
@@ -133,6 +158,9 @@ func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) er
 
 func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	marks = slices.Clone(marks)
+	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.Confirm", func(r *redis) (nothing, error) {
 		return nothing{}, r.confirm(o, marks)
 	})
@@ -141,6 +169,9 @@ func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 
 func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	marks = slices.Clone(marks)
+	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.Settled", func(r *redis) (nothing, error) {
 		return nothing{}, r.settle(o, marks)
 	})
@@ -148,6 +179,9 @@ func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 }
 
 func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
+	if err := s.i.thawed(ctx, stream); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.ForgetDoubt", func(r *redis) (nothing, error) {
 		return nothing{}, r.forgetDoubt(o, stream)
 	})
@@ -278,6 +312,9 @@ func (d *memDelivery) step(ctx context.Context) error {
 		events: slices.Clone(d.events[d.pos:end]),
 	}
 	l.i.w.do(func() { p.least = l.i.let[l.stream] })
+	if err := l.i.thawed(ctx, l.stream); err != nil {
+		return err
+	}
 	v, err := sinkCall(ctx, l.i, "Sink.Publish", func(r *redis) (verdict, error) {
 		v, err := r.publish(p)
 		return v, err
