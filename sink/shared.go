@@ -39,8 +39,8 @@ func (s *Sink) gateOf(stream string, o outbox.Owner) string {
 	return gateKey(stream)
 }
 
-// keys are those that an adoption is about, behind how many they are. While a slot moves, a key that is not named may be
-// missing at one master because the other one has it.
+// keys are those that an adoption is about, behind how many they are. While a slot moves, a key that is not named may
+// be missing at one master because the other one has it.
 func (s *Sink) keys(stream string, source uuid.UUID) []any {
 	if s.shared {
 		return sharedKeys(stream, source)
@@ -74,8 +74,8 @@ func foreign(stream, word, who string) error {
 	return e
 }
 
-// registered returns ErrGap if the register does not know the gate any more, and says who else has the name. sent is what
-// became of the pipeline.
+// registered returns ErrGap if the register does not know the gate any more, and says who else has the name. sent is
+// what became of the pipeline.
 func registered(stream string, cmd *redis.SliceCmd, sent error, reg any, o outbox.Owner) error {
 	v, err := cmd.Result()
 	if err == nil && len(v) != 2 {
