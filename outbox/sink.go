@@ -149,7 +149,9 @@ type Sink interface {
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
-	// Look tells what is there of the streams, and of the gates of a source.
+	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
+	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
+	// is bounded by itself.
 	Look(ctx context.Context, source uuid.UUID, streams []string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
 	// there, nor those of others who share it.

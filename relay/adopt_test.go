@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -55,6 +58,30 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 		if st := w.pg.state; st.Owner != l.gates.owner || st.Owner.Epoch != 1 || st.Sink != "run 1" ||
 			l.activity.epoch() != 1 || w.pg.prefix != "outbox." {
 			t.Errorf("state %+v, prefix %q", st, w.pg.prefix)
+		}
+	})
+}
+
+// slowLook is a sink in whose streams there is much to read.
+type slowLook struct{ outbox.Sink }
+
+func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+	if err := pause.For(ctx, 20*publishTimeout); err != nil {
+		return nil, err
+	}
+	return s.Sink.Look(ctx, source, streams)
+}
+
+// A look may take longer than a publish: it goes through what others have put into a shared stream.
+func TestALookTakesItsTime(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.order")
+		l.sink = slowLook{l.sink}
+		ctx, cancel := context.WithTimeout(context.Background(), 40*publishTimeout)
+		defer cancel()
+		if _, err := l.adopt(ctx); err != nil || w.count("Sink.Adopt") != 1 {
+			t.Errorf("%v, %d gates were raised", err, w.count("Sink.Adopt"))
 		}
 	})
 }

@@ -184,11 +184,12 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err
 	}
 	streams := outbox.StreamNames(list)
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if f.server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
+	f.server, err = l.sink.Bind(actx)
+	cancel()
+	if err != nil || len(streams) == 0 {
 		return f, err
 	}
-	states, err := l.sink.Look(actx, st.Owner.Source, streams)
+	states, err := l.sink.Look(ctx, st.Owner.Source, streams) // for as long as there is something to read
 	if err != nil {
 		return f, err
 	}

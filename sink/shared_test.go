@@ -263,6 +263,51 @@ func TestALossIsToldToAllWhoShare(t *testing.T) {
 	}
 }
 
+// A stream that has lost something loses more before all who share it have noticed the first loss: they are told of the
+// second one, too.
+func TestASecondLossIsTold(t *testing.T) {
+	t.Parallel()
+	for name, noticed := range map[string]func(a *fixture, o outbox.Owner){
+		"by an adoption": func(a *fixture, _ outbox.Owner) { a.adopted(3) },
+		"by nobody":      func(*fixture, outbox.Owner) {},
+		"by a publish": func(a *fixture, o outbox.Owner) {
+			wantGap(t, second(a.lane(o).Deliver(makeEvents(1)).Publish(t.Context())))
+			a.adopted(3)
+		},
+	} {
+		all := sharing(t, 2)
+		a, b := all[0], all[1]
+		oa, ob := a.adopted(1), b.adopted(1)
+		lb := b.lane(ob)
+		events := makeEvents(5)
+		b.publish(lb, events[0], events[1])
+		dump := a.client.Dump(t.Context(), stream).Val()
+		b.publish(lb, events[2])
+		a.publish(a.lane(oa), events[3])
+		a.must(a.client.RestoreReplace(t.Context(), stream, 0, dump).Err())
+		oa = a.adopted(2)
+		if st := b.look(); !st.Forgot || st.Last == "" {
+			t.Errorf("%s: after the first loss %+v", name, st)
+		}
+		a.must(a.client.Del(t.Context(), stream).Err())
+		noticed(a, oa)
+		if st := b.look(); !st.Forgot || st.Last != "" || st.Epoch != 0 {
+			t.Errorf("%s: after the second loss %+v", name, st)
+		}
+		if name != "by nobody" {
+			a.publish(a.lane(a.adopted(4)), events[4])
+		}
+		if st := b.look(); !st.Forgot || st.Last != "" {
+			t.Errorf("%s: after another publish %+v", name, st)
+		}
+		wantGap(t, b.sink.Adopt(t.Context(), stream, ob, false)) // it is a call that arrives late
+		b.publish(b.lane(b.adopted(2)), events[0])
+		if st := b.look(); !st.Intact() {
+			t.Errorf("%s: noticed again: %+v", name, st)
+		}
+	}
+}
+
 // A register that is gone, with the stream or not, takes the word of all gates with it: nobody can know what others
 // have noticed since.
 func TestALostRegister(t *testing.T) {

@@ -144,14 +144,16 @@ func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
-// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once.
+// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once, and pageTimeout bounds how
+// long that, or a Look, may take.
 const (
 	tailEntries = 1000
 	tailBytes   = 4 << 20
+	pageTimeout = 5 * time.Second
 )
 
-// Tail implements outbox.Sink. It reads page by page; ctx bounds how long that takes. Entries that are not posthaste's
-// are left out, and of a shared stream those of others.
+// Tail implements outbox.Sink. It reads page by page; ctx bounds how long all of that takes. Entries that are not
+// posthaste's are left out, and of a shared stream those of others.
 func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	var tail []outbox.Entry
 	err := s.entries(ctx, stream, after, func(page []outbox.Entry) bool {
@@ -169,7 +171,9 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 	}
 	for {
 		var list []outbox.Entry
-		page, err := run(ctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes, s.name()})
+		pctx, cancel := context.WithTimeout(ctx, pageTimeout)
+		page, err := run(pctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes, s.name()})
+		cancel()
 		if notAStream(err) {
 			return nil
 		}

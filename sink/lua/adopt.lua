@@ -92,8 +92,10 @@ local told = {}
 for other, theirs in pairs(name ~= '' and names or {}) do
   local key = base .. ':' .. theirs
   if theirs ~= source and other ~= name and lacks(key, last_id) then
-    local e = tonumber(string.match(redis.call('HGET', key, 'owner') or '1|', '^(%d+)'))
-    told[key] = int(math.max(e - 1, 0)) .. '|0|ids'
+    local g = redis.call('HMGET', key, 'owner', 'gone')
+    local e = tonumber(string.match(g[1] or '1|', '^(%d+)'))
+    -- One that is told again has had its owner taken already.
+    told[key] = g[2] and (g[1] or '0|0|ids') or int(math.max(e - 1, 0)) .. '|0|ids'
   end
 end
 

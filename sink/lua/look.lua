@@ -16,6 +16,7 @@ end
 local gate = key ~= nil
 local g = gate and redis.call('HMGET', key, 'n', 'last', 'source', 'owner', 'gone') or {}
 local n, last, t = tonumber(g[1] or '0'), last_id_of(KEYS[1]), redis.call('TIME')
+if receded(last, g[5]) then g[5] = last end
 local gone = g[5] or forgot(last, n, g[2])
 
 -- The youngest entry that is this database's and no replay's, of those behind what the gate knows, and of the last thousand.

@@ -10,8 +10,8 @@
 --   drop:<source> when that database said that the stream is to be deleted, in ms
 --
 -- A gate of a shared stream has, if somebody else has seen that the stream lacks what it has let through:
---   gone     the last id that the stream gave then, '' without one. The owner is the one before, without a nonce: who had the
---            gate has to adopt it again, with a higher epoch, before anything else
+--   gone     the last id that the stream gave then, '' without one; a lower one if it has lost more since. The owner is the one
+--            before, without a nonce: who had the gate has to adopt it again, with a higher epoch, before anything else
 
 local SHARED = 'shared'
 
@@ -31,10 +31,16 @@ local function register_of(base)
   return id, names
 end
 
--- lacks tells whether a stream lacks what a gate has let through, so that somebody has to notice it.
+-- receded tells whether a stream has lost still more since it gave an id that was noted as "gone".
+local function receded(last_id, gone)
+  return gone and gone ~= '' and forgot(last_id, 1, gone)
+end
+
+-- lacks tells whether a stream lacks what a gate has let through, so that somebody has to notice it; or more of it than was
+-- noticed.
 local function lacks(gate, last_id)
-  local g = redis.call('HMGET', gate, 'n', 'last')
-  return forgot(last_id, tonumber(g[1] or '0'), g[2])
+  local g = redis.call('HMGET', gate, 'n', 'last', 'gone')
+  return forgot(last_id, tonumber(g[1] or '0'), g[2]) or receded(last_id, g[3])
 end
 
 -- deserted tells whether an empty stream lacks what its gate, or another one that shares it, has let through; or whether its
