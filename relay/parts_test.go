@@ -363,11 +363,12 @@ func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 			}
 			break
 		}
-		if _, again := d.Publish(t.Context()); again == nil || !strings.Contains(again.Error(), `those of "outbox.order"`) {
-			t.Errorf("once more: %v", again)
+		if !strings.Contains(err.Error(), `those of "outbox.order"`) {
+			t.Error(err)
 		}
+		id := events[poison.Index].AggregateID
 		places = append(places, poison.Index)
-		places = append(places, d.Skip(func(e *outbox.Event) bool { return e.AggregateID == events[poison.Index].AggregateID })...)
+		places = append(places, d.Skip(func(e *outbox.Event) bool { return e.AggregateID == id })...)
 	}
 	if want := []int{0, 2, 1, 3}; !slices.Equal(places, want) {
 		t.Errorf("refused %v, want %v", places, want)

@@ -382,7 +382,8 @@ func TestAStreamBelongsToOneType(t *testing.T) {
 	}
 	published := func() {
 		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode, entries)
-			SELECT -1, $1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order.1": "1-1"}' FROM outbox_seq_seq`, o.Epoch)
+			SELECT -1, $1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order.1": "1-1"}' FROM outbox_seq_seq`,
+			o.Epoch)
 	}
 	published()
 	refused("it is in use")

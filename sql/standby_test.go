@@ -105,8 +105,8 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	must(t, <-moved)
 }
 
-// Whoever adopts after a change of the layout waits until a synchronous standby knows of it; where none was made there is
-// nothing to wait for.
+// Whoever adopts after a change of the layout waits until a synchronous standby knows of it; where none was made, there
+// is nothing to wait for.
 func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)
