@@ -249,7 +249,7 @@ type Store interface {
 	Lost(ctx context.Context) (int64, error)
 	// NoteStream records, durably, that stream, one of those of the type that base names, is about to be published to
 	// under epoch, and tells whether its gate was raised before. ErrSuperseded if the epoch is not the state's any
-	// more; an adoption waits for a note under way.
+	// more; an adoption waits for a note under way. *TakenError if it is a stream of another type.
 	NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error)
 	// Ungated lists the streams of which the table does not know that their gates were raised.
 	Ungated(ctx context.Context) ([]string, error)
@@ -261,8 +261,13 @@ type Store interface {
 	// ChangeLayout gives a type so many streams, for o, which has just made one mark that of every part (SettleAll),
 	// and has published nothing since: what that mark holds was published under the layout before, everything else
 	// will be under the new one, by whoever adopts next. It fails, and changes nothing, if there is another mark.
+	// ErrLayout as from CheckLayout, for a type that was published for the first time meanwhile.
 	// ErrSuperseded if o is not the state's owner any more.
 	ChangeLayout(ctx context.Context, o Owner, shards int) error
+	// AwaitLayout waits until a synchronous standby, if there is one, knows of the last change of the layout, which may
+	// have been committed without that. Who adopts calls it before anything is published: what is published under a
+	// layout that a failover takes back would be published again, to other streams.
+	AwaitLayout(ctx context.Context) error
 	// InsertLSN is the end of the WAL written so far.
 	InsertLSN(ctx context.Context) (LSN, error)
 	// Horizon returns an LSN and a transaction id such that everything that could have committed at or before the LSN
@@ -342,6 +347,8 @@ type Scope struct {
 	Shards int
 	// Ensure makes sure that stream is noted and its gate adopted before the first publish.
 	Ensure func(ctx context.Context, stream string) error
+	// Lane is Sink.Lane for the owner, of a stream that Ensure has made sure of.
+	Lane func(stream string, lane Lane) LanePublisher
 	// Claimed is called after a part was claimed and before its rows are read: what others parked in it is known then.
 	Claimed func(ctx context.Context) error
 	// BlockKey asks that events behind a parked one of their aggregate are parked too.

@@ -3,6 +3,7 @@ package outbox
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -60,6 +61,18 @@ func StreamNames(list []Stream) []string {
 
 // ErrLayout means that a type cannot have as many streams as are asked for. The text says why.
 var ErrLayout = errors.New("the streams per type cannot be changed")
+
+// TakenError means that a stream of another type has the name that one of a type's would have.
+type TakenError struct {
+	Stream string
+	// Base is the Stream.Base of that one.
+	Base string
+}
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("stream %q is one of those of %q: a type must not be called like a stream of another one",
+		e.Stream, e.Base)
+}
 
 // PartOf returns the part that the table puts an aggregate into: the lowest four bits of Postgres' hashtextextended,
 // of a text in UTF-8, on a server that is little-endian. Store.CheckLayout asks the server whether it is so.

@@ -313,7 +313,7 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	}
 	lane := c.lanes[stream]
 	if lane == nil {
-		lane = w.s.o.Sink.Lane(stream, w.scope.Owner, c.lane)
+		lane = w.scope.Lane(stream, c.lane)
 		c.lanes[stream] = lane
 	}
 	if n := c.marks[stream]; n > 0 {

@@ -10,8 +10,7 @@ import (
 // lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the
 // settler says what is.
 type lanes struct {
-	sink  outbox.Sink
-	owner outbox.Owner
+	gates *gates
 	id    outbox.Lane
 
 	mu       sync.Mutex // the publisher's reads need none: it alone writes
@@ -25,9 +24,9 @@ type lane struct {
 	told    int64        // batch number, publisher only
 }
 
-func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
+func newLanes(g *gates) *lanes {
 	return &lanes{
-		sink: sink, owner: owner, id: outbox.Lane{Part: outbox.StreamLane, Nonce: owner.Nonce},
+		gates: g, id: outbox.Lane{Part: outbox.StreamLane, Nonce: g.owner.Nonce},
 		byStream: map[string]*lane{},
 	}
 }
@@ -36,7 +35,7 @@ func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
 func (ls *lanes) of(stream string) *lane {
 	ln := ls.byStream[stream]
 	if ln == nil {
-		ln = &lane{pub: ls.sink.Lane(stream, ls.owner, ls.id)}
+		ln = &lane{pub: ls.gates.lane(stream, ls.id)}
 		ls.mu.Lock()
 		ls.byStream[stream] = ln
 		ls.mu.Unlock()

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -58,10 +59,25 @@ func TestAChangeOfTheLayoutWaits(t *testing.T) {
 	})
 }
 
-// What cannot be is refused, and events flow as before.
+// What cannot be is refused, and events flow as before; also if that shows when everything is read.
 func TestALayoutThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
+	for _, later := range []bool{false, true} {
+		t.Run(fmt.Sprint(later), func(t *testing.T) {
+			t.Parallel()
+			refusesLayout(t, later)
+		})
+	}
+}
+
+func refusesLayout(t *testing.T, later bool) {
+	t.Helper()
 	inLayout(t, impossibleShards, func(w *world) {
+		w.do(func() {
+			if w.pg.impossibleLater = later; later {
+				w.rd.readers["outbox.order"] = w.rd.ids
+			}
+		})
 		row := w.event("order", "b")
 		w.settles(outbox.ModePoll)
 		h := w.instances[1].relay.Health()
@@ -73,6 +89,30 @@ func TestALayoutThatCannotBeIsRefused(t *testing.T) {
 				t.Errorf("an event is not where it was to be: %s", w.describe())
 			}
 		})
+		w.judge()
+	})
+}
+
+// Nothing is published before a standby knows of the layout that was changed before the adoption.
+func TestAnAdoptionAwaitsTheLayout(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		w.pg.unawaited = true
+		row := w.event("order", "a")
+		one := w.start("one")
+		w.eventually("it is said what is waited for", time.Minute, func() bool {
+			h := one.relay.Health()
+			return len(h.Reasons) == 1 && strings.HasPrefix(h.Reasons[0], "adopt: ")
+		})
+		elapse(5 * time.Minute)
+		w.do(func() {
+			if !w.pg.owed(row) || w.rd.has("outbox.order", row.ID) {
+				t.Errorf("an event is published: %s", w.describe())
+			}
+			w.pg.unawaited = false
+		})
+		w.settles(outbox.ModePoll)
 		w.judge()
 	})
 }

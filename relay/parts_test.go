@@ -256,6 +256,8 @@ func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ b
 
 func (*memorySink) Sharded(context.Context, string) error { return nil }
 
+func (m *memorySink) Lane(string, outbox.Owner, outbox.Lane) outbox.LanePublisher { return nil }
+
 func (m *memorySink) Follow(_ context.Context, stream string, others []string) error {
 	m.followed = append(m.followed, stream+" "+strings.Join(others, " "))
 	return nil
@@ -271,7 +273,12 @@ func (m *memoryStore) Streams(context.Context) ([]outbox.Stream, error) { return
 
 func (m *memoryStore) Gated(context.Context, []string) error { return nil }
 
-func (m *memoryStore) NoteStream(_ context.Context, stream, _ string, _ int64) (bool, error) {
+func (m *memoryStore) NoteStream(_ context.Context, stream, base string, _ int64) (bool, error) {
+	for _, s := range m.known {
+		if s.Name == stream && s.Base != base {
+			return false, &outbox.TakenError{Stream: stream, Base: s.Base}
+		}
+	}
 	m.noted = append(m.noted, stream)
 	return false, nil
 }
@@ -324,6 +331,47 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 	}
 	if want := []string{"outbox.order.3 outbox.order outbox.order.1"}; !slices.Equal(sink.followed, want) {
 		t.Errorf("followed %q, want %q", sink.followed, want)
+	}
+}
+
+// The lane of a stream that is another type's refuses what is to be published, one after the other, also where the gate
+// of that stream was raised; others are as they are.
+func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
+	t.Parallel()
+	known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
+	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{known: []outbox.Stream{known}})
+	if err := g.adopt(t.Context(), known, true, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, stream := range []string{known.Name, "outbox.order.2"} {
+		if err := g.ensure(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l := g.lane("outbox.order.2", outbox.Lane{}); l != nil { // memorySink has none
+		t.Errorf("the lane of another stream is %v", l)
+	}
+	events := []*outbox.Event{{AggregateID: "a"}, {AggregateID: "b"}, {AggregateID: "a"}, {AggregateID: "c"}}
+	d := g.lane(known.Name, outbox.Lane{}).Deliver(events)
+	var places []int
+	for {
+		_, err := d.Publish(t.Context())
+		var poison *outbox.PoisonError
+		if !errors.As(err, &poison) {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if !strings.Contains(err.Error(), `those of "outbox.order"`) {
+			t.Error(err)
+		}
+		id := events[poison.Index].AggregateID
+		places = append(places, poison.Index)
+		places = append(places, d.Skip(func(e *outbox.Event) bool { return e.AggregateID == id })...)
+	}
+	if want := []int{0, 2, 1, 3}; !slices.Equal(places, want) {
+		t.Errorf("refused %v, want %v", places, want)
 	}
 }
 

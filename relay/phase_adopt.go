@@ -116,6 +116,9 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		l.activity.own(a.To)
 		l.metrics.adoptions.Inc()
 		if err = l.raiseGates(ctx, f.intact); err == nil {
+			err = l.awaitLayout(ctx)
+		}
+		if err == nil {
 			err = l.repair(ctx)
 		}
 		var fenced *outbox.FencedError

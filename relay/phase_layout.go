@@ -28,14 +28,8 @@ func (l *leadership) changesLayout() bool { return max(l.gates.shards, 1) != l.s
 // Once: what was published is settled when it is written down, so that no gate has to know what is in another stream.
 // In order: nobody has anything before him in an old stream when something newer is in a new one.
 func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
-	switch err := l.store.CheckLayout(ctx, l.shards); {
-	case errors.Is(err, outbox.ErrLayout):
-		l.refused = true
-		l.health.degrade(conditionLayout, err.Error())
-		l.log.Error("the streams per type stay as they are", "streams_per_type", l.gates.shards, "err", err)
-		return onOver, nil
-	case err != nil:
-		return onOver, err
+	if err := l.store.CheckLayout(ctx, l.shards); err != nil {
+		return l.refuseLayout(err)
 	}
 	l.log.Info("the streams per type are to be changed", "from", max(l.gates.shards, 1), "to", l.shards)
 	if err := l.settleAll(ctx); err != nil {
@@ -45,12 +39,41 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 		return l.over(err)
 	}
 	if err := l.store.ChangeLayout(ctx, l.gates.owner, l.shards); err != nil {
-		return l.over(err)
+		return l.refuseLayout(err)
 	}
 	l.log.Info("the streams per type have changed", "from", max(l.gates.shards, 1), "to", l.shards)
 	l.health.clear(conditionLayout)
 	l.reason = outbox.ReasonLayout
 	return onOver, nil
+}
+
+// refuseLayout leaves the streams per type as they are if err says that they cannot be changed.
+func (l *leadership) refuseLayout(err error) (transition, error) {
+	if !errors.Is(err, outbox.ErrLayout) {
+		return l.over(err)
+	}
+	l.refused = true
+	l.health.clear(conditionLayout) // it may be there as what the change waits for
+	l.health.degrade(conditionLayout, err.Error())
+	l.log.Error("the streams per type stay as they are", "streams_per_type", l.gates.shards, "err", err)
+	return onOver, nil
+}
+
+// awaitLayout repeats what fails for the moment, as when gates are raised.
+func (l *leadership) awaitLayout(ctx context.Context) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		err := l.store.AwaitLayout(ctx)
+		if err == nil || ctx.Err() != nil {
+			l.health.clear(conditionAdopt)
+			return err
+		}
+		l.health.fail(conditionAdopt, err.Error())
+		bo.wait(ctx)
+		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+	}
 }
 
 // settleAll sweeps until everything that was committed before the adoption is visible, and then once more: so whatever

@@ -148,7 +148,7 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 	guard func(context.Context, bool) error,
 ) *streaming {
 	chunks, flights := make(chan outbox.Chunk, 4), make(chan *flight, 4096)
-	lanes := newLanes(r.o.Sink, g.owner)
+	lanes := newLanes(g)
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
 		chunks: chunks, flights: flights,

@@ -88,7 +88,7 @@ func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*out
 	}
 	lane := c.lanes[stream]
 	if lane == nil {
-		lane = memSink{w.s.i}.Lane(stream, w.scope.Owner, c.lane)
+		lane = w.scope.Lane(stream, c.lane)
 		c.lanes[stream] = lane
 	}
 	if n := c.marks[stream]; n > 0 {

@@ -36,6 +36,9 @@ type postgres struct {
 	// layouts are those before the present one, oldest first.
 	layouts []layout
 	gated   map[string]bool
+	// unawaited: no standby knows of the present one. impossibleLater: that impossibleShards is impossible is found out
+	// when the layout changes, not before.
+	unawaited, impossibleLater bool
 	// delivered is set when an event was settled that is not parked.
 	delivered bool
 	dead      []outbox.Dead

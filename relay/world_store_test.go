@@ -155,8 +155,12 @@ func (s memStore) NoteStream(ctx context.Context, stream, base string, epoch int
 		if s.pg().state.Owner.Epoch != epoch {
 			return false, outbox.ErrSuperseded
 		}
-		if noted := (outbox.Stream{Name: stream, Base: base}); !slices.Contains(s.pg().streams, noted) {
-			s.pg().streams = append(s.pg().streams, noted)
+		i := slices.IndexFunc(s.pg().streams, func(o outbox.Stream) bool { return o.Name == stream })
+		switch {
+		case i < 0:
+			s.pg().streams = append(s.pg().streams, outbox.Stream{Name: stream, Base: base})
+		case s.pg().streams[i].Base != base:
+			return false, &outbox.TakenError{Stream: stream, Base: s.pg().streams[i].Base}
 		}
 		return s.pg().gated[stream], nil
 	})
@@ -185,8 +189,8 @@ func (s memStore) Gated(ctx context.Context, streams []string) error {
 
 func (s memStore) CheckLayout(ctx context.Context, shards int) error {
 	_, err := call(ctx, s.i, "Store.CheckLayout", func() (nothing, error) {
-		if shards == impossibleShards {
-			return nothing{}, fmt.Errorf("%w: it is impossible", outbox.ErrLayout)
+		if shards == impossibleShards && !s.pg().impossibleLater {
+			return nothing{}, errImpossible
 		}
 		return nothing{}, nil
 	})
@@ -196,9 +200,24 @@ func (s memStore) CheckLayout(ctx context.Context, shards int) error {
 // impossibleShards is a number of streams that a type cannot have.
 const impossibleShards = 8
 
+var errImpossible = fmt.Errorf("%w: it is impossible", outbox.ErrLayout)
+
 func (s memStore) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
 	_, err := call(ctx, s.i, "Store.ChangeLayout", func() (nothing, error) {
+		if shards == impossibleShards {
+			return nothing{}, errImpossible
+		}
 		return nothing{}, s.pg().changeLayout(o, shards)
+	})
+	return err
+}
+
+func (s memStore) AwaitLayout(ctx context.Context) error {
+	_, err := call(ctx, s.i, "Store.AwaitLayout", func() (nothing, error) {
+		if s.pg().unawaited {
+			return nothing{}, errDown
+		}
+		return nothing{}, nil
 	})
 	return err
 }

@@ -33,6 +33,11 @@ func (s *store) CheckLayout(ctx context.Context, shards int) error {
 			return err
 		}
 	}
+	return s.checkNames(ctx, shards)
+}
+
+// checkNames looks whether two types would have a stream of the same name.
+func (s *store) checkNames(ctx context.Context, shards int) error {
 	rows, err := s.pool.Query(ctx, query("layout_collisions"), shards)
 	if err != nil {
 		return fmt.Errorf("look at the names of streams: %w", err)
@@ -79,6 +84,10 @@ var errUnsettled = errors.New("the parts of the table are not settled alike")
 func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	// What was published since CheckLayout may have been the first of a type.
+	if err := s.checkNames(ctx, shards); err != nil {
+		return err
+	}
 	var owner, changed, replicated bool
 	err := s.pool.QueryRow(ctx, query("layout_change"), s.name, o.Epoch, o.Nonce[:], shards).Scan(&owner, &changed,
 		&replicated)
@@ -93,6 +102,21 @@ func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) er
 	}
 	if err != nil {
 		return fmt.Errorf("change the streams per type to %d: %w", shards, err)
+	}
+	return nil
+}
+
+// AwaitLayout implements outbox.Store.
+func (s *store) AwaitLayout(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var replicated bool
+	err := s.pool.QueryRow(ctx, query("layout_awaited")).Scan(&replicated)
+	if err == nil && replicated {
+		_, err = s.pool.Exec(ctx, query("mark_replicated"))
+	}
+	if err != nil {
+		return fmt.Errorf("wait until a standby knows how many streams a type has: %w", err)
 	}
 	return nil
 }

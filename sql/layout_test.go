@@ -238,7 +238,21 @@ func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
 	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err == nil {
 		t.Error("an earlier version adopts")
 	}
-	succeed(t, s)
+	o = succeed(t, s)
+	// It sweeps along where it reads that poll mode is active.
+	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby} {
+		ok, err := s.SetActive(ctx, o.Epoch, mode, 0, "")
+		st, serr := s.State(ctx)
+		if err != nil || !ok || serr != nil || st.Active != mode {
+			t.Errorf("set %s active: %v, %v; it is %q, %v", mode, ok, err, st.Active, serr)
+		}
+		if now := testenv.Value[string](t, d, "SELECT active_mode FROM relay_state"); now == "poll" {
+			t.Errorf("an earlier version reads that %s is active", now)
+		}
+	}
+	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET active_mode = 'poll'"); err == nil {
+		t.Error("poll mode is noted as with one stream")
+	}
 	settle(t, s)
 	must(t, s.ChangeLayout(ctx, owner(t, s), 1))
 	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err != nil {
@@ -314,5 +328,79 @@ func TestLayoutsAreForgottenWithTheirRows(t *testing.T) {
 	d.Exec(t, "DELETE FROM outbox o USING outbox_layout l WHERE o.seq <= l.hi")
 	if n := left(); n != 0 {
 		t.Errorf("%d layouts without rows", n)
+	}
+}
+
+// A type whose first event was published when the names had been looked at already keeps the layout as it is.
+func TestALayoutLooksAtNamesWhenItChanges(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	note := func(stream string) {
+		t.Helper()
+		_, err := s.NoteStream(ctx, stream, stream, o.Epoch)
+		must(t, err)
+	}
+	note("outbox.order")
+	must(t, s.CheckLayout(ctx, 4))
+	note("outbox.order.3")
+	settle(t, s)
+	if err := s.ChangeLayout(ctx, o, 4); !errors.Is(err, outbox.ErrLayout) {
+		t.Errorf("although a type has the name of one of another's streams: %v", err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT shards FROM relay_state"); n != 1 {
+		t.Errorf("%d streams per type", n)
+	}
+}
+
+// A stream belongs to the type that it was noted for, until it is dropped and nothing is published to it any more.
+func TestAStreamBelongsToOneType(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	note := func(base string) error {
+		t.Helper()
+		_, err := s.NoteStream(ctx, "outbox.order.1", base, o.Epoch)
+		return err
+	}
+	const order, other = "outbox.order", "outbox.order.1"
+	_, err := s.NoteStream(ctx, order, order, o.Epoch)
+	must(t, err)
+	must(t, note(other))
+	refused := func(what string) {
+		t.Helper()
+		var taken *outbox.TakenError
+		if err := note(order); !errors.As(err, &taken) || taken.Base != other {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := s.CheckLayout(ctx, 4); !errors.Is(err, outbox.ErrLayout) {
+			t.Errorf("%s: the layout may change: %v", what, err)
+		}
+		must(t, note(other))
+	}
+	published := func() {
+		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode, entries)
+			SELECT -1, $1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order.1": "1-1"}' FROM outbox_seq_seq`,
+			o.Epoch)
+	}
+	published()
+	refused("it is in use")
+	drop := func() {
+		t.Helper()
+		_, known, err := sql.DropStream(ctx, d.Pool, other)
+		if must(t, err); !known {
+			t.Fatal("it is not known")
+		}
+	}
+	drop()
+	published()
+	refused("it was dropped, and is in use again")
+	drop()
+	must(t, s.CheckLayout(ctx, 4))
+	must(t, note(order))
+	if base := testenv.Value[string](t, d, "SELECT base FROM outbox_stream WHERE stream = $1", other); base != order {
+		t.Errorf("it is one of those of %s", base)
 	}
 }

@@ -336,9 +336,13 @@ func (s *store) NoteStream(ctx context.Context, stream, base string, epoch int64
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var owner, replicated bool
-	err = s.pool.QueryRow(ctx, query("stream_note"), stream, epoch, s.name, base).Scan(&owner, &gated, &replicated)
+	var of string
+	err = s.pool.QueryRow(ctx, query("stream_note"), stream, epoch, s.name, base).Scan(&owner, &gated, &replicated, &of)
 	if err == nil && !owner {
 		err = outbox.ErrSuperseded
+	}
+	if err == nil && of != base {
+		return false, &outbox.TakenError{Stream: stream, Base: of}
 	}
 	if err == nil && replicated {
 		_, err = s.pool.Exec(ctx, query("mark_replicated"))

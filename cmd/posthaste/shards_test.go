@@ -359,3 +359,42 @@ func TestAChangeOfStreamsIsRefused(t *testing.T) {
 		t.Errorf("a type has %d streams", n)
 	}
 }
+
+// A type that is called like a stream of another one gets none of its streams: its events are parked, and those of the
+// other one flow.
+func TestATypeThatIsCalledLikeAStream(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.relayIn(mode).kill()
+		w.insert("user.1", "before", 1)
+		r := w.spawn("relay")
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		r.kill()
+		w.spawn("relay", perType(4))
+		w.waitShards(4)
+		for i := range 40 { // a quarter of these would be in the stream of user.1
+			w.insert("user", strconv.Itoa(i), 1)
+			w.insert("order", strconv.Itoa(i), 1)
+		}
+		w.oracle.WaitEmpty(t, 60*time.Second)
+		parked := 0
+		for i := range 40 {
+			if outbox.PartOf(strconv.Itoa(i))%4 == 1 {
+				parked++
+			}
+		}
+		if n := testenv.Value[int](t, w.db, `SELECT count(*) FROM outbox_dead
+			WHERE aggregate_type = 'user' AND class = 'taken' AND error LIKE '%is one of those of "outbox.user.1"%'`); n != parked || parked == 0 {
+			t.Errorf("%d events are parked, want %d", n, parked)
+		}
+		if n := len(w.oracle.Entries(t, "order")); n != 40 {
+			t.Errorf("%d entries of the type beside it", n)
+		}
+		for _, e := range w.redis.Client.XRange(t.Context(), "outbox.user.1", "-", "+").Val() {
+			if e.Values["type"] != "user.1.changed" {
+				t.Errorf("an entry of type %v", e.Values["type"])
+			}
+		}
+	})
+}

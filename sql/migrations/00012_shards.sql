@@ -5,7 +5,10 @@
 ALTER TABLE relay_state ADD COLUMN shards smallint NOT NULL DEFAULT 1 CHECK (shards IN (1, 2, 4, 8, 16)),
     -- The owner knows of it: an instance of an earlier version, which would publish to other streams, cannot adopt.
     ADD COLUMN shards_epoch bigint NOT NULL DEFAULT 0,
-    ADD CONSTRAINT relay_state_shards_known CHECK (shards = 1 OR shards_epoch = epoch);
+    ADD CONSTRAINT relay_state_shards_known CHECK (shards = 1 OR shards_epoch = epoch),
+    -- Poll mode has another name here where a type has several streams: an instance of an earlier version does not sweep along.
+    DROP CONSTRAINT relay_state_active_mode_check,
+    ADD CONSTRAINT relay_state_active_mode_check CHECK (active_mode IN ('cdc', 'standby', CASE WHEN shards = 1 THEN 'poll' ELSE 'poll.n' END));
 
 -- What it was before, oldest first: the rows that the snapshot sees, up to the number, and that no earlier line holds. When it was
 -- changed, these were settled, and no other: so a row of the log tells in which stream its event is.
@@ -96,4 +99,7 @@ CROSS JOIN LATERAL (
 WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq);
 DROP TABLE outbox_layout;
 ALTER TABLE outbox_stream DROP COLUMN base;
-ALTER TABLE relay_state DROP CONSTRAINT relay_state_shards_known, DROP COLUMN shards, DROP COLUMN shards_epoch;
+ALTER TABLE relay_state DROP CONSTRAINT relay_state_shards_known, DROP CONSTRAINT relay_state_active_mode_check;
+UPDATE relay_state SET active_mode = 'poll' WHERE active_mode = 'poll.n';
+ALTER TABLE relay_state DROP COLUMN shards, DROP COLUMN shards_epoch,
+    ADD CONSTRAINT relay_state_active_mode_check CHECK (active_mode IN ('cdc', 'poll', 'standby'));
