@@ -132,6 +132,7 @@ func (l *leadership) ensureSlot(ctx context.Context) error {
 		return err
 	}
 	reason := l.keeper.made(st) // before it can be seen
+	defer l.keeper.madeOrNot()
 	created, err := l.slots.Ensure(ctx, l.keeper.making)
 	if err == nil && created {
 		l.metrics.slotCreated.WithLabelValues(reason).Inc()

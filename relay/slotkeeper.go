@@ -45,8 +45,8 @@ type slotKeeper struct {
 	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
 	position outbox.LSN
 	still    bool
-	// streamed is set while a stream moves it.
-	streamed bool
+	// streamed is set while a stream moves it, beingMade while this process makes one.
+	streamed, beingMade bool
 
 	// hit tells a running stream that the budget is exhausted.
 	hitMu sync.Mutex
@@ -197,8 +197,9 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 		k.log.Warn("another program has moved the slot; it is not streamed before older transactions have ended",
 			"from", k.position.String(), "to", st.Confirmed.String())
 	}
-	// A stream moves it, also one that is just ending.
-	k.position, k.still = st.Confirmed, !st.Active && resting(before) && resting(k.phase())
+	// A stream moves it, also one that is just ending; and one that is being made moves when it is complete.
+	k.position = st.Confirmed
+	k.still = !st.Active && !k.beingMade && resting(before) && resting(k.phase())
 	return nil
 }
 
@@ -339,12 +340,19 @@ func (k *slotKeeper) onExhausted(end func()) {
 	k.hitMu.Unlock()
 }
 
-// making notes that a slot is about to be made, even if nobody ever learns that it was.
+// making notes that a slot is about to be made, even if nobody ever learns that it was. madeOrNot ends that.
 func (k *slotKeeper) making(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.still = false
+	k.still, k.beingMade = false, true
 	return k.moved(ctx)
+}
+
+// madeOrNot notes that nobody here makes a slot any more.
+func (k *slotKeeper) madeOrNot() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.beingMade = false
 }
 
 // ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may

@@ -231,6 +231,42 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 	}
 }
 
+// A slot that is made while the keeper looks on, which sees none, is our own: a barrier that says that nobody knows what
+// it has passed would make the hand-over wait for transactions that have nothing to do with it. One that somebody else
+// makes is a surprise.
+func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		ctx := context.Background()
+		if _, err := l.adopt(ctx); err != nil {
+			w.t.Fatal(err)
+		}
+		l.activity.enter(phaseSweep, "")
+		w.tick(t, l.keeper)
+		tx := w.begin() // the slot waits for it
+		made := make(chan error)
+		go func() { made <- l.ensureSlot(ctx) }()
+		time.Sleep(time.Second)
+		w.tick(t, l.keeper)
+		tx.rollback()
+		if err := <-made; err != nil {
+			w.t.Fatal(err)
+		}
+		w.tick(t, l.keeper)
+		w.tick(t, l.keeper)
+		if b := w.pg.state.Barrier; b == 0 || b == outbox.BarrierUnknown {
+			t.Errorf("barrier %d for a slot of our own", b)
+		}
+		w.do(w.dropSlot)
+		w.tick(t, l.keeper)
+		w.do(func() { w.pg.slot = &slot{w: w, confirmed: w.pg.wal, restart: w.pg.wal} })
+		w.tick(t, l.keeper)
+		if b := w.pg.state.Barrier; b != outbox.BarrierUnknown {
+			t.Errorf("barrier %d for somebody else's slot", b)
+		}
+	})
+}
+
 // The gauges show the slot as it is, and a look that fails is counted and changes none of them.
 func TestTheKeeperShowsTheSlot(t *testing.T) {
 	t.Parallel()
