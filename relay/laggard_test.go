@@ -86,9 +86,9 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		if n := r.owedRows(); n != 15 {
 			t.Errorf("%d rows are owed, want 15", n)
 		}
-		// And what is behind that in its stream stays in the gate.
-		if n, _ := r.s.window.held(); n != 15+11 {
-			t.Errorf("the window holds %d events, want 15 that are owed, and 11 that are remembered", n)
+		// And what is behind that in its stream stays in the gate; the first of all may be in one batch with it.
+		if n, _ := r.s.window.held(); n != 15+11 && n != 15+12 {
+			t.Errorf("the window holds %d events, want 15 that are owed, and 11 or 12 that are remembered", n)
 		}
 		if first := r.pg.rows(r.pg.owed)[0]; r.i.settled >= first.tx.end || r.i.settled < before {
 			t.Errorf("the slot is told %v: behind what is owed at %v", r.i.settled, first.tx.end)
