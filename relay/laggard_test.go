@@ -86,9 +86,9 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		if n := r.owedRows(); n != 15 {
 			t.Errorf("%d rows are owed, want 15", n)
 		}
-		// And what is behind that in its stream stays in the gate.
-		if n, _ := r.s.window.held(); n != 15+11 {
-			t.Errorf("the window holds %d events, want 15 that are owed, and 11 that are remembered", n)
+		// And what is behind that in its stream stays in the gate; the first of all may be in one batch with it.
+		if n, _ := r.s.window.held(); n != 15+11 && n != 15+12 {
+			t.Errorf("the window holds %d events, want 15 that are owed, and 11 or 12 that are remembered", n)
 		}
 		if first := r.pg.rows(r.pg.owed)[0]; r.i.settled >= first.tx.end || r.i.settled < before {
 			t.Errorf("the slot is told %v: behind what is owed at %v", r.i.settled, first.tx.end)
@@ -191,7 +191,8 @@ func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
 		}
 		thaw()
 		pass(8 * time.Second)
-		if n, _ := r.s.window.held(); r.owedRows() != 0 || n != 0 || len(r.s.settler.pending)+len(r.s.settler.stuck) > 0 {
+		n, _ := r.s.window.held()
+		if s := r.s.settler; r.owedRows() != 0 || n != 0 || len(s.pending)+len(s.stuck) > 0 {
 			t.Errorf("%d rows are owed, %d held", r.owedRows(), n)
 		}
 		if bad, _ := r.i.reasons(); len(bad) > 0 {
@@ -320,7 +321,7 @@ func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 		if _, known := r.s.progress(); known { // or the auditor would find that the stream is stalled
 			t.Error("it is not known why the stream stands still")
 		}
-		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "the window is full of what waits for them") {
+		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "the window is full of what waits") {
 			t.Errorf("reasons %q", bad)
 		}
 		r.away(false, "outbox.order")
@@ -370,7 +371,9 @@ func TestAStopLeavesWhatSharesATransactionWithWhatIsLate(t *testing.T) {
 		r.s.chunks <- chunk(r.both("user")...)
 		pass(100 * time.Millisecond)
 		r.end(errors.New("stop"))
-		<-publishing
+		if err := <-publishing; err != nil {
+			t.Errorf("the publisher ended with %v", err)
+		}
 		pass(5 * time.Second)
 		if len(settling) != 1 {
 			t.Error("the settler has not ended")

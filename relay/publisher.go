@@ -56,8 +56,8 @@ type publisher struct {
 	stands   stands
 
 	// What nothing that is published waits for is done beside, and heard gets what is to be done about the answer.
-	// telling are the streams that are being told what is settled. forgetting is set while doubt is being forgotten, and
-	// forgotten is the H up to which it was.
+	// telling are the streams that are being told what is settled. forgetting is set while doubt is being forgotten,
+	// and forgotten is the H up to which it was.
 	beside     sync.WaitGroup
 	heard      chan func()
 	telling    map[string]bool

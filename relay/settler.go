@@ -488,8 +488,8 @@ func (s *settler) unsure() map[uint64]bool {
 }
 
 // release tells everybody concerned which flights are settled: only from the first one on without a gap. Around what is
-// late or stuck others are released; the slot waits all the same, and so does what is behind something of its stream that
-// is not settled. Its gate remembers that, and so it stays in the window.
+// late or stuck others are released. The slot waits all the same, and so does what is behind something of its stream
+// that is not settled: its gate remembers that, and so it stays in the window.
 func (s *settler) release() {
 	var end outbox.LSN
 	rows, events, bytes := 0, 0, 0
