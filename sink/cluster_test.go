@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -305,6 +307,100 @@ func TestANodeIsDown(t *testing.T) {
 	// A restarted one may lack something.
 	f.must(c.Nodes[0].Start(t.Context()))
 	f.moved(lanes[0])
+}
+
+// A master without replicas gets its first one, and begins a new history: nothing has happened to its data. Nothing is
+// adopted for it, and when something is for another reason, the cluster is called as before.
+func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{})
+	before := f.bind()
+	lanes := f.lanes(f.owned(1))
+	for _, l := range lanes {
+		f.bring(l)
+	}
+	added, err := c.Add(t.Context())
+	f.must(err)
+	node := c.On(t, 0)
+	history := node.InfoMap(t.Context(), "replication").Item("Replication", "master_replid")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return c.Do(t.Context(), added, "CLUSTER", "REPLICATE", c.IDs[0])
+	})
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if node.InfoMap(t.Context(), "replication").Item("Replication", "master_replid") == history {
+			return errors.New("the history goes on")
+		}
+		return nil
+	})
+	f.must(f.sink.Ready(t.Context()))
+	for i, l := range lanes {
+		if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
+			t.Errorf("stream %d: %v", i, err)
+		}
+	}
+	if after := f.bind(); after != before {
+		t.Errorf("the cluster is called %q and %q", before, after)
+	}
+	f.sink.Release() // what happens until somebody looks again nobody sees
+	if after := f.bind(); after == before {
+		t.Error("the cluster is called as before, whatever may have happened")
+	}
+}
+
+// A master is cut off from the others, and clients reach it: what it says about the cluster counts for nothing, so
+// there is one thing to be noticed, and no more.
+func TestAMinoritysViewIsNoReason(t *testing.T) {
+	t.Parallel()
+	c := testenv.FencedCluster(t, 3, 1)
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	f.bring(f.lanes(f.owned(1))[0])
+	c.Cut(0)
+	f.promoted(1, f.streams[0], 0)
+	cut := c.On(t, 0)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if info, err := cut.ClusterInfo(t.Context()).Result(); err != nil || !strings.Contains(info, "state:fail") {
+			return fmt.Errorf("it does not know that it is cut off: %w", err)
+		}
+		return nil
+	})
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
+	name := f.bind()
+	lanes := f.lanes(f.owned(2))
+	for range 20 {
+		f.must(f.sink.Ready(t.Context()))
+		for i, l := range lanes {
+			if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
+				t.Fatalf("stream %d: %v", i, err)
+			}
+		}
+	}
+	if again := f.bind(); again != name {
+		t.Errorf("the cluster is called %q and %q", name, again)
+	}
+}
+
+// A node that is frozen is the one that is named, whoever was asked about the cluster.
+func TestAFrozenNodeIsNamed(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	f.must(f.sink.Ready(t.Context()))
+	pid, err := strconv.Atoi(c.On(t, 0).InfoMap(t.Context(), "server").Item("Server", "process_id"))
+	f.must(err)
+	f.must(syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	for range 8 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := f.sink.Ready(ctx)
+		cancel()
+		wantNotReady(t, err, "unreachable")
+		if !strings.Contains(err.Error(), "node "+c.Nodes[0].Addr()) {
+			t.Fatalf("another one is frozen: %v", err)
+		}
+	}
 }
 
 // Sentinel promotes one server, and soon afterwards another one: each has to be met.

@@ -37,26 +37,27 @@ func (e *NotReadyError) Unwrap() error { return e.Err }
 // writes nothing. In a cluster every master has to be well: each has streams.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.writable(ctx, c) })
-	if err != nil {
-		return unreachable(err)
+	// Also if one node of a cluster is down, another one may not be what it was.
+	if other := s.stays(ctx); err == nil && !errors.Is(other, errOther) {
+		err = other
 	}
-	if err := s.stays(ctx); err != nil && !errors.Is(err, errOther) {
+	if err != nil || s.durable.none() {
 		return unreachable(err)
-	}
-	if s.durable.none() {
-		return nil
 	}
 	err = s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.durabilityExists(ctx, c) })
 	return unreachable(err)
 }
 
-// each calls fn for the server, or for all masters of a cluster at once, and returns the first error.
+// each calls fn for the server, or for all masters of a cluster at once, and returns the first error. A node of a
+// cluster that does not answer leaves time for what is to be asked of the others.
 func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.Client) error) error {
 	switch c := s.client.(type) {
 	case *redis.Client:
 		return fn(ctx, c)
 	case *redis.ClusterClient:
 		return c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+			ctx, cancel := half(ctx)
+			defer cancel()
 			err := fn(ctx, c)
 			var not *NotReadyError
 			switch {

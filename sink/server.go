@@ -34,10 +34,12 @@ type Server struct {
 
 	mu  sync.Mutex
 	any bool // whoever answers is met
-	// one is the only process; in a cluster there is one for each address, and name is that of all.
-	one  member
-	many map[string]*member
-	name string
+	// one is the only process; in a cluster there is one for each address, and masters are those that had slots.
+	one     member
+	many    map[string]*member
+	masters []string
+	// names has what processes are remembered by whose history began anew while they were met.
+	names map[instance]string
 }
 
 // member is what is kept of one address. Server.mu guards it.
@@ -111,11 +113,24 @@ func (m *member) meet(p instance) error {
 	switch {
 	case m.server.any || !m.met && !m.first || m.bound == p:
 		return nil
-	case m.first, m.bound.run == p.run && m.bound.fresh && p.fresh:
+	case m.first:
 		m.bound, m.met, m.first = p, true, false
+		return nil
+	case m.bound.run == p.run && m.bound.fresh && p.fresh:
+		m.server.names[p] = m.server.nameOf(m.bound)
+		m.bound = p
 		return nil
 	}
 	return errOther
+}
+
+// nameOf is what a process is remembered by: the name it was met by, if only its history has begun anew since. s.mu is
+// held.
+func (s *Server) nameOf(p instance) string {
+	if name, ok := s.names[p]; ok {
+		return name
+	}
+	return p.String()
 }
 
 // allowed refuses commands to a node that was not met, but for those that say what it is.
@@ -144,8 +159,41 @@ func (m *member) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if err := m.allowed(cmd); err != nil {
 			return err
 		}
+		if _, view := cmd.(*redis.ClusterSlotsCmd); view {
+			hctx, cancel := half(ctx)
+			defer cancel()
+			if err := wellConnected(hctx, next); err != nil {
+				return err
+			}
+			return next(hctx, cmd)
+		}
 		return next(ctx, cmd)
 	}
+}
+
+// wellConnected refuses what a node says about the cluster if it cannot reach most of the masters: the others may have
+// promoted a replica since. The client asks another node then. Who sees itself with the others knows what they know.
+func wellConnected(ctx context.Context, process redis.ProcessHook) error {
+	cmd := redis.NewStringCmd(ctx, "cluster", "info")
+	err := process(ctx, cmd)
+	if reply := redis.Error(nil); errors.As(err, &reply) {
+		return nil // the user may not ask, or it is something in between that does not say
+	}
+	if err == nil && infoField(cmd.Val(), "cluster_state") == "fail" {
+		err = errCutOff
+	}
+	return err
+}
+
+// errCutOff is for a node that says nothing of use about its cluster.
+const errCutOff = replyError("CLUSTERDOWN the node does not reach most of the masters, or slots have none")
+
+// half leaves to others half of the time that there is.
+func half(ctx context.Context) (context.Context, context.CancelFunc) {
+	if d, ok := ctx.Deadline(); ok {
+		return context.WithTimeout(ctx, time.Until(d)/2)
+	}
+	return ctx, func() {}
 }
 
 // ProcessPipelineHook implements redis.Hook.
@@ -201,7 +249,7 @@ func infoField(info, name string) string {
 // stay with the processes that Bind meets.
 func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)
-	s := &Server{any: true, many: map[string]*member{}, sentinels: o.MasterName != ""}
+	s := &Server{any: true, many: map[string]*member{}, names: map[instance]string{}, sentinels: o.MasterName != ""}
 	s.one.server = s
 	before := o.OnConnect
 	watched := func(m *member) func(ctx context.Context, cn *redis.Conn) error {
@@ -263,14 +311,16 @@ func (s *Sink) bind(ctx context.Context) (string, error) {
 	if err == nil {
 		err = s.server.one.meet(p)
 	}
-	return p.String(), err
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	return s.server.nameOf(p), err
 }
 
 // bindAll meets all masters of a cluster, as it is now.
 func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
 	if s.server != nil {
 		s.server.mu.Lock()
-		s.server.any, s.server.name = false, ""
+		s.server.any, s.server.masters = false, nil
 		for _, m := range s.server.many {
 			m.bound, m.met = instance{}, false
 		}
@@ -280,10 +330,13 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, 
 	if err != nil {
 		return "", err
 	}
-	name := nameOf(found)
 	if s.server == nil {
-		return name, nil
+		return nameOf(found, instance.String), nil
 	}
+	addrs := slices.Sorted(maps.Keys(found))
+	s.server.mu.Lock()
+	name := nameOf(found, s.server.nameOf)
+	s.server.mu.Unlock()
 	for addr, p := range s.spares(ctx, many, found) {
 		found[addr] = p
 	}
@@ -294,16 +347,16 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, 
 		s.server.mu.Unlock()
 	}
 	s.server.mu.Lock()
-	s.server.name = name
+	s.server.masters = addrs
 	s.server.mu.Unlock()
 	return name, nil
 }
 
 // nameOf is a hash over the names of all masters, as long for a hundred as for one; "" if one has none.
-func nameOf(found map[string]instance) string {
+func nameOf(found map[string]instance, name func(p instance) string) string {
 	var names []string
 	for _, p := range found {
-		names = append(names, p.String())
+		names = append(names, name(p))
 	}
 	slices.Sort(names)
 	if len(names) == 0 || names[0] == "" {
@@ -313,11 +366,14 @@ func nameOf(found map[string]instance) string {
 	return "cluster/" + hex.EncodeToString(sum[:20])
 }
 
-// masters asks all masters who they are that have slots, by their addresses. All of them have to answer.
+// masters asks all masters who they are that have slots, by their addresses. With an error they are those that have
+// answered.
 func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instance, error) {
 	var mu sync.Mutex
 	found := map[string]instance{}
 	err := many.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		ctx, cancel := half(ctx)
+		defer cancel()
 		p, err := identify(ctx, c)
 		if err == nil && p.replica {
 			err = errors.New("it is a replica")
@@ -388,6 +444,7 @@ func (s *Sink) Release() {
 	if s.server != nil {
 		s.server.mu.Lock()
 		s.server.any = true
+		clear(s.server.names) // whoever is next calls them as they are
 		s.server.mu.Unlock()
 	}
 	s.moved.Store(false)
@@ -408,17 +465,17 @@ func (s *Sink) stays(ctx context.Context) error {
 		return err
 	}
 	found, err := masters(ctx, many)
-	if err != nil {
-		return err
-	}
-	for addr, p := range found {
+	for addr, p := range found { // one that does not answer says nothing of the others
 		if err := s.server.member(addr).meet(p); err != nil {
 			s.moved.Store(true)
 		}
 	}
+	if err != nil {
+		return err
+	}
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
-	if !s.server.any && s.server.name != nameOf(found) {
+	if !s.server.any && !slices.Equal(s.server.masters, slices.Sorted(maps.Keys(found))) {
 		s.moved.Store(true)
 	}
 	return nil
@@ -430,7 +487,9 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: append(s.keys(stream, source), source.String(), s.name())}
 	}
-	cmds := runAll(ctx, s.client, lookScript, calls)
+	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	cmds := runAll(pctx, s.client, lookScript, calls)
+	cancel()
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
