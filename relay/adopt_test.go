@@ -50,7 +50,8 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 		want := []string{
 			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Sink.Look",
 			"Store.Ungated", "Store.Delivered", "Store.Adopt",
-			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.Repairs", "Store.Parked",
+			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.AwaitLayout", "Store.Repairs",
+			"Store.Parked",
 		}
 		if got := w.calls(from); err != nil || tr != onWantStream || !slices.Equal(got, want) {
 			t.Errorf("%s, %v; calls\n%v, want\n%v", tr, err, got, want)

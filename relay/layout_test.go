@@ -73,12 +73,12 @@ func TestALayoutThatCannotBeIsRefused(t *testing.T) {
 func refusesLayout(t *testing.T, later bool) {
 	t.Helper()
 	inLayout(t, impossibleShards, func(w *world) {
-		w.do(func() {
-			if w.pg.impossibleLater = later; later {
-				w.rd.readers["outbox.order"] = w.rd.ids
-			}
-		})
+		w.do(func() { w.pg.impossibleLater = later })
 		row := w.event("order", "b")
+		if later {
+			elapse(time.Minute)
+			w.do(func() { w.rd.readers["outbox.order"] = w.rd.ids })
+		}
 		w.settles(outbox.ModePoll)
 		h := w.instances[1].relay.Health()
 		if !h.Ready || len(h.Degraded) != 1 || !strings.HasPrefix(h.Degraded[0], "layout: ") {

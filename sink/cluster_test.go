@@ -454,32 +454,6 @@ func TestAFrozenNodeIsNamed(t *testing.T) {
 	}
 }
 
-// While one node is down, another one was made a replica, and primary again: that is noticed all the same.
-func TestANodeIsPromotedInPlaceWhileAnotherIsDown(t *testing.T) {
-	t.Parallel()
-	c := testenv.Cluster(t, 3, 1, "cluster-require-full-coverage no")
-	f := onCluster(t, c, 3, sink.Options{})
-	f.bind()
-	lanes := f.lanes(f.owned(1))
-	f.bring(lanes[1])
-	f.must(c.Nodes[3].Kill())
-	f.must(c.Nodes[0].Kill())
-	for _, promoted := range []int{4, 1} {
-		testenv.Eventually(t, 40*time.Second, func() error {
-			if c.On(t, promoted).InfoMap(t.Context(), "replication").Item("Replication", "role") == "master" {
-				return nil
-			}
-			_ = c.Do(t.Context(), promoted, "CLUSTER", "FAILOVER")
-			return fmt.Errorf("node %d is a replica", promoted)
-		})
-	}
-	for _, by := range []int{1, 2} {
-		f.promoted(by, f.streams[1], 4)
-	}
-	wantNotReady(t, f.sink.Ready(t.Context()), "unreachable")
-	f.moved(lanes[1])
-}
-
 // Sentinel promotes one server, and soon afterwards another one: each has to be met.
 func TestSentinelSwitchesTwice(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,5 @@
 -- Gives a type $4 streams, for the owner that relay_state names, and for nobody else. What is settled now was published to as many as
--- before: so all parts have to have the same mark, of this owner, and no pass under way. Not waited for by a synchronous standby, as
+-- before: so all parts have to have the same mark, of this owner, and no pass under way. No mode is active then. Not waited for by a synchronous standby, as
 -- in state_adopt. Returns whether the owner is that one, whether it was done, and whether there is a standby to wait for: see
 -- mark_replicated.
 WITH owner AS MATERIALIZED (
@@ -14,7 +14,7 @@ WITH owner AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM outbox_settled s WHERE s.mark <> m.id OR s.pass IS NOT NULL)
     RETURNING id
 ), changed AS (
-    UPDATE relay_state r SET shards = $4::smallint, shards_epoch = $2 FROM ended WHERE r.name = $1
+    UPDATE relay_state r SET shards = $4::smallint, shards_epoch = $2, active_mode = 'standby' FROM ended WHERE r.name = $1
     RETURNING r.name
 )
 SELECT EXISTS (SELECT FROM owner), EXISTS (SELECT FROM changed), pg_catalog.current_setting('synchronous_standby_names') <> ''
