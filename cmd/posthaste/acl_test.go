@@ -161,6 +161,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		}
 		return nil
 	})
+	w.oracle.WaitEmpty(t, 20*time.Second) // what is not settled is not in the history
 	as("posthaste_operator")
 	for _, command := range [][]string{
 		{"replay", "--all", "--to=outbox.side"},
