@@ -2,8 +2,8 @@ package relay
 
 import "posthaste/outbox"
 
-// flight is what was published and waits to be settled. Where streams live apart it is of one stream, so that none waits
-// for what another one got at the same time.
+// flight is what was published and waits to be settled. Where streams live apart it is of one stream, so that none
+// waits for what another one got at the same time.
 type flight struct {
 	// rows are those that were published or parked.
 	rows      []flown

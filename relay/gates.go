@@ -59,8 +59,8 @@ func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 }
 
 // ensure makes the stream ready for its first publish under this owner: its row is committed before its gate is raised,
-// so that a later adoption cannot overlook it. A stream of another type is left alone: its lane refuses. A gate that was
-// raised before, by whomever, and is gone is an ErrGap: who only sweeps along must not make it anew.
+// so that a later adoption cannot overlook it. A stream of another type is left alone: its lane refuses. A gate that
+// was raised before, by whomever, and is gone is an ErrGap: who only sweeps along must not make it anew.
 func (g *gates) ensure(ctx context.Context, stream string) error {
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.shards)}
 	g.mu.RLock()

@@ -232,7 +232,8 @@ func (w *world) waitMode(mode string, within time.Duration) {
 	w.t.Helper()
 	testenv.Eventually(w.t, within, func() error {
 		var active string
-		err := w.db.Pool.QueryRow(w.t.Context(), "SELECT split_part(active_mode, '.', 1) FROM relay_state").Scan(&active)
+		const query = "SELECT split_part(active_mode, '.', 1) FROM relay_state"
+		err := w.db.Pool.QueryRow(w.t.Context(), query).Scan(&active)
 		if err != nil {
 			return err
 		}

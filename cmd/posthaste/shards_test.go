@@ -384,8 +384,9 @@ func TestATypeThatIsCalledLikeAStream(t *testing.T) {
 				parked++
 			}
 		}
-		if n := testenv.Value[int](t, w.db, `SELECT count(*) FROM outbox_dead
-			WHERE aggregate_type = 'user' AND class = 'taken' AND error LIKE '%is one of those of "outbox.user.1"%'`); n != parked || parked == 0 {
+		n := testenv.Value[int](t, w.db, `SELECT count(*) FROM outbox_dead WHERE aggregate_type = 'user'
+			AND class = 'taken' AND error LIKE '%is one of those of "outbox.user.1"%'`)
+		if n != parked || parked == 0 {
 			t.Errorf("%d events are parked, want %d", n, parked)
 		}
 		if n := len(w.oracle.Entries(t, "order")); n != 40 {
