@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -177,9 +178,37 @@ func (c *RedisCluster) MasterBy(ctx context.Context, by redis.Cmdable, slot int)
 func (c *RedisCluster) BeginMove(tb testing.TB, slot, to int) (from int) {
 	tb.Helper()
 	from = c.Master(tb, slot)
+	c.sameEpoch(tb)
 	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[from])
 	c.do(tb, from, "CLUSTER", "SETSLOT", slot, "MIGRATING", c.IDs[to])
 	return from
+}
+
+// sameEpoch waits until all nodes know the highest epoch. Whoever gets a slot takes a higher one than he knows: if the one
+// before had taken one that he has not heard of, each would believe that the other has the slot, and nobody would serve it.
+func (c *RedisCluster) sameEpoch(tb testing.TB) {
+	tb.Helper()
+	Eventually(tb, 30*time.Second, func() error {
+		epochs := map[string]bool{}
+		for i, n := range c.Nodes {
+			if !n.Running() {
+				continue
+			}
+			client := c.client(i)
+			info, err := client.ClusterInfo(tb.Context()).Result()
+			_ = client.Close()
+			if err != nil {
+				return err
+			}
+			_, rest, _ := strings.Cut(info, "cluster_current_epoch:")
+			epoch, _, _ := strings.Cut(rest, "\r")
+			epochs[epoch] = true
+		}
+		if len(epochs) != 1 {
+			return fmt.Errorf("the nodes know the epochs %v", slices.Collect(maps.Keys(epochs)))
+		}
+		return nil
+	})
 }
 
 // MoveKeys moves at most n keys of a slot that is being moved, and returns how many.
