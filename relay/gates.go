@@ -150,8 +150,8 @@ func (d *takenDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
 	return places
 }
 
-// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the streams
-// per type change would otherwise not hold back what is trimmed.
+// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the
+// streams per type change would otherwise not hold back what is trimmed.
 func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 	list, err := g.store.Streams(ctx)
 	if err != nil {

@@ -177,8 +177,8 @@ func (p *publisher) later(ctx context.Context, call func() error, hear func(err 
 	})
 }
 
-// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed. A stream that is met
-// meanwhile raises H.
+// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed. A stream that is
+// met meanwhile raises H.
 func (p *publisher) forgetDoubt(ctx context.Context) {
 	if p.forgetting {
 		return

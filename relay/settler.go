@@ -200,8 +200,8 @@ func (s *settler) ask(sp span, m outbox.Mark) *question {
 	return q
 }
 
-// confirmApart is confirm where streams live apart. It asks once for all that are not stuck and, when these have not all
-// answered, for each of them: who does not answer soon is stuck. trouble is why one is.
+// confirmApart is confirm where streams live apart. It asks once for all that are not stuck and, when these have not
+// all answered, for each of them: who does not answer soon is stuck. trouble is why one is.
 //
 // Nobody waits for a stream that is stuck. When it answers it is asked again, with the others: the mark moves just
 // behind what confirms it.

@@ -184,8 +184,9 @@ func (c *RedisCluster) BeginMove(tb testing.TB, slot, to int) (from int) {
 	return from
 }
 
-// sameEpoch waits until all nodes know the highest epoch. Whoever gets a slot takes a higher one than he knows: if the one
-// before had taken one that he has not heard of, each would believe that the other has the slot, and nobody would serve it.
+// sameEpoch waits until all nodes know the highest epoch. Whoever gets a slot takes a higher one than he knows: if
+// the one before had taken one that he has not heard of, each would believe that the other has the slot, and nobody
+// would serve it.
 func (c *RedisCluster) sameEpoch(tb testing.TB) {
 	tb.Helper()
 	Eventually(tb, 30*time.Second, func() error {
