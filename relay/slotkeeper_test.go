@@ -233,8 +233,8 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 }
 
 // A slot that is made while the keeper looks on, which sees none, is our own: a barrier that says that nobody knows
-// what it has passed would make the hand-over wait for transactions that have nothing to do with it. One that somebody else
-// makes is a surprise.
+// what it has passed would make the hand-over wait for transactions that have nothing to do with it. One that somebody
+// else makes is a surprise.
 func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
