@@ -100,8 +100,8 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 }
 
 // patience are c's options, with as long as it takes for everything. It closes c.
-func patience(c *redis.Client) *redis.Options {
-	o := *c.Options()
+func patience(c redis.UniversalClient) *redis.Options {
+	o := *c.(*redis.Client).Options()
 	_ = c.Close()
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute, time.Minute
 	o.Dialer = nil         // the one there is has the old timeout
@@ -114,7 +114,7 @@ func patience(c *redis.Client) *redis.Options {
 // patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things
 // may exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not
 // hang.
-func patient(c *redis.Client) *redis.Client {
+func patient(c redis.UniversalClient) *redis.Client {
 	p := redis.NewClient(patience(c))
 	p.AddHook(unbounded{})
 	return p

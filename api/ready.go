@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +23,8 @@ type Readiness struct {
 	Reasons []string `json:"reasons,omitempty"`
 	// Remedy says what an operator can do, per reason, where there is something to do.
 	Remedy []string `json:"remedy,omitempty"`
-	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", "redis_eviction", "guard: " with
+	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", in a
+	// cluster with the nodes that do not answer, "redis_eviction", "guard: " with
 	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short), "jwks": the keys of the tokens'
 	// issuer cannot be read, and the last ones are used.
 	Degraded []string `json:"degraded,omitempty"`
@@ -81,8 +83,15 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 }
 
 func (s *Server) redisTrouble(ctx context.Context) []string {
-	if s.redis == nil || s.redis.Ping(ctx).Err() != nil {
+	if s.redis == nil {
 		return []string{"redis"}
+	}
+	switch silent := idem.Unreachable(ctx, s.redis); {
+	case len(silent) == 0:
+	case silent[0] == "":
+		return []string{"redis"}
+	default:
+		return []string{"redis: no answer from node " + strings.Join(silent, ", ")}
 	}
 	if policy := s.checkEviction(ctx); policy != "" && policy != evictionSafe {
 		return []string{"redis_eviction"}

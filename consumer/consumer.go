@@ -77,7 +77,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 	var intake, upkeep sync.WaitGroup
 	if c.opt.Prefix != "" {
-		intake.Go(func() { c.discover(ctx) })
+		intake.Go(func() { c.discover(ctx, c.scan) })
+	} else {
+		intake.Go(func() { c.discover(ctx, c.shards) })
 	}
 	intake.Go(func() { c.readers(ctx) })
 	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.claimAll) })

@@ -25,7 +25,8 @@ type Options struct {
 	// the same at every start (and never used by two processes at once) lets a restarted process resume its own
 	// unacknowledged entries at once instead of after ClaimIdle.
 	Consumer string
-	// Streams are the full names of the streams to read.
+	// Streams are the full names of the streams to read. Where a relay spreads the type of one over several
+	// (outbox.order over outbox.order.0, outbox.order.1 …), those are read as well, from when they are there.
 	Streams []string
 	// Prefix, in place of Streams, selects every stream whose name begins with it, those that appear later included.
 	// Dead streams are left out.

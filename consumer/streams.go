@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -58,16 +59,13 @@ func (s *streams) add(name string) bool {
 	return true
 }
 
-// discover looks for streams with the prefix until ctx ends. A server with very many keys is given a rest of ten times
-// what a look takes: the shorter of the last two, because one that took long may have met a moment of standstill.
-func (c *Consumer) discover(ctx context.Context) {
+// discover looks for streams until ctx ends. A server with very many keys is given a rest of ten times what a look
+// takes: the shorter of the last two, because one that took long may have met a moment of standstill.
+func (c *Consumer) discover(ctx context.Context, look func(ctx context.Context, found func(name string)) error) {
 	var last time.Duration
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
-			if strings.HasPrefix(name, deadPrefix) && !strings.HasPrefix(c.opt.Prefix, deadPrefix) {
-				return
-			}
+		err := look(ctx, func(name string) {
 			if c.streams.add(name) {
 				c.log.Info("stream found", "stream", name)
 			}
@@ -84,6 +82,61 @@ func (c *Consumer) discover(ctx context.Context) {
 		pause.For(ctx, max(discoverEvery, 10*min(took, last)))
 		last = took
 	}
+}
+
+// scan looks for streams with the prefix.
+func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
+	return scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
+		if !strings.HasPrefix(name, deadPrefix) || strings.HasPrefix(c.opt.Prefix, deadPrefix) {
+			found(name)
+		}
+	})
+}
+
+// shards looks whether a relay has spread the types of the named streams over several, and which of these there are.
+// A type may be called like one of the streams of another; that a relay says so is what tells them apart.
+func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
+	marked, err := exist(ctx, c.client, c.opt.Streams, func(name string) string { return name + shardedSuffix })
+	if err != nil || len(marked) == 0 {
+		return err
+	}
+	var names []string
+	for _, base := range marked {
+		for n := range maxShards {
+			names = append(names, base+"."+strconv.Itoa(n))
+		}
+	}
+	there, err := exist(ctx, c.client, names, func(name string) string { return name })
+	for _, name := range there {
+		found(name)
+	}
+	return err
+}
+
+// How a relay names the streams of a type that has several; see package sink.
+const (
+	shardedSuffix = "#sharded"
+	maxShards     = 16
+)
+
+// exist returns the names whose keys are there.
+func exist(ctx context.Context, client redis.UniversalClient, names []string, key func(name string) string) (
+	there []string, err error,
+) {
+	pipe := client.Pipeline()
+	cmds := make([]*redis.IntCmd, len(names))
+	for i, name := range names {
+		cmds[i] = pipe.Exists(ctx, key(name))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	for i, name := range names {
+		if cmds[i].Val() > 0 {
+			there = append(there, name)
+		}
+	}
+	return there, nil
 }
 
 // Streams lists the streams whose name begins with prefix, and their dead streams, ascending.

@@ -292,10 +292,12 @@ func (b *Bank) check(ctx context.Context) error {
 	return nil
 }
 
-// look asks every primary, and whose the balances are.
+// look asks every primary, and whose the balances are. One of several that does not answer, and so carries out nothing,
+// does not keep the others from their work.
 func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	f := &fitness{at: time.Now()}
 	var mu sync.Mutex
+	answered := false
 	err := eachPrimary(ctx, b.redis, func(ctx context.Context, c *redis.Client) error {
 		reason, err := b.durable.unsafeReason(ctx, c)
 		mu.Lock()
@@ -303,8 +305,14 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 		if reason != "" {
 			f.reason = reason
 		}
+		if err == nil {
+			answered = true
+		}
 		return err
 	})
+	if answered {
+		err = nil
+	}
 	if err == nil && f.reason == "" {
 		f.reason, err = b.owner.reason(ctx, true)
 	}

@@ -96,23 +96,63 @@ func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string
 	}
 }
 
-// alone sends an FCALL by itself.
+// alone sends an FCALL by itself, and follows where the nodes of the cluster lead it.
 func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []string, waited, err error) {
-	cmd := redis.NewStringSliceCmd(ctx, fcall...)
 	if b.durable == (Durability{}) {
-		err = b.client.Process(ctx, cmd)
+		cmd := redis.NewStringSliceCmd(ctx, fcall...)
+		err = b.client.Process(ctx, once{cmd})
 		return cmd.Val(), nil, err
 	}
-	node, err := primary(ctx, b.client, key)
+	c, err := primary(ctx, b.client, key)
+	node, ok := c.(*redis.Client)
+	if err == nil && !ok {
+		err = fmt.Errorf("credits: a client of type %T cannot be used", c)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
 	}
-	p := node.Pipeline()
-	_ = p.Process(ctx, cmd)
-	w := b.durable.wait(ctx, p)
-	_, sent := p.Exec(ctx)
-	return cmd.Val(), b.durable.reached(w), errorOf(cmd, sent)
+	asking := false
+	for range followed {
+		// The wait has no key, so the client that knows all nodes cannot send it along.
+		p := node.Pipeline()
+		if asking {
+			p.Do(ctx, "asking")
+		}
+		cmd := redis.NewStringSliceCmd(ctx, fcall...)
+		_ = p.Process(ctx, cmd)
+		w := b.durable.wait(ctx, p)
+		_, sent := p.Exec(ctx)
+		r, waited, err = cmd.Val(), b.durable.reached(w), errorOf(cmd, sent)
+		addr, moved := redis.IsMovedError(err)
+		if !moved {
+			if addr, asking = redis.IsAskError(err); !asking {
+				break
+			}
+		}
+		asking = !moved
+		node = another(node, addr)
+		defer node.Close()
+	}
+	return r, waited, err
 }
+
+// followed is how many nodes a call is sent to at most.
+const followed = 4
+
+// another returns a client of the node at addr, with the options of one of the others.
+func another(node *redis.Client, addr string) *redis.Client {
+	o := *node.Options()
+	o.Addr, o.NodeAddress, o.MaxRetries = addr, "", -1 // which the client has made a zero, and that would mean three
+	o.PoolSize, o.PipelinePoolSize = 1, -1
+	return redis.NewClient(&o)
+}
+
+// once is a call that the client does not repeat by itself when a connection breaks: the error of the last attempt says
+// nothing of those before it.
+type once struct{ redis.Cmder }
+
+// NoRetry is asked by the client.
+func (once) NoRetry() bool { return true }
 
 // errorOf is what became of a command of a pipeline, of which sent is the error. A server that refuses a new connection
 // (password, number of clients) is an error of the pipeline alone: the client leaves its commands without reply and

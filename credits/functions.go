@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"posthaste/internal/redisurl"
 )
 
 // library is the Redis Function library. It is loaded with REPLACE, which touches the functions of this version only.
@@ -37,21 +39,21 @@ const (
 	fnClaim  = "cr_claim_v1"
 )
 
-// NewClient returns a client for url (redis://, rediss://, unix://) as this package wants it: nothing is resent behind
-// our back, because only who knows what was sent can tell "nothing was done" from "the outcome is unknown". The caller
-// closes it.
-func NewClient(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
+// NewClient returns a client for url, which names one server, a cluster or sentinels, in the forms of go-redis, as this
+// package wants it: nothing is resent behind our back, because only who knows what was sent can tell "nothing was done"
+// from "the outcome is unknown". The caller closes it.
+func NewClient(url string) (redis.UniversalClient, error) {
+	o, err := redisurl.Parse(url)
 	if err != nil {
-		return nil, errors.New("the Redis URL cannot be parsed") // the parser quotes the URL, and with it the password
+		return nil, fmt.Errorf("redis URL: %w", err)
 	}
 	Configure(o)
-	return redis.NewClient(o), nil
+	return redis.NewUniversalClient(o), nil
 }
 
 // Configure sets the options of this package's clients. Where the server is, who asks, and how they are connected stay
 // as they are in o.
-func Configure(o *redis.Options) {
+func Configure(o *redis.UniversalOptions) {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 250 * time.Millisecond
@@ -66,15 +68,13 @@ func Configure(o *redis.Options) {
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
-// eachPrimary calls f on every primary.
+// eachPrimary calls f on every primary at once.
 func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Context, *redis.Client) error) error {
-	switch c := c.(type) {
-	case *redis.ClusterClient:
-		return c.ForEachMaster(ctx, f)
-	case *redis.Client:
-		return f(ctx, c)
+	nodes, err := redisurl.Primaries(ctx, c)
+	if err != nil {
+		return fmt.Errorf("credits: %w", err)
 	}
-	return fmt.Errorf("credits: a client of type %T cannot be used", c)
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error { return f(ctx, n.Client) })
 }
 
 // primary is the node of a key: a WAIT has no key by which a cluster client could find it.

@@ -66,8 +66,8 @@ func patientClient(url string) (*redis.Client, error) {
 }
 
 // again are c's options for another client.
-func again(c *redis.Client) *redis.Options {
-	o := *c.Options()
+func again(c redis.UniversalClient) *redis.Options {
+	o := *c.(*redis.Client).Options()
 	o.MaxRetries = -1 // which c has made a zero, and that would mean three
 	return &o
 }

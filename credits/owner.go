@@ -19,6 +19,8 @@ type ownership struct {
 	pool  *sql.Pool
 	// source is what Postgres last said. It may change: another server may come under the same address.
 	source atomic.Pointer[string]
+	// ours is our source, if the balances were last seen to be of it, or of nobody.
+	ours atomic.Pointer[string]
 }
 
 // errOwnerUnknown means that Postgres does not say who this database is.
@@ -43,8 +45,14 @@ func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 		}
 		theirs, err = Owner(ctx, o.redis) // somebody else's claim may have come first
 	}
-	if err != nil || theirs == "" || theirs == mine {
+	switch last := o.ours.Load(); {
+	case err != nil && trust && last != nil && *last == mine:
+		return "", nil // in a cluster it may be another node than that of the balances which does not answer
+	case err != nil:
 		return "", err
+	case theirs == "" || theirs == mine:
+		o.ours.Store(&mine)
+		return "", nil
 	}
 	return fmt.Sprintf("the balances in this Redis are those of another database (%s): use another Redis, or run "+
 		"posthaste adopt if they are this one's now", theirs), nil

@@ -204,6 +204,7 @@ func checkLabels(expr parser.Node, wanted []string) (faults []string) {
 			return nil
 		}
 		_, has, _ := find(s.Name)
+		has = append(has, joined(path, s)...)
 		for _, l := range wanted {
 			if !slices.Contains(has, l) {
 				faults = append(faults, fmt.Sprintf("%s has no label %s to group or match by", s.Name, l))
@@ -212,6 +213,17 @@ func checkLabels(expr parser.Node, wanted []string) (faults []string) {
 		return nil
 	})
 	return faults
+}
+
+// joined returns the labels that s gets by group_left from what it is joined with within path.
+func joined(path []parser.Node, s *parser.VectorSelector) (labels []string) {
+	for _, n := range path {
+		b, ok := n.(*parser.BinaryExpr)
+		if ok && b.VectorMatching != nil && b.VectorMatching.Card == parser.CardManyToOne && contains(b.LHS, s) {
+			labels = append(labels, b.VectorMatching.Include...)
+		}
+	}
+	return labels
 }
 
 // filters reports whether s only selects what passes: it is on the right of an "and" or "unless" within path, so that
@@ -248,6 +260,9 @@ func TestCheck(t *testing.T) {
 		`rate(outbox_published_total{mode=~"cdc|x",stream="outbox.any"}[5m])`:             true,
 		`rate(outbox_published_total{type="x"}[5m])`:                                      false, // no such label
 		`sum by (topic) (rate(outbox_published_total[5m]))`:                               false, // no such label
+		// a label of another metric
+		`sum by (source) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: true,
+		`sum by (shared) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: false,
 		// a counter as it is
 		`outbox_published_total`: false,
 		`outbox_published_total and on (job, instance) outbox_relay_leader == 1`:               false, // the same

@@ -71,10 +71,11 @@ var trimLoss = panel{
 
 var leaders = panel{
 	form: number, title: "Leaders", unit: "short", alert: "OutboxNoLeader", width: 4,
-	means: "Relays that hold the leader lock. One is correct. None for more than a few seconds: no relay runs, or " +
-		"none can reach Postgres; /readyz shows which.",
-	queries: []query{{"sum(outbox_relay_leader{FILTER}) or vector(0)", ""}},
-	steps:   []step{{0, red}, {1, green}, {2, red}},
+	means: "Relays that hold the leader lock of a database, which the source field of its entries names. One is " +
+		"correct. None for more than a few seconds: no relay runs, or none can reach Postgres; /readyz shows which.",
+	queries: []query{{"sum by (source) (outbox_relay_leader{FILTER} * on (job, instance) group_left (source) " +
+		"outbox_relay_info{FILTER}) or on () vector(0)", "{{source}}"}},
+	steps: []step{{0, red}, {1, green}, {2, red}},
 }
 
 var writtenAndPublished = panel{

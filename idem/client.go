@@ -1,36 +1,55 @@
 package idem
 
 import (
-	"errors"
+	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"posthaste/internal/redisurl"
 )
 
 // Redis is a client of the guard's server: one server, Sentinel or Cluster.
 type Redis = redis.UniversalClient
 
-// NewClient returns a client for url (redis://, rediss://, unix://) with the guard's options: every call obeys its
-// context, a reply is awaited for 250 ms, and a command is resent once at most. The scripts are safe to resend; others
-// that use this client must be too. The caller closes it.
-func NewClient(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
+// NewClient returns a client for url, which names one server, a cluster or sentinels, in the forms of go-redis, with
+// the guard's options: every call obeys its context, a reply is awaited for 250 ms, and a command is resent once at
+// most. The scripts are safe to resend; others that use this client must be too. The caller closes it.
+func NewClient(url string) (redis.UniversalClient, error) {
+	o, err := redisurl.Parse(url)
 	if err != nil {
-		// The parser quotes the URL, and with it the password.
-		return nil, errors.New("the Redis URL cannot be parsed")
-	}
-	if o.Addr == "" {
-		return nil, fmt.Errorf("the Redis URL names no address")
+		return nil, fmt.Errorf("redis URL: %w", err)
 	}
 	Configure(o)
-	return redis.NewClient(o), nil
+	return redis.NewUniversalClient(o), nil
+}
+
+// Unreachable returns the addresses of a cluster's masters that do not answer; "" for one server, or all of a cluster.
+func Unreachable(ctx context.Context, c Redis) []string {
+	nodes, err := redisurl.Primaries(ctx, c)
+	if err != nil {
+		return []string{""}
+	}
+	silent := make([]bool, len(nodes))
+	_ = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		silent[slices.Index(nodes, n)] = n.Ping(ctx).Err() != nil
+		return nil
+	})
+	var list []string
+	for i, n := range nodes {
+		if silent[i] {
+			list = append(list, n.Addr)
+		}
+	}
+	return list
 }
 
 // Configure sets the guard's options, as NewClient describes them. Where the server is, who asks, and how they are
 // connected stay as they are in o.
-func Configure(o *redis.Options) {
+func Configure(o *redis.UniversalOptions) {
 	o.MaxRetries = 1
 	o.MinRetryBackoff = 5 * time.Millisecond
 	o.MaxRetryBackoff = 20 * time.Millisecond

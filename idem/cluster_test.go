@@ -3,6 +3,7 @@ package idem
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -94,5 +95,50 @@ func TestASlotMovesUnderTheGuard(t *testing.T) {
 	err := nodes[to].Client.Eval(t.Context(), "return 1", []string{moving.Key.String(), "another"}).Err()
 	if err == nil || !strings.HasPrefix(err.Error(), "CROSSSLOT") {
 		t.Errorf("two keys: %v", err)
+	}
+}
+
+// Every master is asked, and the one that does not answer is named; the others' memory counts, too.
+func TestAMasterIsDown(t *testing.T) {
+	t.Parallel()
+	nodes, _ := clusterOfTwo(t)
+	last := nodes[0] // by address, as they are asked
+	if nodes[1].Addr() > last.Addr() {
+		last = nodes[1]
+	}
+	cc := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{nodes[0].Addr(), nodes[1].Addr()}, ContextTimeoutEnabled: true, Protocol: 2,
+	})
+	t.Cleanup(func() { _ = cc.Close() })
+	g := Patient(New(Options{Redis: cc, Routes: []string{"/t"}}))
+	if err := g.Check(t.Context()); err != nil || len(Unreachable(t.Context(), cc)) > 0 || g.Short() {
+		t.Errorf("all is well: %v, %v", err, Unreachable(t.Context(), cc))
+	}
+	for i, policy := range []string{"noeviction", "allkeys-lru"} {
+		do(t, last, "CONFIG", "SET", "maxmemory-policy", policy)
+		if got, err := EvictionPolicy(t.Context(), cc); err != nil || got != policy {
+			t.Errorf("%d: policy %q, %v", i, got, err)
+		}
+	}
+	info, err := last.Client.InfoMap(t.Context(), "memory").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, err := strconv.Atoi(info["Memory"]["used_memory"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, last, "CONFIG", "SET", "maxmemory", used*6/5)
+	if err := g.Check(t.Context()); err != nil || !g.Short() {
+		t.Errorf("the fuller master is not noticed: %v", err)
+	}
+	if err := last.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if got := Unreachable(t.Context(), cc); len(got) != 1 || got[0] != last.Addr() {
+		t.Errorf("unreachable: %v", got)
+	}
+	if err := g.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "node "+last.Addr()) {
+		t.Errorf("check: %v", err)
 	}
 }

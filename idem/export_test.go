@@ -18,12 +18,12 @@ func Patient(g *Guard) *Guard {
 }
 
 // PatientClient is NewClient with longer timeouts.
-func PatientClient(url string) (*redis.Client, error) {
+func PatientClient(url string) (redis.UniversalClient, error) {
 	c, err := NewClient(url)
 	if err != nil {
 		return nil, err
 	}
-	o := *c.Options()
+	o := *c.(*redis.Client).Options()
 	_ = c.Close()
 	o.Dialer = nil // it has the old timeout
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = testTimeout, testTimeout, testTimeout, testTimeout

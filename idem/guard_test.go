@@ -310,7 +310,7 @@ func TestClientOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	o := c.Options()
+	o := c.(*redis.Client).Options()
 	if o.MaxRetries != 1 || !o.ContextTimeoutEnabled || o.ReadTimeout != 250*time.Millisecond || o.DB != 3 {
 		t.Errorf("options %+v", o)
 	}

@@ -31,7 +31,7 @@ func quickGuardOn(tb testing.TB, url string) *Guard {
 	return guardWith(tb, NewClient, url)
 }
 
-func guardWith(tb testing.TB, client func(url string) (*redis.Client, error), url string,
+func guardWith(tb testing.TB, client func(url string) (redis.UniversalClient, error), url string,
 	edit ...func(*Options),
 ) *Guard {
 	tb.Helper()

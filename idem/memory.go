@@ -2,7 +2,6 @@ package idem
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -31,9 +30,9 @@ func (g *Guard) Short() bool { return g.memory.short.Load() }
 func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	now := time.Now().UnixNano()
 	if last := g.memory.looked.Load(); now-last >= int64(memoryEvery) && g.memory.looked.CompareAndSwap(last, now) {
-		if v, err := g.call(context.WithoutCancel(ctx), g.askMemory); err == nil { // else nothing is known, or written
-			g.noteMemory(fmt.Sprint(v))
-		}
+		_, _ = g.call(context.WithoutCancel(ctx), func(ctx context.Context) (any, error) {
+			return nil, g.askMemory(ctx) // without an answer nothing is known, or written
+		})
 	}
 	if !g.Short() {
 		return g.ttl
@@ -42,18 +41,29 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	return min(g.ttl, g.lease)
 }
 
-func (g *Guard) askMemory(ctx context.Context) (any, error) {
-	return g.client.Info(ctx, "memory").Result()
+// askMemory looks at the memory of the guard's server; in a cluster, of the fullest master.
+func (g *Guard) askMemory(ctx context.Context) error {
+	infos, err := memoryOf(ctx, g.client)
+	if err != nil {
+		return err
+	}
+	var used, limit float64
+	for _, info := range infos {
+		u, uerr := strconv.ParseFloat(info["used_memory"], 64)
+		l, lerr := strconv.ParseFloat(info["maxmemory"], 64)
+		if uerr != nil || lerr != nil {
+			return nil
+		}
+		if l > 0 && (limit == 0 || u/l > used/limit) {
+			used, limit = u, l
+		}
+	}
+	g.noteMemory(used, limit)
+	return nil
 }
 
-// noteMemory takes the answer of INFO.
-func (g *Guard) noteMemory(text string) {
-	info := parseInfo(text)
-	used, uerr := strconv.ParseFloat(info["used_memory"], 64)
-	limit, lerr := strconv.ParseFloat(info["maxmemory"], 64)
-	if uerr != nil || lerr != nil {
-		return
-	}
+// noteMemory takes what is used, and the limit; 0 is none.
+func (g *Guard) noteMemory(used, limit float64) {
 	short := limit > 0 && used > memoryShare*limit
 	switch was := g.memory.short.Swap(short); {
 	case short && !was:

@@ -118,7 +118,9 @@ func TestScriptsInACluster(t *testing.T) {
 		return r.Client.Set(context.Background(), "ready", 1,
 			0).Err()
 	})
-	g := guardOn(t, r.URL())
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{r.Addr()}, Protocol: 2})
+	t.Cleanup(func() { _ = client.Close() })
+	g := Patient(New(Options{Redis: client, Routes: []string{"/t"}}))
 	for i := range 20 { // twenty slots
 		d := begin(t, g, request(fmt.Sprint(i), "a"))
 		wantOutcome(t, d, Proceed)

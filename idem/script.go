@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
+
+	"posthaste/internal/redisurl"
 )
 
 //go:embed lua/*.lua
@@ -85,25 +87,47 @@ func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]
 const checkHold = 100 * time.Millisecond
 
 // Check takes a key of its own for a moment and reports what keeps the guard's server from letting it: a server that is
-// alive may be out of memory, read-only, or refuse scripts. It asks even while the breaker is open, and does not move
-// it. Then it looks at the server's memory; see Short.
+// alive may be out of memory, read-only, or refuse scripts. In a cluster every master is asked, and the error names the
+// one that has it. It asks even while the breaker is open, and does not move it. Then it looks at the server's memory;
+// see Short.
 func (g *Guard) Check(ctx context.Context) error {
 	if g.client == nil {
 		return errUnusable
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
-	attempt, hold := newAttempt(), checkHold.Milliseconds()
-	key := NewKey("check", attempt) // a new one: an old record would be answered without a write
-	err := g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold,
-		hold).Err()
+	nodes, err := redisurl.Primaries(ctx, g.client)
 	if err != nil {
 		return err
 	}
-	if v, err := g.askMemory(ctx); err == nil { // a server that may not be asked has no less memory
-		g.noteMemory(fmt.Sprint(v))
+	err = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		attempt, key := g.checkKey(ctx, n)
+		hold := checkHold.Milliseconds()
+		return g.scripts[scriptAcquire].Run(ctx, g.client, []string{key.String()}, Fingerprint{}.text(), attempt, hold,
+			hold).Err()
+	})
+	if err != nil {
+		return err
 	}
+	_ = g.askMemory(ctx) // a server that may not be asked has no less memory
 	return nil
+}
+
+// checkKey returns a new key of a node: an old record would be answered without a write. A node that has so few slots
+// that none of many keys is there gets another one's.
+func (g *Guard) checkKey(ctx context.Context, n redisurl.Node) (attempt string, key Key) {
+	cluster, many := g.client.(*redis.ClusterClient)
+	for range 256 {
+		attempt = newAttempt()
+		key = NewKey("check", attempt)
+		if !many {
+			break
+		}
+		if c, err := cluster.MasterForKey(ctx, key.String()); err != nil || c == n.Client {
+			break
+		}
+	}
+	return attempt, key
 }
 
 // call is one bounded exchange with Redis under the breaker.

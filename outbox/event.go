@@ -58,8 +58,9 @@ func (e *Event) TraceParent() string {
 	return h.TraceParent
 }
 
-// StreamName returns the stream of an aggregate type.
-func StreamName(prefix, aggregateType string) string { return prefix + aggregateType }
+// EntrySource returns the source field of the entries of a database, by the name of its relay. Where databases share
+// streams it is what tells them apart.
+func EntrySource(relayName string) string { return "/posthaste/" + relayName }
 
 // LSN is a position in the write-ahead log.
 type LSN uint64

@@ -100,6 +100,15 @@ func (s StreamState) Beyond(o Owner) bool {
 		s.Nonce != o.Nonce.String())
 }
 
+// Unread is what a consumer group has before it in a stream.
+type Unread struct {
+	// Group is "" if the stream is so young that there may be groups that have not found it.
+	Stream, Group string
+	// Entries is how many, about; Idle, since when nobody has done anything about it.
+	Entries int64
+	Idle    time.Duration
+}
+
 // Entry is an event in a stream, and its place there.
 type Entry struct {
 	ID uuid.UUID
@@ -133,16 +142,19 @@ func FindEntry(list []Entry, event uuid.UUID) (int, bool) {
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
-	// Bind makes the server that answers now the one that everything is published to, and names it; "" if that cannot
-	// be known. From then on every call that would be carried out by another one, or by the same after a restart, is
-	// refused with ErrMoved: such a server may lack what the last one had acknowledged.
+	// Bind makes the server that answers now, or those that share the streams now, the ones that everything is
+	// published to, and names them; "" if that cannot be known. From then on every call that would be carried out by
+	// another one, or by the same after a restart, is refused with ErrMoved: such a server may lack what the last one
+	// had acknowledged.
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
-	// Look tells what is there of the streams.
-	Look(ctx context.Context, streams []string) ([]StreamState, error)
+	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
+	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
+	// is bounded by itself.
+	Look(ctx context.Context, source uuid.UUID, streams []string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
-	// there.
+	// there, nor those of others who share it.
 	Tail(ctx context.Context, stream, after string) ([]Entry, error)
 	// Missed counts streams that were found to be gone like ErrGap.
 	Missed(streams int)
@@ -165,6 +177,13 @@ type Sink interface {
 	Settled(ctx context.Context, o Owner, marks []Mark) error
 	// ForgetDoubt empties the doubt set of stream.
 	ForgetDoubt(ctx context.Context, o Owner, stream string) error
+	// Sharded says, for consumers that read only some types, that the type that base names has several streams.
+	Sharded(ctx context.Context, base string) error
+	// Follow gives a stream that was not published to yet the consumer groups of others, from its first entry on.
+	Follow(ctx context.Context, stream string, others []string) error
+	// Unread lists what consumers may still have before them in the streams: groups that have not acknowledged
+	// everything of source, and streams so young that consumers may not have found them.
+	Unread(ctx context.Context, source uuid.UUID, streams []string) ([]Unread, error)
 	// Trim shortens the stream to its configured length, never beyond what a consumer group has not acknowledged
 	// unless so configured.
 	Trim(ctx context.Context, stream string) error
@@ -211,14 +230,20 @@ func (e *FencedError) Error() string {
 // Permanent reports that repeating the call cannot help.
 func (*FencedError) Permanent() bool { return true }
 
-// ForeignError means that the stream was last written by another database.
+// ForeignError means that the stream is another database's, or that of several and not to be published to like this.
 type ForeignError struct {
 	Stream string
 	// Source is the other database's identity.
 	Source string
+	// Reason says what is in the way, and what to do; "" if the stream was last written by another database, and is
+	// not shared.
+	Reason string
 }
 
 func (e *ForeignError) Error() string {
+	if e.Reason != "" {
+		return fmt.Sprintf("stream %q %s", e.Stream, e.Reason)
+	}
 	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken "+
 		"over, run: posthaste adopt",
 		e.Stream, e.Source)

@@ -82,6 +82,7 @@ const (
 	ReasonFenced          = "fenced"
 	ReasonGap             = "gap"
 	ReasonRestarted       = "restarted" // the sink was restarted, or another server took its place
+	ReasonLayout          = "layout"    // the streams per type were changed
 	ReasonStop            = "stop"
 	ReasonLeadership      = "leadership"
 )

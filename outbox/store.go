@@ -45,6 +45,8 @@ type State struct {
 	System   int64
 	Timeline int32
 	Changed  time.Time
+	// Shards is how many streams a type has: what counts, whatever anybody is configured with. 0 is 1.
+	Shards int
 	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.
 	Sink string
 	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything
@@ -128,6 +130,8 @@ type Adoption struct {
 	Holder string
 	// Prefix is put before the aggregate type to name the stream.
 	Prefix string
+	// Shards is State.Shards as the new owner knows it: otherwise the adoption does not come about.
+	Shards int
 	// Sink is where the new owner publishes; "" if that is not known.
 	Sink string
 	// Suspects are the streams that may lack events that were settled, or whose gate does not know what is in them.
@@ -238,18 +242,32 @@ type Store interface {
 	// SetActive records what the owner's epoch does now; false if the epoch is not the state's any more.
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
-	Streams(ctx context.Context) ([]string, error)
+	Streams(ctx context.Context) ([]Stream, error)
 	// Delivered reports whether anything was ever settled.
 	Delivered(ctx context.Context) (bool, error)
 	// Lost counts the settled events that are known to be lost and were not published again.
 	Lost(ctx context.Context) (int64, error)
-	// NoteStream records, durably, that stream is about to be published to under epoch, and tells whether its gate was
-	// raised before.
-	NoteStream(ctx context.Context, stream string, epoch int64) (gated bool, err error)
+	// NoteStream records, durably, that stream, one of those of the type that base names, is about to be published to
+	// under epoch, and tells whether its gate was raised before. ErrSuperseded if the epoch is not the state's any
+	// more; an adoption waits for a note under way. *TakenError if it is a stream of another type.
+	NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error)
 	// Ungated lists the streams of which the table does not know that their gates were raised.
 	Ungated(ctx context.Context) ([]string, error)
 	// Gated records that the gates of streams were raised: from now on one that is not there was forgotten.
 	Gated(ctx context.Context, streams []string) error
+	// CheckLayout returns an error that wraps ErrLayout if a type cannot have so many streams: the parts of aggregates
+	// are not those of PartOf, or two types would have a stream of the same name.
+	CheckLayout(ctx context.Context, shards int) error
+	// ChangeLayout gives a type so many streams, for o, which has just made one mark that of every part (SettleAll),
+	// and has published nothing since: what that mark holds was published under the layout before, everything else
+	// will be under the new one, by whoever adopts next. It fails, and changes nothing, if there is another mark.
+	// ErrLayout as from CheckLayout, for a type that was published for the first time meanwhile.
+	// ErrSuperseded if o is not the state's owner any more.
+	ChangeLayout(ctx context.Context, o Owner, shards int) error
+	// AwaitLayout waits until a synchronous standby, if there is one, knows of the last change of the layout, which may
+	// have been committed without that. Who adopts calls it before anything is published: what is published under a
+	// layout that a failover takes back would be published again, to other streams.
+	AwaitLayout(ctx context.Context) error
 	// InsertLSN is the end of the WAL written so far.
 	InsertLSN(ctx context.Context) (LSN, error)
 	// Horizon returns an LSN and a transaction id such that everything that could have committed at or before the LSN
@@ -325,8 +343,12 @@ var ErrSuperseded = errors.New("another relay has taken over")
 // Scope is what a sweep works under.
 type Scope struct {
 	Owner Owner
+	// Shards is how many streams a type has; see StreamName.
+	Shards int
 	// Ensure makes sure that stream is noted and its gate adopted before the first publish.
 	Ensure func(ctx context.Context, stream string) error
+	// Lane is Sink.Lane for the owner, of a stream that Ensure has made sure of.
+	Lane func(stream string, lane Lane) LanePublisher
 	// Claimed is called after a part was claimed and before its rows are read: what others parked in it is known then.
 	Claimed func(ctx context.Context) error
 	// BlockKey asks that events behind a parked one of their aggregate are parked too.

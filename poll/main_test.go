@@ -118,6 +118,7 @@ func (r *rig) scope() outbox.Scope {
 			r.mu.Unlock()
 			return nil
 		},
+		Lane:    func(stream string, id outbox.Lane) outbox.LanePublisher { return r.sink.Lane(stream, r.owner, id) },
 		Claimed: func(context.Context) error { return nil },
 		Blocked: func(*outbox.Event) string { return "" },
 		Published: func(_ string, events []*outbox.Event, suppressed int) {

@@ -23,6 +23,11 @@ type worker struct {
 	fails time.Duration
 }
 
+// stream is where an event goes.
+func (w *worker) stream(e *outbox.Event) string {
+	return outbox.StreamName(w.s.o.Prefix, e.AggregateType, e.AggregateID, w.scope.Shards)
+}
+
 func (w *worker) close() {
 	if w.conn != nil {
 		w.conn.Close()
@@ -280,7 +285,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 			out.parked = append(out.parked, waits(e, blocker))
 			continue
 		}
-		name := outbox.StreamName(c.w.s.o.Prefix, e.AggregateType)
+		name := c.w.stream(e)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -308,7 +313,7 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 	}
 	lane := c.lanes[stream]
 	if lane == nil {
-		lane = w.s.o.Sink.Lane(stream, w.scope.Owner, c.lane)
+		lane = w.scope.Lane(stream, c.lane)
 		c.lanes[stream] = lane
 	}
 	if n := c.marks[stream]; n > 0 {
@@ -377,7 +382,7 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 		}
 	}
 	for _, p := range out.parked {
-		w.s.refused.Parked(outbox.StreamName(w.s.o.Prefix, p.Event.AggregateType), p.Event.ID)
+		w.s.refused.Parked(w.stream(p.Event), p.Event.ID)
 		w.scope.Parked(p.Event, p.Err)
 	}
 	if len(out.marks) > 0 {

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -41,13 +44,14 @@ func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
 func TestAdoptionHasAnOrder(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
 		from := len(w.trace)
 		tr, err := l.adopt(context.Background())
 		want := []string{
 			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Sink.Look",
 			"Store.Ungated", "Store.Delivered", "Store.Adopt",
-			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.Repairs", "Store.Parked",
+			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.AwaitLayout", "Store.Repairs",
+			"Store.Parked",
 		}
 		if got := w.calls(from); err != nil || tr != onWantStream || !slices.Equal(got, want) {
 			t.Errorf("%s, %v; calls\n%v, want\n%v", tr, err, got, want)
@@ -55,6 +59,30 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 		if st := w.pg.state; st.Owner != l.gates.owner || st.Owner.Epoch != 1 || st.Sink != "run 1" ||
 			l.activity.epoch() != 1 || w.pg.prefix != "outbox." {
 			t.Errorf("state %+v, prefix %q", st, w.pg.prefix)
+		}
+	})
+}
+
+// slowLook is a sink in whose streams there is much to read.
+type slowLook struct{ outbox.Sink }
+
+func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+	if err := pause.For(ctx, 20*publishTimeout); err != nil {
+		return nil, err
+	}
+	return s.Sink.Look(ctx, source, streams)
+}
+
+// A look may take longer than a publish: it goes through what others have put into a shared stream.
+func TestALookTakesItsTime(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.order")
+		l.sink = slowLook{l.sink}
+		ctx, cancel := context.WithTimeout(context.Background(), 40*publishTimeout)
+		defer cancel()
+		if _, err := l.adopt(ctx); err != nil || w.count("Sink.Adopt") != 1 {
+			t.Errorf("%v, %d gates were raised", err, w.count("Sink.Adopt"))
 		}
 	})
 }
@@ -75,7 +103,7 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 				w.t.Fatal(err)
 			}
 			n := w.count("Sink.Adopt")
-			w.pg.streams = []string{"outbox.order"}
+			w.pg.streams = streamsOf("outbox.order")
 			w.do(func() { overtake(w, l) })
 			if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) {
 				t.Errorf("%s: %v", name, err)
@@ -92,7 +120,7 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 41}}
 		if _, err := l.adopt(context.Background()); err != nil {
 			w.t.Fatal(err)
@@ -115,7 +143,7 @@ func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 func TestAGateAheadOfASuccessor(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 2}}
 		w.after(7*time.Millisecond+callTime/2, func() { w.pg.state.Owner = outbox.Owner{Epoch: 2} })
 		if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) ||
@@ -130,7 +158,7 @@ func TestAGateAheadOfASuccessor(t *testing.T) {
 func TestAForeignStreamIsNamed(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: [16]byte{9}, Epoch: 3}}
 		done := make(chan error, 1)
 		go func() {

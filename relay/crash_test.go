@@ -1,13 +1,19 @@
 package relay
 
 import (
+	"cmp"
+	"context"
 	"hash/fnv"
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -80,6 +86,55 @@ var scenarios = map[string]scenario{
 			w.do(func() { w.rd.flush(); w.rd.restart() })
 			elapse(200 * time.Millisecond)
 			w.do(w.rd.flush)
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+	}},
+	// The server of one stream is down, the others' are not: it comes back as it was, or anew.
+	"apart": {o: Options{Apart: true}, story: func(w *world) {
+		for round := range 3 {
+			elapse(1300 * time.Millisecond)
+			w.do(func() { w.rd.away["outbox.order"] = true })
+			elapse(700 * time.Millisecond)
+			tx := w.begin()
+			tx.insert("user", "q", "done")
+			tx.insert("order", "p", "done")
+			tx.insert("user", "q", "done")
+			tx.commitNow()
+			elapse(800 * time.Millisecond)
+			w.do(func() {
+				w.rd.away["outbox.order"] = false
+				if round == 1 {
+					w.rd.restart()
+				}
+			})
+		}
+	}},
+	// Another database shares the streams, and is the first to publish after a loss, or not.
+	"shared": {standby: true, story: func(w *world) {
+		beside := func(times int) {
+			for range times {
+				elapse(170 * time.Millisecond)
+				w.do(func() { w.rd.neighbour("outbox.order"); w.rd.neighbour("outbox.user") })
+			}
+		}
+		both := func(f func(name string)) { f("outbox.order"); f("outbox.user") }
+		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll} {
+			w.do(func() { w.pg.state.Desired = m })
+			beside(6)
+			w.do(func() { both(w.rd.drop); both(w.rd.neighbour) }) // it is first
+			beside(3)
+			w.do(func() { both(w.rd.drop) }) // we may be
+			elapse(700 * time.Millisecond)
+			beside(2)
+			var old *redis
+			w.do(func() { old = w.rd.copy() })
+			beside(4)
+			w.do(func() { w.rd.back(old); both(w.rd.neighbour) })
+			beside(3)
+			w.do(func() { w.rd.flush(); both(w.rd.neighbour) })
+			beside(3)
+			w.do(func() { delete(w.rd.gates, "outbox.order"); delete(w.rd.neighbours, "outbox.user") })
+			beside(3)
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
@@ -161,8 +216,108 @@ var scenarios = map[string]scenario{
 		elapse(2 * time.Second)
 		tx.show()
 	}},
+	// A type gets other numbers of streams, one after the other, under both ways, while a consumer group reads.
+	"layout": {standby: true, story: func(w *world) {
+		stop := w.consume()
+		defer stop()
+		for n, shards := range []int{4, 16, 1, 2} {
+			elapse(700 * time.Millisecond)
+			w.do(func() { w.pg.state.Desired = []outbox.Mode{outbox.ModeAuto, outbox.ModePoll}[n%2] })
+			elapse(time.Second)
+			// A commit that is streamed, and that nobody sees before the change has begun.
+			tx := w.begin()
+			tx.insert("order", "v", "done")
+			tx.write()
+			elapse(500 * time.Millisecond)
+			w.configure(shards)
+			elapse(3 * time.Second)
+			tx.show()
+			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+	}},
+	// The same, and another database publishes to the same streams, to new ones first or not.
+	"layout shared": {story: func(w *world) {
+		stop := w.consume()
+		defer stop()
+		for _, shards := range []int{2, 1} {
+			w.configure(shards)
+			for n := range 20 {
+				elapse(170 * time.Millisecond)
+				w.do(func() {
+					w.rd.neighbour("outbox.order")
+					w.rd.neighbour(outbox.ShardName("outbox.order", n%2))
+					if n == 15 {
+						w.rd.drop(outbox.ShardName("outbox.order", 1))
+					}
+				})
+			}
+			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+		}
+	}},
+	// The same, and Redis forgets streams of the present layout, and of those before.
+	"layout lost": {story: func(w *world) {
+		stop := w.consume()
+		defer stop()
+		for _, shards := range []int{2, 1, 4} {
+			elapse(900 * time.Millisecond)
+			w.configure(shards)
+			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+			elapse(400 * time.Millisecond)
+			w.do(func() {
+				for name := range w.rd.streams {
+					if len(name)%2 == 0 {
+						w.rd.drop(name)
+					}
+				}
+			})
+			elapse(400 * time.Millisecond)
+			w.do(func() { w.rd.flush(); w.rd.restart() })
+		}
+	}},
 	"skip":      {standby: true, story: poisonous},
 	"block key": {o: Options{Poison: PoisonBlockKey}, story: poisonous},
+}
+
+// configure gives every instance another number of streams per type, one after the other, as a deployment does.
+func (w *world) configure(shards int) {
+	var old []*instance
+	w.do(func() {
+		w.o.Shards, old = shards, slices.Clone(w.instances)
+		w.replace()
+		w.replace()
+	})
+	for _, i := range old {
+		i.stop()
+	}
+}
+
+// consume has a consumer group read, slowly, one stream after the other, and returns what ends that.
+func (w *world) consume() (stop func()) {
+	w.do(func() {
+		w.rd.readers, w.rd.handled, w.rd.seen = map[string]int64{}, map[string]int64{}, map[uuid.UUID]bool{}
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			pause.For(ctx, 300*time.Millisecond)
+			w.do(func() {
+				// Those with the longer names first: the wrong ones, where order depends on it.
+				names := slices.SortedFunc(maps.Keys(w.rd.streams), func(a, b string) int {
+					return cmp.Or(len(b)-len(a), strings.Compare(a, b))
+				})
+				for _, name := range names {
+					if w.rd.unread(name) > 0 {
+						w.rd.read(name)
+						break
+					}
+				}
+			})
+		}
+	}()
+	return func() { cancel(); <-done }
 }
 
 // poisonous commits events that Redis refuses, swept and streamed, and has a stream's key be of another type for a

@@ -12,6 +12,7 @@ var (
 	errLockLost    = errors.New("the lock session is gone")
 	errToggled     = errors.New("another mode is wanted")
 	errSourceEnded = errors.New("the source ended")
+	errSweepEnded  = errors.New("the sweep ended")
 )
 
 // permanent is what waiting cannot fix.

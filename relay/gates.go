@@ -2,7 +2,9 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"posthaste/outbox"
@@ -11,26 +13,39 @@ import (
 // gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
 type gates struct {
 	owner outbox.Owner
-	sink  outbox.Sink
-	store outbox.Store
+	// shards is how many streams a type has under this owner.
+	shards int
+	sink   outbox.Sink
+	store  outbox.Store
 
 	mu      sync.RWMutex
-	adopted map[string]bool
+	adopted map[string]string // by name, the base of each
+	// taken are the streams that would have the name of another type's.
+	taken map[string]*outbox.TakenError
 	// fresh is called, before the first publish, for a stream that the adoption did not know.
 	fresh func(ctx context.Context, stream string) error
 }
 
-func newGates(o outbox.Owner, sink outbox.Sink, store outbox.Store) *gates {
-	return &gates{owner: o, sink: sink, store: store, adopted: map[string]bool{}}
+func newGates(o outbox.Owner, shards int, sink outbox.Sink, store outbox.Store) *gates {
+	return &gates{
+		owner: o, shards: shards, sink: sink, store: store, adopted: map[string]string{},
+		taken: map[string]*outbox.TakenError{},
+	}
 }
 
 // adopt raises the gate of one stream, which was found intact or not, and then calls after, if it is not nil. The
 // stream counts as adopted when both have succeeded.
-func (g *gates) adopt(ctx context.Context, stream string, intact bool,
+func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 	after func(ctx context.Context, stream string) error,
 ) error {
+	stream := s.Name
 	if err := g.sink.Adopt(ctx, stream, g.owner, intact); err != nil {
 		return fmt.Errorf("adopt stream %q: %w", stream, err)
+	}
+	if s.Base != stream {
+		if err := g.sink.Sharded(ctx, s.Base); err != nil {
+			return err
+		}
 	}
 	if after != nil {
 		if err := after(ctx, stream); err != nil {
@@ -38,31 +53,42 @@ func (g *gates) adopt(ctx context.Context, stream string, intact bool,
 		}
 	}
 	g.mu.Lock()
-	g.adopted[stream] = true
+	g.adopted[stream] = s.Base
 	g.mu.Unlock()
 	return nil
 }
 
 // ensure makes the stream ready for its first publish under this owner: its row is committed before its gate is raised,
-// so that a later adoption cannot overlook it. A gate that was raised before, by whomever, and is gone is an ErrGap:
-// who only sweeps along must not make it anew.
+// so that a later adoption cannot overlook it. A stream of another type is left alone: its lane refuses. A gate that
+// was raised before, by whomever, and is gone is an ErrGap: who only sweeps along must not make it anew.
 func (g *gates) ensure(ctx context.Context, stream string) error {
+	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.shards)}
 	g.mu.RLock()
-	ok := g.adopted[stream]
+	base, ok := g.adopted[stream]
+	taken := g.taken[stream]
 	g.mu.RUnlock()
-	if ok {
+	if ok && base == s.Base || taken != nil {
 		return nil
 	}
-	gated, err := g.store.NoteStream(ctx, stream, g.owner.Epoch)
+	if err := g.follow(ctx, s); err != nil {
+		return err
+	}
+	gated, err := g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch)
+	if errors.As(err, &taken) {
+		g.mu.Lock()
+		g.taken[stream] = taken
+		g.mu.Unlock()
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	if !gated {
-		if gated, err = g.known(ctx, stream); err != nil {
+		if gated, err = g.known(ctx, s); err != nil {
 			return err
 		}
 	}
-	return g.adopt(ctx, stream, gated, func(ctx context.Context, stream string) error {
+	return g.adopt(ctx, s, gated, func(ctx context.Context, stream string) error {
 		if !gated {
 			if err := g.store.Gated(ctx, []string{stream}); err != nil {
 				return err
@@ -75,19 +101,90 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 	})
 }
 
+// lane is the lane of a stream that is ready. Where it is another type's, it refuses every event for its name.
+func (g *gates) lane(stream string, id outbox.Lane) outbox.LanePublisher {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if err := g.taken[stream]; err != nil {
+		return takenLane{err}
+	}
+	return g.sink.Lane(stream, g.owner, id)
+}
+
+// takenLane refuses every event.
+type takenLane struct{ err *outbox.TakenError }
+
+func (l takenLane) Deliver(events []*outbox.Event) outbox.Delivery {
+	return &takenDelivery{err: l.err, events: events, skipped: make([]bool, len(events))}
+}
+
+func (takenLane) Settled(int64) {}
+
+// takenDelivery is done when every event of it is skipped.
+type takenDelivery struct {
+	err     *outbox.TakenError
+	events  []*outbox.Event
+	skipped []bool
+}
+
+func (d *takenDelivery) Publish(context.Context) (outbox.Receipt, error) {
+	i := slices.Index(d.skipped, false)
+	if i < 0 {
+		return outbox.Receipt{}, nil
+	}
+	return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: "taken", Err: d.err}
+}
+
+func (d *takenDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
+	i := slices.Index(d.skipped, false)
+	if i < 0 {
+		return nil
+	}
+	d.skipped[i] = true
+	for j := i + 1; also != nil && j < len(d.events); j++ {
+		if !d.skipped[j] && also(d.events[j]) {
+			d.skipped[j] = true
+			places = append(places, j)
+		}
+	}
+	return places
+}
+
+// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the
+// streams per type change would otherwise not hold back what is trimmed.
+func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
+	list, err := g.store.Streams(ctx)
+	if err != nil {
+		return err
+	}
+	var others []string
+	for _, o := range list {
+		switch {
+		case o == s:
+			return nil
+		case o.Base == s.Base:
+			others = append(others, o.Name)
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	return g.sink.Follow(ctx, s.Name, others)
+}
+
 // known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
 // adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
-func (g *gates) known(ctx context.Context, stream string) (gated bool, err error) {
-	states, err := g.sink.Look(ctx, []string{stream})
+func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err error) {
+	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name})
 	if err != nil {
-		return false, fmt.Errorf("look at stream %q: %w", stream, err)
+		return false, fmt.Errorf("look at stream %q: %w", s.Name, err)
 	}
 	if states[0].Source != g.owner.Source.String() || states[0].Last == "" {
 		return false, nil
 	}
 	// Who raises a gate says so before it publishes.
-	if gated, err = g.store.NoteStream(ctx, stream, g.owner.Epoch); err == nil && !gated {
-		err = fmt.Errorf("stream %q is not known here: %w", stream, outbox.ErrGap)
+	if gated, err = g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch); err == nil && !gated {
+		err = fmt.Errorf("stream %q is not known here: %w", s.Name, outbox.ErrGap)
 	}
 	return gated, err
 }

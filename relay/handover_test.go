@@ -26,7 +26,7 @@ func inHandOver(t *testing.T, do func(w *world, l *leadership)) {
 // sweeping are the calls of the sweeper, of the sink and of the state, which are not what a hand-over is about.
 var sweeping = []string{
 	"Sweep.Parts", "Sweep.Claim", "Sweep.Begin", "Sweep.Page", "Sweep.Settle", "Sweep.Release", "Sweep.Reached",
-	"Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated",
+	"Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated",
 	"Sink.Publish", "Sink.Confirm", "Sink.Settled", "Sink.Check", "Store.State",
 }
 

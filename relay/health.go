@@ -29,12 +29,14 @@ const (
 	conditionRestore  = "restore"        // a stream is not whole yet: the sink or Postgres has forgotten something
 	conditionForeign  = "foreign_stream" // a stream belongs to another database
 	conditionPublish  = "publish"        // publishing fails and is repeated
+	conditionStreams  = "streams"        // some streams stand still while others go on
 	conditionSettle   = "settle"         // what is published cannot be settled
 	conditionPark     = "park"           // a refused event cannot be parked
 	conditionAudit    = "audit"          // the table cannot be audited
 	conditionSlot     = "slot"           // the slot cannot be streamed
 	conditionWAL      = "wal"            // the slot holds back more than it may, and cannot be moved or dropped
 	conditionStalled  = "stalled"        // nothing moves
+	conditionLayout   = "layout"         // the streams per type are being changed, or cannot be
 )
 
 // health collects conditions by name. Setting one again replaces its detail.

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"posthaste/internal/pause"
@@ -24,11 +25,13 @@ type housekeeper struct {
 	window *window
 	// observe is Options.Observe.
 	observe func(ctx context.Context, streams []string) error
+	// next is the place of the stream that is trimmed first: that behind one that could not be trimmed.
+	next int
 }
 
 // run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, retention.
 func (h *housekeeper) run(ctx context.Context) {
-	var history, backlog time.Time // of the next and of the last
+	var history, backlog time.Time // of the next
 	historyFailed := false
 	for ctx.Err() == nil {
 		if time.Now().After(history) {
@@ -39,9 +42,10 @@ func (h *housekeeper) run(ctx context.Context) {
 			}
 			historyFailed = err != nil
 		}
-		if time.Since(backlog) > backlogInterval {
-			backlog = time.Now()
+		if began := time.Now(); began.After(backlog) {
 			h.countBacklog(ctx)
+			// Counting goes through all that is owed: with millions, it is to be a tenth of a session's work, not all.
+			backlog = time.Now().Add(max(backlogInterval-time.Since(began), 9*time.Since(began)))
 		}
 		h.countDead(ctx)
 		h.keepStreams(ctx)
@@ -83,19 +87,24 @@ func (h *housekeeper) countDead(ctx context.Context) {
 
 // keepStreams trims every known stream and refreshes the sink's gauges.
 func (h *housekeeper) keepStreams(ctx context.Context) {
-	streams, err := h.store.Streams(ctx)
+	list, err := h.store.Streams(ctx)
 	if err == nil {
-		for _, s := range streams {
+		streams := outbox.StreamNames(list)
+		first := h.next
+		for i := range streams {
+			at := (first + i) % len(streams)
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			err = h.sink.Trim(actx, s)
+			err = h.sink.Trim(actx, streams[at])
 			cancel()
 			if err != nil {
+				h.next = at + 1
 				break // a Redis that is gone would hold up everything else here, stream by stream
 			}
+			h.next = 0
 		}
-		if err == nil && h.observe != nil {
+		if h.observe != nil {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			err = h.observe(actx, streams[:min(len(streams), maxStreamLabels)])
+			err = errors.Join(err, h.observe(actx, streams[:min(len(streams), maxStreamLabels)]))
 			cancel()
 		}
 	}

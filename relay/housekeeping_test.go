@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestHousekeeping(t *testing.T) {
 	}}
 	inLeadership(t, o, func(w *world, l *leadership) {
 		for n := range maxStreamLabels + 10 {
-			w.pg.streams = append(w.pg.streams, fmt.Sprintf("outbox.t%d", n))
+			w.pg.streams = append(w.pg.streams, streamsOf(fmt.Sprintf("outbox.t%d", n))...)
 		}
 		w.event("order", "a")
 		w.event("order", "a")
@@ -72,12 +73,30 @@ func TestTheBacklogIsWhatIsNotPublished(t *testing.T) {
 	})
 }
 
+// A stream whose server is down is asked last from then on: the others are trimmed, and all are observed.
+func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
+	t.Parallel()
+	observed := 0
+	o := Options{Observe: func(context.Context, []string) error { observed++; return nil }}
+	inLeadership(t, o, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.a", "outbox.b", "outbox.c")
+		w.rd.away["outbox.b"] = true
+		for range 3 {
+			l.keeps(time.Second / 2)
+		}
+		i := l.sink.(memSink).i
+		if n := len(i.trimmed); n < 5 || !slices.Contains(i.trimmed, "outbox.c") || observed < 3 {
+			t.Errorf("trimmed %v, observed %d times", i.trimmed, observed)
+		}
+	})
+}
+
 // What cannot be read is counted, and the gauges keep their last value. A sink that is gone is asked once a round, not
 // once for each stream.
 func TestHousekeepingWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order", "outbox.user"}
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
 		w.event("order", "a")
 		l.keeps(time.Second / 2)
 		trims := w.count("Sink.Trim")

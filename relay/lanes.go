@@ -10,8 +10,7 @@ import (
 // lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the
 // settler says what is.
 type lanes struct {
-	sink  outbox.Sink
-	owner outbox.Owner
+	gates *gates
 	id    outbox.Lane
 
 	mu       sync.Mutex // the publisher's reads need none: it alone writes
@@ -25,18 +24,18 @@ type lane struct {
 	told    int64        // batch number, publisher only
 }
 
-func newLanes(sink outbox.Sink, owner outbox.Owner) *lanes {
+func newLanes(g *gates) *lanes {
 	return &lanes{
-		sink: sink, owner: owner, id: outbox.Lane{Part: outbox.StreamLane, Nonce: owner.Nonce},
+		gates: g, id: outbox.Lane{Part: outbox.StreamLane, Nonce: g.owner.Nonce},
 		byStream: map[string]*lane{},
 	}
 }
 
-// of returns the lane of a stream. Publisher only, like tell and untold.
+// of returns the lane of a stream. Publisher only, like tell, untold and told.
 func (ls *lanes) of(stream string) *lane {
 	ln := ls.byStream[stream]
 	if ln == nil {
-		ln = &lane{pub: ls.sink.Lane(stream, ls.owner, ls.id)}
+		ln = &lane{pub: ls.gates.lane(stream, ls.id)}
 		ls.mu.Lock()
 		ls.byStream[stream] = ln
 		ls.mu.Unlock()
@@ -53,10 +52,10 @@ func (ls *lanes) settled(marks []outbox.Mark) {
 	}
 }
 
-// untold returns what is settled and was not told to the gates.
-func (ls *lanes) untold() (marks []outbox.Mark) {
+// untold returns what is settled and was not told to the gates, but for streams that are skipped.
+func (ls *lanes) untold(skip func(stream string) bool) (marks []outbox.Mark) {
 	for name, ln := range ls.byStream {
-		if n := ln.settled.Load(); n > ln.told {
+		if n := ln.settled.Load(); n > ln.told && !skip(name) {
 			marks = append(marks, outbox.Mark{Stream: name, Lane: ls.id, Number: n})
 		}
 	}
@@ -66,9 +65,10 @@ func (ls *lanes) untold() (marks []outbox.Mark) {
 // told notes that the gates know of marks.
 func (ls *lanes) told(marks []outbox.Mark) {
 	for _, m := range marks {
-		ln := ls.byStream[m.Stream]
-		ln.told = m.Number
-		ln.pub.Settled(m.Number)
+		if ln := ls.byStream[m.Stream]; m.Number > ln.told { // a publish may have told it more meanwhile
+			ln.told = m.Number
+			ln.pub.Settled(m.Number)
+		}
 	}
 }
 

@@ -26,7 +26,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
 			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
-			conditionLead, conditionWAL, conditionStalled,
+			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
 		} {
 			l.health.clear(c)
 		}
@@ -71,6 +71,8 @@ func (l *leadership) do(ctx context.Context, p phase) (transition, error) {
 	switch p {
 	case phaseAdopt:
 		return l.adopt(ctx)
+	case phaseLayout:
+		return l.changeLayout(ctx)
 	case phasePoll:
 		return l.poll(ctx)
 	case phaseSweep:

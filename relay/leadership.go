@@ -15,6 +15,7 @@ type leadership struct {
 	*reporter
 	holder      string
 	prefix      string
+	shards      int // that are wanted
 	locks       outbox.LockSession
 	store       outbox.Store
 	sink        outbox.Sink
@@ -43,6 +44,10 @@ type leadership struct {
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
 	// back.
 	fence int64
+	// refused: it was found that a type cannot have as many streams as are wanted.
+	refused bool
+	// told is when it was said last what a change of the layout waits for.
+	told time.Time
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int
 	// silent is since when the state could not be read; zero if it can.
@@ -150,12 +155,25 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 // during runs fn, and cancels it when the leadership is superseded or another mode is desired; poll tells whether
 // polling is.
 func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.Context) error) error {
+	return l.whileOwned(ctx, func(st outbox.State) error {
+		if (st.Desired == outbox.ModePoll) != poll {
+			return errToggled
+		}
+		return nil
+	}, fn)
+}
+
+// whileOwned runs fn, and cancels it when the leadership is superseded, or the state is not right any more, with the
+// error that says so.
+func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State) error,
+	fn func(ctx context.Context) error,
+) error {
 	st, err := l.check(ctx)
+	if err == nil {
+		err = right(st)
+	}
 	if err != nil {
 		return err
-	}
-	if (st.Desired == outbox.ModePoll) != poll {
-		return errToggled
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -172,11 +190,12 @@ func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.
 			return err
 		case <-t.C:
 			st, err := l.check(ctx)
-			switch {
-			case errors.Is(err, outbox.ErrSuperseded):
+			if errors.Is(err, outbox.ErrSuperseded) {
 				cancel(outbox.ErrSuperseded)
-			case err == nil && (st.Desired == outbox.ModePoll) != poll:
-				cancel(errToggled)
+			} else if err == nil {
+				if err = right(st); err != nil {
+					cancel(err)
+				}
 			}
 		}
 	}

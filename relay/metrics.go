@@ -24,7 +24,7 @@ var switchReasons = []string{
 	outbox.ReasonConnection, outbox.ReasonTransactionHeld, outbox.ReasonMissed,
 	outbox.ReasonStalled, outbox.ReasonGiant, outbox.ReasonBudget, outbox.ReasonToggle, outbox.ReasonFenced,
 	outbox.ReasonGap,
-	outbox.ReasonRestarted, outbox.ReasonStop, outbox.ReasonLeadership, reasonOther,
+	outbox.ReasonRestarted, outbox.ReasonLayout, outbox.ReasonStop, outbox.ReasonLeadership, reasonOther,
 }
 
 // reasonOther stands for every reason outside the closed set.

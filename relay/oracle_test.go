@@ -64,7 +64,7 @@ func (w *world) settles(mode outbox.Mode) {
 // mu.
 func (w *world) forgotten() bool {
 	return len(w.pg.rows(func(r *tableRow) bool {
-		return w.pg.held(r) && !w.pg.parked(r) && !w.rd.has(outbox.StreamName("outbox.", r.AggregateType), r.ID)
+		return w.pg.held(r) && !w.pg.parked(r) && !w.rd.has(w.pg.stream(r), r.ID)
 	})) > 0
 }
 
@@ -92,7 +92,9 @@ func (w *world) weigh() {
 	in, dead := map[uuid.UUID]int{}, map[uuid.UUID]int{}
 	for _, s := range w.rd.streams {
 		for _, e := range s.entries {
-			in[e.ID]++
+			if !e.foreign {
+				in[e.ID]++
+			}
 		}
 	}
 	for _, d := range w.pg.dead {
@@ -103,11 +105,13 @@ func (w *world) weigh() {
 		for _, r := range tx.rows {
 			committed++
 			missing := in[r.ID]+dead[r.ID] == 0
-			name := outbox.StreamName("outbox.", r.AggregateType)
+			name := w.pg.stream(r)
 			switch {
 			case missing:
 				w.wrongly("event %d was committed, and is neither in %s nor parked (the sink had lost it: %v)", r.Seq,
 					name, w.lost[r.ID])
+			case in[r.ID] == 1 && !w.rd.has(name, r.ID):
+				w.wrongly("event %d is in another stream than %s", r.Seq, name)
 			case in[r.ID]+dead[r.ID] > 1:
 				w.wrongly("event %d is %d times in %s and %d times parked", r.Seq, in[r.ID], name, dead[r.ID])
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -220,7 +221,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 // A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
 func TestGatesDoNotForgetTheLateH(t *testing.T) {
 	t.Parallel()
-	g := newGates(outbox.Owner{Epoch: 3}, &memorySink{}, &memoryStore{})
+	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{})
 	failure, calls := errors.New("postgres hiccups"), 0
 	g.fresh = func(context.Context, string) error {
 		if calls++; calls == 1 {
@@ -239,11 +240,12 @@ func TestGatesDoNotForgetTheLateH(t *testing.T) {
 // memorySink is a Sink of ours, for what does no I/O.
 type memorySink struct {
 	outbox.Sink
-	adopted []string
-	err     error
+	adopted  []string
+	followed []string
+	err      error
 }
 
-func (m *memorySink) Look(_ context.Context, streams []string) ([]outbox.StreamState, error) {
+func (m *memorySink) Look(_ context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	return make([]outbox.StreamState, len(streams)), nil
 }
 
@@ -252,14 +254,31 @@ func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ b
 	return m.err
 }
 
+func (*memorySink) Sharded(context.Context, string) error { return nil }
+
+func (m *memorySink) Lane(string, outbox.Owner, outbox.Lane) outbox.LanePublisher { return nil }
+
+func (m *memorySink) Follow(_ context.Context, stream string, others []string) error {
+	m.followed = append(m.followed, stream+" "+strings.Join(others, " "))
+	return nil
+}
+
 type memoryStore struct {
 	outbox.Store
 	noted []string
+	known []outbox.Stream
 }
+
+func (m *memoryStore) Streams(context.Context) ([]outbox.Stream, error) { return m.known, nil }
 
 func (m *memoryStore) Gated(context.Context, []string) error { return nil }
 
-func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) (bool, error) {
+func (m *memoryStore) NoteStream(_ context.Context, stream, base string, _ int64) (bool, error) {
+	for _, s := range m.known {
+		if s.Name == stream && s.Base != base {
+			return false, &outbox.TakenError{Stream: stream, Base: s.Base}
+		}
+	}
 	m.noted = append(m.noted, stream)
 	return false, nil
 }
@@ -267,7 +286,7 @@ func (m *memoryStore) NoteStream(_ context.Context, stream string, _ int64) (boo
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
 	sink, store := &memorySink{}, &memoryStore{}
-	g := newGates(outbox.Owner{Epoch: 3}, sink, store)
+	g := newGates(outbox.Owner{Epoch: 3}, 1, sink, store)
 	fresh := 0
 	g.fresh = func(context.Context, string) error {
 		if len(store.noted) != 1 || len(sink.adopted) != 1 {
@@ -291,6 +310,68 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	if len(store.noted) != 2 || slices.Contains(g.streams(), "outbox.other") {
 		t.Errorf("noted %v, streams %v: a stream is noted before, and known only after, its gate is raised",
 			store.noted, g.streams())
+	}
+}
+
+// A new stream of a type that has others gets their groups, before it is noted; one that is noted has them already, or
+// somebody has dropped them.
+func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
+	t.Parallel()
+	store := &memoryStore{known: []outbox.Stream{
+		{Name: "outbox.order", Base: "outbox.order"},
+		{Name: "outbox.order.1", Base: "outbox.order"},
+		{Name: "outbox.user", Base: "outbox.user"},
+	}}
+	sink := &memorySink{}
+	g := newGates(outbox.Owner{Epoch: 3}, 4, sink, store)
+	for _, stream := range []string{"outbox.order.3", "outbox.order.1", "outbox.late.2", "outbox.order.3"} {
+		if err := g.ensure(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"outbox.order.3 outbox.order outbox.order.1"}; !slices.Equal(sink.followed, want) {
+		t.Errorf("followed %q, want %q", sink.followed, want)
+	}
+}
+
+// The lane of a stream that is another type's refuses what is to be published, one after the other, also where the gate
+// of that stream was raised; others are as they are.
+func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
+	t.Parallel()
+	known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
+	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{known: []outbox.Stream{known}})
+	if err := g.adopt(t.Context(), known, true, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, stream := range []string{known.Name, "outbox.order.2"} {
+		if err := g.ensure(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l := g.lane("outbox.order.2", outbox.Lane{}); l != nil { // memorySink has none
+		t.Errorf("the lane of another stream is %v", l)
+	}
+	events := []*outbox.Event{{AggregateID: "a"}, {AggregateID: "b"}, {AggregateID: "a"}, {AggregateID: "c"}}
+	d := g.lane(known.Name, outbox.Lane{}).Deliver(events)
+	var places []int
+	for {
+		_, err := d.Publish(t.Context())
+		var poison *outbox.PoisonError
+		if !errors.As(err, &poison) {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if !strings.Contains(err.Error(), `those of "outbox.order"`) {
+			t.Error(err)
+		}
+		id := events[poison.Index].AggregateID
+		places = append(places, poison.Index)
+		places = append(places, d.Skip(func(e *outbox.Event) bool { return e.AggregateID == id })...)
+	}
+	if want := []int{0, 2, 1, 3}; !slices.Equal(places, want) {
+		t.Errorf("refused %v, want %v", places, want)
 	}
 }
 

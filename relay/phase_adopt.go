@@ -37,6 +37,12 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if err := l.sweeps.refresh(ctx); err != nil {
 		return onOver, err
 	}
+	if l.changesLayout() {
+		return onWantLayout, nil
+	}
+	if !l.refused { // it may be that only the answer of a change was lost
+		l.health.clear(conditionLayout)
+	}
 	if alone {
 		return onWantStream, nil
 	}
@@ -87,7 +93,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	for {
 		a := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
-			Holder: l.holder, Prefix: l.prefix, WentBack: wentBack,
+			Holder: l.holder, Prefix: l.prefix, Shards: st.Shards, WentBack: wentBack,
 		}
 		f, err := l.bind(ctx, st)
 		if err != nil {
@@ -106,10 +112,13 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return outbox.ErrSuperseded
 		}
 		l.losses.suspect()
-		l.gates = newGates(a.To, l.sink, l.store)
+		l.gates = newGates(a.To, st.Shards, l.sink, l.store)
 		l.activity.own(a.To)
 		l.metrics.adoptions.Inc()
 		if err = l.raiseGates(ctx, f.intact); err == nil {
+			err = l.awaitLayout(ctx)
+		}
+		if err == nil {
 			err = l.repair(ctx)
 		}
 		var fenced *outbox.FencedError
@@ -172,16 +181,18 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 }
 
 func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err error) {
-	streams, err := l.store.Streams(ctx)
+	list, err := l.store.Streams(ctx)
 	if err != nil {
 		return f, err
 	}
+	streams := outbox.StreamNames(list)
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if f.server, err = l.sink.Bind(actx); err != nil || len(streams) == 0 {
+	f.server, err = l.sink.Bind(actx)
+	cancel()
+	if err != nil || len(streams) == 0 {
 		return f, err
 	}
-	states, err := l.sink.Look(actx, streams)
+	states, err := l.sink.Look(ctx, st.Owner.Source, streams) // for as long as there is something to read
 	if err != nil {
 		return f, err
 	}
@@ -273,13 +284,13 @@ func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) error
 	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := l.gates.adopt(actx, s, intact[s], nil)
+		err := l.gates.adopt(actx, s, intact[s.Name], nil)
 		cancel()
 		if err != nil {
 			return err
 		}
 	}
-	return l.store.Gated(ctx, streams)
+	return l.store.Gated(ctx, outbox.StreamNames(streams))
 }
 
 func newNonce() outbox.Nonce {

@@ -151,7 +151,7 @@ func TestASlotThatCannotBeUsed(t *testing.T) {
 func TestGatesAreWatched(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = []string{"outbox.order"}
+		w.pg.streams = streamsOf("outbox.order")
 		if _, err := l.adopt(context.Background()); err != nil {
 			w.t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func TestTheGuard(t *testing.T) {
 		"a gap":       {func(w *world) { w.rd.flush() }, outbox.ErrGap},
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
-			w.pg.streams = []string{"outbox.order"}
+			w.pg.streams = streamsOf("outbox.order")
 			if _, err := l.adopt(context.Background()); err != nil {
 				w.t.Fatal(err)
 			}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +20,8 @@ const (
 	// giantWindows is how many windows a transaction may fill. Nothing of it is settled before its end, so that all of
 	// it would be in doubt after a crash; a sweep settles it page by page.
 	giantWindows = 20
+	// lateTimeout is how long a stream is waited for beside one that is late.
+	lateTimeout = time.Second
 )
 
 // publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns
@@ -45,10 +49,26 @@ type publisher struct {
 	giant   int
 	refused poison.Refusals
 
-	// passed is the position up to which everything is published.
+	// apart is Options.Apart, and laggards the streams that others do not wait for.
+	apart    bool
+	laggards map[string]*laggard
+	lagging  sync.WaitGroup
+	stands   stands
+
+	// What nothing that is published waits for is done beside, and heard gets what is to be done about the answer.
+	// telling are the streams that are being told what is settled. forgetting is set while doubt is being forgotten,
+	// and forgotten is the H up to which it was.
+	beside     sync.WaitGroup
+	heard      chan func()
+	telling    map[string]bool
+	forgetting bool
+	forgotten  outbox.LSN
+
+	// passed is the position up to which everything is published, or waits in a flight for its stream's server.
 	passed atomic.Uint64
-	// failing is set while a publish is being repeated: the stream then stands still for a known reason.
-	failing atomic.Bool
+	// failing is set while a publish is being repeated: the stream then stands still for a known reason. waiting is set
+	// while the window has no room.
+	failing, waiting atomic.Bool
 }
 
 // begin names what is settled, and H.
@@ -69,12 +89,26 @@ func (p *publisher) meet(ctx context.Context, _ string) error {
 	return nil
 }
 
-// position is how far everything is published, and in a flight.
+// position is how far everything is published or late, and in a flight.
 func (p *publisher) position() outbox.LSN { return outbox.LSN(p.passed.Load()) }
 
 // run takes what the reader delivers until the intake ends.
 func (p *publisher) run(sp span) error {
-	forgotten := outbox.LSN(0)
+	intake, end := context.WithCancelCause(sp.intake)
+	defer end(nil)
+	p.laggards, p.telling, p.heard = map[string]*laggard{}, map[string]bool{}, make(chan func())
+	p.stands.end = end
+	err := p.take(span{intake, sp.work})
+	end(nil)
+	p.lagging.Wait()
+	p.beside.Wait()
+	if cause := p.stands.over(p.health); cause != nil {
+		return cause
+	}
+	return err
+}
+
+func (p *publisher) take(sp span) error {
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
 	for {
@@ -84,7 +118,10 @@ func (p *publisher) run(sp span) error {
 		case <-sp.intake.Done():
 			return nil
 		case <-flush.C:
-			p.tellSettled(sp.work)
+			p.tellSettled(sp.intake)
+			continue
+		case hear := <-p.heard:
+			hear()
 			continue
 		case c, ok := <-p.chunks:
 			if !ok {
@@ -98,11 +135,9 @@ func (p *publisher) run(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if passed := p.position(); passed >= p.handover && forgotten < p.handover {
+		if passed := p.position(); passed >= p.handover && p.forgotten < p.handover && !p.anyLate() {
 			p.settled = outbox.Settled{}
-			if p.forgetDoubt(sp.work) {
-				forgotten = p.handover
-			}
+			p.forgetDoubt(sp.intake)
 		}
 	}
 }
@@ -131,17 +166,40 @@ func (p *publisher) gulp(c outbox.Chunk) (rows []*outbox.Row, position outbox.LS
 	}
 }
 
-// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed.
-func (p *publisher) forgetDoubt(ctx context.Context) bool {
-	for _, name := range p.gates.streams() {
-		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := p.sink.ForgetDoubt(actx, p.gates.owner, name)
-		cancel()
-		if err != nil {
-			return false
+// later makes a call beside the publisher, which hears of the answer.
+func (p *publisher) later(ctx context.Context, call func() error, hear func(err error)) {
+	p.beside.Go(func() {
+		err := call()
+		select {
+		case p.heard <- func() { hear(err) }:
+		case <-ctx.Done():
 		}
+	})
+}
+
+// forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed. A stream that is
+// met meanwhile raises H.
+func (p *publisher) forgetDoubt(ctx context.Context) {
+	if p.forgetting {
+		return
 	}
-	return true
+	p.forgetting = true
+	names, upTo := p.gates.streams(), p.handover
+	p.later(ctx, func() (failed error) {
+		for _, name := range names {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			if err := p.sink.ForgetDoubt(actx, p.gates.owner, name); err != nil {
+				failed = err
+			}
+			cancel()
+		}
+		return failed
+	}, func(err error) {
+		p.forgetting = false
+		if err == nil {
+			p.forgotten = upTo
+		}
+	})
 }
 
 // processAll publishes a gulp in pieces that fit half the window, so that one piece is settled while the next is
@@ -185,7 +243,6 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 		f.bytes += r.Size()
 		if !p.settled.Holds(r.XID, r.Seq) {
 			owed = append(owed, r)
-			f.rows = append(f.rows, flown{r.XID, r.Seq})
 		}
 	}
 	if !rest {
@@ -193,8 +250,8 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 	}
 	p.giant += len(owed)
 	if f.events > 0 {
-		if err := p.window.acquire(sp.intake, f.events, f.bytes, rest); err != nil {
-			return context.Cause(sp.intake)
+		if err := p.reserve(sp.intake, f, rest); err != nil {
+			return err
 		}
 		if err := p.publish(sp, owed, f); err != nil {
 			return err
@@ -203,6 +260,27 @@ func (p *publisher) process(sp span, rows []*outbox.Row, rest bool) error {
 	if f.end == 0 && f.events == 0 {
 		return nil
 	}
+	return p.hand(sp, f)
+}
+
+// reserve waits until a flight has room in the window.
+func (p *publisher) reserve(ctx context.Context, f *flight, rest bool) error {
+	if p.window.try(f.events, f.bytes, rest) {
+		return nil
+	}
+	p.waiting.Store(true)
+	p.stands.wait(p.health, true)
+	err := p.window.acquire(ctx, f.events, f.bytes, rest)
+	p.stands.wait(p.health, false)
+	p.waiting.Store(false)
+	if err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// hand gives a flight to the settler.
+func (p *publisher) hand(sp span, f *flight) error {
 	select {
 	case p.flights <- f:
 		return nil
@@ -221,7 +299,7 @@ func (p *publisher) ensure(ctx context.Context, name string) error {
 		if err == nil {
 			return nil
 		}
-		if finished(err) {
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) {
 			p.outcome(err)
 			return err
 		}
@@ -243,9 +321,10 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 			if err := p.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
 				return err
 			}
+			f.add(r)
 			continue
 		}
-		name := outbox.StreamName(p.prefix, r.AggregateType)
+		name := outbox.StreamName(p.prefix, r.AggregateType, r.AggregateID, p.gates.shards)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -259,79 +338,119 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 	return nil
 }
 
-// publishTo publishes the rows of one stream.
+// publishTo publishes the rows of one stream. What cannot be published now, and needs not hold up others, is late.
 func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *flight) error {
+	if l := p.laggards[name]; l != nil {
+		if joined, err := p.join(sp, l, rows, f); joined || err != nil {
+			return err
+		}
+		delete(p.laggards, name)
+	}
 	if err := p.ensure(sp.intake, name); err != nil {
 		return err
 	}
 	ln := p.lanes.of(name)
 	ln.tell()
-	events := make([]*outbox.Event, len(rows))
-	for i, r := range rows {
-		events[i] = &r.Event
+	t := newTask(name, ln, rows)
+	err := p.deliver(sp, t, !p.apart)
+	if errors.Is(err, errLate) {
+		return p.lag(sp, t, f)
 	}
-	d := ln.pub.Deliver(events)
-	receipt, parked, err := p.deliver(sp, name, d, rows)
 	if err != nil {
 		return err
 	}
-	sent := events
-	if len(parked) > 0 {
-		sent = events[:0:0]
+	if !p.apart {
+		p.done(t, f)
+		return nil
 	}
-	for i := range rows {
-		if len(parked) > 0 && !parked[i] {
-			sent = append(sent, events[i])
-		}
-	}
-	f.entries.Raise(name, receipt.Last)
-	f.published += len(sent)
-	f.marks = append(f.marks, outbox.Mark{Stream: name, Lane: p.lanes.id, Number: receipt.Number})
-	p.published(outbox.ModeCDC, name, sent)
-	return nil
+	own := f.part(rows)
+	p.done(t, own)
+	return p.hand(sp, own)
 }
 
-// tellSettled reports what was settled while nothing was published.
+// done notes in f what a task has published.
+func (p *publisher) done(t *task, f *flight) {
+	sent := t.events
+	if len(t.parked) > 0 {
+		sent = sent[:0:0]
+	}
+	for i, e := range t.events {
+		if len(t.parked) > 0 && !t.parked[i] {
+			sent = append(sent, e)
+		}
+	}
+	f.add(t.rows...)
+	f.entries.Raise(t.name, t.receipt.Last)
+	f.published += len(sent)
+	f.marks = append(f.marks, outbox.Mark{Stream: t.name, Lane: p.lanes.id, Number: t.receipt.Number})
+	p.published(outbox.ModeCDC, t.name, p.gates.shards, sent)
+}
+
+// tellSettled reports what was settled while nothing was published. Streams that live apart are told each for itself.
 func (p *publisher) tellSettled(ctx context.Context) {
-	marks := p.lanes.untold()
-	if len(marks) == 0 {
-		return
+	marks := p.lanes.untold(func(stream string) bool { return p.telling[stream] || p.isLate(stream) })
+	for len(marks) > 0 {
+		n := len(marks)
+		if p.apart {
+			n = 1
+		}
+		p.tell(ctx, marks[:n])
+		marks = marks[n:]
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if p.sink.Settled(ctx, p.gates.owner, marks) == nil { // else the next publish carries it
-		p.lanes.told(marks)
+}
+
+func (p *publisher) tell(ctx context.Context, marks []outbox.Mark) {
+	for _, m := range marks {
+		p.telling[m.Stream] = true
 	}
+	p.later(ctx, func() error {
+		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		return p.sink.Settled(ctx, p.gates.owner, marks)
+	}, func(err error) {
+		for _, m := range marks {
+			delete(p.telling, m.Stream)
+		}
+		if err == nil { // else the next publish carries it, as it does where the lane is a laggard's by now
+			p.lanes.told(slices.DeleteFunc(marks, func(m outbox.Mark) bool { return p.isLate(m.Stream) }))
+		}
+	})
 }
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
-// attempts; everything else is repeated for as long as the intake lasts.
-func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*outbox.Row) (outbox.Receipt, map[int]bool,
-	error,
-) {
+// attempts; everything else is repeated for as long as the intake lasts, or, unless patient, is errLate.
+func (p *publisher) deliver(sp span, t *task, patient bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
-	parked := map[int]bool{}
 	for {
-		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
-		receipt, err := d.Publish(actx)
+		limit := publishTimeout
+		if !patient && p.anyLate() { // its server may be the same, and all wait for this one
+			limit = lateTimeout
+		}
+		actx, cancel := context.WithTimeout(sp.work, limit)
+		receipt, err := t.delivery.Publish(actx)
 		cancel()
-		p.outcome(err)
-		p.failing.Store(err != nil)
 		var refused *outbox.PoisonError
+		poisoned := errors.As(err, &refused)
+		if err != nil && !patient && !poisoned && !finished(err) && sp.intake.Err() == nil {
+			t.why = err
+			return errLate
+		}
+		p.told(t, err)
 		switch {
 		case err == nil:
-			if len(parked) == 0 {
-				p.refused.Accepted(name)
+			if len(t.parked) == 0 {
+				p.refused.Accepted(t.name)
 			}
-			return receipt, parked, nil
+			t.receipt = receipt
+			return nil
 		case finished(err):
-			return outbox.Receipt{}, nil, err
-		case errors.As(err, &refused):
-			if attempts, park := p.refused.Refused(name, refused.ID); park {
-				if err := p.giveUp(sp.intake, d, rows, refused, attempts, parked); err != nil {
-					return outbox.Receipt{}, nil, err
+			return err
+		case poisoned:
+			if attempts, park := p.refused.Refused(t.name, refused.ID); park {
+				if err := p.giveUp(sp.intake, t, refused, attempts); err != nil {
+					return err
 				}
-				p.refused.Parked(name, refused.ID)
+				p.refused.Parked(t.name, refused.ID)
 				bo.reset()
 				continue
 			}
@@ -339,25 +458,33 @@ func (p *publisher) deliver(sp span, name string, d outbox.Delivery, rows []*out
 		bo.wait(sp.intake)
 		// A mode change cancels the repetition: what may have been published becomes doubt.
 		if sp.intake.Err() != nil || sp.work.Err() != nil {
-			return outbox.Receipt{}, nil, context.Cause(sp.intake)
+			return context.Cause(sp.intake)
 		}
 	}
 }
 
+// told has readiness say what became of an attempt.
+func (p *publisher) told(t *task, err error) {
+	if t.late {
+		p.stands.say(p.health, t.name, err)
+		return
+	}
+	p.outcome(err)
+	p.failing.Store(err != nil)
+}
+
 // giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
-func (p *publisher) giveUp(ctx context.Context, d outbox.Delivery, rows []*outbox.Row, refused *outbox.PoisonError,
-	attempts int, parked map[int]bool,
-) error {
-	r := rows[refused.Index]
+func (p *publisher) giveUp(ctx context.Context, t *task, refused *outbox.PoisonError, attempts int) error {
+	r := t.rows[refused.Index]
 	if err := p.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
 		return err
 	}
-	parked[refused.Index] = true
-	for _, i := range d.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
-		if err := p.park(ctx, rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
+	t.parked[refused.Index] = true
+	for _, i := range t.delivery.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
+		if err := p.park(ctx, t.rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
 			return err
 		}
-		parked[i] = true
+		t.parked[i] = true
 	}
 	return nil
 }

@@ -38,7 +38,8 @@ func TestPublisherPassesWhatIsSettled(t *testing.T) {
 		soon()
 		wantSeqs(t, r.published("outbox.order"), running.Seq, after[0].Seq, strange[1].Seq)
 		want := []string{
-			"Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated", "Sink.Publish", "Sink.ForgetDoubt",
+			"Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated", "Sink.Publish",
+			"Sink.ForgetDoubt",
 		}
 		if got := r.calls(from); !slices.Equal(got, want) {
 			t.Errorf("calls %v, want %v", got, want)
@@ -109,7 +110,7 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 		close(r.s.chunks)
 		_ = <-done
 		r.adopt()
-		if err := r.gates.adopt(r.intake, "outbox.order", false, nil); err != nil {
+		if err := r.gates.adopt(r.intake, streamsOf("outbox.order")[0], false, nil); err != nil {
 			r.t.Fatal(err)
 		}
 		r.s = r.i.relay.newStream(r.gates, nil, nil)

@@ -21,6 +21,9 @@ type Options struct {
 	Holder string
 	// Prefix is put before the aggregate type to name the stream.
 	Prefix string
+	// Shards is how many streams a type is to have: one of outbox.ShardCounts. Default 1. Whoever leads changes it,
+	// when everything published is settled and read.
+	Shards int
 	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
 	Window, WindowBytes int
 	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
@@ -30,6 +33,9 @@ type Options struct {
 	// Restore is how far back, from its adoption, an adoption restores what the sink has lost; 0 restores nothing,
 	// RestoreAll everything that history has.
 	Restore time.Duration
+	// Apart says that streams live on different servers: the stream goes on with the others while one does not answer,
+	// until the window is full of what waits for it.
+	Apart bool
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
 
@@ -58,6 +64,9 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
+	if o.Shards <= 0 {
+		o.Shards = 1
+	}
 	if o.Window <= 0 {
 		o.Window = 10_000
 	}
@@ -108,7 +117,7 @@ func New(o Options) *Relay {
 	}
 	return &Relay{
 		reporter: rep, o: o, window: w, activity: act, sweeps: sw,
-		follower: &follower{reporter: rep, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
+		follower: &follower{reporter: rep, shards: o.Shards, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
 		keeper: &slotKeeper{
 			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
 			epoch: act.epoch,
@@ -119,7 +128,7 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, locks: locks,
+		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, shards: r.o.Shards, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
 		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
@@ -128,7 +137,8 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,
 		},
-		watchdog: &watchdog{reporter: r.reporter, store: r.o.Store}, unobserve: r.o.Unobserve,
+		watchdog:  &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current},
+		unobserve: r.o.Unobserve,
 		newStream: r.newStream,
 	}
 }
@@ -138,7 +148,7 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 	guard func(context.Context, bool) error,
 ) *streaming {
 	chunks, flights := make(chan outbox.Chunk, 4), make(chan *flight, 4096)
-	lanes := newLanes(r.o.Sink, g.owner)
+	lanes := newLanes(g)
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
 		chunks: chunks, flights: flights,
@@ -146,10 +156,12 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 		publisher: &publisher{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g,
 			blocks: r.sweeps.blocks, window: r.window, lanes: lanes, chunks: chunks, flights: flights,
+			apart: r.o.Apart,
 		},
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner,
 			window: r.window, lanes: lanes, flights: flights, begun: make(chan outbox.Pass, 1),
+			apart: r.o.Apart,
 		},
 	}
 	s.settler.passed = s.publisher.position

@@ -55,11 +55,12 @@ func (r *reporter) phaseWorks() {
 	}
 }
 
-// published reports events that a publish brought into a stream.
-func (r *reporter) published(mode outbox.Mode, stream string, events []*outbox.Event) {
+// published reports events that a publish brought into a stream, of a type with so many streams. They are counted as
+// those of the type.
+func (r *reporter) published(mode outbox.Mode, stream string, shards int, events []*outbox.Event) {
 	r.moved.Add(int64(len(events)))
 	r.labels.Lock()
-	label := r.metrics.streamLabel(stream)
+	label := r.metrics.streamLabel(outbox.BaseName(stream, shards))
 	r.labels.Unlock()
 	r.metrics.published.WithLabelValues(string(mode), label).Add(float64(len(events)))
 	r.metrics.observe(mode, events, time.Now())

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"posthaste/outbox"
@@ -18,6 +20,8 @@ const (
 	// lookShare is how many times longer than looking the settler does something else, for lookPause at most.
 	lookShare = 10
 	lookPause = 5 * time.Second
+	// askPause is how long others wait for a stream that is asked alone, and the least time between two such questions.
+	askPause = time.Second
 )
 
 // settler confirms what was published, moves the mark behind it, and tells everybody concerned. One goroutine owns it.
@@ -51,6 +55,14 @@ type settler struct {
 	// pending are the flights, in their order, that are not settled, and unconfirmed what is to be confirmed of them.
 	pending     []*flight
 	unconfirmed []outbox.Mark
+	// apart is Options.Apart. late counts the rows of each transaction that are not published, although those behind
+	// them are, and stuck are the streams that could not be confirmed when they were last asked, with the question that
+	// is asked of them since: what is neither is settled without them. around is set while something is late or stuck.
+	apart  bool
+	late   map[uint64]int
+	stuck  map[string]*question
+	asking sync.WaitGroup
+	around atomic.Bool
 
 	marker outbox.Marker // nil: none is open
 	last   outbox.Pass   // of the last look, whichever marker's
@@ -73,7 +85,10 @@ func (s *settler) begin(at outbox.Pass) { s.begun <- at }
 // run settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
 // what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
 func (s *settler) run(sp span, fail func(error)) error {
-	err := s.follow(sp)
+	work, end := context.WithCancel(sp.work)
+	err := s.follow(span{sp.intake, work})
+	end()
+	s.asking.Wait()
 	s.drop()
 	if err != nil {
 		fail(err)             // first: only that ends the publisher, whose end the next line waits for
@@ -94,7 +109,7 @@ func (s *settler) follow(sp span) error {
 		s.start(<-s.begun)
 		s.take(f)
 	}
-	for flights := s.flights; flights != nil || len(s.pending) > 0; {
+	for flights := s.flights; flights != nil || s.open(); {
 		wait := time.Until(s.due(flights == nil))
 		if wait <= 0 {
 			if err := s.advance(sp); err != nil {
@@ -123,7 +138,8 @@ func (s *settler) follow(sp span) error {
 
 func (s *settler) start(at outbox.Pass) {
 	s.mark, s.least, s.highest = at.Settled, at.Snapshot.Max(), at.Snapshot.Max()
-	s.rows, s.entries = map[uint64][]int64{}, outbox.Entries{}
+	s.rows, s.entries, s.late = map[uint64][]int64{}, outbox.Entries{}, map[uint64]int{}
+	s.stuck = map[string]*question{}
 	s.last = at
 	s.looked, s.bo = time.Now(), backoff{first: 20 * time.Millisecond, most: time.Second}
 }
@@ -133,7 +149,7 @@ func (s *settler) due(last bool) time.Time {
 	rest := lookShare * s.took
 	wait := max(markInterval, min(rest, lookPause))
 	switch {
-	case last, !s.troubled.IsZero():
+	case last, !s.troubled.IsZero() && len(s.stuck) == 0:
 		wait = markGap
 	case s.hurried, s.window.halfFull(): // a look that took long must not hold up the stream for longer
 		wait = max(markGap, min(rest, markInterval))
@@ -153,21 +169,134 @@ func (s *settler) take(f *flight) {
 // confirm repeats until what was published is as durable as is asked for.
 func (s *settler) confirm(sp span) error {
 	for len(s.unconfirmed) > 0 {
-		actx, cancel := context.WithTimeout(sp.work, 2*publishTimeout)
-		err := s.sink.Confirm(actx, s.owner, s.unconfirmed)
-		cancel()
+		err := s.confirmed(sp, 2*publishTimeout, s.unconfirmed)
 		if err == nil {
 			s.unconfirmed = nil
 			s.bo.reset()
-		} else if err := s.failed(sp, "confirm", err); err != nil {
+			return nil
+		}
+		if err := s.failed(sp, "confirm", err); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+func (s *settler) confirmed(sp span, limit time.Duration, marks []outbox.Mark) error {
+	ctx, cancel := context.WithTimeout(sp.work, limit)
+	defer cancel()
+	return s.sink.Confirm(ctx, s.owner, marks)
+}
+
+// question is what one stream is asked beside the loop.
+type question struct {
+	asked  time.Time
+	answer chan error // it has room
+}
+
+func (s *settler) ask(sp span, m outbox.Mark) *question {
+	q := &question{time.Now(), make(chan error, 1)}
+	s.asking.Go(func() { q.answer <- s.confirmed(sp, publishTimeout, []outbox.Mark{m}) })
+	return q
+}
+
+// confirmApart is confirm where streams live apart. It asks once for all that are not stuck and, when these have not
+// all answered, for each of them: who does not answer soon is stuck. trouble is why one is.
+//
+// Nobody waits for a stream that is stuck. When it answers it is asked again, with the others: the mark moves just
+// behind what confirms it.
+func (s *settler) confirmApart(sp span) (trouble, err error) {
+	var together, rest []outbox.Mark
+	for _, m := range s.unconfirmed {
+		q := s.stuck[m.Stream]
+		if q == nil {
+			together = append(together, m)
+			continue
+		}
+		select {
+		case err = <-q.answer:
+		default:
+			rest = append(rest, m)
+			continue
+		}
+		switch {
+		case err == nil:
+			delete(s.stuck, m.Stream)
+			together = append(together, m)
+			continue
+		case finished(err):
+			return nil, err
+		case time.Since(q.asked) < askPause:
+			q.answer <- err
+		default:
+			s.stuck[m.Stream] = s.ask(sp, m)
+		}
+		trouble, rest = err, append(rest, m)
+	}
+	s.unconfirmed = rest
+	if len(together) == 0 {
+		return trouble, nil
+	}
+	if err = s.confirmed(sp, publishTimeout, together); err == nil || finished(err) {
+		return trouble, err
+	}
+	for _, m := range together {
+		s.stuck[m.Stream] = s.ask(sp, m)
+	}
+	soon, cancel := context.WithTimeout(sp.work, askPause)
+	defer cancel()
+	for _, m := range together {
+		q := s.stuck[m.Stream]
+		trouble = err
+		select {
+		case err := <-q.answer:
+			switch {
+			case err == nil:
+				delete(s.stuck, m.Stream)
+				continue
+			case finished(err):
+				return nil, err
+			}
+			q.answer <- err
+		case <-soon.Done():
+		}
+		s.unconfirmed = append(s.unconfirmed, m)
+	}
+	return trouble, nil
+}
+
+// open reports whether there is something to settle, but for what shares a transaction with what is late: nobody will
+// publish that any more.
+func (s *settler) open() bool {
+	return slices.ContainsFunc(s.pending, func(f *flight) bool {
+		return slices.ContainsFunc(f.owed, func(xid uint64) bool { return s.late[xid] == 0 })
+	})
+}
+
 // note adds the rows of a flight to those that no mark holds.
 func (s *settler) note(f *flight) {
+	switch {
+	case f.landed != nil:
+		f.landed.entries, f.landed.marks, f.landed.published = f.entries, f.marks, f.published
+		f = f.landed
+		f.late = false
+		for _, xid := range f.behind {
+			if s.late[xid]--; s.late[xid] == 0 {
+				delete(s.late, xid)
+			}
+		}
+		f.behind = nil
+	case f.late:
+		for _, r := range f.rows {
+			xid := s.last.Snapshot.Widen(r.xid)
+			s.late[xid]++
+			f.behind = append(f.behind, xid)
+		}
+		s.pending = append(s.pending, f)
+		return
+	default:
+		s.pending = append(s.pending, f)
+	}
 	for _, r := range f.rows {
 		xid := s.last.Snapshot.Widen(r.xid)
 		if s.mark.Snapshot.Sees(xid) {
@@ -184,7 +313,6 @@ func (s *settler) note(f *flight) {
 		s.entries.Raise(stream, id)
 	}
 	s.unconfirmed = lastMarks(append(s.unconfirmed, f.marks...))
-	s.pending = append(s.pending, f)
 }
 
 // advance confirms what was published, looks, and moves the mark to what is published of what it sees. It confirms just
@@ -195,9 +323,17 @@ func (s *settler) advance(sp span) error {
 	if len(s.flights) > 0 { // among them what was published up to there
 		s.take(<-s.flights)
 	}
-	if err := s.confirm(sp); err != nil {
+	var trouble, err error
+	if s.apart {
+		trouble, err = s.confirmApart(sp)
+		err = wrap("confirm", err)
+	} else {
+		err = s.confirm(sp)
+	}
+	if err != nil {
 		return err
 	}
+	s.beside()
 	if err := s.missed(passed); err != nil {
 		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()
 		return err
@@ -206,6 +342,12 @@ func (s *settler) advance(sp span) error {
 	if err != nil {
 		s.drop()
 		return s.failed(sp, step, err)
+	}
+	if trouble != nil {
+		return s.trouble(sp, "confirm", trouble)
+	}
+	if len(s.stuck) > 0 {
+		return nil
 	}
 	s.bo.reset()
 	s.troubled = time.Time{}
@@ -223,7 +365,7 @@ func (s *settler) missed(passed outbox.LSN) error {
 	suspects := s.suspects
 	s.suspects = outbox.Look{}
 	for _, o := range suspects.Owed {
-		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) {
+		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) && s.late[o.XID] == 0 {
 			return &outbox.SlotError{
 				Reason: outbox.ReasonMissed,
 				Err: fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End,
@@ -305,7 +447,8 @@ func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err
 // reach is how far the mark may be moved after a look, and whether that settles something. It sees what it saw, nothing
 // that the look does not see, and no transaction of which a row is not published.
 func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news bool) {
-	undone := slices.DeleteFunc(look.Owed, s.complete)
+	unsure := s.unsure()
+	undone := slices.DeleteFunc(look.Owed, func(o outbox.Owed) bool { return !unsure[o.XID] && s.complete(o) })
 	if len(s.suspects.Owed) == 0 {
 		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
 	}
@@ -328,27 +471,67 @@ func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news
 	}, news
 }
 
-// release tells everybody concerned which flights are settled: only from the first one on without a gap.
+// unsure are the transactions of which something is in a stream that is stuck.
+func (s *settler) unsure() map[uint64]bool {
+	if len(s.stuck) == 0 {
+		return nil
+	}
+	xids := map[uint64]bool{}
+	for _, f := range s.pending {
+		if slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return s.stuck[m.Stream] != nil }) {
+			for _, xid := range f.owed {
+				xids[xid] = true
+			}
+		}
+	}
+	return xids
+}
+
+// release tells everybody concerned which flights are settled: only from the first one on without a gap. Around what is
+// late or stuck others are released. The slot waits all the same, and so does what is behind something of its stream
+// that is not settled: its gate remembers that, and so it stays in the window.
 func (s *settler) release() {
 	var end outbox.LSN
-	n, rows, events, bytes := 0, 0, 0, 0
+	rows, events, bytes := 0, 0, 0
 	var marks []outbox.Mark
-	for _, f := range s.pending {
+	var kept []*flight
+	waiting := map[string]bool{}
+	around := s.beside()
+	for i, f := range s.pending {
 		f.owed = slices.DeleteFunc(f.owed, s.mark.Snapshot.Sees)
-		if len(f.owed) > 0 {
+		settled := !f.late && len(f.owed) == 0
+		if !settled && !around {
+			kept = s.pending[i:]
 			break
 		}
-		n++
-		rows, events, bytes = rows+f.published, events+f.events, bytes+f.bytes
-		end = max(end, f.end)
+		if settled {
+			rows, f.published = rows+f.published, 0
+		}
+		if !settled || slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return waiting[m.Stream] }) {
+			for _, m := range f.marks {
+				waiting[m.Stream] = true
+			}
+			kept = append(kept, f)
+			continue
+		}
+		events, bytes = events+f.events, bytes+f.bytes
 		marks = append(marks, f.marks...)
+		f.events, f.bytes, f.marks = 0, 0, nil
+		if len(kept) == 0 {
+			end = max(end, f.end)
+		} else if last := kept[len(kept)-1]; last.spent() {
+			last.end = max(last.end, f.end)
+		} else {
+			kept = append(kept, f)
+		}
 	}
-	if n == 0 {
-		return
+	s.pending = kept
+	if len(marks) > 0 {
+		s.lanes.settled(lastMarks(marks))
 	}
-	s.pending = slices.Delete(s.pending, 0, n)
-	s.lanes.settled(lastMarks(marks))
-	s.settled(rows)
+	if rows > 0 {
+		s.settled(rows)
+	}
 	if end != 0 {
 		s.source.Settled(end)
 	}
@@ -357,8 +540,24 @@ func (s *settler) release() {
 	}
 }
 
-// failed notes that a step has failed, and waits a little. An error says that it is not to be repeated.
+// beside reports whether something is late or stuck, and notes it for others.
+func (s *settler) beside() bool {
+	around := len(s.late)+len(s.stuck) > 0
+	s.around.Store(around)
+	return around
+}
+
+// failed is trouble, and waits a little.
 func (s *settler) failed(sp span, step string, err error) error {
+	err = s.trouble(sp, step, err)
+	if err == nil {
+		s.bo.wait(sp.intake)
+	}
+	return err
+}
+
+// trouble notes that a step has failed. An error says that it is not to be repeated.
+func (s *settler) trouble(sp span, step string, err error) error {
 	if finished(err) || errors.Is(err, outbox.ErrSuperseded) || sp.intake.Err() != nil || sp.work.Err() != nil {
 		return wrap(step, err)
 	}
@@ -369,7 +568,6 @@ func (s *settler) failed(sp span, step string, err error) error {
 	if time.Since(s.troubled) > patience && s.health.fail(conditionSettle, step+": "+err.Error()) {
 		s.log.Warn("published events cannot be settled; retrying", "step", step, "err", err)
 	}
-	s.bo.wait(sp.intake)
 	return nil
 }
 

@@ -42,8 +42,8 @@ func TestSettlingHasAnOrder(t *testing.T) {
 		rows := r.commit("done", "done")
 		r.stream(rows...)
 		pass(3 * time.Second)
-		got := compact(r.calls(0, "Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated",
-			"Sink.ForgetDoubt"))
+		got := compact(r.calls(0, "Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt",
+			"Store.Gated", "Sink.ForgetDoubt"))
 		want := []string{
 			"Sink.Publish", "Sink.Confirm", "Store.Marker", "Marker.Look", "Marker.Move", "Sink.Settled", "Marker.Look",
 		}

@@ -184,8 +184,11 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
 	// An adoption, too, lets it rest, for as long as the sink does not answer; and a stream that has not begun.
 	resting := func(p phase) bool {
-		return p == phaseAdopt || p == phasePoll || p == phaseSweep || p == phaseHandover || p == phaseStream &&
-			!k.streamed
+		switch p {
+		case phaseAdopt, phaseLayout, phasePoll, phaseSweep, phaseHandover:
+			return true
+		}
+		return p == phaseStream && !k.streamed
 	}
 	if moved := k.still && st.Confirmed > k.position; moved {
 		if err := k.moved(ctx); err != nil {

@@ -49,7 +49,8 @@ func keeping(t *testing.T, p phase, do func(w *world, k *slotKeeper)) {
 // tick has the keeper look once, and returns its calls.
 func (w *world) tick(t *testing.T, k *slotKeeper) []string {
 	t.Helper()
-	from := len(w.trace)
+	var from int
+	w.do(func() { from = len(w.trace) })
 	_, _ = k.tick(context.Background())
 	return w.calls(from)
 }

@@ -47,7 +47,8 @@ type streaming struct {
 
 // progress is how far everything is published; known is false while the stream stands still for a known reason.
 func (s *streaming) progress() (passed outbox.LSN, known bool) {
-	return s.publisher.position(), s.running.Load() && !s.publisher.failing.Load()
+	full := s.publisher.waiting.Load() && s.settler.around.Load() // of what is not settled beside the others
+	return s.publisher.position(), s.running.Load() && !s.publisher.failing.Load() && !full
 }
 
 // run returns the cause of the stream's end.

@@ -23,6 +23,7 @@ const (
 type watchdog struct {
 	*reporter
 	store outbox.Store
+	phase func() phase
 
 	// first is the first row of each part and since when it has been that.
 	first map[int16]standing
@@ -44,24 +45,35 @@ type finding struct {
 	all  bool
 }
 
-// untold notes that the table does not tell.
-func (w *watchdog) untold(now time.Time) finding {
+// untold notes that the table does not tell. While this instance moves rows, not all stands still; a part may.
+func (w *watchdog) untold(moves int64, now time.Time) finding {
 	if w.deaf.IsZero() {
 		w.deaf = now
 	}
-	if still := now.Sub(w.deaf); still > stallAfter {
-		return finding{fmt.Sprintf("the table has not answered for %s", still.Round(time.Second)), true}
+	w.note(moves, now)
+	still := now.Sub(w.deaf)
+	text := fmt.Sprintf("the table has not answered for %s", still.Round(time.Second))
+	switch {
+	case still > stallAfter && now.Sub(w.since) > stallAfter:
+		return finding{text, true}
+	case still > partStallAfter:
+		return finding{text + ", while events move", false}
 	}
 	return finding{}
+}
+
+// note takes how much has moved.
+func (w *watchdog) note(moves int64, now time.Time) {
+	if moves != w.moves || w.since.IsZero() {
+		w.moves, w.since = moves, now
+	}
 }
 
 // check takes the first row of each part and how much has moved. The zero finding: all is well.
 func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) finding {
 	w.deaf = time.Time{}
 	before := w.first
-	if moves != w.moves || w.since.IsZero() {
-		w.moves, w.since = moves, now
-	}
+	w.note(moves, now)
 	for part, s := range before { // another instance may have moved it
 		if seq, ok := first[part]; !ok || seq != s.seq {
 			w.since = now
@@ -100,8 +112,11 @@ func (w *watchdog) run(ctx context.Context) {
 		var f finding
 		if mark, err := w.store.Audit(ctx); err == nil {
 			f = w.check(mark.First, w.moved.Load(), time.Now())
+			if w.phase() == phaseLayout { // it stands still on purpose, and says so
+				w.since, w.first, f = time.Now(), nil, finding{}
+			}
 		} else if ctx.Err() == nil {
-			f = w.untold(time.Now())
+			f = w.untold(w.moved.Load(), time.Now())
 		}
 		w.stand(f)
 		pause.For(ctx, watchInterval)

@@ -32,6 +32,12 @@ func TestWatchdog(t *testing.T) {
 			all: stallAfter,
 		},
 		"the table says nothing": {at: func(int64) state { return state{deaf: true} }, all: stallAfter},
+		"the table says nothing, but events move": {at: func(s int64) state {
+			return state{deaf: true, moves: s}
+		}, part: partStallAfter},
+		"the table says nothing, and then nothing moves": {at: func(s int64) state {
+			return state{deaf: true, moves: min(s, 50)}
+		}, all: 50*time.Second + stallAfter},
 		"a part stands": {at: func(s int64) state {
 			return state{
 				first: map[int16]int64{1: 7, 2: s},
@@ -65,7 +71,7 @@ func TestWatchdog(t *testing.T) {
 			for s := range int64(300) {
 				now := time.Duration(s) * time.Second
 				st := c.at(s)
-				f := w.untold
+				f := func(now time.Time) finding { return w.untold(st.moves, now) }
 				if !st.deaf {
 					f = func(now time.Time) finding { return w.check(maps.Clone(st.first), st.moves, now) }
 				}
@@ -118,7 +124,10 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 		r.health.clear(conditionPostgres)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { (&watchdog{reporter: r.reporter, store: store}).run(ctx); close(done) }()
+		go func() {
+			(&watchdog{reporter: r.reporter, store: store, phase: r.activity.current}).run(ctx)
+			close(done)
+		}()
 		after := func(d time.Duration, want string) {
 			t.Helper()
 			pause.For(t.Context(), d)

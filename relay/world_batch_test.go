@@ -65,7 +65,7 @@ func (c *sweepClaim) publish(ctx context.Context, b *sweptBatch) error {
 			b.park(&r.Event, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0)
 			continue
 		}
-		name := outbox.StreamName("outbox.", e.AggregateType)
+		name := outbox.StreamName("outbox.", e.AggregateType, e.AggregateID, c.w.scope.Shards)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -88,7 +88,7 @@ func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*out
 	}
 	lane := c.lanes[stream]
 	if lane == nil {
-		lane = memSink{w.s.i}.Lane(stream, w.scope.Owner, c.lane)
+		lane = w.scope.Lane(stream, c.lane)
 		c.lanes[stream] = lane
 	}
 	if n := c.marks[stream]; n > 0 {
@@ -176,7 +176,7 @@ func (c *sweepClaim) settle(ctx context.Context, b *sweptBatch, over bool) error
 		w.scope.Published(stream, events, 0)
 	}
 	for e, err := range b.why {
-		w.s.refused.Parked(outbox.StreamName("outbox.", e.AggregateType), e.ID)
+		w.s.refused.Parked(outbox.StreamName("outbox.", e.AggregateType, e.AggregateID, w.scope.Shards), e.ID)
 		w.scope.Parked(e, err)
 	}
 	w.scope.Outcome(nil)

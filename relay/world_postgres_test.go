@@ -1,7 +1,7 @@
 package relay
 
 import (
-	"hash/fnv"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -32,8 +32,13 @@ type postgres struct {
 
 	state   outbox.State
 	prefix  string
-	streams []string // every stream ever noted
+	streams []outbox.Stream // every stream ever noted
+	// layouts are those before the present one, oldest first.
+	layouts []layout
 	gated   map[string]bool
+	// unawaited: no standby knows of the present one. impossibleLater: that impossibleShards is impossible is found out
+	// when the layout changes, not before.
+	unawaited, impossibleLater bool
 	// delivered is set when an event was settled that is not parked.
 	delivered bool
 	dead      []outbox.Dead
@@ -55,6 +60,32 @@ type postgres struct {
 	slot *slot
 	// unpublished: the table is not in the publication, so that nothing of it is streamed.
 	unpublished bool
+}
+
+// layout is how many streams a type had, and what was published then.
+type layout struct {
+	shards  int
+	settled outbox.Settled
+}
+
+// stream is where a row's event is, or goes.
+func (pg *postgres) stream(r *tableRow) string {
+	shards := pg.state.Shards
+	for _, l := range pg.layouts {
+		if holds(&l.settled, r) {
+			shards = l.shards
+			break
+		}
+	}
+	return outbox.StreamName("outbox.", r.AggregateType, r.AggregateID, shards)
+}
+
+// streamsOf are the only streams of types.
+func streamsOf(names ...string) (list []outbox.Stream) {
+	for _, n := range names {
+		list = append(list, outbox.Stream{Name: n, Base: n})
+	}
+	return list
 }
 
 // mark is a row of outbox_mark.
@@ -115,12 +146,6 @@ func newPostgres(w *world) *postgres {
 	return pg
 }
 
-func partOf(aggregate string) int {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(aggregate))
-	return int(h.Sum32() % outbox.Partitions)
-}
-
 // begin opens a writer's transaction.
 func (w *world) begin() *transaction {
 	w.mu.Lock()
@@ -140,7 +165,7 @@ func (tx *transaction) insert(aggregateType, aggregate, eventType string) *table
 		return nil
 	}
 	pg.seq++
-	r := &tableRow{tx: tx, part: partOf(aggregate), unstreamed: pg.unpublished, Event: outbox.Event{
+	r := &tableRow{tx: tx, part: outbox.PartOf(aggregate), unstreamed: pg.unpublished, Event: outbox.Event{
 		ID: uuid.UUID{2, byte(pg.seq >> 8), byte(pg.seq)}, Seq: pg.seq, AggregateType: aggregateType,
 		AggregateID: aggregate,
 		Type:        eventType, Payload: []byte("{}"), Time: time.Now(),
@@ -309,7 +334,7 @@ func (pg *postgres) compare(part int, from, to *mark) {
 		pg.w.wrongly("the mark of part %d sees what is to come, from %d on", part, pg.xid)
 	}
 	for _, r := range pg.parts[part] {
-		name := outbox.StreamName("outbox.", r.AggregateType)
+		name := pg.stream(r)
 		switch was, is := from.holds(r), to.holds(r); {
 		case was && !is:
 			pg.w.wrongly("the mark of part %d goes back: it does not hold row %d any more", part, r.Seq)
@@ -329,7 +354,7 @@ func (pg *postgres) park(r *tableRow, class, reason string, attempts int) {
 	switch {
 	case pg.parked(r):
 		return
-	case pg.w.rd.has(outbox.StreamName("outbox.", r.AggregateType), r.ID):
+	case pg.w.rd.has(pg.stream(r), r.ID):
 		pg.w.wrongly("row %d is parked, and its event is in its stream", r.Seq)
 	case pg.held(r):
 		pg.w.wrongly("row %d is parked, and is settled", r.Seq)
@@ -363,9 +388,35 @@ func (pg *postgres) oldest() uint64 {
 	return x
 }
 
+// changeLayout is layout_change.sql.
+func (pg *postgres) changeLayout(o outbox.Owner, shards int) error {
+	if pg.state.Owner != o {
+		return outbox.ErrSuperseded
+	}
+	m := pg.newest(0)
+	for part := range pg.parts {
+		if n := pg.newest(part); n != m || n.part != -1 || n.cursor > 0 {
+			return errUnlike
+		}
+	}
+	for name, s := range pg.w.rd.streams {
+		for _, e := range s.entries {
+			if pg.w.owed(e.ID) {
+				pg.w.wrongly("the layout changes, and event %d, which is in %s, is not settled", e.Seq, name)
+			}
+		}
+	}
+	pg.layouts = append(pg.layouts, layout{pg.state.Shards, *m.settled})
+	pg.state.Shards = shards
+	pg.writes()
+	return nil
+}
+
+var errUnlike = errors.New("the parts are not settled alike")
+
 // adopt writes a new owner.
 func (pg *postgres) adopt(a outbox.Adoption) bool {
-	if pg.state.Owner.Epoch != a.From {
+	if pg.state.Owner.Epoch != a.From || max(pg.state.Shards, 1) != max(a.Shards, 1) {
 		return false
 	}
 	if a.To.Epoch <= a.From {
@@ -375,7 +426,7 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	pg.state.Active = outbox.ModeStandby
 	pg.prefix = a.Prefix
 	pg.w.owners[a.To.Epoch], pg.w.adopter[a.To.Epoch] = a.To, a.Holder
-	pg.w.known[a.To.Epoch] = slices.Clone(pg.streams)
+	pg.w.known[a.To.Epoch] = outbox.StreamNames(pg.streams)
 	for _, s := range a.Suspects {
 		pg.suspected[s.Stream] = true
 		pg.uncounted = append(pg.uncounted, outbox.Loss{Stream: s.Stream})
@@ -384,7 +435,7 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	if a.WentBack {
 		pg.uncounted = append(pg.uncounted, outbox.Loss{Events: -1})
 		for _, s := range pg.streams {
-			pg.repair(outbox.Repair{Stream: s, To: 1, Recall: true, Back: true})
+			pg.repair(outbox.Repair{Stream: s.Name, To: 1, Recall: true, Back: true})
 		}
 	}
 	pg.writes()

@@ -21,7 +21,17 @@ type redis struct {
 	streams   map[string]*stream
 	gates     map[string]*gate
 	wrongType map[string]bool // keys of another type
-	down      bool
+	away      map[string]bool // streams whose server is down
+	// frozen are streams whose server does not answer, each until its channel is closed.
+	frozen map[string]chan struct{}
+	down   bool
+	// neighbours are the gates of another database that shares the streams.
+	neighbours map[string]*gate
+	// readers has, by stream, up to which entry a consumer group has acknowledged it; nil without one.
+	readers map[string]int64
+	// handled has what that has seen of aggregates, and of events.
+	handled map[string]int64
+	seen    map[uuid.UUID]bool
 	// poisonous tells which events are refused for their own sake.
 	poisonous func(e *outbox.Event) bool
 }
@@ -34,6 +44,8 @@ type stream struct {
 type entry struct {
 	id    int64
 	epoch int64
+	// foreign is set in an entry of the neighbour.
+	foreign bool
 	outbox.Event
 }
 
@@ -43,6 +55,10 @@ type gate struct {
 	batches map[batchKey]gateBatch
 	doubt   map[uuid.UUID]doubtful
 	n, last int64
+	// gone is set when the neighbour has seen that the stream lacks what this gate has let through; since is the last
+	// entry that it had then.
+	gone  bool
+	since int64
 }
 
 type gateLane struct {
@@ -76,6 +92,7 @@ type doubtful struct {
 func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
+		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
 		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
 	}
 }
@@ -90,6 +107,8 @@ var (
 func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 	g := r.gates[name]
 	switch {
+	case r.away[name]:
+		return nil, errDown
 	case g == nil:
 		return nil, outbox.ErrGap
 	case g.owner.Source != o.Source:
@@ -104,7 +123,13 @@ func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 
 // forgot tells whether the stream lacks what its gate has let through.
 func (r *redis) forgot(name string) bool {
-	g, s := r.gates[name], r.streams[name]
+	g := r.gates[name]
+	return g != nil && g.gone || r.lacks(name, g)
+}
+
+// lacks is forgot but for what was told.
+func (r *redis) lacks(name string, g *gate) bool {
+	s := r.streams[name]
 	switch {
 	case g == nil:
 		return false
@@ -127,12 +152,16 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 	}
 	g := r.gates[name]
 	switch {
+	case r.away[name]:
+		return 0, errDown
 	case g == nil:
 		g = &gate{}
 	case g.owner.Source != o.Source:
 		return 0, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
 	case g.owner == o:
 		return g.n, nil
+	case g.gone && g.owner.Epoch+1 == o.Epoch:
+		return 0, outbox.ErrGap
 	case g.owner.Epoch >= o.Epoch:
 		return 0, &outbox.FencedError{Stream: name, Epoch: g.owner.Epoch}
 	}
@@ -153,11 +182,43 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 		}
 	}
 	r.gates[name] = next
+	r.tell(name, r.neighbours[name])
 	if w.raised[o.Epoch] == nil {
 		w.raised[o.Epoch] = map[string]bool{}
 	}
 	w.raised[o.Epoch][name] = true
 	return next.n, nil
+}
+
+// tell notes in a gate that somebody else has seen that the stream lacks what it has let through.
+func (r *redis) tell(name string, g *gate) {
+	if !r.lacks(name, g) {
+		return
+	}
+	g.gone, g.since, g.n, g.last = true, 0, 0, 0
+	if s := r.streams[name]; s != nil {
+		g.since = s.last
+	}
+	g.owner = outbox.Owner{Source: g.owner.Source, Epoch: g.owner.Epoch - 1}
+}
+
+// neighbour has another database, which shares the stream, publish an event. It adopts and tells first, as its relay
+// does, if the stream is empty and it or we have lost something.
+func (r *redis) neighbour(name string) {
+	g := r.neighbours[name]
+	if g == nil || g.gone || r.lacks(name, g) || r.streams[name] == nil && r.lacks(name, r.gates[name]) {
+		g = &gate{}
+		r.neighbours[name] = g
+		r.tell(name, r.gates[name])
+	}
+	s := r.streams[name]
+	if s == nil {
+		s = &stream{}
+		r.streams[name] = s
+	}
+	r.ids++
+	s.entries, s.last = append(s.entries, entry{id: r.ids, foreign: true, Event: outbox.Event{ID: uuid.New()}}), r.ids
+	g.n, g.last = g.n+1, r.ids
 }
 
 // verdict is what a publish answers: how far the batch is, and what stopped it.
@@ -215,7 +276,7 @@ func (r *redis) publish(p publication) (v verdict, err error) {
 		switch {
 		case r.wrongType[p.stream]:
 			return verdict{items: b.items, n: g.n, failed: errWrongType}, nil
-		case r.streams[p.stream] == nil && (g.n > 0 || g.last > 0):
+		case r.streams[p.stream] == nil && (g.n > 0 || g.last > 0 || r.lacks(p.stream, r.neighbours[p.stream])):
 			return v, outbox.ErrGap
 		}
 	}
@@ -268,8 +329,16 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 		s = &stream{}
 		r.streams[p.stream] = s
 	}
+	for name, other := range r.streams {
+		for _, o := range other.entries {
+			if name != p.stream && o.ID == e.ID {
+				r.w.wrongly("event %d is published to %s, and is in %s", e.Seq, p.stream, name)
+			}
+		}
+	}
 	for _, o := range s.entries {
 		switch {
+		case o.foreign:
 		case o.ID == e.ID:
 			r.w.wrongly("event %d is published a second time, by epoch %d after %d", e.Seq, p.owner.Epoch, o.epoch)
 		case o.AggregateID == e.AggregateID && o.Seq > e.Seq:
@@ -285,9 +354,37 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 		r.w.wrongly("event %d is published although its transaction was rolled back", e.Seq)
 	}
 	r.ids++
-	s.entries, s.last = append(s.entries, entry{r.ids, p.owner.Epoch, *e}), r.ids
+	s.entries, s.last = append(s.entries, entry{id: r.ids, epoch: p.owner.Epoch, Event: *e}), r.ids
 	g.n, g.last = g.n+1, r.ids
 	return r.ids
+}
+
+// unread is how many of our entries the consumer group has before it.
+func (r *redis) unread(name string) (n int) {
+	if s := r.streams[name]; s != nil && r.readers != nil {
+		for _, e := range s.entries {
+			if e.id > r.readers[name] && !e.foreign {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// read has the consumer group handle what it has before it in a stream. What it meets first in an aggregate is to be
+// what was committed first, whatever stream it is in.
+func (r *redis) read(name string) {
+	for _, e := range r.streams[name].entries {
+		if e.id <= r.readers[name] {
+			continue
+		}
+		r.readers[name] = e.id
+		of := e.AggregateType + " " + e.AggregateID
+		if !r.seen[e.ID] && e.Seq < r.handled[of] {
+			r.w.wrongly("event %d of %s is read from %s behind %d", e.Seq, of, name, r.handled[of])
+		}
+		r.seen[e.ID], r.handled[of] = true, max(r.handled[of], e.Seq)
+	}
 }
 
 // confirm is the barrier: confirm.lua.
@@ -359,7 +456,7 @@ func (w *world) checkUnsettled() {
 			}
 		}
 		for _, e := range s.entries {
-			if !remembered[e.ID] && w.owed(e.ID) {
+			if !e.foreign && !remembered[e.ID] && !g.gone && w.owed(e.ID) {
 				w.wrongly("the gate of %s has forgotten event %d, whose row is still owed", name, e.Seq)
 			}
 		}
@@ -390,7 +487,7 @@ func (r *redis) flush() {
 	for _, s := range r.streams {
 		r.loses(s.entries)
 	}
-	r.streams, r.gates = map[string]*stream{}, map[string]*gate{}
+	r.streams, r.gates, r.neighbours = map[string]*stream{}, map[string]*gate{}, map[string]*gate{}
 }
 
 // drop deletes a stream, and leaves its gate, which goes on confirming what was there.
@@ -405,7 +502,7 @@ func (r *redis) drop(name string) {
 
 func (r *redis) loses(entries []entry) {
 	for _, e := range entries {
-		if r.w.confirmed[e.ID] || !r.w.owed(e.ID) {
+		if !e.foreign && (r.w.confirmed[e.ID] || !r.w.owed(e.ID)) {
 			r.w.lost[e.ID] = true
 		}
 	}
@@ -413,14 +510,23 @@ func (r *redis) loses(entries []entry) {
 
 // copy is a dump of all that there is.
 func (r *redis) copy() *redis {
-	c := &redis{streams: map[string]*stream{}, gates: map[string]*gate{}}
+	c := &redis{streams: map[string]*stream{}, gates: map[string]*gate{}, neighbours: map[string]*gate{}}
 	for name, s := range r.streams {
 		c.streams[name] = &stream{slices.Clone(s.entries), s.last}
 	}
 	for name, g := range r.gates {
-		c.gates[name] = &gate{g.owner, maps.Clone(g.lanes), maps.Clone(g.batches), maps.Clone(g.doubt), g.n, g.last}
+		c.gates[name] = g.copy()
+	}
+	for name, g := range r.neighbours {
+		c.neighbours[name] = g.copy()
 	}
 	return c
+}
+
+func (g *gate) copy() *gate {
+	c := *g
+	c.lanes, c.batches, c.doubt = maps.Clone(g.lanes), maps.Clone(g.batches), maps.Clone(g.doubt)
+	return &c
 }
 
 // back restores a dump: another process has it.
@@ -432,8 +538,34 @@ func (r *redis) back(old *redis) {
 			r.loses(s.entries)
 		}
 	}
-	r.streams, r.gates = old.streams, old.gates
+	r.streams, r.gates, r.neighbours = old.streams, old.gates, old.neighbours
 	r.restart()
+}
+
+// last is the last entry of ours that is there, as far as is known, "" without one; and whether it is one that the gate
+// does not know: look.lua.
+func (r *redis) last(name string) (last string, behind bool) {
+	g, s := r.gates[name], r.streams[name]
+	if s == nil {
+		return "", false
+	}
+	for _, e := range s.entries {
+		if !e.foreign && (g == nil || e.id > g.last) {
+			last, behind = entryID(e.id), true
+		}
+	}
+	switch {
+	case g == nil:
+	case g.gone && g.since == 0:
+		last = ""
+	case g.gone:
+		last = entryID(g.since)
+	case r.forgot(name):
+		last = entryID(s.last)
+	case g.last > 0:
+		last = entryID(g.last)
+	}
+	return last, behind
 }
 
 func entryID(id int64) string { return strconv.FormatInt(id, 10) + "-0" }

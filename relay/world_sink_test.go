@@ -29,6 +29,31 @@ func sinkCall[T any](ctx context.Context, i *instance, name string, effect func(
 	})
 }
 
+// thawed waits until the servers of streams answer. What it was asked before then is not done.
+func (i *instance) thawed(ctx context.Context, streams ...string) error {
+	for _, name := range streams {
+		var frozen chan struct{}
+		i.w.do(func() { frozen = i.w.rd.frozen[name] })
+		if frozen == nil {
+			continue
+		}
+		select {
+		case <-frozen:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// marked are the streams of marks.
+func marked(marks []outbox.Mark) (streams []string) {
+	for _, m := range marks {
+		streams = append(streams, m.Stream)
+	}
+	return streams
+}
+
 func (s memSink) Bind(ctx context.Context) (string, error) {
 	s.i.w.do(func() { s.i.anyone = true })
 	return sinkCall(ctx, s.i, "Sink.Bind", func(r *redis) (string, error) {
@@ -39,19 +64,19 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
-func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
 		out := make([]outbox.StreamState, len(streams))
 		for n, name := range streams {
+			if r.away[name] {
+				return nil, errDown
+			}
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
 				st.Source, st.Epoch, st.Nonce = g.owner.Source.String(), g.owner.Epoch, g.owner.Nonce.String()
 			}
-			if s := r.streams[name]; s != nil {
-				st.Last = entryID(s.last)
-				st.Behind = len(s.entries) > 0 && (r.gates[name] == nil || r.gates[name].last < s.last)
-			}
+			st.Last, st.Behind = r.last(name)
 			out[n] = st
 		}
 		return out, nil
@@ -60,9 +85,12 @@ func (s memSink) Look(ctx context.Context, streams []string) ([]outbox.StreamSta
 
 func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	return sinkCall(ctx, s.i, "Sink.Tail", func(r *redis) (tail []outbox.Entry, err error) {
+		if r.away[stream] {
+			return nil, errDown
+		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
-				if outbox.CompareIDs(entryID(e.id), after) > 0 {
+				if !e.foreign && outbox.CompareIDs(entryID(e.id), after) > 0 {
 					tail = append(tail, outbox.NewEntry(e.ID, entryID(e.id)))
 				}
 			}
@@ -96,35 +124,43 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 func (s memSink) Missed(int) {}
 
 func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (n int64, err error) {
+	n, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (int64, error) {
 		if intact && (r.gates[stream] == nil || r.forgot(stream)) {
 			return 0, outbox.ErrGap
 		}
-		if n, err = r.adopt(stream, o); err == nil {
-			s.i.let[stream] = n
-		}
-		return n, err
+		return r.adopt(stream, o)
 	})
+	if err == nil { // who is not answered learns nothing
+		s.i.w.do(func() { s.i.let[stream] = n })
+	}
 	return err
 }
 
 func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (nothing, error) {
+	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (_ nothing, down error) {
 		for _, name := range streams {
-			if _, err := r.judge(name, o); err != nil {
+			_, err := r.judge(name, o)
+			if r.away[name] { // which hides nothing of the others
+				down = err
+				continue
+			}
+			if err == nil && r.forgot(name) {
+				err = outbox.ErrGap
+			}
+			if err != nil {
 				return nothing{}, err
 			}
-			if r.forgot(name) {
-				return nothing{}, outbox.ErrGap
-			}
 		}
-		return nothing{}, nil
+		return nothing{}, down
 	})
 	return err
 }
 
 func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	marks = slices.Clone(marks)
+	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.Confirm", func(r *redis) (nothing, error) {
 		return nothing{}, r.confirm(o, marks)
 	})
@@ -133,6 +169,9 @@ func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 
 func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	marks = slices.Clone(marks)
+	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.Settled", func(r *redis) (nothing, error) {
 		return nothing{}, r.settle(o, marks)
 	})
@@ -140,14 +179,49 @@ func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 }
 
 func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
+	if err := s.i.thawed(ctx, stream); err != nil {
+		return err
+	}
 	_, err := sinkCall(ctx, s.i, "Sink.ForgetDoubt", func(r *redis) (nothing, error) {
 		return nothing{}, r.forgetDoubt(o, stream)
 	})
 	return err
 }
 
-func (s memSink) Trim(ctx context.Context, _ string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(*redis) (nothing, error) { return nothing{}, nil })
+func (s memSink) Sharded(ctx context.Context, _ string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Sharded", func(*redis) (nothing, error) { return nothing{}, nil })
+	return err
+}
+
+func (s memSink) Follow(ctx context.Context, stream string, _ []string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Follow", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (s memSink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.Unread, error) {
+	return sinkCall(ctx, s.i, "Sink.Unread", func(r *redis) (list []outbox.Unread, _ error) {
+		for _, name := range streams {
+			if n := r.unread(name); n > 0 {
+				list = append(list, outbox.Unread{Stream: name, Group: "group", Entries: int64(n)})
+			}
+		}
+		return list, nil
+	})
+}
+
+func (s memSink) Trim(ctx context.Context, stream string) error {
+	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		s.i.trimmed = append(s.i.trimmed, stream)
+		return nothing{}, nil
+	})
 	return err
 }
 
@@ -238,6 +312,9 @@ func (d *memDelivery) step(ctx context.Context) error {
 		events: slices.Clone(d.events[d.pos:end]),
 	}
 	l.i.w.do(func() { p.least = l.i.let[l.stream] })
+	if err := l.i.thawed(ctx, l.stream); err != nil {
+		return err
+	}
 	v, err := sinkCall(ctx, l.i, "Sink.Publish", func(r *redis) (verdict, error) {
 		v, err := r.publish(p)
 		return v, err

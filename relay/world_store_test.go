@@ -58,7 +58,7 @@ func (s memStore) Log(ctx context.Context, r outbox.Repair, visit func(page []ou
 		pg := s.pg()
 		for _, row := range pg.rows(func(row *tableRow) bool {
 			return r.To > 0 && row.tx.ended && pg.held(row) && !pg.parked(row) &&
-				outbox.StreamName(pg.prefix, row.AggregateType) == r.Stream
+				pg.stream(row) == r.Stream
 		}) {
 			part := int16(row.part)
 			list = append(list, outbox.Logged{ID: row.ID, Mark: 1, Part: part, Seq: row.Seq})
@@ -92,7 +92,7 @@ func (s memStore) Events(ctx context.Context, list []outbox.Logged) (events []*o
 func (s memStore) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
 	ids, err := call(ctx, s.i, "Store.Owed", func() (ids []uuid.UUID, _ error) {
 		for _, row := range s.pg().rows(s.pg().waits) {
-			if outbox.StreamName(s.pg().prefix, row.AggregateType) == stream {
+			if s.pg().stream(row) == stream {
 				ids = append(ids, row.ID)
 			}
 		}
@@ -138,8 +138,8 @@ func (s memStore) SetActive(
 	})
 }
 
-func (s memStore) Streams(ctx context.Context) ([]string, error) {
-	return call(ctx, s.i, "Store.Streams", func() ([]string, error) { return slices.Clone(s.pg().streams), nil })
+func (s memStore) Streams(ctx context.Context) ([]outbox.Stream, error) {
+	return call(ctx, s.i, "Store.Streams", func() ([]outbox.Stream, error) { return slices.Clone(s.pg().streams), nil })
 }
 
 func (s memStore) Delivered(ctx context.Context) (bool, error) {
@@ -150,10 +150,17 @@ func (s memStore) Lost(ctx context.Context) (int64, error) {
 	return call(ctx, s.i, "Store.Lost", func() (int64, error) { return int64(len(s.pg().suspected)), nil })
 }
 
-func (s memStore) NoteStream(ctx context.Context, stream string, _ int64) (bool, error) {
+func (s memStore) NoteStream(ctx context.Context, stream, base string, epoch int64) (bool, error) {
 	return call(ctx, s.i, "Store.NoteStream", func() (bool, error) {
-		if !slices.Contains(s.pg().streams, stream) {
-			s.pg().streams = append(s.pg().streams, stream)
+		if s.pg().state.Owner.Epoch != epoch {
+			return false, outbox.ErrSuperseded
+		}
+		i := slices.IndexFunc(s.pg().streams, func(o outbox.Stream) bool { return o.Name == stream })
+		switch {
+		case i < 0:
+			s.pg().streams = append(s.pg().streams, outbox.Stream{Name: stream, Base: base})
+		case s.pg().streams[i].Base != base:
+			return false, &outbox.TakenError{Stream: stream, Base: s.pg().streams[i].Base}
 		}
 		return s.pg().gated[stream], nil
 	})
@@ -162,8 +169,8 @@ func (s memStore) NoteStream(ctx context.Context, stream string, _ int64) (bool,
 func (s memStore) Ungated(ctx context.Context) ([]string, error) {
 	return call(ctx, s.i, "Store.Ungated", func() (list []string, _ error) {
 		for _, stream := range s.pg().streams {
-			if !s.pg().gated[stream] {
-				list = append(list, stream)
+			if !s.pg().gated[stream.Name] {
+				list = append(list, stream.Name)
 			}
 		}
 		return list, nil
@@ -174,6 +181,41 @@ func (s memStore) Gated(ctx context.Context, streams []string) error {
 	_, err := call(ctx, s.i, "Store.Gated", func() (nothing, error) {
 		for _, stream := range streams {
 			s.pg().gated[stream] = true
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+func (s memStore) CheckLayout(ctx context.Context, shards int) error {
+	_, err := call(ctx, s.i, "Store.CheckLayout", func() (nothing, error) {
+		if shards == impossibleShards && !s.pg().impossibleLater {
+			return nothing{}, errImpossible
+		}
+		return nothing{}, nil
+	})
+	return err
+}
+
+// impossibleShards is a number of streams that a type cannot have.
+const impossibleShards = 8
+
+var errImpossible = fmt.Errorf("%w: it is impossible", outbox.ErrLayout)
+
+func (s memStore) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
+	_, err := call(ctx, s.i, "Store.ChangeLayout", func() (nothing, error) {
+		if shards == impossibleShards {
+			return nothing{}, errImpossible
+		}
+		return nothing{}, s.pg().changeLayout(o, shards)
+	})
+	return err
+}
+
+func (s memStore) AwaitLayout(ctx context.Context) error {
+	_, err := call(ctx, s.i, "Store.AwaitLayout", func() (nothing, error) {
+		if s.pg().unawaited {
+			return nothing{}, errDown
 		}
 		return nothing{}, nil
 	})

@@ -172,6 +172,7 @@ type instance struct {
 	bound     string // the Redis it is bound to
 	anyone    bool   // it takes whoever answers
 	let       map[string]int64
+	trimmed   []string
 	cancelled int
 	settled   outbox.LSN // what the source was told
 }

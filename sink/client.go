@@ -1,46 +1,28 @@
 package sink
 
 import (
-	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 )
 
-// NewClient returns a client for a publisher. url is redis://, rediss:// or unix://; no error mentions it, because it
-// may hold a password. It does no I/O.
-func NewClient(rawURL string) (*redis.Client, error) {
-	o, err := clientOptions(rawURL)
+// NewClient returns a client for a publisher. url names one server, a cluster or sentinels, in the forms of go-redis.
+// No error mentions it, because it may hold a password. It does no I/O.
+func NewClient(rawURL string) (redis.UniversalClient, error) {
+	o, err := redisurl.Parse(rawURL)
 	if err != nil {
-		return nil, err
-	}
-	return redis.NewClient(o), nil
-}
-
-func clientOptions(rawURL string) (*redis.Options, error) {
-	u, err := url.Parse(rawURL)
-	if err != nil {
-		return nil, errors.New("redis URL: not a URL (a password with special characters must be percent-encoded)")
-	}
-	switch u.Scheme {
-	case "redis", "rediss", "unix":
-	default:
-		return nil, fmt.Errorf("redis URL: scheme %q is not one of redis, rediss, unix", u.Scheme)
-	}
-	o, err := redis.ParseURL(rawURL)
-	if err != nil {
-		return nil, errors.New("redis URL: expected redis://[user[:password]@]host[:port][/database] with known " +
-			"options")
+		return nil, fmt.Errorf("redis URL: %w", err)
 	}
 	Configure(o)
-	return o, nil
+	return redis.NewUniversalClient(o), nil
 }
 
 // Configure sets the options of a publisher's client. Where the server is, who asks, and how they are connected stay as
 // they are in o.
-func Configure(o *redis.Options) {
+func Configure(o *redis.UniversalOptions) {
 	// The gate makes repeats safe and the caller decides about them. The client's own would only hide errors.
 	o.MaxRetries = -1
 	o.DialerRetries = 1

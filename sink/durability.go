@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"posthaste/outbox"
 )
@@ -75,47 +77,129 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	if s.durable.none() {
 		write = "0"
 	}
-	calls := callsByStream(marks, func(stream string) []any { return append(gateArgs(stream, o), write) })
+	calls := callsByStream(marks, func(stream string) []any { return append(s.gateArgs(stream, o), write) })
 	if s.durable.none() {
 		return s.verdicts("confirm", calls, runAll(ctx, s.client, confirmScript, calls))
 	}
-	nodes, err := s.byNode(ctx, calls)
-	if err != nil {
-		return s.failed("confirm", calls[0].stream, err)
-	}
-	for node, calls := range nodes {
-		if err := s.barrier(ctx, node, calls); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.barriers(ctx, calls)
 }
 
-func (s *Sink) byNode(ctx context.Context, calls []streamCall) (map[*redis.Client][]streamCall, error) {
-	nodes := make(map[*redis.Client][]streamCall)
+// redirects bounds how often a call is led to another node of a cluster.
+const redirects = 5
+
+// barriers raises the barrier on every node that has one of the streams. A node that has not sends the call to another
+// one: for good, or to be asked there while the slot moves.
+func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
+	places := make(map[place][]streamCall)
 	for _, c := range calls {
 		node, err := s.node(ctx, c.stream)
 		if err != nil {
-			return nil, err
+			return s.failed("confirm", c.stream, err)
 		}
-		nodes[node] = append(nodes[node], c)
+		at := place{addr: node.Options().Addr}
+		places[at] = append(places[at], c)
 	}
-	return nodes, nil
+	for range redirects {
+		var mu sync.Mutex
+		next := make(map[place][]streamCall)
+		var group errgroup.Group
+		for at, calls := range places {
+			group.Go(func() error {
+				led, err := s.barrier(ctx, at, calls)
+				mu.Lock()
+				defer mu.Unlock()
+				for at, calls := range led {
+					next[at] = append(next[at], calls...)
+				}
+				return err
+			})
+		}
+		if err := group.Wait(); err != nil || len(next) == 0 {
+			return err
+		}
+		places = next
+		if many, ok := s.client.(*redis.ClusterClient); ok {
+			many.ReloadState(ctx)
+		}
+	}
+	return s.failed("confirm", calls[0].stream, errRedirects)
+}
+
+var errRedirects = errors.New("the nodes of the cluster do not agree on who has the stream")
+
+// place is where a call is made.
+type place struct {
+	addr string
+	// asking is set where a node only imports the slot: it wants to be asked.
+	asking bool
 }
 
 // barrier writes to the gates and waits, on one connection: WAIT and WAITAOF know only of their own connection's
-// writes.
-func (s *Sink) barrier(ctx context.Context, node *redis.Client, calls []streamCall) error {
+// writes. It returns the calls that are to be made elsewhere.
+func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led map[place][]streamCall, err error) {
+	node, done, err := s.nodeAt(ctx, at.addr, calls[0].stream)
+	if err != nil {
+		return nil, s.failed("confirm", calls[0].stream, err)
+	}
+	defer done()
 	conn := node.Conn()
 	defer func() { _ = conn.Close() }()
-	if err := s.verdicts("confirm", calls, runAll(ctx, conn, confirmScript, calls)); err != nil {
-		return err
+	var cmds []*redis.Cmd
+	if at.asking {
+		for _, c := range calls {
+			cmds = append(cmds, ask(ctx, conn, confirmScript, c))
+		}
+	} else {
+		cmds = runAll(ctx, conn, confirmScript, calls)
+	}
+	led = make(map[place][]streamCall)
+	var here []streamCall
+	var replies []*redis.Cmd
+	for i, c := range calls {
+		if addr, moved := redis.IsMovedError(cmds[i].Err()); moved {
+			led[place{addr: addr}] = append(led[place{addr: addr}], c)
+		} else if addr, asked := redis.IsAskError(cmds[i].Err()); asked {
+			led[place{addr, true}] = append(led[place{addr, true}], c)
+		} else {
+			here, replies = append(here, c), append(replies, cmds[i])
+		}
+	}
+	if err := s.verdicts("confirm", here, replies); err != nil || len(here) == 0 {
+		return led, err
 	}
 	got, want, err := s.wait(ctx, conn)
 	if err == nil && got < want {
 		err = &DurabilityError{Want: s.durable, Got: got}
 	}
-	return s.failed("confirm", calls[0].stream, err)
+	return led, s.failed("confirm", here[0].stream, err)
+}
+
+// ask calls a script on a node that only imports the slot of its stream.
+func ask(ctx context.Context, conn *redis.Conn, sc *script, call streamCall) *redis.Cmd {
+	var cmd *redis.Cmd
+	for _, how := range [][]any{{sc.evalsha, sc.sha}, {sc.eval, sc.text}} {
+		pipe := conn.Pipeline()
+		pipe.Do(ctx, "asking")
+		cmd = pipe.Do(ctx, append(how, call.args...)...)
+		if _, err := pipe.Exec(ctx); err != nil && cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+		if !redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			break
+		}
+	}
+	return cmd
+}
+
+// nodeAt returns the node at an address, which a call for stream was sent to, and what to do when it is not needed any
+// more.
+func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Client, done func(), err error) {
+	some, err := s.node(ctx, stream)
+	if err != nil || some.Options().Addr == addr {
+		return some, func() {}, err
+	}
+	node = s.another(some, addr)
+	return node, func() { _ = node.Close() }, nil
 }
 
 func (s *Sink) wait(ctx context.Context, conn *redis.Conn) (got, want int64, err error) {

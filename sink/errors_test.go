@@ -188,13 +188,8 @@ func (f *fixture) background(args ...any) {
 
 func TestClassesOfConnecting(t *testing.T) {
 	t.Parallel()
-	attempt := func(t *testing.T, url, class string) {
+	attemptBy := func(t *testing.T, c redis.UniversalClient, class string) {
 		t.Helper()
-		c, err := sink.NewClient(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
 		s, reg := newSink(t, c, sink.Options{})
 		o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -212,7 +207,7 @@ func TestClassesOfConnecting(t *testing.T) {
 				return fmt.Errorf("check: class %q of %w, want %q", sink.Class(err), err, class)
 			}
 			before, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class)
-			_, err = s.Look(t.Context(), []string{stream})
+			_, err = s.Look(t.Context(), o.Source, []string{stream})
 			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class ||
 				after != before+1 {
 				return fmt.Errorf("look: class %q of %w, want %q; counted %v times", sink.Class(err), err, class,
@@ -220,6 +215,15 @@ func TestClassesOfConnecting(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	attempt := func(t *testing.T, url, class string) {
+		t.Helper()
+		c, err := sink.NewClient(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		attemptBy(t, c, class)
 	}
 	t.Run("noauth", func(t *testing.T) {
 		t.Parallel()
@@ -239,8 +243,18 @@ func TestClassesOfConnecting(t *testing.T) {
 	})
 	t.Run("clusterdown", func(t *testing.T) {
 		t.Parallel()
-		attempt(t, testenv.Redis(t, "cluster-enabled yes").URL(), "clusterdown")
+		attemptBy(t, alone(t, testenv.Redis(t, "cluster-enabled yes")), "clusterdown")
 	})
+}
+
+// alone is a client of one node of a cluster, which follows it nowhere.
+func alone(t *testing.T, server *testenv.RedisServer) *redis.Client {
+	t.Helper()
+	o := &redis.UniversalOptions{Addrs: []string{server.Addr()}}
+	sink.Configure(o)
+	c := redis.NewClient(o.Simple())
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // Two nodes of a cluster, asked by a client that does not follow them.
@@ -249,6 +263,8 @@ func TestClassesOfACluster(t *testing.T) {
 	ctx := t.Context()
 	a, b := testenv.Redis(t, "cluster-enabled yes"), testenv.Redis(t, "cluster-enabled yes")
 	f := on(t, a, sink.Options{})
+	f.client = alone(t, a)
+	f.sink, f.reg = newSink(t, f.client, sink.Options{})
 	f.must(a.Client.ClusterAddSlotsRange(ctx, 0, 16383).Err())
 	f.must(a.Client.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(b.Port)).Err())
 	id := b.Client.Do(ctx, "cluster", "myid").Val()
@@ -334,7 +350,7 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := c.Options()
+		o := c.(*redis.Client).Options()
 		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 {
 			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled,
 				o.Protocol)

@@ -80,6 +80,11 @@ type world struct {
 	parts   map[int]*open
 	claim   int64
 	table   []*row
+	// alone and shared are the sink in both forms, of which every adoption takes one; other is that of another
+	// database, which, if joined, has published to the stream.
+	alone, shared, other *sink.Sink
+	otherEpoch           int64
+	joined               bool
 	// gone are the ids of settled events since the last flush: they too are in the stream once.
 	gone    []string
 	flushed bool
@@ -94,6 +99,9 @@ func (w *world) adopt(t *rapid.T) {
 	}
 	w.owner = outbox.Owner{Source: w.owner.Source, Epoch: w.owner.Epoch + 1, Nonce: nonce()}
 	w.lose(t)
+	if w.f.sink = w.shared; !w.joined && rapid.Bool().Draw(t, "alone") {
+		w.f.sink = w.alone
+	}
 	adopt := func() error { return w.f.sink.Adopt(w.ctx(), stream, w.owner, false) }
 	for err := adopt(); err != nil; err = adopt() {
 		if sink.Class(err) != "connection" { // asked again until it is heard
@@ -268,6 +276,37 @@ func (w *world) undead(t *rapid.T) {
 	w.zombie = nil
 }
 
+// join has another database publish, which it may if the stream is shared.
+func (w *world) join(t *rapid.T) {
+	if w.f.sink == w.alone && w.flushed {
+		t.Skip("whoever comes first has the stream")
+	}
+	w.otherEpoch++
+	o := outbox.Owner{Source: [16]byte{8}, Epoch: w.otherEpoch, Nonce: nonce()}
+	err := w.other.Adopt(w.ctx(), stream, o, false)
+	if foreign := sink.Class(err) == "foreign"; foreign || w.f.sink == w.alone {
+		if !foreign || w.f.sink != w.alone {
+			t.Fatalf("another database adopts a stream, shared %v: %v", w.f.sink == w.shared, err)
+		}
+		return
+	}
+	if err == nil {
+		_, err = w.other.Lane(stream, o, streamLane(o)).Deliver(makeEvents(2)).Publish(w.ctx())
+	}
+	if err != nil {
+		t.Fatalf("another database publishes: %v", err)
+	}
+	w.joined = true
+}
+
+// leave has the other database leave.
+func (w *world) leave(t *rapid.T) {
+	if _, err := sink.Leave(w.ctx(), w.f.server.Client, stream, "/posthaste/other"); err != nil {
+		t.Fatal(err)
+	}
+	w.joined = false
+}
+
 // drain publishes and settles everything, as after it the doubt may be forgotten.
 func (w *world) drain(t *rapid.T) {
 	w.calm()
@@ -328,6 +367,7 @@ func (w *world) check(t *rapid.T) {
 	}
 }
 
+// TestModel also changes, at every adoption, whether the stream is shared, and has another database share it.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t, "appendonly no")
@@ -340,7 +380,10 @@ func TestModel(t *testing.T) {
 		h := &faults{}
 		c.AddHook(h)
 		s, _ := newSink(t, c, sink.Options{})
+		again, _ := newSink(t, c, sink.Options{Shared: true})
+		other, _ := newSink(t, server.Client, sink.Options{Shared: true, Source: "/posthaste/other"})
 		w := &world{
+			alone: s, shared: again, other: other,
 			f: &fixture{TB: t, server: server, client: c, sink: s}, h: h,
 			owner: outbox.Owner{Source: [16]byte{7}},
 		}
@@ -353,6 +396,8 @@ func TestModel(t *testing.T) {
 			"adopt":   func(t *rapid.T) { w.adopt(t); w.calm() },
 			"flush":   w.flush,
 			"undead":  w.undead,
+			"join":    w.join,
+			"leave":   w.leave,
 			"scripts": func(*rapid.T) { w.f.do("SCRIPT", "FLUSH") },
 			"drain":   w.drain,
 			"":        w.check,

@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,8 +18,8 @@ const maxGroups = 50
 type observations struct {
 	mu      sync.Mutex
 	streams map[string]map[string]loss
-	// server is the run id of the Redis that was looked at last.
-	server string
+	// servers are the run ids of the Redis that was looked at last, or of the masters of the cluster.
+	servers []string
 }
 
 // loss is what a group has missed.
@@ -36,13 +37,18 @@ type loss struct {
 func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.seen.mu.Lock()
 	defer s.seen.mu.Unlock()
-	info, err := s.info(ctx, "server", "memory")
-	if err != nil {
-		return fmt.Errorf("observe: %w", err)
+	infos, first := s.infos(ctx, "server", "memory")
+	if len(infos) == 0 {
+		return fmt.Errorf("observe: %w", first)
 	}
-	s.observeMemory(info)
-	same := s.seen.server == info["run_id"]
-	s.seen.server = info["run_id"]
+	s.observeMemory(infos)
+	var runs []string
+	for _, info := range infos {
+		runs = append(runs, info["run_id"])
+	}
+	slices.Sort(runs)
+	same := slices.Equal(s.seen.servers, runs)
+	s.seen.servers = runs
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups, maxConsumers}}
@@ -50,7 +56,6 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	cmds := runAll(ctx, s.client, observeScript, calls)
 	before := s.seen.streams
 	s.seen.streams = make(map[string]map[string]loss, len(streams))
-	var first error
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
 		if notAStream(err) {
@@ -71,18 +76,20 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	return first
 }
 
-func (s *Sink) observeMemory(info map[string]string) {
-	used, _ := strconv.ParseFloat(info["used_memory"], 64)
-	limit, _ := strconv.ParseFloat(info["maxmemory"], 64)
-	ratio := 0.0
-	if limit > 0 {
-		ratio = used / limit
+// observeMemory shows the server with the least room, and whether one of them may delete what it has.
+func (s *Sink) observeMemory(infos map[string]map[string]string) {
+	ratio, unsafe := 0.0, 0.0
+	for _, info := range infos {
+		used, _ := strconv.ParseFloat(info["used_memory"], 64)
+		limit, _ := strconv.ParseFloat(info["maxmemory"], 64)
+		if limit > 0 {
+			ratio = max(ratio, used/limit)
+		}
+		if unsafeEviction(info["maxmemory_policy"]) {
+			unsafe = 1
+		}
 	}
 	s.m.memory.Set(ratio)
-	unsafe := 0.0
-	if unsafeEviction(info["maxmemory_policy"]) {
-		unsafe = 1
-	}
 	s.m.eviction.Set(unsafe)
 }
 

@@ -225,6 +225,9 @@ func TestWorksInAClusterAndWithValkey(t *testing.T) {
 		for _, name := range []string{"outbox.order", "{tag}outbox.order"} {
 			everyCall(t, c, sink.Options{MaxLen: 1}, name)
 		}
+		for _, name := range []string{"outbox.user", "{tag}outbox.user"} {
+			everyCall(t, c, sink.Options{MaxLen: 1, Shared: true}, name)
+		}
 	})
 	t.Run("valkey", func(t *testing.T) {
 		t.Parallel()
@@ -255,7 +258,7 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	check("check", s.Check(ctx, owner, []string{name}))
 	_, err = s.Bind(ctx)
 	check("bind", err)
-	states, err := s.Look(ctx, []string{name})
+	states, err := s.Look(ctx, owner.Source, []string{name})
 	check("look", err)
 	if st := states[0]; !st.Gate || st.Last == "" || st.Missing != 0 || time.Since(st.Now).Abs() > time.Minute {
 		t.Errorf("looked at: %+v", st)

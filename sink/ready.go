@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -30,18 +33,67 @@ func (e *NotReadyError) Error() string {
 // Unwrap returns the cause.
 func (e *NotReadyError) Unwrap() error { return e.Err }
 
-// probeKey is never created.
-const probeKey = "{posthaste}:probe"
-
 // Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It
-// writes nothing.
+// writes nothing. In a cluster every master has to be well: each has streams.
 func (s *Sink) Ready(ctx context.Context) error {
+	err := s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.writable(ctx, c) })
+	// Also if one node of a cluster is down, another one may not be what it was.
+	if other := s.stays(ctx); err == nil && !errors.Is(other, errOther) {
+		err = other
+	}
+	if err != nil || s.durable.none() {
+		return unreachable(err)
+	}
+	err = s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.durabilityExists(ctx, c) })
+	return unreachable(err)
+}
+
+// each calls fn for the server, or for all masters of a cluster at once, and returns the first error. A node of a
+// cluster that does not answer leaves time for what is to be asked of the others.
+func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.Client) error) error {
+	switch c := s.client.(type) {
+	case *redis.Client:
+		return fn(ctx, c)
+	case *redis.ClusterClient:
+		return c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+			ctx, cancel := half(ctx)
+			defer cancel()
+			err := fn(ctx, c)
+			var not *NotReadyError
+			switch {
+			case err == nil:
+			case errors.As(err, &not):
+				not.Err = &nodeError{c.Options().Addr, not.Err}
+			default:
+				err = &nodeError{c.Options().Addr, err}
+			}
+			return err
+		})
+	}
+	return fmt.Errorf("a client of type %T has no servers", s.client)
+}
+
+// unreachable makes a NotReadyError of what is none.
+func unreachable(err error) error {
+	var not *NotReadyError
+	if err == nil || errors.As(err, &not) {
+		return err
+	}
+	return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
+}
+
+// writable asks one server.
+func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
 	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server
 	// that is only read-only.)
-	err := s.client.XAdd(ctx,
-		&redis.XAddArgs{Stream: probeKey, NoMkStream: true, ID: "*", Values: []any{"probe", ""}}).Err()
+	err := c.XAdd(ctx, &redis.XAddArgs{
+		Stream: s.probeKey(ctx, c), NoMkStream: true, ID: "*", Values: []any{"probe", ""},
+	}).Err()
 	if errors.Is(err, errOther) {
 		return nil // it answers; the relay is about to adopt anew
+	}
+	if _, moved := redis.IsMovedError(err); moved { // by somebody who has taken the slot over just now
+		return nil
 	}
 	// A user may well be confined to the streams and gates.
 	if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOPERM") {
@@ -51,11 +103,25 @@ func (s *Sink) Ready(ctx context.Context) error {
 		}
 		return &NotReadyError{Reason: reason, Remedy: Remedy(class), Err: err}
 	}
-	if err := s.stays(ctx); err != nil && !errors.Is(err, errOther) {
-		return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
-	}
-	return s.durabilityExists(ctx)
+	return nil
 }
+
+// probeKey is a key that is never created: in a cluster, one of c's.
+func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
+	key := "{posthaste}:probe"
+	many, cluster := s.client.(*redis.ClusterClient)
+	for n := 0; cluster && n < probes; n++ {
+		if node, err := many.MasterForKey(ctx, key); err != nil || node == c {
+			break
+		}
+		key = "{posthaste" + strconv.Itoa(n) + "}:probe"
+	}
+	return key
+}
+
+// probes is how many keys are tried to find one of a node: with as many slots as the others, the node of a cluster of a
+// hundred has one of them.
+const probes = 2000
 
 // Remedy says in a few words what helps against an error of a class.
 func Remedy(class string) string {
@@ -80,29 +146,27 @@ func Remedy(class string) string {
 	return "check that Redis runs and that the Redis URL is right"
 }
 
-func (s *Sink) durabilityExists(ctx context.Context) error {
-	switch {
-	case s.durable.AOF:
-		return s.aofExists(ctx)
-	case s.durable.Replicas > 0:
-		info, err := s.info(ctx, "replication")
-		if err != nil {
-			return err
-		}
-		if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
-			return &NotReadyError{
-				Reason: "replicas", Err: fmt.Errorf("durability %s is asked for and %d are connected", s.durable, n),
-				Remedy: "bring the replicas back, or ask for fewer",
-			}
+func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {
+	if s.durable.AOF {
+		return aofExists(ctx, c)
+	}
+	info, err := infoOf(ctx, c, "replication")
+	if err != nil {
+		return err
+	}
+	if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
+		return &NotReadyError{
+			Reason: "replicas", Err: fmt.Errorf("durability %s is asked for and %d are connected", s.durable, n),
+			Remedy: "bring the replicas back, or ask for fewer",
 		}
 	}
 	return nil
 }
 
-func (s *Sink) aofExists(ctx context.Context) error {
-	commands, err := s.client.Do(ctx, "command", "info", "waitaof").Slice()
+func aofExists(ctx context.Context, c *redis.Client) error {
+	commands, err := c.Do(ctx, "command", "info", "waitaof").Slice()
 	if err != nil {
-		return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
+		return err
 	}
 	if len(commands) == 0 || commands[0] == nil {
 		return &NotReadyError{
@@ -110,7 +174,7 @@ func (s *Sink) aofExists(ctx context.Context) error {
 			Remedy: "use Redis 7.2 or later, or Valkey, or set the durability to replicas=N or none",
 		}
 	}
-	info, err := s.info(ctx, "persistence")
+	info, err := infoOf(ctx, c, "persistence")
 	if err != nil {
 		return err
 	}
@@ -123,11 +187,11 @@ func (s *Sink) aofExists(ctx context.Context) error {
 	return nil
 }
 
-// info returns sections of INFO, whose fields have different names.
-func (s *Sink) info(ctx context.Context, sections ...string) (map[string]string, error) {
-	t, err := s.client.Info(ctx, sections...).Result()
+// infoOf returns sections of INFO, whose fields have different names.
+func infoOf(ctx context.Context, c *redis.Client, sections ...string) (map[string]string, error) {
+	t, err := c.Info(ctx, sections...).Result()
 	if err != nil {
-		return nil, &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
+		return nil, err
 	}
 	m := make(map[string]string)
 	for line := range strings.SplitSeq(t, "\r\n") {
@@ -138,6 +202,22 @@ func (s *Sink) info(ctx context.Context, sections ...string) (map[string]string,
 	return m, nil
 }
 
+// infos are those of the server, or of all masters of a cluster, by their addresses.
+func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[string]string, error) {
+	var mu sync.Mutex
+	all := make(map[string]map[string]string)
+	err := s.each(ctx, func(ctx context.Context, c *redis.Client) error {
+		info, err := infoOf(ctx, c, sections...)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			all[c.Options().Addr] = info
+		}
+		return err
+	})
+	return all, unreachable(err)
+}
+
 // Warning is a setting of Redis under which events can be lost although everything runs.
 type Warning struct {
 	// Name is "eviction_policy" or "aof_off".
@@ -146,26 +226,33 @@ type Warning struct {
 	Text, Remedy string
 }
 
-// Warnings looks for unsafe settings of Redis.
+// Warnings looks for unsafe settings of Redis: of the first master of a cluster that has them.
 func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
-	info, err := s.info(ctx, "memory", "persistence")
+	infos, err := s.infos(ctx, "memory", "persistence")
 	if err != nil {
 		return nil, err
 	}
 	var w []Warning
-	if p := info["maxmemory_policy"]; unsafeEviction(p) {
-		w = append(w, Warning{
-			Name:   "eviction_policy",
-			Text:   fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
-			Remedy: "set maxmemory-policy noeviction",
-		})
+	add := func(name, addr, text, remedy string) {
+		if slices.ContainsFunc(w, func(x Warning) bool { return x.Name == name }) {
+			return
+		}
+		if len(infos) > 1 {
+			text = "node " + addr + ": " + text
+		}
+		w = append(w, Warning{Name: name, Text: text, Remedy: remedy})
 	}
-	if info["aof_enabled"] == "0" {
-		w = append(w, Warning{
-			Name:   "aof_off",
-			Text:   "the append-only file is off: a restart of Redis loses every event since the last snapshot",
-			Remedy: "set appendonly yes",
-		})
+	for _, addr := range slices.Sorted(maps.Keys(infos)) {
+		if p := infos[addr]["maxmemory_policy"]; unsafeEviction(p) {
+			add("eviction_policy", addr,
+				fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
+				"set maxmemory-policy noeviction")
+		}
+		if infos[addr]["aof_enabled"] == "0" {
+			add("aof_off", addr,
+				"the append-only file is off: a restart of Redis loses every event since the last snapshot",
+				"set appendonly yes")
+		}
 	}
 	return w, nil
 }

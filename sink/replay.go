@@ -279,6 +279,10 @@ func (r *Replay) answer(stream string, v []any) error {
 		return &ReplayError{"a relay publishes to it: omit --to to replay into the events' own " +
 			"streams, or name another stream"}
 	case "FOREIGN":
+		if text(v, 1) == sharedSource {
+			return &ReplayError{"other databases share it, and this one does not publish to it: name another " +
+				"stream with --to"}
+		}
 		return &ReplayError{fmt.Sprintf(
 			"another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt",
 			text(v, 1))}

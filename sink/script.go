@@ -18,6 +18,9 @@ import (
 //go:embed lua/gate.lua
 var gateLua string
 
+//go:embed lua/shared.lua
+var sharedLua string
+
 //go:embed lua/adopt.lua
 var adoptLua string
 
@@ -51,6 +54,12 @@ var observeLua string
 //go:embed lua/dropgroup.lua
 var dropGroupLua string
 
+//go:embed lua/drop.lua
+var dropLua string
+
+//go:embed lua/leave.lua
+var leaveLua string
+
 //go:embed lua/replay.lua
 var replayLua string
 
@@ -61,20 +70,22 @@ var replayBeginLua string
 var replayNoteLua string
 
 var (
-	adoptScript   = newScript(gateLua + adoptLua)
-	publishScript = newScript(gateLua + publishLua)
+	adoptScript   = newScript(gateLua + sharedLua + adoptLua)
+	publishScript = newScript(gateLua + sharedLua + publishLua)
 	confirmScript = newScript(gateLua + confirmLua)
 	settleScript  = newScript(gateLua + settleLua)
 	forgetScript  = newScript(gateLua + forgetLua)
 	recallScript  = newScript(gateLua + recallLua)
-	lookScript    = newScript(gateLua + lookLua)
+	lookScript    = newScript(gateLua + sharedLua + lookLua)
 	tailScript    = newScript(tailLua)
 	trimScript    = newScript(trimLua)
 	observeScript = newReader(observeLua)
 
+	dropScript      = newScript(gateLua + sharedLua + dropLua)
+	leaveScript     = newScript(gateLua + sharedLua + leaveLua)
 	dropGroupScript = newScript(dropGroupLua)
 
-	replayScript      = newScript(replayLua)
+	replayScript      = newScript(gateLua + sharedLua + replayLua)
 	replayBeginScript = newScript(replayBeginLua)
 	replayNoteScript  = newScript(replayNoteLua)
 )
@@ -175,8 +186,11 @@ func verdict(stream string, reply []any) error {
 			return fmt.Errorf("the gate's epoch: %w", err)
 		}
 		return &outbox.FencedError{Stream: stream, Epoch: epoch}
-	case "FOREIGN":
-		return &outbox.ForeignError{Stream: stream, Source: text(reply, 1)}
+	case "FORM":
+		return fmt.Errorf("stream %q was adopted by this relay with another --shared-streams: %w", stream,
+			outbox.ErrGap)
+	case "FOREIGN", "UNSHARED", "SHARED", "NAMED":
+		return foreign(stream, word, text(reply, 1))
 	}
 	return fmt.Errorf("unknown reply from the gate: %q", strings.ToValidUTF8(word, "?"))
 }

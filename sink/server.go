@@ -2,28 +2,54 @@ package sink
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
 )
 
-// Server keeps a client with one process of Redis. A process that was restarted, another one that took over, or a
-// dataset that was put in its place may lack what the last one had acknowledged; so nothing is published there before
-// the relay has looked. One look for each connection is what that costs.
+// Server keeps a client with the processes of Redis that it has met: one, or the masters of a cluster. A process that
+// was restarted, another one that took over, or a dataset that was put in its place may lack what the last one had
+// acknowledged; so nothing is published there before the relay has looked. One look for each connection is what that
+// costs.
 //
-// A process is known by its run id, and by the id of its replication history, which changes with a promotion.
+// A process is known by its run id, and by the id of its replication history, which changes with a promotion. In a
+// cluster each address has a process of its own. An address at which no master was met, such as that of a replica,
+// is only asked about the cluster: by no connection, however old, anything is published there. Slots may move between
+// the masters that are met; they take all that they have along.
 type Server struct {
-	mu sync.Mutex
-	// bound is the process that is met; the zero one until the first one is, after which every other one is refused.
+	// sentinels is set if Sentinels say which server it is.
+	sentinels bool
+
+	mu  sync.Mutex
+	any bool // whoever answers is met
+	// one is the only process; in a cluster there is one for each address, and masters are those that had slots.
+	one     member
+	many    map[string]*member
+	masters []string
+	// names has what processes are remembered by whose history began anew while they were met.
+	names map[instance]string
+}
+
+// member is what is kept of one address. Server.mu guards it.
+type member struct {
+	server *Server
+	// bound is the process that is met; the zero one if it cannot be known.
 	bound instance
-	any   bool // meet whoever answers
+	met   bool
+	// first is set if the first one that answers is met.
+	first bool
 }
 
 // instance is a running Redis and the history of its data. The zero one cannot be known.
@@ -33,6 +59,8 @@ type instance struct {
 	// may begin anew, with the first replica or some time after the last one has gone, without anything having happened
 	// to the data.
 	fresh bool
+	// replica is set if it is one.
+	replica bool
 }
 
 // String is what the process is remembered by; "" if it cannot be known.
@@ -43,30 +71,142 @@ func (p instance) String() string {
 	return p.run + "/" + p.history
 }
 
-// errOther refuses a connection.
+// errOther refuses a connection, or a call.
 var errOther = errors.New("this is another process of Redis, or it was restarted")
 
 // onConnect looks at each new connection.
-func (s *Server) onConnect(ctx context.Context, cn *redis.Conn) error {
+func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
+	if m.server.sentinels {
+		// The client looks at its connections to Sentinels, too.
+		if is, err := isSentinel(ctx, cn); is || err != nil {
+			return err
+		}
+	}
 	id, err := identify(ctx, cn)
 	if err != nil {
 		return err
 	}
-	return s.meet(id)
+	return m.meet(id)
 }
 
-// meet takes the first process, and refuses any other.
-func (s *Server) meet(p instance) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// isSentinel asks by the command that every user may call.
+func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
+	v, err := cn.Do(ctx, "hello").Result()
+	if reply := redis.Error(nil); errors.As(err, &reply) {
+		return false, nil // something in between that does not know it
+	}
+	switch v := v.(type) { // connections to Sentinels speak RESP3
+	case map[any]any:
+		return v["mode"] == "sentinel", err
+	case []any:
+		i := slices.Index(v, any("mode"))
+		return i >= 0 && i+1 < len(v) && v[i+1] == "sentinel", err
+	}
+	return false, err
+}
+
+// meet takes the process that is to be met, and refuses any other. What was not met at all is refused by the call: it
+// may be asked about the cluster.
+func (m *member) meet(p instance) error {
+	m.server.mu.Lock()
+	defer m.server.mu.Unlock()
 	switch {
-	case s.any || s.bound == p:
+	case m.server.any || !m.met && !m.first || m.bound == p:
 		return nil
-	case s.bound == instance{}, s.bound.run == p.run && s.bound.fresh && p.fresh:
-		s.bound = p
+	case m.first:
+		m.bound, m.met, m.first = p, true, false
+		return nil
+	case m.bound.run == p.run && m.bound.fresh && p.fresh:
+		m.server.names[p] = m.server.nameOf(m.bound)
+		m.bound = p
 		return nil
 	}
 	return errOther
+}
+
+// nameOf is what a process is remembered by: the name it was met by, if only its history has begun anew since. s.mu is
+// held.
+func (s *Server) nameOf(p instance) string {
+	if name, ok := s.names[p]; ok {
+		return name
+	}
+	return p.String()
+}
+
+// allowed refuses commands to a node that was not met, but for those that say what it is.
+func (m *member) allowed(cmds ...redis.Cmder) error {
+	m.server.mu.Lock()
+	refuse := !m.server.any && !m.met
+	m.server.mu.Unlock()
+	if refuse && slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return !harmless[c.Name()] }) {
+		return errOther
+	}
+	return nil
+}
+
+// harmless are the commands that begin a connection, or ask who is there.
+var harmless = map[string]bool{
+	"hello": true, "auth": true, "client": true, "select": true, "readonly": true, "info": true, "cluster": true,
+	"ping": true,
+}
+
+// DialHook implements redis.Hook.
+func (*member) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (m *member) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := m.allowed(cmd); err != nil {
+			return err
+		}
+		if _, view := cmd.(*redis.ClusterSlotsCmd); view {
+			hctx, cancel := half(ctx)
+			defer cancel()
+			if err := wellConnected(hctx, next); err != nil {
+				return err
+			}
+			return next(hctx, cmd)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// wellConnected refuses what a node says about the cluster if it cannot reach most of the masters: the others may have
+// promoted a replica since. The client asks another node then. Who sees itself with the others knows what they know.
+func wellConnected(ctx context.Context, process redis.ProcessHook) error {
+	cmd := redis.NewStringCmd(ctx, "cluster", "info")
+	err := process(ctx, cmd)
+	if reply := redis.Error(nil); errors.As(err, &reply) {
+		return nil // the user may not ask, or it is something in between that does not say
+	}
+	if err == nil && infoField(cmd.Val(), "cluster_state") == "fail" {
+		err = errCutOff
+	}
+	return err
+}
+
+// errCutOff is for a node that says nothing of use about its cluster.
+const errCutOff = replyError("CLUSTERDOWN the node does not reach most of the masters, or slots have none")
+
+// half leaves to others half of the time that there is.
+func half(ctx context.Context) (context.Context, context.CancelFunc) {
+	if d, ok := ctx.Deadline(); ok {
+		return context.WithTimeout(ctx, time.Until(d)/2)
+	}
+	return ctx, func() {}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (m *member) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := m.allowed(cmds...); err != nil {
+			for _, c := range cmds {
+				c.SetErr(err)
+			}
+			return err
+		}
+		return next(ctx, cmds)
+	}
 }
 
 // identify asks who answers; the zero process if the user may not know, or it is something in between that does not
@@ -74,9 +214,13 @@ func (s *Server) meet(p instance) error {
 func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (instance, error) {
 	pipe := c.Pipeline()
 	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
-	_, _ = pipe.Exec(ctx)
+	_, sent := pipe.Exec(ctx)
 	for _, cmd := range []*redis.StringCmd{server, replication} {
-		if err := cmd.Err(); redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
+		err := cmd.Err()
+		if err == nil && cmd.Val() == "" { // a connection that was refused is nobody's error in particular
+			err = sent
+		}
+		if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
 			return instance{}, nil
 		} else if err != nil {
 			return instance{}, err
@@ -86,8 +230,8 @@ func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (i
 	if p.run == "" {
 		return instance{}, nil
 	}
-	p.fresh = infoField(replication.Val(), "role") == "master" &&
-		strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
+	p.replica = infoField(replication.Val(), "role") != "master"
+	p.fresh = !p.replica && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
 	return p, nil
 }
 
@@ -101,34 +245,198 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// NewBoundClient returns a client with the options of o and of Configure that is to stay with one process of Redis.
-func NewBoundClient(o *redis.Options) (*redis.Client, *Server) {
+// NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure. It is to
+// stay with the processes that Bind meets.
+func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)
-	s := &Server{any: true}
-	o.OnConnect = s.onConnect
-	return redis.NewClient(o), s
+	s := &Server{any: true, many: map[string]*member{}, names: map[instance]string{}, sentinels: o.MasterName != ""}
+	s.one.server = s
+	before := o.OnConnect
+	watched := func(m *member) func(ctx context.Context, cn *redis.Conn) error {
+		return func(ctx context.Context, cn *redis.Conn) error {
+			if before != nil {
+				if err := before(ctx, cn); err != nil {
+					return err
+				}
+			}
+			return m.onConnect(ctx, cn)
+		}
+	}
+	if o.MasterName != "" || !o.IsClusterMode && len(o.Addrs) < 2 {
+		o.OnConnect = watched(&s.one)
+		return redis.NewUniversalClient(o), s
+	}
+	many := o.Cluster()
+	many.NewClient = func(node *redis.Options) *redis.Client {
+		m := s.member(node.Addr)
+		node.OnConnect = watched(m)
+		c := redis.NewClient(node)
+		c.AddHook(m)
+		return c
+	}
+	return redis.NewClusterClient(many), s
+}
+
+// member returns what is kept of an address.
+func (s *Server) member(addr string) *member {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.many[addr]
+	if m == nil {
+		m = &member{server: s}
+		s.many[addr] = m
+	}
+	return m
 }
 
 // Bind implements outbox.Sink.
 func (s *Sink) Bind(ctx context.Context) (string, error) {
-	if s.server == nil {
-		one, ok := s.client.(*redis.Client)
-		if !ok {
-			return "", nil // many servers are no one in particular
-		}
-		p, err := identify(ctx, one)
-		return p.String(), s.failed("identify", "", err)
+	name, err := s.bind(ctx)
+	s.moved.Store(false)
+	return name, s.failed("identify", "", err)
+}
+
+func (s *Sink) bind(ctx context.Context) (string, error) {
+	if many, ok := s.client.(*redis.ClusterClient); ok {
+		return s.bindAll(ctx, many)
 	}
-	// Whoever answers first is it.
+	if s.server == nil {
+		p, err := identify(ctx, s.client)
+		return p.String(), err
+	}
 	s.server.mu.Lock()
-	s.server.bound, s.server.any = instance{}, false
+	s.server.one, s.server.any = member{server: s.server, first: true}, false
 	s.server.mu.Unlock()
 	p, err := identify(ctx, s.client)
 	if err == nil {
-		err = s.server.meet(p)
+		err = s.server.one.meet(p)
 	}
-	s.moved.Store(false)
-	return p.String(), s.failed("identify", "", err)
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	return s.server.nameOf(p), err
+}
+
+// bindAll meets all masters of a cluster, as it is now.
+func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
+	if s.server != nil {
+		s.server.mu.Lock()
+		s.server.any, s.server.masters = false, nil
+		for _, m := range s.server.many {
+			m.bound, m.met = instance{}, false
+		}
+		s.server.mu.Unlock()
+	}
+	found, err := masters(ctx, many)
+	if err != nil {
+		return "", err
+	}
+	if s.server == nil {
+		return nameOf(found, instance.String), nil
+	}
+	addrs := slices.Sorted(maps.Keys(found))
+	s.server.mu.Lock()
+	name := nameOf(found, s.server.nameOf)
+	s.server.mu.Unlock()
+	for addr, p := range s.spares(ctx, many, found) {
+		found[addr] = p
+	}
+	for addr, p := range found {
+		m := s.server.member(addr)
+		s.server.mu.Lock()
+		m.bound, m.met = p, true
+		s.server.mu.Unlock()
+	}
+	s.server.mu.Lock()
+	s.server.masters = addrs
+	s.server.mu.Unlock()
+	return name, nil
+}
+
+// nameOf is a hash over the names of all masters, as long for a hundred as for one; "" if one has none.
+func nameOf(found map[string]instance, name func(p instance) string) string {
+	var names []string
+	for _, p := range found {
+		names = append(names, name(p))
+	}
+	slices.Sort(names)
+	if len(names) == 0 || names[0] == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(strings.Join(names, "\n")))
+	return "cluster/" + hex.EncodeToString(sum[:20])
+}
+
+// masters asks all masters who they are that have slots, by their addresses. With an error they are those that have
+// answered.
+func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instance, error) {
+	var mu sync.Mutex
+	found := map[string]instance{}
+	err := many.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		ctx, cancel := half(ctx)
+		defer cancel()
+		p, err := identify(ctx, c)
+		if err == nil && p.replica {
+			err = errors.New("it is a replica")
+		}
+		if err != nil {
+			return &nodeError{c.Options().Addr, err}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found[c.Options().Addr] = p
+		return nil
+	})
+	if err == nil && len(found) == 0 {
+		err = errors.New("the cluster has no masters")
+	}
+	return found, err
+}
+
+// spares are the masters without slots, as far as they answer, and may be listed: they are to get some, and by then
+// calls are led to them. One that was overlooked is met when it has a slot.
+func (s *Sink) spares(ctx context.Context, many *redis.ClusterClient, known map[string]instance) map[string]instance {
+	found := map[string]instance{}
+	var some *redis.Client
+	_ = many.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+		if c.Options().Addr == slices.Min(slices.Collect(maps.Keys(known))) {
+			some = c
+		}
+		return nil
+	})
+	if some == nil {
+		return nil
+	}
+	text, err := some.ClusterNodes(ctx).Result()
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line) // id, address, flags, and from the ninth on slots
+		if len(f) != 8 || !slices.Contains(strings.Split(f[2], ","), "master") || strings.Contains(f[2], "fail") {
+			continue
+		}
+		addr, _, _ := strings.Cut(f[1], "@")
+		c := s.another(some, addr)
+		if p, err := identify(ctx, c); err == nil && !p.replica {
+			found[addr] = p
+		}
+		_ = c.Close()
+	}
+	return found
+}
+
+// another returns a client like c of another node, which refuses what c would. The caller closes it.
+func (s *Sink) another(c *redis.Client, addr string) *redis.Client {
+	o := *c.Options()
+	o.Addr, o.NodeAddress, o.OnConnect, o.MaxRetries = addr, addr, nil, -1
+	if s.server == nil {
+		return redis.NewClient(&o)
+	}
+	m := s.server.member(addr)
+	o.OnConnect = m.onConnect
+	c = redis.NewClient(&o)
+	c.AddHook(m)
+	return c
 }
 
 // Release implements outbox.Sink.
@@ -136,30 +444,52 @@ func (s *Sink) Release() {
 	if s.server != nil {
 		s.server.mu.Lock()
 		s.server.any = true
+		clear(s.server.names) // whoever is next calls them as they are
 		s.server.mu.Unlock()
 	}
 	s.moved.Store(false)
 }
 
-// stays notices a server that has changed under its connections: one that was made a replica, and primary again.
+// stays notices servers that have changed under their connections: one that was made a replica, and primary again; and
+// a master that has come to a cluster, or has left it.
 func (s *Sink) stays(ctx context.Context) error {
 	if s.server == nil {
 		return nil
 	}
-	p, err := identify(ctx, s.client)
-	if err == nil && s.server.meet(p) != nil {
+	many, ok := s.client.(*redis.ClusterClient)
+	if !ok {
+		p, err := identify(ctx, s.client)
+		if err == nil && s.server.one.meet(p) != nil {
+			s.moved.Store(true)
+		}
+		return err
+	}
+	found, err := masters(ctx, many)
+	for addr, p := range found { // one that does not answer says nothing of the others
+		if err := s.server.member(addr).meet(p); err != nil {
+			s.moved.Store(true)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	if !s.server.any && !slices.Equal(s.server.masters, slices.Sorted(maps.Keys(found))) {
 		s.moved.Store(true)
 	}
-	return err
+	return nil
 }
 
 // Look implements outbox.Sink.
-func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState, error) {
+func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: []any{2, stream, gateKey(stream)}}
+		calls[i] = streamCall{stream: stream, args: append(s.keys(stream, source), source.String(), s.name())}
 	}
-	cmds := runAll(ctx, s.client, lookScript, calls)
+	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	cmds := runAll(pctx, s.client, lookScript, calls)
+	cancel()
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
@@ -177,6 +507,11 @@ func (s *Sink) Look(ctx context.Context, streams []string) ([]outbox.StreamState
 		epoch, rest, _ := strings.Cut(text(reply, 7), "|")
 		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
 		out[i].Nonce, _, _ = strings.Cut(rest, "|")
+		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {
+			if out[i].Behind, err = s.behind(ctx, stream, out[i].Last); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return out, nil
 }

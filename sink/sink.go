@@ -32,6 +32,8 @@ type Options struct {
 	Server *Server
 	// Source is the source field of every entry, for example /posthaste/default.
 	Source string
+	// Shared lets other databases publish to the same streams. Each needs a Source of its own.
+	Shared bool
 	// PubSub also publishes each payload on the channel named by the event's type, behind ChannelPrefix. A type that
 	// begins with __ is no channel: those are Redis' own.
 	PubSub        bool
@@ -53,6 +55,7 @@ type Sink struct {
 	client  redis.UniversalClient
 	server  *Server
 	source  string
+	shared  bool
 	pubsub  bool
 	channel string
 	durable Durability
@@ -79,9 +82,9 @@ func New(o Options) *Sink {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sink{
-		client: o.Client, server: o.Server, source: o.Source, pubsub: o.PubSub, channel: o.ChannelPrefix,
-		durable: o.Durability, maxLen: o.MaxLen,
-		force: o.TrimForce, m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
+		client: o.Client, server: o.Server, source: o.Source, shared: o.Shared, pubsub: o.PubSub,
+		channel: o.ChannelPrefix, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
+		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)
 	return s
@@ -96,7 +99,7 @@ func (s *Sink) memory(stream string) *atomic.Int64 {
 	return v.(*atomic.Int64)
 }
 
-// gateKey returns the key of stream's gate, which is in the same Cluster slot.
+// gateKey returns the key of the gate of a stream that is not shared, which is in the same Cluster slot.
 func gateKey(stream string) string {
 	if open := strings.IndexByte(stream, '{'); open >= 0 && strings.IndexByte(stream[open+1:], '}') > 0 {
 		return stream + ":gate" // a prefix with a hash tag of its own
@@ -119,7 +122,14 @@ func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) erro
 }
 
 func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force, intact string) error {
-	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), force, intact))
+	call := func(keys []any) ([]any, error) {
+		return run(ctx, s.client, adoptScript, append(keys, o.Source.String(), o.Epoch, o.Nonce.String(), force,
+			intact, s.name()))
+	}
+	reply, err := call(s.keys(stream, o.Source))
+	if err == nil && text(reply, 0) == "KEYS" { // it is shared, and is to be so no longer
+		reply, err = call(sharedKeys(stream, o.Source))
+	}
 	if err == nil {
 		err = verdict(stream, reply)
 	}
@@ -134,36 +144,50 @@ func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
-// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once.
+// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once, and pageTimeout bounds how
+// long that, or a Look, may take.
 const (
 	tailEntries = 1000
 	tailBytes   = 4 << 20
+	pageTimeout = 5 * time.Second
 )
 
-// Tail implements outbox.Sink. It reads page by page; ctx bounds how long that takes. Entries that are not posthaste's
-// are left out.
+// Tail implements outbox.Sink. It reads page by page; ctx bounds how long all of that takes. Entries that are not
+// posthaste's are left out, and of a shared stream those of others.
 func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	var tail []outbox.Entry
+	err := s.entries(ctx, stream, after, func(page []outbox.Entry) bool {
+		tail = append(tail, page...)
+		return true
+	})
+	return tail, err
+}
+
+// entries hands Tail's entries over page by page, until visit returns false.
+func (s *Sink) entries(ctx context.Context, stream, after string, visit func(page []outbox.Entry) bool) error {
 	from := "-"
 	if after != "" {
 		from = "(" + after
 	}
 	for {
-		page, err := run(ctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes})
+		var list []outbox.Entry
+		pctx, cancel := context.WithTimeout(ctx, pageTimeout)
+		page, err := run(pctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes, s.name()})
+		cancel()
 		if notAStream(err) {
-			return nil, nil
+			return nil
 		}
 		if err != nil {
-			return nil, s.failed("list", stream, err)
+			return s.failed("list", stream, err)
 		}
 		for i := 1; i+1 < len(page); i += 2 {
 			if id, err := uuid.Parse(text(page, i+1)); err == nil {
-				tail = append(tail, outbox.NewEntry(id, text(page, i)))
+				list = append(list, outbox.NewEntry(id, text(page, i)))
 			}
 		}
 		last := text(page, 0)
-		if last == "" {
-			return tail, nil
+		if !visit(list) || last == "" {
+			return nil
 		}
 		from = "(" + last
 	}
@@ -184,7 +208,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 		if ids = ids[n:]; len(ids) == 0 {
 			known = last
 		}
-		reply, err := run(ctx, s.client, recallScript, append(gateArgs(stream, o), known, blob))
+		reply, err := run(ctx, s.client, recallScript, append(s.gateArgs(stream, o), known, blob))
 		if err == nil {
 			err = verdict(stream, reply)
 		}
@@ -198,33 +222,48 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	pipe := s.client.Pipeline()
 	cmds, lengths := make([]*redis.SliceCmd, len(streams)), make([]*redis.IntCmd, len(streams))
+	registers := make([]*redis.SliceCmd, len(streams))
 	for i, stream := range streams {
-		cmds[i] = pipe.HMGet(ctx, gateKey(stream), "source", "owner", "n", "last")
+		cmds[i] = pipe.HMGet(ctx, s.gateOf(stream, o), "source", "owner", "n", "last", "reg")
 		lengths[i] = pipe.XLen(ctx, stream)
+		if s.shared {
+			registers[i] = pipe.HMGet(ctx, gateKey(stream), "id", "s:"+s.source)
+		}
 	}
 	_, sent := pipe.Exec(ctx)
+	var first error
 	for i, stream := range streams {
 		v, err := cmds[i].Result()
-		if err == nil && len(v) != 4 { // a connection that was refused is nobody's error in particular
+		if err == nil && len(v) != 5 { // a connection that was refused is nobody's error in particular
 			err = sent
 		}
 		if err == nil {
 			err = assess(stream, v, o)
 		}
+		if err == nil && s.shared {
+			err = registered(stream, registers[i], sent, v[4], o)
+		}
 		// One that is empty may have been deleted, and made anew by a consumer.
 		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[3] != nil {
-			err = s.remembers(ctx, stream)
+			err = s.remembers(ctx, stream, o)
 		}
-		if err != nil {
-			return s.failed("check", stream, err)
-		}
+		first = graver(first, s.failed("check", stream, err))
 	}
-	return nil
+	return first
+}
+
+// graver returns the first of two errors, but rather the one that waiting does not mend: in a cluster, a node that
+// does not answer must not hide what the others say.
+func graver(first, second error) error {
+	if first == nil || !permanent(first) && permanent(second) {
+		return second
+	}
+	return first
 }
 
 // remembers returns ErrGap if the stream lacks what its gate has let through.
-func (s *Sink) remembers(ctx context.Context, stream string) error {
-	states, err := s.Look(ctx, []string{stream})
+func (s *Sink) remembers(ctx context.Context, stream string, o outbox.Owner) error {
+	states, err := s.Look(ctx, o.Source, []string{stream})
 	if err == nil && states[0].Forgot {
 		err = outbox.ErrGap
 	}
@@ -239,7 +278,7 @@ func assess(stream string, v []any, o outbox.Owner) error {
 		return outbox.ErrGap
 	}
 	if source != o.Source.String() {
-		return &outbox.ForeignError{Stream: stream, Source: source}
+		return foreign(stream, "FOREIGN", source)
 	}
 	number, rest, _ := strings.Cut(owner, "|")
 	nonce, _, _ := strings.Cut(rest, "|")
@@ -255,14 +294,14 @@ func assess(stream string, v []any, o outbox.Owner) error {
 
 // Settled implements outbox.Sink. It tries every stream and returns the first error.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
-	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
+	calls := callsByStream(marks, func(stream string) []any { return s.gateArgs(stream, o) })
 	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
 }
 
 // ForgetDoubt implements outbox.Sink. What a later claim of a part took over from an earlier claim since the adoption
 // stays in doubt: the rows of those events may still be there.
 func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
-	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
+	reply, err := run(ctx, s.client, forgetScript, s.gateArgs(stream, o))
 	if err == nil {
 		err = verdict(stream, reply)
 	}
@@ -289,20 +328,57 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // it is refused and parked, which is said there; the housekeeping of the other streams goes on.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-// failed counts err and says in which step it happened.
+// failed counts err and says in which step it happened, and on which node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
 	if err == nil {
 		return nil
 	}
-	s.m.errors.WithLabelValues(Class(err)).Inc()
+	class := Class(err)
+	s.m.errors.WithLabelValues(class).Inc()
+	many, cluster := s.client.(*redis.ClusterClient)
+	if cluster && reload[class] {
+		many.ReloadState(context.Background()) // in the background; nobody else would before a minute is over
+	}
 	if errors.Is(err, errOther) {
 		return outbox.ErrMoved
 	}
 	if permanent(err) {
 		return err // says the stream itself
 	}
+	if stream == "" {
+		return fmt.Errorf("%s: %w", step, err)
+	}
+	if cluster {
+		if node, nerr := many.MasterForKey(ended, stream); nerr == nil {
+			return fmt.Errorf("%s stream %q: %w", step, stream, &nodeError{node.Options().Addr, err})
+		}
+	}
 	return fmt.Errorf("%s stream %q: %w", step, stream, err)
 }
+
+// reload are the classes after which a cluster is asked who its masters are.
+var reload = map[string]bool{
+	"connection": true, "timeout": true, "tls": true, "clusterdown": true, "moved": true, "readonly": true,
+	"restarted": true, "masterdown": true, "loading": true,
+}
+
+// ended is for what is to do no I/O.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// nodeError names the node of a cluster that an error is from.
+type nodeError struct {
+	addr string
+	err  error
+}
+
+func (e *nodeError) Error() string { return "node " + e.addr + ": " + e.err.Error() }
+
+// Unwrap returns the node's error.
+func (e *nodeError) Unwrap() error { return e.err }
 
 // streamCall is one script call on one stream; args begin with the number of keys.
 type streamCall struct {
@@ -326,23 +402,22 @@ func callsByStream(marks []outbox.Mark, head func(stream string) []any) []stream
 	return calls
 }
 
-// verdicts returns the first error of several calls.
+// verdicts returns the gravest error of several calls.
 func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) error {
+	var first error
 	for i, c := range calls {
 		reply, err := cmds[i].Slice()
 		if err == nil {
 			err = verdict(c.stream, reply)
 		}
-		if err != nil {
-			return s.failed(step, c.stream, err)
-		}
+		first = graver(first, s.failed(step, c.stream, err))
 	}
-	return nil
+	return first
 }
 
 // gateArgs begins the arguments of every script of the gate.
-func gateArgs(stream string, o outbox.Owner) []any {
-	return []any{2, stream, gateKey(stream), o.Source.String(), o.Epoch, o.Nonce.String()}
+func (s *Sink) gateArgs(stream string, o outbox.Owner) []any {
+	return []any{2, stream, s.gateOf(stream, o), o.Source.String(), o.Epoch, o.Nonce.String()}
 }
 
 func laneName(l outbox.Lane) string {

@@ -32,7 +32,7 @@ const (
 type fixture struct {
 	testing.TB
 	server *testenv.RedisServer
-	client *redis.Client
+	client redis.UniversalClient
 	sink   *sink.Sink
 	reg    *prometheus.Registry
 	source uuid.UUID

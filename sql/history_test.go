@@ -294,7 +294,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT SELECT, DELETE ON outbox TO " + role,
 		"GRANT INSERT ON outbox TO " + role, // to retry parked events
 		"GRANT SELECT ON outbox_seq_seq, outbox_settled TO " + role,
-		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
+		"GRANT SELECT, INSERT, DELETE ON outbox_mark, outbox_layout TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss, outbox_repair, outbox_phantom TO " + role,

@@ -211,10 +211,10 @@ func (h *History) find(ctx context.Context) error {
 		return err
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e item, err error) {
-		var subject, kind string
-		err = row.Scan(&e.place.Mark, &e.at, &e.place.Part, &e.place.Seq, &e.id, &subject, &kind, &e.stream)
+		var subject, kind, base string
+		err = row.Scan(&e.place.Mark, &e.at, &e.place.Part, &e.place.Seq, &e.id, &subject, &kind, &e.stream, &base)
 		e.wanted = (h.sel.Subject == nil || *h.sel.Subject == subject) && (h.sel.Type == "" || h.sel.Type == kind) &&
-			(h.sel.Stream == "" || h.sel.Stream == e.stream)
+			(h.sel.Stream == "" || h.sel.Stream == e.stream || h.sel.Whole && h.sel.Stream == base)
 		return e, err
 	})
 	h.items = slices.DeleteFunc(list, func(e item) bool { return !e.wanted || e.place.Compare(h.at) <= 0 })
@@ -274,7 +274,7 @@ type counted struct {
 }
 
 func (r *span) count(ctx context.Context, db DB, s Selection) ([]counted, error) {
-	rows, err := db.Query(ctx, query("log_count"), r.from, r.to, r.part, s.Subject, s.Type, s.Stream)
+	rows, err := db.Query(ctx, query("log_count"), r.from, r.to, r.part, s.Subject, s.Type, s.Stream, s.Whole)
 	if err != nil {
 		return nil, err
 	}
@@ -315,7 +315,8 @@ func (r *span) list(ctx context.Context, db DB, s Selection, after Place) ([]ite
 	if marks[0] == after.Mark && parts[0] == after.Part {
 		behind = after.Seq
 	}
-	rows, err = db.Query(ctx, query("log_list"), marks, parts, behind, s.Subject, s.Type, s.Stream, logRows)
+	rows, err = db.Query(ctx, query("log_list"), marks, parts, behind, s.Subject, s.Type, s.Stream, logRows,
+		s.Whole)
 	if err != nil {
 		return nil, after, err
 	}

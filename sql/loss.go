@@ -66,7 +66,7 @@ func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, er
 			return out, fmt.Errorf("note what is lost of %q: %w", l.Stream, err)
 		}
 	}
-	for _, old := range []string{"loss_expire", "repair_expire"} {
+	for _, old := range []string{"loss_expire", "repair_expire", "layout_expire"} {
 		if _, err := s.pool.Exec(ctx, query(old), s.history); err != nil {
 			return out, fmt.Errorf("delete old losses: %w", err)
 		}

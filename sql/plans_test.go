@@ -149,6 +149,56 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 	}
 }
 
+// What a large pass has settled already is not gone through again by whoever asks whether something waits.
+func TestPlansInTheMiddleOfAPass(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	o := succeed(t, s)
+	log(t, d, 1000, 150_000)
+	w, err := sql.OpenSweep(t.Context(), d.URL, "public", "test")
+	must(t, err)
+	defer w.Close()
+	pool := relayPool(t, d.URL)
+	snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
+	for part := range 16 {
+		_, ok, err := w.Claim(t.Context(), part, o)
+		if err != nil || !ok {
+			t.Fatalf("claim part %d: %v, %v", part, ok, err)
+		}
+		p := next(t, w, part, nil)
+		for p.Listed() { // listed are as many as a turn settles, or all
+			if n := page(t, w, p, 4999); len(n) > 5 && len(n) < 4999 {
+				page(t, w, p, len(n)-5) // all but the last
+				must(t, w.Settle(t.Context(), p, o, nil))
+				break
+			}
+			must(t, w.Settle(t.Context(), p, o, nil))
+		}
+	}
+	for _, statistics := range []string{"none", "fresh"} {
+		if statistics == "fresh" {
+			d.Exec(t, "ANALYZE outbox, outbox_mark, outbox_dead")
+		}
+		for name, args := range map[string][]any{"audit": nil, "sweep_reached": {3, snapshot}} {
+			plan := explain(t, pool, name, args...)
+			if n := buffers(t, plan); n > 400 || strings.Contains(plan, "Seq Scan on outbox ") {
+				t.Errorf("%s with %s statistics reads %d buffers:\n%s", name, statistics, n, plan)
+			}
+		}
+	}
+	m, err := s.Audit(t.Context())
+	must(t, err)
+	if len(m.First) < 10 {
+		t.Errorf("rows are owed in parts %v only", m.First)
+	}
+	for part := range int16(16) {
+		want := testenv.Value[int64](t, d, "SELECT coalesce(min(seq), 0) FROM outbox_backlog WHERE part = $1", part)
+		if m.First[part] != want {
+			t.Errorf("part %d begins at row %d, want %d", part, m.First[part], want)
+		}
+	}
+}
+
 // A session's plans are made once, often for a table that is empty, and have to do for one that is not.
 func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	t.Parallel()

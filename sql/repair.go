@@ -2,6 +2,7 @@ package sql
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -358,11 +359,14 @@ func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
 }
 
 // DropStream notes that somebody deletes a stream on purpose: nothing that was settled before is restored or told as
-// lost. It reports whether the stream is known.
-func DropStream(ctx context.Context, db DB, stream string) (bool, error) {
-	tag, err := db.Exec(ctx, query("stream_drop"), stream)
-	if err != nil {
-		return false, fmt.Errorf("note that %q is dropped: %w", stream, err)
+// lost. It returns the database's source, and whether the stream is known.
+func DropStream(ctx context.Context, db DB, stream string) (source uuid.UUID, known bool, err error) {
+	err = db.QueryRow(ctx, query("stream_drop"), stream).Scan(&source)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return source, false, nil
 	}
-	return tag.RowsAffected() > 0, nil
+	if err != nil {
+		return source, false, fmt.Errorf("note that %q is dropped: %w", stream, err)
+	}
+	return source, true, nil
 }

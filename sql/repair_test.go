@@ -157,13 +157,14 @@ func TestRepairs(t *testing.T) {
 	if !r.Recall {
 		t.Error("a gate that is gone knows what is in the stream")
 	}
-	if known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || known {
+	if _, known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || known {
 		t.Errorf("dropped: %v, %v, want that nobody knows it", known, err)
 	}
-	_, err := s.NoteStream(ctx, "outbox.order", 1)
+	_, err := s.NoteStream(ctx, "outbox.order", "outbox.order", owner(t, s).Epoch)
 	must(t, err)
-	if known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || !known {
-		t.Errorf("dropped: %v, %v", known, err)
+	if source, known, err := sql.DropStream(ctx, d.Pool, "outbox.order"); err != nil || !known ||
+		source != owner(t, s).Source {
+		t.Errorf("dropped: %v, %v, of %v", known, err, source)
 	}
 	if r := repairs(time.Hour, 1)[0]; len(missing(r)) != 0 {
 		t.Errorf("of a stream that was dropped %d events are missing", len(missing(r)))
@@ -177,7 +178,7 @@ func TestRepairAfterAFailover(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	succeed(t, s)
-	_, err := s.NoteStream(ctx, "test.order", 1)
+	_, err := s.NoteStream(ctx, "test.order", "test.order", 1)
 	must(t, err)
 	insert(t, d, "a")
 	marked(t, d, -1, time.Now().Add(-time.Minute))

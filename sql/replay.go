@@ -27,6 +27,8 @@ type Selection struct {
 	Subject *string
 	// Type is the event's type, Stream where it was published.
 	Type, Stream string
+	// Whole: and if Stream is what a type's only stream is called, all that the type has, or had.
+	Whole bool
 }
 
 // old returns the text of queries/<name>.sql over the part to look at of what was delivered before there were marks.

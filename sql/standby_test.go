@@ -104,3 +104,26 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	release()
 	must(t, <-moved)
 }
+
+// Whoever adopts after a change of the layout waits until a synchronous standby knows of it; where none was made, there
+// is nothing to wait for.
+func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
+	t.Parallel()
+	d, release := held(t)
+	ctx := t.Context()
+	cfg, err := pgxpool.ParseConfig(d.URL)
+	must(t, err)
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	s := sql.NewStore(pool, d.Relay, 0)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	must(t, s.AwaitLayout(ctx))
+	d.Exec(t, "INSERT INTO outbox_layout (shards, epoch, settled, hi) VALUES (4, 1, pg_current_snapshot(), 0)")
+	if err := s.AwaitLayout(ctx); err == nil {
+		t.Error("it did not wait for the standby")
+	}
+	release()
+	must(t, s.AwaitLayout(ctx))
+}

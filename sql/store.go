@@ -229,7 +229,7 @@ func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	var desired, active, lsn string
 	var nonce []byte
 	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
-		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink)
+		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink, &st.Shards)
 	if err != nil {
 		return st, fmt.Errorf("read the state of relay %q: %w", name, err)
 	}
@@ -259,7 +259,7 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	var n int
 	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
 		c.streams, c.last, c.now, c.ages, c.events, a.WentBack, a.Prefix, c.lost, c.repair, c.recall,
-		c.back).Scan(&n)
+		c.back, max(a.Shards, 1)).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}
@@ -309,23 +309,16 @@ func (s *store) barrier(ctx context.Context, statement string, args ...any) erro
 }
 
 // Streams lists every stream ever published to.
-func (s *store) Streams(ctx context.Context) ([]string, error) {
+func (s *store) Streams(ctx context.Context) ([]outbox.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return Streams(ctx, s.pool)
+	return ListStreams(ctx, s.pool)
 }
 
 // Streams lists every stream ever published to.
 func Streams(ctx context.Context, db DB) ([]string, error) {
-	rows, err := db.Query(ctx, query("stream_list"))
-	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
-	streams, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
-	return streams, nil
+	list, err := ListStreams(ctx, db)
+	return outbox.StreamNames(list), err
 }
 
 // Delivered implements outbox.Store.
@@ -339,10 +332,22 @@ func (s *store) Delivered(ctx context.Context) (some bool, err error) {
 }
 
 // NoteStream records a stream before its first publish.
-func (s *store) NoteStream(ctx context.Context, stream string, epoch int64) (gated bool, err error) {
+func (s *store) NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := s.pool.QueryRow(ctx, query("stream_note"), stream, epoch).Scan(&gated); err != nil {
+	var owner, replicated bool
+	var of string
+	err = s.pool.QueryRow(ctx, query("stream_note"), stream, epoch, s.name, base).Scan(&owner, &gated, &replicated, &of)
+	if err == nil && !owner {
+		err = outbox.ErrSuperseded
+	}
+	if err == nil && of != base {
+		return false, &outbox.TakenError{Stream: stream, Base: of}
+	}
+	if err == nil && replicated {
+		_, err = s.pool.Exec(ctx, query("mark_replicated"))
+	}
+	if err != nil {
 		return false, fmt.Errorf("note stream %q: %w", stream, err)
 	}
 	return gated, nil

@@ -112,11 +112,12 @@ func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 // succeed has another owner adopt.
 func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
-	old := owner(tb, s)
+	st, err := s.State(tb.Context())
+	must(tb, err)
 	ok, err := s.Adopt(tb.Context(),
 		outbox.Adoption{
-			From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()},
-			Holder: "another", Prefix: "test.",
+			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: st.Owner.Epoch + 1, Nonce: nonce()},
+			Holder: "another", Prefix: "test.", Shards: st.Shards,
 		})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
@@ -241,7 +242,12 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 		stream string
 		epoch  int64
 	}{{"b", 3}, {"a", 1}, {"b", 2}, {"a", 4}} {
-		gated, err := s.NoteStream(t.Context(), n.stream, n.epoch)
+		d.Exec(t, "UPDATE relay_state SET epoch = $1", n.epoch+1)
+		if _, err := s.NoteStream(t.Context(), n.stream, n.stream, n.epoch); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("%s is noted for an owner that was replaced: %v", n.stream, err)
+		}
+		d.Exec(t, "UPDATE relay_state SET epoch = $1", n.epoch)
+		gated, err := s.NoteStream(t.Context(), n.stream, n.stream, n.epoch)
 		if err != nil || gated != (n.epoch == 4) {
 			t.Errorf("%s has a gate: %v, %v", n.stream, gated, err)
 		}
@@ -249,7 +255,7 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 			must(t, s.Gated(t.Context(), []string{"a"}))
 		}
 	}
-	if got, err := s.Streams(t.Context()); err != nil || fmt.Sprint(got) != "[a b]" {
+	if got, err := s.Streams(t.Context()); err != nil || fmt.Sprint(outbox.StreamNames(got)) != "[a b]" {
 		t.Errorf("streams %v, %v", got, err)
 	}
 	if got := testenv.Value[string](t, d,

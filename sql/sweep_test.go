@@ -29,8 +29,9 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	o := succeed(t, s)
 	_, err := s.SetActive(ctx, o.Epoch, outbox.ModePoll, 1, "")
 	check("set active", err)
-	_, err = s.NoteStream(ctx, "outbox.order", 1)
+	_, err = s.NoteStream(ctx, "outbox.order", "outbox.order", o.Epoch)
 	check("note stream", err)
+	check("check the layout", s.CheckLayout(ctx, 4))
 	check("note that it has a gate", s.Gated(ctx, []string{"outbox.order"}))
 	_, err = s.Streams(ctx)
 	check("streams", err)
@@ -41,6 +42,7 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	pass, err := s.BeginPass(ctx, o)
 	check("begin a pass", err)
 	check("settle", s.SettleAll(ctx, o, pass))
+	check("change the layout", s.ChangeLayout(ctx, o, 4))
 	refused := insert(t, d, "a")
 	marker, err := s.Marker(ctx)
 	if err != nil {

@@ -16,7 +16,7 @@ var (
 		"outbox_history", "outbox_backlog", "outbox_settled",
 		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
 		"relay_state", "outbox_repair", "outbox_phantom", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part",
-		"outbox_mark", "outbox_history_old", "outbox", "inbox", "orders",
+		"outbox_layout", "outbox_mark", "outbox_history_old", "outbox", "inbox", "orders",
 		"posthaste_audit", versionTable,
 	}
 	others = []string{

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 )
@@ -69,12 +70,29 @@ var aclNeeded = map[string][]string{
 // No user has what only others need.
 func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	ctx := t.Context()
+	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.usersWithTheRightsOfThePage(w.redis.Client)
+	})
+	t.Run("a cluster", func(t *testing.T) {
+		t.Parallel()
+		c := testenv.Cluster(t, 3, 0)
+		worldAt(t, c.URL(), c.Client).usersWithTheRightsOfThePage(c.On(t, 0), c.On(t, 1), c.On(t, 2))
+	})
+}
+
+// usersWithTheRightsOfThePage is the test on nodes, which are all servers of the world's Redis.
+func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
+	t := w.t
+	t.Helper()
+	ctx, url0 := t.Context(), w.rdURL
 	users := aclRules(t)
 	for user, rules := range users {
-		if err := w.redis.Client.Do(ctx, append([]any{"ACL", "SETUSER", user}, rules...)...).Err(); err != nil {
-			t.Fatalf("%s: %v", user, err)
+		for _, n := range nodes {
+			if err := n.Do(ctx, append([]any{"ACL", "SETUSER", user}, rules...)...).Err(); err != nil {
+				t.Fatalf("%s: %v", user, err)
+			}
 		}
 	}
 	may := func(user, command string) bool {
@@ -82,7 +100,7 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 		for word := range strings.FieldsSeq(command) {
 			args = append(args, word)
 		}
-		answer, err := w.redis.Client.Do(ctx, args...).Text()
+		answer, err := nodes[0].Do(ctx, args...).Text()
 		if err != nil {
 			t.Fatalf("%s, %s: %v", user, command, err)
 		}
@@ -102,7 +120,7 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 		}
 	}
 	as := func(user string) {
-		u, err := url.Parse(w.redis.URL())
+		u, err := url.Parse(url0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,30 +137,12 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	relay.waitReady(t, http.StatusOK, "")
 	user := uuid.NewString()
 	// As on a new primary, before anybody has used the credits: serve cannot load them, the relay does.
-	if err := w.redis.Client.FunctionFlush(ctx).Err(); err != nil {
-		t.Fatal(err)
+	for _, n := range nodes {
+		if err := n.FunctionFlush(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	// Again under the same key: half a second without an answer from Redis is no missing right. That shows each time.
-	post := func(path, key, body string, want int) {
-		t.Helper()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
-			if err != nil {
-				return err
-			}
-			req.Header.Set("Content-Type", "application/json")
-			req.Header.Set("Idempotency-Key", key)
-			res, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return err
-			}
-			res.Body.Close()
-			if res.StatusCode != want || res.Header.Get("Idempotency-Guard") == "db" {
-				return fmt.Errorf("POST %s: %d, headers %v\n%s", path, res.StatusCode, res.Header, api.output())
-			}
-			return nil
-		})
-	}
+	post := func(path, key, body string, want int) { t.Helper(); w.post(api, path, key, body, want) }
 	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
 	key := uuid.NewString()
 	for range 2 { // the second is answered from Redis
@@ -161,6 +161,7 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 		}
 		return nil
 	})
+	w.oracle.WaitEmpty(t, 20*time.Second) // what is not settled is not in the history
 	as("posthaste_operator")
 	for _, command := range [][]string{
 		{"replay", "--all", "--to=outbox.side"},
@@ -183,7 +184,7 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	for _, command := range [][]any{
 		{"xgroup", "create", "outbox.order", "late", "0", "entriesread", "0"}, {"xtrim", "outbox.order", "maxlen", "1"},
 	} {
-		if err := w.redis.Client.Do(ctx, command...).Err(); err != nil {
+		if err := w.oracle.Redis.Do(ctx, command...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -217,16 +218,18 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force"); r.code != 0 {
 		t.Errorf("groups drop: exit %d: %s%s", r.code, r.out, r.errOut)
 	}
-	refused, err := w.redis.Client.ACLLog(ctx, 100).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range refused {
-		switch r.Username + " " + r.Object {
-		case "posthaste_api function|load":
-		case "posthaste_operator config|get": // doctor cannot tell how often Redis syncs
-		default:
-			t.Errorf("%s is refused %s", r.Username, r.Object)
+	for _, n := range nodes {
+		refused, err := n.ACLLog(ctx, 100).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range refused {
+			switch r.Username + " " + r.Object {
+			case "posthaste_api function|load":
+			case "posthaste_operator config|get": // doctor cannot tell how often Redis syncs
+			default:
+				t.Errorf("%s is refused %s", r.Username, r.Object)
+			}
 		}
 	}
 }

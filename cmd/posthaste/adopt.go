@@ -23,18 +23,27 @@ type adoptCmd struct {
 func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	var a *ops.Adoption
 	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
-		a, err = ops.FindAdoption(ctx, pool, e.config.RelayName, e.config.StreamPrefix)
+		a, err = ops.FindAdoption(ctx, pool, e.config.RelayName, e.config.StreamPrefix,
+			e.config.SharedStreams)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	client, err := e.config.RedisClient()
+	client, err := e.config.RedisClient(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	if err := inOneShot(ctx, func(ctx context.Context) error { return a.FindBalances(ctx, client) }); err != nil {
+		return cli.WithRedisRemedy(err)
+	}
+	var others []string
+	err = inOneShot(ctx, func(ctx context.Context) (err error) {
+		others, err = a.Others(ctx, client)
+		return err
+	})
+	if err != nil {
 		return cli.WithRedisRemedy(err)
 	}
 	what := slices.Clone(a.Streams)
@@ -44,6 +53,9 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	if len(what) > 0 {
 		question := fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.",
 			strings.Join(what, ", "))
+		if len(others) > 0 {
+			question += " Those who share streams now: " + strings.Join(others, ", ") + "."
+		}
 		if a.Balances {
 			question += " Balances that this database's ledger does not explain freeze their accounts."
 		}

@@ -49,6 +49,11 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			}
 			return []string{"--stream=outbox.order", "--group=gone", "--yes"}
 		},
+		"streams leave": func() []string {
+			do(t, w.redis.Client, "hset", "{outbox.order}:gate", "source", "shared", "id", "1", "s:/posthaste/gone",
+				"2")
+			return []string{"--source=/posthaste/gone", "--yes"}
+		},
 		"streams drop": func() []string { return []string{"--stream=outbox.order", "--yes"} },
 		"credits unfreeze": func() []string {
 			w.db.Exec(t, "INSERT INTO credit_accounts (user_id, balance, last_seq, frozen, updated_at) "+

@@ -23,6 +23,7 @@ type benchFlags struct {
 	Dir      string `help:"Folder for the data of the servers it starts, on the disk to be measured. Default: the system's folder for temporary files."`
 	PGBin    string `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
+	Cluster  bool   `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
 type benchDrainCmd struct {

@@ -30,7 +30,7 @@ type creditsReconcileCmd struct {
 // Run compares the balances; differences are a failure.
 func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.CreditsClient()
+		client, err := e.config.CreditsClient(ctx)
 		if err != nil {
 			return err
 		}
@@ -91,15 +91,15 @@ func reconcileProgress(w io.Writer) func(done, about int64) {
 }
 
 // withBank runs do with what changes balances.
-func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank, c *redis.Client,
-	pool *pgxpool.Pool, id uuid.UUID) error,
+func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank,
+	c redis.UniversalClient, pool *pgxpool.Pool, id uuid.UUID) error,
 ) error {
 	id, err := uuid.Parse(user)
 	if err != nil {
 		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
 	}
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.CreditsClient()
+		client, err := e.config.CreditsClient(ctx)
 		if err != nil {
 			return err
 		}
@@ -116,8 +116,8 @@ type creditsBalanceCmd struct {
 
 // Run shows one account.
 func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
-	return e.withBank(ctx, c.User, func(ctx context.Context, _ *credits.Bank, client *redis.Client, pool *pgxpool.Pool,
-		user uuid.UUID,
+	return e.withBank(ctx, c.User, func(ctx context.Context, _ *credits.Bank, client redis.UniversalClient,
+		pool *pgxpool.Pool, user uuid.UUID,
 	) error {
 		a, err := credits.Inspect(ctx, client, pool, user)
 		if err != nil {
@@ -141,8 +141,8 @@ type creditsUnfreezeCmd struct {
 // Run shows why an account is frozen, asks, and releases it.
 func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
-	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client *redis.Client, pool *pgxpool.Pool,
-		user uuid.UUID,
+	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client redis.UniversalClient,
+		pool *pgxpool.Pool, user uuid.UUID,
 	) error {
 		a, err := credits.Inspect(ctx, client, pool, user)
 		if err != nil {

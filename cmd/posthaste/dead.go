@@ -27,7 +27,7 @@ type deadCmd struct {
 // withDead runs do with both, and with what the groups have given up already read.
 func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.DeadIn) error) error {
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.RedisClient()
+		client, err := e.config.RedisClient(ctx)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ type demoCmd struct {
 	Duration time.Duration `help:"How long the load lasts." default:"9s"`
 	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
+	Cluster  bool          `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
 // Run shows the product at work.

@@ -19,7 +19,11 @@ type doctorCmd struct {
 func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	d := ops.Diagnose(ctx, e.config.DoctorOptions())
+	o, err := e.config.DoctorOptions(ctx)
+	if err != nil {
+		return err
+	}
+	d := ops.Diagnose(ctx, o)
 	if c.JSON {
 		if err := e.JSON(d); err != nil {
 			return err

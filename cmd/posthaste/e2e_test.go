@@ -232,7 +232,9 @@ func (w *world) waitMode(mode string, within time.Duration) {
 	w.t.Helper()
 	testenv.Eventually(w.t, within, func() error {
 		var active string
-		if err := w.db.Pool.QueryRow(w.t.Context(), "SELECT active_mode FROM relay_state").Scan(&active); err != nil {
+		const query = "SELECT split_part(active_mode, '.', 1) FROM relay_state"
+		err := w.db.Pool.QueryRow(w.t.Context(), query).Scan(&active)
+		if err != nil {
 			return err
 		}
 		if active != mode {

@@ -39,7 +39,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	}
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
-	client, err := e.config.RedisClient()
+	client, err := e.config.RedisClient(ctx)
 	if err != nil {
 		return err
 	}

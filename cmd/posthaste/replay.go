@@ -12,7 +12,7 @@ type replayCmd struct {
 	ID      string  `placeholder:"ID" help:"The event with this id."`
 	Subject *string `placeholder:"KEY" help:"Events of this aggregate id."`
 	Type    string  `help:"Only events of this type."`
-	Stream  string  `help:"Only events that were published to this stream."`
+	Stream  string  `help:"Only events that were published to this stream, or to one of those that its type is spread over."`
 	All     bool    `help:"Everything in history."`
 	To      string  `placeholder:"STREAM" help:"Publish to this stream instead of the events' own."`
 	Rate    string  `default:"1000/s" help:"Events per second at most; 0 for as fast as it goes."`

@@ -71,7 +71,7 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 // redisReady says why Redis takes no events, as seen from here. Postgres does not know of it: until events are late,
 // everything there looks as usual.
 func (e *env) redisReady(ctx context.Context) error {
-	client, err := e.config.RedisClient()
+	client, err := e.config.RedisClient(ctx)
 	if err != nil {
 		return err
 	}
@@ -109,6 +109,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 		row("also", "%s", also)
 	}
 	row("relay", "%s", name)
+	if v.EntrySource != "" {
+		row("source", "%s", v.EntrySource)
+	}
 	row("mode", "%s (desired %s)", v.Mode, v.Desired)
 	row("owner", "%s, epoch %d, since %s", orNone(v.Owner), v.Epoch, humanize.Time(v.ChangedAt))
 	row("backlog", "%s", strings.Join(some(humanize.Comma(v.Backlog.Rows)+" events",

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -10,11 +13,13 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
 type streamsCmd struct {
-	Drop streamsDropCmd `cmd:"" help:"Delete a stream with its consumer groups, so that nothing of it is restored."`
+	Drop  streamsDropCmd  `cmd:"" help:"Delete a stream with its consumer groups, so that nothing of it is restored."`
+	Leave streamsLeaveCmd `cmd:"" help:"Take a database that is gone for good out of those that share streams."`
 }
 
 type streamsDropCmd struct {
@@ -23,11 +28,12 @@ type streamsDropCmd struct {
 	JSON   bool   `name:"json" help:"Print JSON."`
 }
 
-// Run deletes a stream. That it is on purpose is noted first: a relay restores what is gone without a note.
+// Run deletes a stream. That it is on purpose is noted first: a relay restores what is gone without a note. A stream
+// that is shared goes when the last of its databases says so.
 func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.RedisClient()
+		client, err := e.config.RedisClient(ctx)
 		if err != nil {
 			return err
 		}
@@ -44,26 +50,98 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 		// The answer may have taken longer than ctx lasts.
 		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 		defer cancel()
+		var waiting []string
 		drop := func(ctx context.Context) (audit.Detail, error) {
-			known, err := sql.DropStream(ctx, pool, c.Stream)
+			source, known, err := sql.DropStream(ctx, pool, c.Stream)
 			if err != nil {
 				return nil, err
 			}
 			if !known {
 				return nil, fmt.Errorf("%q is no stream that a relay publishes to", c.Stream)
 			}
-			return audit.Detail{"entries": n}, cli.WithRedisRemedy(client.Unlink(ctx, c.Stream).Err())
+			waiting, err = sink.Drop(ctx, client, c.Stream, source)
+			return audit.Detail{"entries": n, "waiting": len(waiting)}, cli.WithRedisRemedy(err)
 		}
 		if err := e.audited(ctx, pool, audit.StreamsDrop, audit.Detail{"stream": c.Stream}, drop); err != nil {
 			return err
 		}
 		if c.JSON {
 			return e.JSON(struct {
-				Stream  string `json:"stream"`
-				Entries int64  `json:"entries"`
-			}{c.Stream, n})
+				Stream  string   `json:"stream"`
+				Entries int64    `json:"entries"`
+				Waiting []string `json:"waiting,omitempty"`
+			}{c.Stream, n, waiting})
+		}
+		if len(waiting) > 0 {
+			fmt.Fprintf(e.Stdout, "%s is shared: it is deleted when these say so, too, within an hour: %s\n", c.Stream,
+				strings.Join(waiting, ", "))
+			return nil
 		}
 		fmt.Fprintf(e.Stdout, "stream %s is gone, with %s entries\n", c.Stream, humanize.Comma(n))
+		return nil
+	})
+}
+
+type streamsLeaveCmd struct {
+	Source string `required:"" placeholder:"/posthaste/eu" help:"The database, as the source field of its entries has it."`
+	Yes    bool   `help:"Do not ask."`
+	JSON   bool   `name:"json" help:"Print JSON."`
+}
+
+// Run takes a database out of the registers of this database's streams. Its entries stay.
+func (c streamsLeaveCmd) Run(ctx context.Context, e *env) error {
+	asking := ctx
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		streams, err := sql.Streams(ctx, pool)
+		if err != nil {
+			return err
+		}
+		client, err := e.config.RedisClient(ctx)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		sharing, err := sink.Sharing(ctx, client, streams)
+		if err != nil {
+			return cli.WithRedisRemedy(err)
+		}
+		left := []string{}
+		for _, stream := range slices.Sorted(maps.Keys(sharing)) {
+			if sharing[stream][c.Source] != "" {
+				left = append(left, stream)
+			}
+		}
+		if len(left) == 0 {
+			return fmt.Errorf("%q shares none of this database's streams", c.Source)
+		}
+		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Take %s out of those who share %s? Its entries stay. A "+
+			"relay of it that still runs compares them with its database, and shares them again.", c.Source,
+			strings.Join(left, ", "))); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
+		defer cancel()
+		leave := func(ctx context.Context) (audit.Detail, error) {
+			for _, stream := range left {
+				if _, err := sink.Leave(ctx, client, stream, c.Source); err != nil {
+					return nil, cli.WithRedisRemedy(err)
+				}
+			}
+			return nil, nil
+		}
+		args := audit.Detail{"source": c.Source, "streams": left}
+		if err := e.audited(ctx, pool, audit.Leave, args, leave); err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.JSON(struct {
+				Source  string   `json:"source"`
+				Streams []string `json:"streams"`
+			}{c.Source, left})
+		}
+		for _, stream := range left {
+			fmt.Fprintf(e.Stdout, "%s does not share %s any more\n", c.Source, stream)
+		}
 		return nil
 	})
 }

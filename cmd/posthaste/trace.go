@@ -37,7 +37,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 				return err
 			}
 		}
-		client, err := e.config.RedisClient()
+		client, err := e.config.RedisClient(ctx)
 		if err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ type consoleProcess struct {
 	*console.Console
 
 	pool   *pgxpool.Pool
-	client *redis.Client
+	client redis.UniversalClient
 }
 
 // newConsole fills in what o lacks. It connects when somebody looks.
@@ -32,7 +32,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return nil, err
 	}
-	if p.client, err = c.RedisClient(); err != nil {
+	if p.client, err = c.RedisClient(ctx); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -41,8 +41,12 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 		p.close()
 		return nil, err
 	}
+	if o.Doctor, err = c.DoctorOptions(ctx); err != nil {
+		p.close()
+		return nil, err
+	}
 	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), c.Version, c.RelayName, c.StreamPrefix
-	o.Pool, o.Redis, o.Slots, o.Doctor = p.pool, p.client, slots, c.DoctorOptions()
+	o.Pool, o.Redis, o.Slots = p.pool, p.client, slots
 	o.Doctor.WriterOnly = o.Relay == nil
 	p.Console = console.New(o)
 	return p, nil
@@ -59,11 +63,21 @@ func (p *consoleProcess) close() {
 }
 
 // DoctorOptions returns the settings that the doctor measures against.
-func (c Config) DoctorOptions() ops.DoctorOptions {
+func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
+	client, err := c.redisOptions(ctx, c.RedisURL)
+	if err != nil {
+		return ops.DoctorOptions{}, err
+	}
+	var guard *redis.UniversalOptions
+	if c.GuardRedisURL != "" {
+		if guard, err = c.redisOptions(ctx, c.GuardRedisURL); err != nil {
+			return ops.DoctorOptions{}, err
+		}
+	}
 	return ops.DoctorOptions{
-		PostgresURL: c.PostgresURL, Redis: c.redisOrNil(c.RedisURL), Schema: c.Schema, RelayName: c.RelayName,
+		PostgresURL: c.PostgresURL, Redis: client, Schema: c.Schema, RelayName: c.RelayName,
 		Slot: c.Slot, Publication: Publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		Restore: c.Restore, Guard: c.redisOrNil(c.GuardRedisURL),
-	}
+		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: guard,
+	}, nil
 }

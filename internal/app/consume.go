@@ -29,7 +29,7 @@ type ConsumeOptions struct {
 
 // Consume prints events until ctx ends. With an admin address it shows its metrics there, until it has drained.
 func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) error {
-	client, err := c.ReaderClient()
+	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err
 	}

@@ -3,69 +3,86 @@ package app
 import (
 	"context"
 	"net"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/cli"
+	"posthaste/internal/redisurl"
 	"posthaste/sink"
 )
 
-// redisOptions is where every client of Redis begins: what the settings say of the server at a URL. Who makes the
-// client adds how it waits and repeats.
-func (c Config) redisOptions(rawURL string) (*redis.Options, error) {
-	o, err := redis.ParseURL(rawURL)
-	if err != nil { // which quotes the URL, and with it the password
-		return nil, cli.Usage("the Redis URL cannot be parsed")
+// redisOptions is where every client of Redis begins: what the settings say of the server, or the servers, at a URL. A
+// single address is asked what it is. Who makes the client adds how it waits and repeats.
+func (c Config) redisOptions(ctx context.Context, rawURL string) (*redis.UniversalOptions, error) {
+	o, err := redisurl.Parse(rawURL)
+	if err != nil {
+		return nil, cli.Usage("the Redis URL: " + err.Error())
 	}
-	if o.TLSConfig != nil {
+	if o.TLSConfig != nil { // for sentinels and for all nodes, too
 		o.TLSConfig.InsecureSkipVerify = c.RedisSkipVerify
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return c.RedisTLS.Dial(ctx, network, addr, c.RedisSkipVerify)
 		}
 	}
+	if err := redisurl.Resolve(o, c.modes.of(ctx, rawURL, o)); err != nil {
+		return nil, cli.Usage("the Redis URL: " + err.Error())
+	}
 	return o, nil
 }
 
-// client returns a client of the server at a URL, as configure has it.
-func (c Config) client(rawURL string, configure func(o *redis.Options)) (*redis.Client, error) {
-	o, err := c.redisOptions(rawURL)
+// modes remembers what the addresses of a process are, so that all of its clients agree, and so that one that does not
+// answer holds up the start once. nil remembers nothing.
+type modes struct {
+	mu sync.Mutex
+	by map[string]string
+}
+
+func (m *modes) of(ctx context.Context, rawURL string, o *redis.UniversalOptions) string {
+	if m == nil {
+		return redisurl.Mode(ctx, o)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mode, known := m.by[rawURL]
+	if !known {
+		mode = redisurl.Mode(ctx, o)
+		m.by[rawURL] = mode
+	}
+	return mode
+}
+
+// client returns a client of what is at a URL, as configure has it.
+func (c Config) client(ctx context.Context, rawURL string, configure func(o *redis.UniversalOptions)) (
+	redis.UniversalClient, error,
+) {
+	o, err := c.redisOptions(ctx, rawURL)
 	if err != nil {
 		return nil, err
 	}
 	configure(o)
-	return redis.NewClient(o), nil
+	return redis.NewUniversalClient(o), nil
 }
 
 // RedisClient returns a client for what publishes, looks and acts in Redis; see sink.Configure. The caller closes it.
-func (c Config) RedisClient() (*redis.Client, error) { return c.client(c.RedisURL, sink.Configure) }
+func (c Config) RedisClient(ctx context.Context) (redis.UniversalClient, error) {
+	return c.client(ctx, c.RedisURL, sink.Configure)
+}
 
 // CreditsClient returns a client for credits; see credits.Configure. The caller closes it.
-func (c Config) CreditsClient() (*redis.Client, error) {
-	return c.client(c.RedisURL, credits.Configure)
+func (c Config) CreditsClient(ctx context.Context) (redis.UniversalClient, error) {
+	return c.client(ctx, c.RedisURL, credits.Configure)
 }
 
 // ReaderClient returns a client that reads streams: it blocks for entries, so its timeouts are those of the library.
 // The caller closes it.
-func (c Config) ReaderClient() (*redis.Client, error) {
-	return c.client(c.RedisURL, func(*redis.Options) {})
+func (c Config) ReaderClient(ctx context.Context) (redis.UniversalClient, error) {
+	return c.client(ctx, c.RedisURL, func(*redis.UniversalOptions) {})
 }
 
-// GuardClient returns a client of the server at a URL for the idempotency guard; see idem.Configure. The caller closes
-// it.
-func (c Config) GuardClient(rawURL string) (*redis.Client, error) {
-	return c.client(rawURL, idem.Configure)
-}
-
-// redisOrNil is redisOptions for whoever says himself what is wrong with the URL, or that there is none.
-func (c Config) redisOrNil(rawURL string) *redis.Options {
-	if rawURL == "" {
-		return nil
-	}
-	o, err := c.redisOptions(rawURL)
-	if err != nil {
-		return nil
-	}
-	return o
+// GuardClient returns a client of what is at a URL for the idempotency guard; see idem.Configure. The caller closes it.
+func (c Config) GuardClient(ctx context.Context, rawURL string) (redis.UniversalClient, error) {
+	return c.client(ctx, rawURL, idem.Configure)
 }

@@ -26,7 +26,7 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 		return err
 	}
 	defer relay.Close()
-	client, err := c.ReaderClient()
+	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err
 	}

@@ -5,8 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
@@ -57,18 +60,19 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	options, err := c.redisOptions(c.RedisURL)
+	options, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
 		return err
 	}
 	client, server := sink.NewBoundClient(options)
 	p.client = client
 	p.sink = sink.New(sink.Options{
-		Client: client, Server: server, Source: "/posthaste/" + c.RelayName, PubSub: c.PubSub,
+		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
-	if err := p.buildCredits(); err != nil {
+	p.names()
+	if err := p.buildCredits(ctx); err != nil {
 		return err
 	}
 	slots, err := c.Slots(p.pool, p.log)
@@ -85,10 +89,12 @@ func (p *Relay) build(ctx context.Context) error {
 		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Prefix: c.StreamPrefix, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
+	_, apart := client.(*redis.ClusterClient)
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
-		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Window: c.Window, WindowBytes: c.WindowBytes,
-		WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore, DrainTimeout: c.DrainTimeout,
+		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Shards: c.StreamsPerType,
+		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
+		DrainTimeout: c.DrainTimeout, Apart: apart,
 		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
@@ -96,9 +102,19 @@ func (p *Relay) build(ctx context.Context) error {
 	return p.listen(ctx, "relay", p.relay, admin.RelayReady(p.relay))
 }
 
+// names says which database this is: one Prometheus may see the relays of several.
+func (p *Relay) names() {
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "outbox_relay_info",
+		Help: "Always 1; the labels are the source field of the database's entries, and whether it shares its streams.",
+	}, []string{"source", "shared"})
+	info.WithLabelValues(p.config.EntrySource(), strconv.FormatBool(p.config.SharedStreams)).Set(1)
+	p.registry.MustRegister(info)
+}
+
 // buildCredits builds what the relay does for credits beside relaying.
-func (p *Relay) buildCredits() error {
-	client, err := p.config.CreditsClient()
+func (p *Relay) buildCredits(ctx context.Context) error {
+	client, err := p.config.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}

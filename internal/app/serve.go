@@ -25,7 +25,7 @@ type Serve struct {
 	credits *credits.Bank
 	api     *api.Server
 	// guardClient is nil if the guard has no Redis of its own.
-	guardClient *redis.Client
+	guardClient redis.UniversalClient
 	// keys is nil without authentication.
 	keys   *api.Keys
 	public net.Listener
@@ -57,14 +57,14 @@ func (p *Serve) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	client, err := c.GuardClient(c.RedisURL)
+	client, err := c.GuardClient(ctx, c.RedisURL)
 	if err != nil {
 		return err
 	}
 	p.client = client
 	var guard idem.Redis
 	if c.GuardRedisURL != "" {
-		if p.guardClient, err = c.GuardClient(c.GuardRedisURL); err != nil {
+		if p.guardClient, err = c.GuardClient(ctx, c.GuardRedisURL); err != nil {
 			return err
 		}
 		guard = p.guardClient
@@ -73,7 +73,7 @@ func (p *Serve) build(ctx context.Context) error {
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	creditsClient, err := c.CreditsClient()
+	creditsClient, err := c.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}

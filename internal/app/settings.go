@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/api"
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/redisurl"
 	"posthaste/internal/tlsfile"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -35,7 +35,7 @@ const defaultPostgresURL = "postgres://localhost:5432/postgres"
 // named at once. The struct is what docs/configuration.md is generated from.
 type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
-	RedisURL        string `help:"Redis: redis://, rediss:// or unix://." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
+	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
 	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://." env:"POSTHASTE_REDIS_CERT"`
@@ -57,6 +57,8 @@ type Settings struct {
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
+	SharedStreams   string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." env:"POSTHASTE_SHARED_STREAMS" default:"off"`
+	StreamsPerType  string `help:"Over how many streams a type is spread, by aggregate: 1, 2, 4, 8 or 16. With more than one they are called prefix.type.0 and so on. The relay that leads changes it when consumers have read everything." env:"POSTHASTE_STREAMS_PER_TYPE" default:"1"`
 	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
 	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
@@ -120,7 +122,11 @@ type Config struct {
 	RelayName    string
 	Slot         string
 	StreamPrefix string
-	PubSub       bool
+	// SharedStreams lets other databases publish to the same streams.
+	SharedStreams bool
+	// StreamsPerType is relay.Options.Shards.
+	StreamsPerType int
+	PubSub         bool
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
@@ -149,6 +155,8 @@ type Config struct {
 	TrustedProxies   []netip.Prefix
 	// MaxConnections is how many connections the public listener has at once.
 	MaxConnections int
+
+	modes *modes
 }
 
 var (
@@ -206,6 +214,14 @@ func (p *parser) duration(name, value string, least time.Duration) time.Duration
 	return d
 }
 
+func (p *parser) shards(value string) int {
+	n, err := strconv.Atoi(value)
+	if err != nil || !slices.Contains(outbox.ShardCounts, n) {
+		p.bad("streams-per-type", value, "1, 2, 4, 8 or 16")
+	}
+	return n
+}
+
 func (p *parser) restore(value string) time.Duration {
 	switch value {
 	case "off":
@@ -251,21 +267,24 @@ func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	p.readSecrets(&s)
 	c := Config{
+		modes:    &modes{by: map[string]string{}},
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
-		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
-		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
-		Schema:        p.match("schema", s.Schema, schemaPattern),
-		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
-		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
-		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
-		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
-		History:       p.duration("history", s.History, 0),
-		Restore:       p.restore(s.Restore),
-		WALBudget:     p.size("wal-budget", s.WALBudget, 16<<20),
-		Window:        int(p.number("window", s.Window, 1, 10_000_000)),
-		WindowBytes:   int(p.size("window-bytes", s.WindowBytes, 1<<20)),
-		SweepWorkers:  int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
+		AdminOpen:      p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
+		AdminProfiles:  p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
+		Schema:         p.match("schema", s.Schema, schemaPattern),
+		RelayName:      p.match("relay-name", s.RelayName, relayNamePattern),
+		StreamPrefix:   p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		SharedStreams:  p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
+		StreamsPerType: p.shards(s.StreamsPerType),
+		PubSub:         p.choice("pubsub", s.Pubsub, "on", "off") == "on",
+		ChannelPrefix:  p.match("channel-prefix", s.ChannelPrefix, channelPattern),
+		History:        p.duration("history", s.History, 0),
+		Restore:        p.restore(s.Restore),
+		WALBudget:      p.size("wal-budget", s.WALBudget, 16<<20),
+		Window:         int(p.number("window", s.Window, 1, 10_000_000)),
+		WindowBytes:    int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SweepWorkers:   int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
 			string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",
@@ -434,14 +453,16 @@ func (p *parser) redis(name, value string) string {
 	if !p.scheme(name, value, "redis", "rediss", "unix") {
 		return value
 	}
-	if _, err := redis.ParseURL(value); err != nil { // which may quote the password
-		const want = "want redis://[user[:password]@]host[:port][/database], with known options"
-		p.faults = append(p.faults, errors.New("--"+name+": "+want))
-	} else if hasQuery(value, "skip_verify") {
+	if hasQuery(value, "skip_verify") {
 		p.faults = append(p.faults, errors.New("--"+name+": skip_verify is a setting of its own, --redis-skip-verify"))
+	} else if _, err := redisurl.Parse(value); err != nil {
+		p.faults = append(p.faults, fmt.Errorf("--%s: %w", name, err))
 	}
 	return value
 }
+
+// EntrySource is the source field of this database's entries. Where streams are shared it is the database's name.
+func (c Config) EntrySource() string { return outbox.EntrySource(c.RelayName) }
 
 // Logger returns a logger that writes to standard error; standard output is for what a command answers.
 func (c Config) Logger() *slog.Logger { return c.LoggerTo(os.Stderr) }

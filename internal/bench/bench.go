@@ -30,6 +30,9 @@ func benchmark(
 	if f.Runs < 1 {
 		return cli.Usage("--runs must be at least 1")
 	}
+	if f.Cluster && f.External {
+		return cli.Usage("--cluster is for the servers that it starts: with --external name the cluster in --redis-url")
+	}
 	id := uuid.New()
 	b := &session{
 		options: f, config: c, report: r, name: hex.EncodeToString(id[:4]),

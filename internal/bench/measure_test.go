@@ -330,3 +330,49 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// On a cluster everything is measured as on one server, and nothing is left on any of its masters.
+func TestBenchOnACluster(t *testing.T) {
+	t.Parallel()
+	t.Run("its own", func(t *testing.T) {
+		t.Parallel()
+		var out, errOut bytes.Buffer
+		b := Orders{
+			Options: Options{
+				Cluster: true, JSON: true, Runs: 1, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
+				RedisBin: os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
+			},
+			Concurrency: 4, Duration: 500 * time.Millisecond, Repeat: 10,
+		}
+		if err := b.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
+			t.Fatalf("%v: %s", err, errOut.String())
+		}
+		if !strings.Contains(out.String(), "Redis Cluster of 3 masters and 3 replicas") {
+			t.Errorf("it does not say on what: %s", out.String())
+		}
+	})
+	t.Run("another one", func(t *testing.T) {
+		t.Parallel()
+		c, db := testenv.Cluster(t, 3, 0), testenv.Postgres(t)
+		var out, errOut bytes.Buffer
+		b := Drain{
+			Options: Options{External: true, JSON: true, Runs: 1}, Events: 300, Size: 100, Transaction: 1, Mode: "cdc",
+			Load: "stream",
+		}
+		settings := commandline.Config(t, "--postgres-url="+db.URL, "--redis-url="+c.URL(), "--relay-name="+db.Relay,
+			"--admin-addr=127.0.0.1:0", "--log-level=error")
+		if err := b.Run(t.Context(), settings, cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
+			t.Fatalf("%v: %s", err, errOut.String())
+		}
+		for i := range c.Nodes {
+			if keys := c.On(t, i).Keys(t.Context(), "*").Val(); len(keys) > 0 {
+				t.Errorf("left on node %d: %q", i, keys)
+			}
+		}
+	})
+	var usage *cli.UsageError
+	both := Drain{Options: Options{External: true, Cluster: true, Runs: 1}, Events: 1, Size: 16, Transaction: 1}
+	if err := both.Run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) {
+		t.Errorf("--external and --cluster: %v", err)
+	}
+}

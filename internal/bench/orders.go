@@ -212,7 +212,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 			w := o.report.result("unguarded", "POST /orders with Postgres as the only guard")
 			if guarded {
 				w = o.report.result("guarded", "POST /orders")
-				client, err := s.config.GuardClient(s.config.RedisURL)
+				client, err := s.config.GuardClient(ctx, s.config.RedisURL)
 				if err != nil {
 					return err
 				}
@@ -258,7 +258,7 @@ func (o *orders) forget(ctx context.Context, calls int) error {
 		for n := from; n < from+chunk; n++ {
 			keys = append(keys, api.OrderKey(o.user, o.key(n)).String())
 		}
-		if err := o.redis.Unlink(ctx, keys...).Err(); err != nil {
+		if err := unlink(ctx, o.redis, keys); err != nil {
 			return fmt.Errorf("remove the guard's records: %w", err)
 		}
 	}

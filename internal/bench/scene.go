@@ -12,11 +12,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/cdc"
 	"posthaste/internal/app"
 	"posthaste/internal/pause"
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -42,6 +44,7 @@ func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene)
 	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
 	s.config.Slot = s.name
 	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
+	s.config.StreamsPerType = 1 // it has types to spread over streams
 	s.config.PostgresURL = inDatabase(b.config.PostgresURL, s.name)
 	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{s.name}.Sanitize()); err != nil {
@@ -96,19 +99,39 @@ func (s *scene) remove(ctx context.Context) error {
 
 // removeKeys removes the stream, its gate, and whatever else relay and consumer keep under its name.
 func (s *scene) removeKeys(ctx context.Context) error {
-	var keys []string
-	all := s.redis.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
-	for all.Next(ctx) {
-		keys = append(keys, all.Val())
-	}
-	if err := all.Err(); err != nil || len(keys) == 0 {
+	nodes, err := redisurl.Primaries(ctx, s.redis)
+	if err != nil {
 		return err
 	}
-	return s.redis.Unlink(ctx, keys...).Err()
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		var keys []string
+		all := n.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
+		for all.Next(ctx) {
+			keys = append(keys, all.Val())
+		}
+		if err := all.Err(); err != nil {
+			return err
+		}
+		return unlink(ctx, s.redis, keys)
+	})
+}
+
+// unlink removes keys, of whichever slots they are.
+func unlink(ctx context.Context, client redis.UniversalClient, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			p.Unlink(ctx, key)
+		}
+		return nil
+	})
+	return err
 }
 
 // stream is where the scene's events go if they go to one.
-func (s *scene) stream() string { return outbox.StreamName(s.config.StreamPrefix, aggregateType) }
+func (s *scene) stream() string { return s.config.StreamPrefix + aggregateType }
 
 // streamOf is where every event goes whose number is i modulo the number of streams.
 func (s *scene) streamOf(i int) string {

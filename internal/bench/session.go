@@ -21,6 +21,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
+	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )
 
@@ -38,6 +39,8 @@ type Options struct {
 	Dir string
 	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
 	PGBin, RedisBin string
+	// Cluster has the Redis that is started be a cluster of three masters with a replica each.
+	Cluster bool
 }
 
 // session is one benchmark. Everything it makes carries its name and is removed before it ends.
@@ -55,7 +58,7 @@ type session struct {
 	// postgres is the server that this process started, nil if it has not.
 	postgres *local.Postgres
 	admin    *pgxpool.Pool
-	redis    *redis.Client
+	redis    redis.UniversalClient
 }
 
 // open starts servers, or takes those of the settings, and notes what they are.
@@ -76,7 +79,7 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	if b.admin, err = openPool(ctx, c.PostgresURL, 2); err != nil {
 		return err
 	}
-	if b.redis, err = c.ReaderClient(); err != nil {
+	if b.redis, err = c.ReaderClient(ctx); err != nil {
 		return err
 	}
 	b.report.At = time.Now().UTC().Truncate(time.Second)
@@ -116,12 +119,26 @@ func (b *session) start(ctx context.Context) error {
 	}
 	b.postgres = pg
 	b.owned = append(b.owned, func() { _ = pg.Stop("immediate") })
-	rd, err := local.StartRedis(ctx, redisPath, redisDir)
+	b.config.PostgresURL = pg.URL("postgres")
+	return b.startRedis(ctx, redisPath, redisDir)
+}
+
+func (b *session) startRedis(ctx context.Context, bin, dir string) error {
+	if !b.options.Cluster {
+		rd, err := local.StartRedis(ctx, bin, dir)
+		if err != nil {
+			return err
+		}
+		b.owned = append(b.owned, func() { _ = rd.Kill() })
+		b.config.RedisURL = rd.URL()
+		return nil
+	}
+	c, err := local.StartCluster(ctx, bin, dir, local.ClusterOptions{Masters: 3, Replicas: 1})
 	if err != nil {
 		return err
 	}
-	b.owned = append(b.owned, func() { _ = rd.Kill() })
-	b.config.PostgresURL, b.config.RedisURL = pg.URL("postgres"), rd.URL()
+	b.owned = append(b.owned, func() { _ = c.Kill() })
+	b.config.RedisURL = c.URL()
 	return nil
 }
 
@@ -187,7 +204,20 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	}); err != nil {
 		return m, err
 	}
-	info, err := b.redis.InfoMap(ctx, "server").Result()
+	nodes, err := redisurl.Nodes(ctx, b.redis)
+	if err != nil {
+		return m, fmt.Errorf("ask redis: %w", err)
+	}
+	if n := len(nodes); n > 1 {
+		replicas := 0
+		for _, node := range nodes {
+			if node.Replica {
+				replicas++
+			}
+		}
+		m.Servers += fmt.Sprintf(", Redis Cluster of %d masters and %d replicas", n-replicas, replicas)
+	}
+	info, err := nodes[0].InfoMap(ctx, "server").Result()
 	if err != nil {
 		return m, fmt.Errorf("ask redis: %w", err)
 	}
@@ -197,7 +227,7 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	}
 	for _, name := range []string{"appendonly", "appendfsync"} {
 		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
-		if v, err := b.redis.ConfigGet(ctx, name).Result(); err == nil {
+		if v, err := nodes[0].ConfigGet(ctx, name).Result(); err == nil {
 			m.Durability[name] = v[name]
 		}
 	}
@@ -221,10 +251,16 @@ type usage struct {
 
 func (b *session) usage(ctx context.Context) usage {
 	var u usage
-	if info, err := b.redis.InfoMap(ctx, "cpu").Result(); err == nil {
-		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
-			v, _ := strconv.ParseFloat(info["CPU"][name], 64)
-			u.redis += v
+	if nodes, err := redisurl.Nodes(ctx, b.redis); err == nil {
+		for _, n := range nodes {
+			info, err := n.InfoMap(ctx, "cpu").Result()
+			if err != nil {
+				continue
+			}
+			for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+				v, _ := strconv.ParseFloat(info["CPU"][name], 64)
+				u.redis += v
+			}
 		}
 	}
 	// The server's WAL, whoever writes it: there is no telling sessions apart in what Postgres counts.

@@ -24,6 +24,8 @@ type Options struct {
 	Duration time.Duration
 	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
 	PGBin, RedisBin string
+	// Cluster has Redis be a cluster of three masters with a replica each.
+	Cluster bool
 }
 
 // Run starts servers of its own, the API, the relay and consumers, and shows events arriving. Everything is stopped and
@@ -40,7 +42,7 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 	}
 	d.mode.Store(outbox.ModeStandby)
 	defer d.cleanup()
-	if err := d.servers(ctx, options.PGBin, options.RedisBin); err != nil {
+	if err := d.servers(ctx, options); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)

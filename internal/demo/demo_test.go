@@ -29,14 +29,24 @@ func options() demo.Options {
 // The demo tells its story to the end: every order arrives once, everywhere.
 func TestDemoTellsItsStory(t *testing.T) {
 	t.Parallel()
+	t.Run("one Redis", func(t *testing.T) { t.Parallel(); tellsItsStory(t, false, `port \d+`) })
+	t.Run("a cluster", func(t *testing.T) {
+		t.Parallel()
+		tellsItsStory(t, true, `ports (\d+, ){2}\d+ \(replicas: (\d+, ){2}\d+\)`)
+	})
+}
+
+func tellsItsStory(t *testing.T, cluster bool, at string) {
+	t.Helper()
 	var out, errOut bytes.Buffer
 	o := options()
-	o.Once = true
+	o.Once, o.Cluster = true, cluster
 	if err := demo.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}, o); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
 	for _, want := range []string{
-		`(?m)^Postgres on port \d+ and Redis on port \d+, started in \S+\n  postgres://postgres:\w+@127\.0\.0\.1:\d+/`,
+		`(?m)^Postgres on port \d+ and Redis on ` + at + `, started in \S+\n` +
+			`  postgres://postgres:\w+@127\.0\.0\.1:\d+/`,
 		`(?m)^API on http://127\.0\.0\.1:\d+, relay and its metrics on http://127\.0\.0\.1:\d+\nConsole: http://`,
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,

@@ -131,7 +131,7 @@ func (n *neighbours) accept(w http.ResponseWriter, r *http.Request) {
 
 // overhear counts what is announced on Pub/Sub, which is best effort: what is announced while the connection is down is
 // not heard.
-func (n *neighbours) overhear(ctx context.Context, client *redis.Client) {
+func (n *neighbours) overhear(ctx context.Context, client redis.UniversalClient) {
 	ps := client.PSubscribe(ctx, "order.*")
 	defer ps.Close()
 	heard := ps.Channel()

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,12 +33,13 @@ type demo struct {
 	config app.Config
 	dir    string
 	pg     *local.Postgres
-	rd     *local.Redis
-	pool   *pgxpool.Pool
-	client *redis.Client
-	serve  *app.Serve
-	relay  *app.Relay
-	user   uuid.UUID
+	// stopRedis is nil before there is one.
+	stopRedis func() error
+	pool      *pgxpool.Pool
+	client    redis.UniversalClient
+	serve     *app.Serve
+	relay     *app.Relay
+	user      uuid.UUID
 
 	neighbours neighbours
 
@@ -51,12 +54,12 @@ type demo struct {
 func (d *demo) adminURL() string { return "http://" + d.relay.AdminAddr().String() }
 
 // servers starts Postgres and Redis on free ports under one temporary folder.
-func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
-	bin, err := local.PostgresBin(ctx, pgBin)
+func (d *demo) servers(ctx context.Context, o Options) error {
+	bin, err := local.PostgresBin(ctx, o.PGBin)
 	if err != nil {
 		return err
 	}
-	redisPath, err := local.RedisBin(redisBin)
+	redisPath, err := local.RedisBin(o.RedisBin)
 	if err != nil {
 		return err
 	}
@@ -77,12 +80,14 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	if d.pg, err = local.StartPostgres(ctx, bin, folders["postgres"], "max_slot_wal_keep_size=4GB"); err != nil {
 		return err
 	}
-	if d.rd, err = local.StartRedis(ctx, redisPath, folders["redis"]); err != nil {
+	redisAt, err := d.startRedis(ctx, redisPath, folders["redis"], o.Cluster)
+	if err != nil {
 		return err
 	}
-	d.config.PostgresURL, d.config.RedisURL = d.pg.URL("postgres"), d.rd.URL()
+	d.config.PostgresURL = d.pg.URL("postgres")
 	d.config.HTTPAddr, d.config.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	fmt.Fprintf(d.out, "Postgres on port %d and Redis on port %d, started in %v\n  %s\n", d.pg.Port, d.rd.Port,
+	d.config.StreamsPerType = 1 // it is told of one stream
+	fmt.Fprintf(d.out, "Postgres on port %d and Redis on %s, started in %v\n  %s\n", d.pg.Port, redisAt,
 		time.Since(began).Round(10*time.Millisecond), d.config.PostgresURL)
 	if _, err := sql.Migrate(ctx, d.config.PostgresURL, d.config.Schema, d.log); err != nil {
 		return err
@@ -94,8 +99,30 @@ func (d *demo) servers(ctx context.Context, pgBin, redisBin string) error {
 	if d.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return err
 	}
-	d.client, err = d.config.ReaderClient()
+	d.client, err = d.config.ReaderClient(ctx)
 	return err
+}
+
+// startRedis starts one server, or a cluster, and returns on which ports.
+func (d *demo) startRedis(ctx context.Context, bin, dir string, cluster bool) (string, error) {
+	if !cluster {
+		r, err := local.StartRedis(ctx, bin, dir)
+		if err != nil {
+			return "", err
+		}
+		d.stopRedis, d.config.RedisURL = r.Kill, r.URL()
+		return fmt.Sprintf("port %d", r.Port), nil
+	}
+	c, err := local.StartCluster(ctx, bin, dir, local.ClusterOptions{Masters: 3, Replicas: 1})
+	if err != nil {
+		return "", err
+	}
+	d.stopRedis, d.config.RedisURL = c.Kill, c.URL()
+	ports := make([]string, len(c.Nodes))
+	for i, n := range c.Nodes {
+		ports[i] = strconv.Itoa(n.Port)
+	}
+	return "ports " + strings.Join(ports[:3], ", ") + " (replicas: " + strings.Join(ports[3:], ", ") + ")", nil
 }
 
 // processes starts the API, the relay and a consumer.
@@ -157,8 +184,8 @@ func (d *demo) cleanup() {
 	if d.pool != nil {
 		d.pool.Close()
 	}
-	if d.rd != nil {
-		_ = d.rd.Kill()
+	if d.stopRedis != nil {
+		_ = d.stopRedis()
 	}
 	if d.pg != nil {
 		_ = d.pg.Stop("immediate")

@@ -137,6 +137,12 @@ var metricNotes = []struct {
 			"sum(outbox_relay_leader)",
 		},
 		{
+			"outbox_relay_info",
+			"it does not rise; its labels name the database, where one Prometheus sees the relays of several. Join " +
+				"it by `job` and `instance`.",
+			"sum by (source) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)",
+		},
+		{
 			"outbox_relay_epoch",
 			"another owner took over: a start, a new leader, a fence. Many in a row mean that relays keep dying.",
 			"max(outbox_relay_epoch)",

@@ -29,8 +29,12 @@ type Redis struct {
 	bin    string
 	config []string
 	tls    *tls.Config // of a client; nil: the server speaks no TLS
-	proc   *Process
-	out    *tail
+	// user and password are those of a client; "" if whoever starts the server takes care of that.
+	user, password string
+	// sentinel is set for a Sentinel, which keeps its state in its configuration file.
+	sentinel bool
+	proc     *Process
+	out      *tail
 }
 
 // ErrNoRedis means that no redis-server was found.
@@ -62,24 +66,30 @@ func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis,
 // StartRedisTLS is StartRedis for a server that speaks TLS only, unless client, which has to be able to connect, is
 // nil. The config lines name the server's files.
 func StartRedisTLS(ctx context.Context, bin, dir string, client *tls.Config, config ...string) (*Redis, error) {
-	r := &Redis{Dir: dir, bin: bin, tls: client}
-	r.config = append([]string{
-		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
-		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
-	}, config...)
+	r := newRedis(bin, dir, client, config...)
 	if err := r.reserve(); err != nil {
 		return nil, err
 	}
 	return r, r.Start(ctx)
 }
 
+func newRedis(bin, dir string, client *tls.Config, config ...string) *Redis {
+	return &Redis{Dir: dir, bin: bin, tls: client, config: append([]string{
+		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
+		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
+	}, config...)}
+}
+
 // reserve takes the server's port, and for a node of a cluster the one on which nodes talk to each other: Redis ends at
 // once if somebody has that.
 func (r *Redis) reserve() (err error) {
-	const above = 10_000
 	for try := 0; ; try++ {
-		if r.Port, r.hold, err = ReservePort(); err != nil || !slices.Contains(r.config, "cluster-enabled yes") {
+		if r.Port, r.hold, err = ReservePort(); err != nil || !slices.Contains(r.config, clusterEnabled) {
 			return err
+		}
+		if r.Port+above > 65535 {
+			_ = r.hold.Close()
+			continue
 		}
 		if _, r.bus, err = reserve(r.Port + above); err == nil || try == 20 {
 			return err
@@ -87,6 +97,12 @@ func (r *Redis) reserve() (err error) {
 		_ = r.hold.Close()
 	}
 }
+
+// above is how far the port of a cluster's bus is above the server's.
+const above = 10_000
+
+// clusterEnabled is the line that makes a server a node of a cluster.
+const clusterEnabled = "cluster-enabled yes"
 
 // Start starts a stopped server again, on the same port and data. Config lines given here are added and win.
 func (r *Redis) Start(ctx context.Context, config ...string) error {
@@ -96,11 +112,17 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 		lines[0] = "port 0\ntls-port " + strconv.Itoa(r.Port)
 	}
 	file := filepath.Join(r.Dir, "posthaste-redis.conf")
-	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-		return fmt.Errorf("write the redis configuration: %w", err)
+	args := []string{file}
+	if r.sentinel {
+		args = append(args, "--sentinel")
+	}
+	if _, err := os.Stat(file); err != nil || !r.sentinel {
+		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			return fmt.Errorf("write the redis configuration: %w", err)
+		}
 	}
 	r.out = &tail{}
-	cmd := exec.Command(r.bin, file) //nolint:noctx // lives until Stop, not until ctx ends
+	cmd := exec.Command(r.bin, args...) //nolint:noctx // lives until Stop, not until ctx ends
 	cmd.Dir, cmd.Stdout, cmd.Stderr = r.Dir, r.out, r.out
 	var err error
 	if r.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
@@ -123,16 +145,22 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 }
 
 func (r *Redis) ping(ctx context.Context) error {
-	c := redis.NewClient(&redis.Options{
-		Addr: r.Addr(), MaxRetries: -1, DialTimeout: time.Second, DialerRetries: 1,
-		ReadTimeout: time.Second, TLSConfig: r.tls,
-	})
+	c := r.connect()
 	defer c.Close()
 	err := c.Ping(ctx).Err()
 	if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {
 		return nil // up, and it wants a password: that is the caller's affair
 	}
 	return err
+}
+
+// connect returns a client of the server, for what this package asks it.
+func (r *Redis) connect() *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: time.Second,
+		DialerRetries: 1, ReadTimeout: time.Second, ContextTimeoutEnabled: true, TLSConfig: r.tls, Protocol: 2,
+		DisableIdentity: true,
+	})
 }
 
 // Addr returns host:port.
@@ -151,6 +179,9 @@ func (r *Redis) Stop() error { return r.proc.Stop(syscall.SIGTERM, 30*time.Secon
 
 // Kill ends the server with SIGKILL and waits for it.
 func (r *Redis) Kill() error { return r.proc.Stop(syscall.SIGKILL, 5*time.Second) }
+
+// Running reports whether the server's process is there.
+func (r *Redis) Running() bool { return r.proc.Running() }
 
 // Signal sends sig, for example SIGSTOP and SIGCONT.
 func (r *Redis) Signal(sig os.Signal) error { return r.proc.Signal(sig) }

@@ -72,17 +72,16 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "adoption turns what is unsettled into doubt", about: "it forgets it",
-		file: "sink/lua/adopt.lua", old: `    if not gone then
-`,
-		replacement: `    if false then
-`,
+		file: "sink/lua/adopt.lua", old: "if kind == 'u:' and not lost[key] then", replacement: "if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
 	{
 		safeguard: "nothing is published to a restarted server", about: "any process will do",
-		file: "sink/server.go", old: `	return errOther
+		file: "sink/server.go", old: `	}
+	return errOther
 `,
-		replacement: `	return nil
+		replacement: `	}
+	return nil
 `,
 		pkg: "./sink", test: "TestNothingIsPublishedToARestartedServer",
 	},
@@ -132,10 +131,8 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
-		file: "sql/queries/state_adopt.sql", old: `WHERE r.name = $1 AND r.epoch = $2
-`,
-		replacement: `WHERE r.name = $1 AND (r.epoch = $2 OR true)
-`, pkg: "./sql", test: "TestAdopt",
+		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2 AND r.shards",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true) AND r.shards", pkg: "./sql", test: "TestAdopt",
 	},
 	{
 		safeguard: "one order per key", about: "Postgres' index does not arbitrate",
@@ -231,12 +228,8 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "flights are settled without a gap", about: "whichever are settled",
-		file: "relay/settler.go", old: `		if len(f.owed) > 0 {
-			break
-		}
-`,
-		replacement: "",
-		pkg:         "./relay", test: "TestCrashPoints",
+		file: "relay/settler.go", old: "settled := !f.late && len(f.owed) == 0", replacement: "settled := !f.late",
+		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
 		safeguard: "memory is bounded", about: "the window is open",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,11 +24,16 @@ type Adoption struct {
 	Balances bool
 
 	owner outbox.Owner
+	// name is the source field of this database's entries; shared, whether it shares its streams.
+	name   string
+	shared bool
 }
 
 // FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its
 // own.
-func FindAdoption(ctx context.Context, pool *pgxpool.Pool, relayName, prefix string) (*Adoption, error) {
+func FindAdoption(
+	ctx context.Context, pool *pgxpool.Pool, relayName, prefix string, shared bool,
+) (*Adoption, error) {
 	if err := sql.Register(ctx, pool, relayName); err != nil {
 		return nil, err
 	}
@@ -41,7 +47,9 @@ func FindAdoption(ctx context.Context, pool *pgxpool.Pool, relayName, prefix str
 		return nil, err
 	}
 	streams, err := sql.KnownStreams(ctx, pool, prefix)
-	return &Adoption{Streams: streams, owner: st.Owner}, err
+	return &Adoption{
+		Streams: streams, owner: st.Owner, name: outbox.EntrySource(relayName), shared: shared,
+	}, err
 }
 
 // FindBalances looks into Redis for balances of another database.
@@ -51,9 +59,25 @@ func (a *Adoption) FindBalances(ctx context.Context, client redis.UniversalClien
 	return err
 }
 
+// Others names the databases that are shut out of a stream: those that share it, if this one does not; else the one
+// that has this one's name.
+func (a *Adoption) Others(ctx context.Context, client redis.UniversalClient) ([]string, error) {
+	sharing, err := sink.Sharing(ctx, client, a.Streams)
+	var others []string
+	for _, sources := range sharing {
+		for name, source := range sources {
+			if source != a.owner.Source.String() && (!a.shared || name == a.name) && !slices.Contains(others, name) {
+				others = append(others, name)
+			}
+		}
+	}
+	slices.Sort(others)
+	return others, err
+}
+
 // TakeOver makes this database the owner of the streams' gates, and of the balances. It may be repeated.
 func (a *Adoption) TakeOver(ctx context.Context, client redis.UniversalClient) error {
-	s := sink.New(sink.Options{Client: client})
+	s := sink.New(sink.Options{Client: client, Source: a.name, Shared: a.shared})
 	for _, name := range a.Streams {
 		err := s.TakeOver(ctx, name, a.owner)
 		if errors.As(err, new(*outbox.FencedError)) {

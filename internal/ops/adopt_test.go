@@ -15,7 +15,7 @@ func TestAdoptBesideARelay(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
 	d.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch) VALUES ('outbox.order', 1)")
-	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", "outbox.")
+	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", "outbox.", false)
 	if err != nil {
 		t.Fatal(err)
 	}

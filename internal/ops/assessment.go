@@ -19,6 +19,8 @@ type assessment struct {
 	reachable bool
 	// slotTold is the level at which it was said that the slot cannot be used; Unknown if it was not.
 	slotTold Level
+	// layoutTold: it was said that the streams per type are being changed.
+	layoutTold bool
 	// repairTold: it was said that a stream is not whole yet.
 	repairTold bool
 	problems   []Problem
@@ -96,6 +98,23 @@ func (a *assessment) servers() {
 	}
 }
 
+// layout looks whether a relay changes how many streams a type has, for which it publishes nothing for a while.
+func (a *assessment) layout() {
+	p := a.s.Postgres
+	what, waits := strings.CutPrefix(p.Degraded, layoutCondition)
+	if !p.Led || !waits || p.Mode != outbox.ModeStandby {
+		return
+	}
+	a.layoutTold = true
+	a.add(Problem{
+		Level: a.blocked(), Part: partPath, Title: "The number of streams per type is being changed",
+		Why: sentence(what), Action: actionGroups,
+		Remedy: "It goes on by itself when every consumer group has read everything. Drop the groups that nobody " +
+			"reads for, or set --streams-per-type back.",
+		line: join(what, a.waiting()),
+	})
+}
+
 // flow looks whether events move.
 func (a *assessment) flow() {
 	p := a.s.Postgres
@@ -135,7 +154,7 @@ func (a *assessment) flow() {
 	a.add(Problem{
 		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
 		Remedy: "If the backlog shrinks, wait. Otherwise check the doctor's findings and the relay's log.",
-		Action: actionDoctor, Follows: !a.reachable, line: join(a.waiting(), p.Degraded),
+		Action: actionDoctor, Follows: !a.reachable || a.layoutTold, line: join(a.waiting(), p.Degraded),
 	})
 }
 
@@ -148,7 +167,7 @@ func (a *assessment) slot() {
 		unusable = Failing // whoever asks for it does not want the sweep
 	}
 	switch {
-	case !p.Led || p.Degraded == "":
+	case !p.Led || p.Degraded == "" || a.layoutTold:
 	case p.Mode == outbox.ModeCDC:
 		a.slotTold = unusable
 		a.add(Problem{
@@ -192,7 +211,8 @@ func (a *assessment) relay() {
 	}
 	// What Postgres says of the slot comes from the same relay.
 	told := func(level Level, condition string) bool {
-		if a.repairTold && strings.HasPrefix(condition, restoreCondition) {
+		if a.repairTold && strings.HasPrefix(condition, restoreCondition) ||
+			a.layoutTold && strings.HasPrefix(condition, layoutCondition) {
 			return true
 		}
 		return a.slotTold != Unknown && a.slotTold.Ready() == level.Ready() &&

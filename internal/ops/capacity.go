@@ -1,8 +1,11 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/outbox"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -202,6 +207,38 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 		detail += "; untrimmed, the rest lasts " + lasts(float64(limit-used), rate)
 	}
 	d.add(SeverityOK, "capacity redis", "", "%s", detail)
+}
+
+// sharing names the databases that publish to the same streams.
+func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
+	all, err := sink.Sharing(ctx, client, d.names)
+	if err != nil {
+		d.add(SeverityWarn, "shared streams", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		return
+	}
+	us, streams := outbox.EntrySource(d.config.RelayName), map[string]int{}
+	for stream, sources := range all {
+		if source := sources[us]; source != "" && source != d.source.String() {
+			d.add(SeverityFail, "shared streams", "give each database a --relay-name of its own; posthaste adopt, if "+
+				"this one has taken the place of the other", "another database publishes to %s as %s", stream, us)
+			return
+		}
+		for name := range sources {
+			streams[name]++
+		}
+	}
+	names := make([]string, 0, len(streams))
+	for _, name := range slices.Sorted(maps.Keys(streams)) {
+		names = append(names, fmt.Sprintf("%s (%s)", name, count(int64(streams[name]), "stream")))
+	}
+	delete(streams, us)
+	switch {
+	case !d.config.SharedStreams && len(streams) > 0:
+		d.add(SeverityFail, "shared streams", "set --shared-streams=on, or another --stream-prefix",
+			"other databases publish to the same streams: %s", strings.Join(names, ", "))
+	case d.config.SharedStreams:
+		d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
+	}
 }
 
 // lasts says how long bytes last at a rate of bytes a second.

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -39,7 +41,7 @@ type DoctorOptions struct {
 	PostgresURL string
 	// Redis and Guard say where Redis and that of the idempotency guard are, and how they are connected; nil Redis: the
 	// URL is not one, nil Guard: it has none of its own.
-	Redis, Guard    *redis.Options
+	Redis, Guard    *redis.UniversalOptions
 	Schema          string
 	RelayName, Slot string
 	Publication     string
@@ -48,6 +50,8 @@ type DoctorOptions struct {
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
+	// SharedStreams tells whether other databases may publish to the same streams.
+	SharedStreams bool
 	// Restore is how far back the relay restores what Redis loses; 0: not at all.
 	Restore time.Duration
 	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
@@ -120,8 +124,9 @@ type doctor struct {
 	config   DoctorOptions
 	desired  outbox.Mode
 	findings []Finding
-	// names are the streams that Postgres knows of; nil without it.
-	names []string
+	// names are the streams that Postgres knows of, and source its identity; nil without it.
+	names  []string
+	source uuid.UUID
 }
 
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
@@ -213,7 +218,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
 	}
 	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
-		d.desired = st.Desired
+		d.desired, d.source = st.Desired, st.Owner.Source
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
 	}
 	if !d.config.WriterOnly {
@@ -386,7 +391,7 @@ func (d *doctor) redis(ctx context.Context) {
 	d.redisTransport("guard redis", "guard-redis-url", d.config.Guard)
 	o := *d.config.Redis
 	sink.Configure(&o)
-	client := redis.NewClient(&o)
+	client := redis.NewUniversalClient(&o)
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
@@ -398,22 +403,118 @@ func (d *doctor) redis(ctx context.Context) {
 		d.add(SeverityFail, "redis", remedy, "%s", strings.TrimSuffix(oneLine(err), " ("+remedy+")"))
 		return
 	}
-	info, err := client.InfoMap(ctx, "server", "memory", "persistence").Result()
+	nodes, err := redisurl.Nodes(ctx, client)
 	if err != nil {
 		d.add(SeverityFail, "redis", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
 		return
 	}
+	d.cluster(nodes)
+	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
+	if !d.config.WriterOnly {
+		d.sharing(ctx, client)
+	}
+}
+
+// cluster tells what a cluster consists of.
+func (d *doctor) cluster(nodes []redisurl.Node) {
+	if len(nodes) == 1 && nodes[0].Addr == "" {
+		return
+	}
+	masters := slices.IndexFunc(nodes, func(n redisurl.Node) bool { return n.Replica })
+	if masters < 0 {
+		masters = len(nodes)
+	}
+	if replicas := len(nodes) - masters; replicas < masters {
+		d.add(SeverityWarn, "redis cluster", "give every master a replica",
+			"%s and %s: while a master is down that has none, its streams stand still, and more may",
+			countOf(masters, "master"), countOf(replicas, "replica"))
+	} else {
+		d.add(SeverityOK, "redis cluster", "", "%s and %s", countOf(masters, "master"), countOf(replicas, "replica"))
+	}
+}
+
+// eachNode looks at every server behind Redis, and adds what is found of all of them once, and else whose it is.
+func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
+	look func(ctx context.Context, one *doctor, n redisurl.Node),
+) {
+	found := make([][]Finding, len(nodes))
+	_ = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		one := &doctor{config: d.config, desired: d.desired, names: d.names}
+		look(ctx, one, n)
+		found[slices.Index(nodes, n)] = one.findings
+		return nil
+	})
+	var order []Finding
+	whose := map[Finding][]string{}
+	for i, list := range found {
+		for _, f := range list {
+			if whose[f] == nil {
+				order = append(order, f)
+			}
+			whose[f] = append(whose[f], nodes[i].Addr)
+		}
+	}
+	// By check, as the first node has them.
+	rank := map[string]int{}
+	for _, f := range order {
+		if _, known := rank[f.Check]; !known {
+			rank[f.Check] = len(rank)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b Finding) int { return rank[a.Check] - rank[b.Check] })
+	for _, f := range order {
+		addrs := whose[f]
+		if len(addrs) < len(nodes) {
+			f.Detail = "node " + strings.Join(addrs, ", ") + ": " + f.Detail
+		}
+		d.findings = append(d.findings, f)
+	}
+}
+
+// server looks at one server.
+func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
+	info, err := n.InfoMap(ctx, "server", "memory", "persistence").Result()
+	if err != nil {
+		severity := SeverityFail
+		if n.Replica {
+			severity = SeverityWarn
+		}
+		d.add(severity, "redis", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		return
+	}
+	can := "reachable and writable"
+	if n.Replica {
+		can = "a replica, reachable"
+	}
 	d.add(SeverityOK, "redis", "",
-		"version %s, reachable and writable, durability %s", info["Server"]["redis_version"], d.config.Durability)
+		"version %s, %s, durability %s", info["Server"]["redis_version"], can, d.config.Durability)
 	d.redisMemory(info["Memory"])
-	d.functions(ctx, client)
-	d.streams(ctx, client, info["Memory"])
+	d.functions(ctx, n.Client)
+	if !n.Replica {
+		d.names = on(ctx, client, n, d.names)
+		d.streams(ctx, n.Client, info["Memory"])
+	}
 	if info["Persistence"]["aof_enabled"] != "1" {
 		d.add(SeverityWarn, "redis persistence", "set appendonly yes",
 			"no append-only file: a restart of Redis loses what was published since its last snapshot")
 	} else {
-		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, client))
+		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, n.Client))
 	}
+}
+
+// on returns those of streams that a node has.
+func on(ctx context.Context, client redis.UniversalClient, n redisurl.Node, streams []string) []string {
+	cluster, ok := client.(*redis.ClusterClient)
+	if !ok {
+		return streams
+	}
+	var here []string
+	for _, name := range streams {
+		if c, err := cluster.MasterForKey(ctx, name); err == nil && c == n.Client {
+			here = append(here, name)
+		}
+	}
+	return here
 }
 
 func appendfsync(ctx context.Context, client *redis.Client) string {

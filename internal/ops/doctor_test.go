@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,10 +14,14 @@ import (
 	"posthaste/internal/testenv"
 )
 
+func at(r *testenv.RedisServer) *redis.UniversalOptions {
+	return &redis.UniversalOptions{Addrs: []string{r.Addr()}}
+}
+
 func optionsOf(t *testing.T, d *testenv.Database, url string) ops.DoctorOptions {
 	t.Helper()
 	return ops.DoctorOptions{
-		PostgresURL: url, Redis: &redis.Options{Addr: testenv.Redis(t).Addr()}, Schema: "public", RelayName: d.Relay,
+		PostgresURL: url, Redis: at(testenv.Redis(t)), Schema: "public", RelayName: d.Relay,
 		Slot: "posthaste_" + d.Relay, Publication: "posthaste", WALBudget: 1 << 30, History: time.Hour,
 		Restore: time.Hour,
 	}
@@ -134,8 +139,8 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
 	v := ops.Diagnose(ctx, ops.DoctorOptions{
-		PostgresURL: d.URL, Redis: &redis.Options{Addr: r.Addr()}, Schema: "public", RelayName: d.Relay, Slot: "s",
-		Publication: "posthaste", WALBudget: 1 << 30,
+		PostgresURL: d.URL, Redis: at(r), Schema: "public", RelayName: d.Relay,
+		Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
 	})
 	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
 	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {
@@ -203,4 +208,59 @@ func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
 			t.Errorf("%+v: %+v", c, found)
 		}
 	}
+}
+
+// Of a cluster, what every node says is said once, and what one of them says, with its address. A master that is down
+// is a problem that names it.
+func TestDoctorLooksAtEveryNode(t *testing.T) {
+	t.Parallel()
+	d, c := testenv.Postgres(t), testenv.Cluster(t, 3, 1)
+	o := optionsOf(t, d, d.URL)
+	o.Redis = &redis.UniversalOptions{IsClusterMode: true}
+	for _, n := range c.Nodes {
+		o.Redis.Addrs = append(o.Redis.Addrs, n.Addr())
+	}
+	replica := c.Nodes[4]
+	if err := c.Do(t.Context(), 4, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru"); err != nil {
+		t.Fatal(err)
+	}
+	find := func(check string) (out []ops.Finding) {
+		for _, f := range ops.Diagnose(t.Context(), o).Findings {
+			if f.Check == check {
+				out = append(out, f)
+			}
+		}
+		return out
+	}
+	if f := find("redis cluster"); len(f) != 1 || f[0].Severity != ops.SeverityOK ||
+		f[0].Detail != "3 masters and 3 replicas" {
+		t.Errorf("cluster: %+v", f)
+	}
+	if f := find("redis persistence"); len(f) != 1 || strings.Contains(f[0].Detail, "node ") {
+		t.Errorf("persistence: %+v", f)
+	}
+	f := find("redis eviction")
+	if len(f) != 2 || !slices.ContainsFunc(f, func(f ops.Finding) bool {
+		return f.Severity == ops.SeverityWarn && strings.HasPrefix(f.Detail, "node "+replica.Addr()+": ")
+	}) {
+		t.Errorf("eviction: %+v", f)
+	}
+	if err := replica.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if f := find("redis"); !slices.ContainsFunc(f, func(f ops.Finding) bool {
+		return f.Severity == ops.SeverityWarn && strings.Contains(f.Detail, replica.Addr())
+	}) {
+		t.Errorf("a replica is down: %+v", f)
+	}
+	for _, i := range []int{1, 4} { // and nobody replaces it
+		_ = c.Nodes[i].Kill()
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		f := find("redis")
+		if len(f) != 1 || f[0].Severity != ops.SeverityFail || !strings.Contains(f[0].Detail, c.Nodes[1].Addr()) {
+			return fmt.Errorf("a master is down: %+v", f)
+		}
+		return nil
+	})
 }

@@ -52,7 +52,16 @@ func group(g sink.Group) func(s *Snapshot) {
 func situations() map[string]situation {
 	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
 	return map[string]situation{
-		"all well":      {func(*Snapshot) {}, OK, fine, "", streamed},
+		"all well": {func(*Snapshot) {}, OK, fine, "", streamed},
+		"streams change": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Degraded = `layout: they change from 1 to 4: group "g" has 3 entries before it`
+				s.Relay = &relay.Health{Role: "leader", Reasons: []string{s.Postgres.Degraded}}
+				late(120, 40*time.Second)(s)
+			},
+			Broken, "The number of streams per type is being changed", partPath, `group "g" has 3 entries`,
+		},
 		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
 		"redis was not asked": {
 			func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", "not everything",

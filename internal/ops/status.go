@@ -32,6 +32,8 @@ type Status struct {
 	HandoverLSN string    `json:"handover_lsn"`
 	Degraded    string    `json:"degraded,omitempty"`
 	Source      uuid.UUID `json:"source"`
+	// EntrySource is the source field of this database's entries.
+	EntrySource string `json:"entry_source"`
 	// Losses are the events that Redis lost after they were settled, and that were not published again yet.
 	Losses []Loss `json:"losses,omitempty"`
 	// Repairs are those under way, then those of the last day that have changed something, the last first.
@@ -120,7 +122,8 @@ func readStatus(
 	}
 	out := Status{
 		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder,
-		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source, ChangedAt: st.Changed,
+		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source,
+		EntrySource: outbox.EntrySource(name), ChangedAt: st.Changed,
 	}
 	if out.Backlog, err = readBacklog(ctx, pool, most); err != nil {
 		return out, err

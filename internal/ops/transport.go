@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -10,15 +11,16 @@ import (
 )
 
 // redisTransport warns about a Redis that is talked to in the clear beyond this machine, or with anybody's certificate.
-func (d *doctor) redisTransport(which, flag string, o *redis.Options) {
+func (d *doctor) redisTransport(which, flag string, o *redis.UniversalOptions) {
 	switch {
 	case o == nil:
 	case o.TLSConfig != nil && o.TLSConfig.InsecureSkipVerify:
 		d.add(SeverityWarn, which+" TLS", "--redis-skip-verify=off, and --redis-ca for the CA of its certificate",
 			"its certificate is not verified: whoever is in between can read and change everything")
-	case o.TLSConfig == nil && beyond(o.Addr):
+	case o.TLSConfig == nil && slices.ContainsFunc(o.Addrs, beyond):
 		d.add(SeverityWarn, which+" TLS", "rediss:// in --"+flag+", or a tunnel",
-			"the connection to %s is not encrypted: the password and every event can be read on the way", o.Addr)
+			"the connection to %s is not encrypted: the password and every event can be read on the way",
+			strings.Join(o.Addrs, ", "))
 	}
 }
 

@@ -112,17 +112,20 @@ func TestDoctorLooksAtTheTLSOfRedis(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // nothing is connected to
-	elsewhere := &redis.Options{Addr: "192.0.2.1:6379"}
-	verified := &redis.Options{Addr: "192.0.2.1:6379", TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
-	trusting := &redis.Options{Addr: "127.0.0.1:1", TLSConfig: &tls.Config{
+	elsewhere := &redis.UniversalOptions{Addrs: []string{"192.0.2.1:6379"}}
+	verified := &redis.UniversalOptions{Addrs: []string{"192.0.2.1:6379"}}
+	verified.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	cluster := &redis.UniversalOptions{Addrs: []string{"127.0.0.1:1", "192.0.2.1:6379"}, IsClusterMode: true}
+	trusting := &redis.UniversalOptions{Addrs: []string{"127.0.0.1:1"}, TLSConfig: &tls.Config{
 		InsecureSkipVerify: true, MinVersion: tls.VersionTLS12,
 	}}
 	for name, c := range map[string]struct {
-		redis, guard *redis.Options
+		redis, guard *redis.UniversalOptions
 		want         string
 	}{
-		"plain":     {elsewhere, nil, "redis TLS: rediss:// in --redis-url, or a tunnel\n"},
-		"the guard": {verified, elsewhere, "guard redis TLS: rediss:// in --guard-redis-url, or a tunnel\n"},
+		"plain":          {elsewhere, nil, "redis TLS: rediss:// in --redis-url, or a tunnel\n"},
+		"one of several": {cluster, nil, "redis TLS: rediss:// in --redis-url, or a tunnel\n"},
+		"the guard":      {verified, elsewhere, "guard redis TLS: rediss:// in --guard-redis-url, or a tunnel\n"},
 		"not verified": {
 			trusting, nil, "redis TLS: --redis-skip-verify=off, and --redis-ca for the CA of its certificate\n",
 		},

@@ -49,6 +49,8 @@ const (
 	slotCondition = "slot: "
 	// restoreCondition begins that of a relay that makes a stream whole, or tries to.
 	restoreCondition = "restore: "
+	// layoutCondition begins that of a relay that changes how many streams a type has. Postgres tells it as well.
+	layoutCondition = "layout: "
 )
 
 // Problem is one thing that is wrong.
@@ -88,6 +90,7 @@ func Assess(s *Snapshot) Verdict {
 	a.reachable = s.Asked.Postgres.Error == "" && s.Asked.Redis.Error == ""
 	a.servers()
 	if s.Asked.Postgres.known() {
+		a.layout()
 		a.flow()
 		a.slot()
 		a.repairs()

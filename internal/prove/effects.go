@@ -45,7 +45,7 @@ func (e *effects) prepare(ctx context.Context) error {
 // Consume is what the children of a campaign run that consume: a member of both groups, until ctx ends.
 func Consume(ctx context.Context, c app.Config) error {
 	log := c.Logger()
-	client, err := c.ReaderClient()
+	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,8 @@ func (c *campaign) warning(faults []*fault) string {
 		c.options.Duration, strings.Join(names, ", "))
 }
 
+const oneRedis = "--external needs a --redis-url of one server, with a host and a port"
+
 // errLeft means that something is still on the servers.
 var errLeft = errors.New("left behind, remove it by hand")
 
@@ -51,14 +53,18 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	if u.Port() == "" {
 		s.server = net.JoinHostPort(u.Hostname(), "5432")
 	}
-	client, err := c.ReaderClient()
+	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	o := *client.Options()
-	if o.Network != "tcp" {
-		return cli.Usage("--external needs a --redis-url with a host and a port")
+	one, is := client.(*redis.Client)
+	if !is {
+		return cli.Usage(oneRedis)
+	}
+	o := one.Options()
+	if _, _, err := net.SplitHostPort(o.Addr); err != nil { // a socket, or a name that Sentinels know
+		return cli.Usage(oneRedis)
 	}
 	if o.TLSConfig != nil && !c.RedisSkipVerify {
 		return cli.Usage("--external puts links on loopback between posthaste and Redis, which have no certificate " +

@@ -65,7 +65,7 @@ type replaying struct {
 	since, until func(now time.Time) time.Time
 
 	pool   *pgxpool.Pool
-	client *redis.Client
+	client redis.UniversalClient
 	replay *sink.Replay
 	// streams are those the relay publishes to.
 	streams []string
@@ -91,7 +91,7 @@ func (r *replaying) parse() error {
 	case some && c.All:
 		return errors.New("--all selects everything: omit it with --since, --id or --subject")
 	}
-	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream}
+	r.sel = sql.Selection{Subject: c.Subject, Type: c.Type, Stream: c.Stream, Whole: true}
 	if c.ID != "" {
 		id, err := uuid.Parse(c.ID)
 		if err != nil {
@@ -161,11 +161,11 @@ func (r *replaying) open(ctx context.Context) error {
 	if err := r.history(ctx); err != nil {
 		return err
 	}
-	if r.client, err = config.RedisClient(); err != nil {
+	if r.client, err = config.RedisClient(ctx); err != nil {
 		return err
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
-		Client: r.client, Name: r.name(st.Owner.Source), Source: "/posthaste/" + config.RelayName,
+		Client: r.client, Name: r.name(st.Owner.Source), Source: config.EntrySource(),
 		Database: st.Owner.Source,
 		Side:     r.options.To != "",
 	})

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -214,7 +216,7 @@ func (l *Load) Committed() int {
 // Oracle compares what was committed with what is in the streams.
 type Oracle struct {
 	DB     *Database
-	Redis  *redis.Client
+	Redis  redis.UniversalClient
 	Prefix string
 	// Flushed allows events to be missing from the streams that history says were delivered: Redis was emptied.
 	Flushed bool
@@ -244,18 +246,46 @@ type Entry struct {
 	Stream, EntryID, ID, Subject, Data, Type, Time, Source string
 }
 
-// Entries reads every stream of the oracle's types.
-func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
+// Streams are the streams that a type has, or had: one, and those that it is spread over.
+func (o Oracle) Streams(tb testing.TB, typ string) []string {
+	tb.Helper()
+	names := []string{o.Prefix + typ}
+	for n := range outbox.Partitions {
+		name := outbox.ShardName(o.Prefix+typ, n)
+		var there int64
+		o.read(tb, func() (err error) {
+			there, err = o.Redis.Exists(tb.Context(), name).Result()
+			return err
+		})
+		if there > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Entries reads every stream of the oracle's types. Where a type has several the entries are in the order of their
+// ids, which is that of publishing.
+func (o Oracle) Entries(tb testing.TB, types ...string) (out []Entry) {
+	tb.Helper()
+	for _, typ := range types {
+		streams := o.Streams(tb, typ)
+		list := o.entries(tb, streams)
+		if len(streams) > 1 {
+			slices.SortStableFunc(list, func(a, b Entry) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
+		}
+		out = append(out, list...)
+	}
+	return out
+}
+
+func (o Oracle) entries(tb testing.TB, streams []string) []Entry {
 	tb.Helper()
 	var out []Entry
-	for _, typ := range types {
-		stream := o.Prefix + typ
+	for _, stream := range streams {
 		from := "-"
 		for {
-			page, err := o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
-			if err != nil {
-				tb.Fatalf("read %s: %v", stream, err)
-			}
+			page := o.page(tb, stream, from)
 			for _, m := range page {
 				get := func(k string) string { s, _ := m.Values[k].(string); return s }
 				out = append(out, Entry{
@@ -271,6 +301,35 @@ func (o Oracle) Entries(tb testing.TB, types ...string) []Entry {
 		}
 	}
 	return out
+}
+
+// page reads entries of a stream.
+func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage) {
+	tb.Helper()
+	o.read(tb, func() (err error) {
+		page, err = o.Redis.XRangeN(tb.Context(), stream, from, "+", 5000).Result()
+		return err
+	})
+	return page
+}
+
+// read asks Redis. A cluster's client may have to be told that another node has it now.
+func (o Oracle) read(tb testing.TB, read func() error) {
+	tb.Helper()
+	many, cluster := o.Redis.(*redis.ClusterClient)
+	if !cluster {
+		if err := read(); err != nil {
+			tb.Fatalf("read a stream: %v", err)
+		}
+		return
+	}
+	Eventually(tb, 30*time.Second, func() error {
+		err := read()
+		if err != nil {
+			many.ReloadState(tb.Context())
+		}
+		return err
+	})
 }
 
 // WaitEmpty waits until nothing in the outbox is owed. It gives up when that has not become less within so long: how

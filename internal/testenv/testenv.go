@@ -373,6 +373,11 @@ func RedisTLS(tb testing.TB, ca *CA, change ...func(c *x509.Certificate)) *Redis
 // Valkey starts a server that has WAITAOF, and syncs every second: POSTHASTE_TEST_VALKEY_BIN or valkey-server in PATH.
 func Valkey(tb testing.TB, config ...string) *RedisServer {
 	tb.Helper()
+	return redisWith(tb, valkeyBin(tb), nil, config...)
+}
+
+func valkeyBin(tb testing.TB) string {
+	tb.Helper()
 	bin := os.Getenv("POSTHASTE_TEST_VALKEY_BIN")
 	if bin == "" {
 		bin = "valkey-server"
@@ -381,7 +386,7 @@ func Valkey(tb testing.TB, config ...string) *RedisServer {
 	if err != nil {
 		tb.Fatalf("%v; scripts/ensure.sh valkey installs it", err)
 	}
-	return redisWith(tb, bin, nil, config...)
+	return bin
 }
 
 func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) *RedisServer {

@@ -55,7 +55,7 @@ if from < count then
   local t = redis.call('TYPE', stream).ok
   if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
   -- Somebody has deleted the stream alone, and a consumer may have made it anew.
-  if not wrong and redis.call('XLEN', stream) == 0 and forgot(last_id_of(stream), n, g[6]) then return {'GAP'} end
+  if not wrong and redis.call('XLEN', stream) == 0 and deserted(stream, gate, ARGV[1], n, g[6]) then return {'GAP'} end
 end
 
 -- From here on nothing fails. An earlier claim's batches are read before their fields are used again.

@@ -2,7 +2,7 @@
 --
 -- The record is a hash: owner (the process that replays) and cursor (the place in history of the last entry published; ''
 -- before the first). It is no part of the gate, and nothing here writes the gate.
--- KEYS stream, gate, record
+-- KEYS stream, the gate of one that is not shared, record
 -- ARGV side ("1": a stream without a relay), database's uuid, owner, ms to live, the entries' source field, from (the cursor the
 --      caller knows, '?' to take the record over), then per entry place, id, type, subject, time, data, traceparent
 -- Answers {OK, cursor}, {XADD, cursor, error} when it stopped behind cursor, {GONE}, {TAKEN},
@@ -17,12 +17,16 @@ local t = redis.call('TYPE', stream).ok
 if t ~= 'none' and t ~= 'stream' then return {'TYPE', t} end
 t = redis.call('TYPE', gate).ok
 if t == 'hash' then
-  local g = redis.call('HMGET', gate, 'source', 'n', 'last')
-  local theirs = g[1]
+  local theirs = redis.call('HGET', gate, 'source')
   if side and theirs then return {'LIVE'} end
+  if theirs == SHARED then
+    gate = gate .. ':' .. source
+    theirs = redis.call('HGET', gate, 'source') or SHARED
+  end
   if theirs and theirs ~= source then return {'FOREIGN', theirs} end
   -- A relay has to see that its stream is gone, before it is made anew.
-  if redis.call('EXISTS', stream) == 0 and (tonumber(g[2] or '0') > 0 or g[3]) then
+  local g = redis.call('HMGET', gate, 'n', 'last')
+  if redis.call('XLEN', stream) == 0 and deserted(stream, gate, source, tonumber(g[1] or '0'), g[2]) then
     return redis.error_reply('TRYAGAIN the stream is gone, and its relay has not restored it yet')
   end
 end

@@ -1,19 +1,21 @@
 -- Lists the events of a stream behind an entry, those of a replay left out: a page of bodies that nobody needs would be large.
--- KEYS stream. ARGV the entry to begin at, as XRANGE takes it, how many entries and about how many bytes are looked at.
+-- KEYS stream. ARGV the entry to begin at, as XRANGE takes it, how many entries and about how many bytes are looked at; the source
+-- field of the events that count, '' for all.
 -- Answers {the last entry that was looked at, '' at the end of the stream, then per event entry and id}.
 local PAGE = 10
-local from, entries, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local from, entries, bytes, name = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local answer = {''}
 while entries > 0 and bytes > 0 do
   local page = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', PAGE)
   for i = 1, #page do
-    local fields, id, replayed = page[i][2], nil, false
+    local fields, id, replayed, mine = page[i][2], nil, false, name == ''
     for j = 1, #fields, 2 do
       bytes = bytes - #fields[j + 1]
       if fields[j] == 'id' then id = fields[j + 1] end
       replayed = replayed or fields[j] == 'replayed'
+      mine = mine or fields[j] == 'source' and fields[j + 1] == name
     end
-    if id and not replayed then
+    if id and mine and not replayed then
       answer[#answer + 1] = page[i][1]
       answer[#answer + 1] = id
     end

@@ -1,5 +1,9 @@
 -- For rows of the log, by part and number, the mark that settled them, of those behind $3 up to $4; oldest first.
-SELECT m.id, m.at, o.part, o.seq, o.id, o.aggregate_id, o.event_type, (SELECT prefix FROM relay_state) || o.aggregate_type
+SELECT m.id, m.at, o.part, o.seq, o.id, o.aggregate_id, o.event_type, 
+    (SELECT prefix FROM relay_state) || o.aggregate_type || coalesce('.'::text || (o.part % nullif(coalesce(
+    (SELECT l.shards FROM outbox_layout l WHERE o.seq <= l.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, l.settled) ORDER BY l.id LIMIT 1),
+    (SELECT shards FROM relay_state)), 1::smallint))::text, ''::text),
+    (SELECT prefix FROM relay_state) || o.aggregate_type
 FROM unnest($1::smallint[], $2::bigint[]) AS u(part, seq)
 JOIN outbox o ON o.part = u.part AND o.seq = u.seq
 CROSS JOIN LATERAL (

@@ -1,9 +1,9 @@
 -- What marks have settled: for each mark and part ($1, $2) the rows that the mark holds and the one before it, of the same part,
 -- does not; in this order, and by number. Of the first mark only what is behind the number $3, of all an aggregate, a type and a
--- stream ('': any), at most $7. There are three ways to the rows. Within a pass they are between two cursors. Otherwise they
+-- stream ('': any; $8: or of all streams of the type that it names), at most $7. There are three ways to the rows. Within a pass they are between two cursors. Otherwise they
 -- are found by their transactions, which the mark before did not see: what was under way then, and what began later. And what was
 -- settled on another server, from which this table was restored, has a transaction id that says nothing: it goes by the number.
--- The rows of a mark and part are sorted by themselves, and the whole is in the order of $1: so it ends as soon as there are $7.
+-- A row's stream is that of the layout it was published under. The rows of a mark and part are sorted by themselves, and the whole is in the order of $1: so it ends as soon as there are $7.
 SELECT u.n, r.seq, r.id
 FROM unnest($1::bigint[], $2::smallint[]) WITH ORDINALITY AS u(mark, part, n)
 CROSS JOIN LATERAL (SELECT * FROM outbox_mark WHERE id = u.mark LIMIT 1) k
@@ -37,7 +37,10 @@ CROSS JOIN LATERAL (
       AND ((o.seq <= b.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, b.settled)) OR (o.seq <= b.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass))) IS NOT TRUE
       AND (u.n > 1 OR o.seq > $3)
       AND ($4::text IS NULL OR o.aggregate_id = $4) AND ($5 = '' OR o.event_type::text = $5)
-      AND ($6 = '' OR (SELECT prefix FROM relay_state) || o.aggregate_type = $6)
+      AND ($6 = '' OR (SELECT prefix FROM relay_state) || o.aggregate_type || coalesce('.'::text || (o.part % nullif(coalesce(
+          (SELECT l.shards FROM outbox_layout l WHERE o.seq <= l.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, l.settled) ORDER BY l.id LIMIT 1),
+          (SELECT shards FROM relay_state)), 1::smallint))::text, ''::text) = $6
+           OR $8::boolean AND (SELECT prefix FROM relay_state) || o.aggregate_type = $6)
       AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq)
     ORDER BY o.seq LIMIT $7
 ) r

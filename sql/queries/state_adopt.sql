@@ -3,7 +3,8 @@
 -- a barrier of another timeline is an unknown one. $7 to $11: streams that may lack something, the last id of each, the time
 -- by Redis' clock in ms, how long ago the last id was given in ms (NULL if that is not known), and how many events it lacks
 -- (NULL if history has to be counted); $14 to $17: whether something may be lost, whether it is to be repaired, whether its
--- gate does not know what is in it, and whether this table does not know that it was published to. $12: the gates know that this database has gone back in time. Nobody is active: who sweeps along waits until the leader says so.
+-- gate does not know what is in it, and whether this table does not know that it was published to. $12: the gates know that this database has gone back in time. $18: how many
+-- streams of a type the new owner knows of. Nobody is active: who sweeps along waits until the leader says so.
 WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (
@@ -12,11 +13,11 @@ WITH was AS MATERIALIZED (
     FROM pg_control_system() s, pg_catalog.set_config('synchronous_commit', 'local', true)
 ), adopted AS (
     UPDATE relay_state r
-    SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL, prefix = $13, active_mode = 'standby',
+    SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL, prefix = $13, active_mode = 'standby', shards_epoch = $3,
         slot_barrier = CASE WHEN r.slot_barrier IS NOT NULL AND r.timeline IS DISTINCT FROM now.timeline THEN 9223372036854775807 ELSE r.slot_barrier END,
         system_identifier = now.system_identifier, timeline = now.timeline
     FROM now
-    WHERE r.name = $1 AND r.epoch = $2
+    WHERE r.name = $1 AND r.epoch = $2 AND r.shards = $18::smallint
     RETURNING r.timeline
 ), suspected AS (
     INSERT INTO outbox_loss (epoch, stream, after_entry, until_ms, since, events)

@@ -1,1 +1,1 @@
-SELECT stream FROM outbox_stream ORDER BY stream
+SELECT stream, coalesce(base, stream) FROM outbox_stream ORDER BY stream

@@ -5,7 +5,7 @@
 // holds a payload or a secret. Times are RFC 3339, durations in seconds, sizes in bytes.
 //
 //	GET  /console/              the page; its parts beside it
-//	GET  /console/api/session   {"csrf","token_required","kind","relay","holder","version"}: every POST and PUT
+//	GET  /console/api/session   {"csrf","kind","relay","source","holder","version"}: every POST and PUT
 //	                            here wants csrf in the header X-Posthaste-Csrf
 //	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
@@ -266,7 +266,7 @@ const callTimeout = 5 * time.Second
 
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, map[string]any{
-		"csrf": c.csrf, "kind": c.o.Kind, "relay": c.o.RelayName,
+		"csrf": c.csrf, "kind": c.o.Kind, "relay": c.o.RelayName, "source": outbox.EntrySource(c.o.RelayName),
 		"holder": c.o.Holder, "version": c.o.Version,
 	})
 }

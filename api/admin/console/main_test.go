@@ -63,8 +63,8 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots,
 		Gatherer: prometheus.NewRegistry(),
 		Doctor: ops.DoctorOptions{
-			PostgresURL: w.db.URL, Redis: &redis.Options{Addr: w.redis.Addr()}, Schema: "public", RelayName: w.db.Relay,
-			Slot:        "posthaste_" + w.db.Relay,
+			PostgresURL: w.db.URL, Redis: &redis.UniversalOptions{Addrs: []string{w.redis.Addr()}},
+			Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
 			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
 			Restore: time.Hour,
 		},

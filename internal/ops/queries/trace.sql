@@ -15,7 +15,11 @@ FROM (
     UNION ALL
     SELECT o.* FROM unnest($4::smallint[], $5::bigint[]) AS u(part, seq) JOIN outbox o ON o.part = u.part AND o.seq = u.seq
 ) o
-CROSS JOIN LATERAL (SELECT coalesce((SELECT prefix FROM relay_state), '') || o.aggregate_type AS stream) s
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT prefix FROM relay_state) || o.aggregate_type || coalesce('.'::text || (o.part % nullif(coalesce(
+        (SELECT l.shards FROM outbox_layout l WHERE o.seq <= l.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, l.settled) ORDER BY l.id LIMIT 1),
+        (SELECT shards FROM relay_state)), 1::smallint))::text, ''::text), '') AS stream
+) s
 LEFT JOIN LATERAL (
     SELECT k.at, coalesce(k.mode, 'poll') AS mode, k.entries FROM (
         (SELECT id, at, mode, entries FROM outbox_mark

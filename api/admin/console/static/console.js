@@ -77,7 +77,7 @@ function needToken() {
 
 async function loadSession() {
   session = await call('GET', 'session');
-  const facts = [['relay', session.relay], ['this process', `${session.kind} ${session.holder}`], ['version', session.version]];
+  const facts = [['relay', session.relay], ['source', session.source], ['this process', `${session.kind} ${session.holder}`], ['version', session.version]];
   $('process').replaceChildren(...facts.map(([k, v]) => h('span', null, `${k} `, h('b', null, v))));
   document.title = `posthaste · ${session.relay}`;
 }

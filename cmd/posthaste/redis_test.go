@@ -1,0 +1,349 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/local"
+	"posthaste/internal/redisurl"
+	"posthaste/internal/testenv"
+)
+
+// worldAt is a world whose Redis is at a URL.
+func worldAt(t *testing.T, url string, client redis.UniversalClient) *world {
+	t.Helper()
+	db := testenv.Postgres(t)
+	return &world{
+		t: t, db: db, pgURL: db.URL, rdURL: url,
+		oracle: testenv.Oracle{DB: db, Redis: client, Prefix: "outbox."},
+	}
+}
+
+// post posts again under the same key until it is answered as wanted, by Redis and not around it: half a second without
+// an answer from Redis is no missing right, and what is wrong shows each time.
+func (w *world) post(api *child, path, key, body string, want int) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		status, guard, err := w.send(api, path, key, body)
+		if err == nil && (status != want || guard == "db") {
+			err = fmt.Errorf("POST %s: %d, guarded by %q\n%s", path, status, guard, api.output())
+		}
+		return err
+	})
+}
+
+// send posts once, and returns the status, and what the guard says of itself.
+func (w *world) send(api *child, path, key, body string) (status int, guard string, err error) {
+	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", key)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	return res.StatusCode, res.Header.Get("Idempotency-Guard"), nil
+}
+
+// try posts until it is answered as wanted, however long Redis is out of reach meanwhile; it is for goroutines. An
+// answer that is neither that nor a passing refusal is the test's failure.
+func (w *world) try(api *child, path, key, body string, want int) error {
+	for end := time.Now().Add(time.Minute); ; {
+		status, _, err := w.send(api, path, key, body)
+		switch {
+		case err == nil && status == want:
+			return nil
+		case err == nil && status < 500 && status != http.StatusConflict || time.Now().After(end):
+			w.t.Errorf("POST %s: %d, %v", path, status, err)
+			return errors.New("not answered")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// worksWith runs every process, and every command that talks to Redis, against the world's Redis.
+func (w *world) worksWith(settings ...string) {
+	t := w.t
+	t.Helper()
+	settings = append(settings, "--guard-redis-url="+w.rdURL, "--stream-maxlen=1000")
+	relay, api := w.spawn("relay", settings...), w.spawn("serve", settings...)
+	group := w.spawn("consume", append([]string{"--group=g"}, settings...)...)
+	ordered := w.spawn("consume", append([]string{"--group=o", "--ordered"}, settings...)...)
+	relay.waitReady(t, http.StatusOK, "")
+	types := []string{"a", "b", "c", "d", "e", "f"} // of one slot of each of three masters, and more
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Types: types})
+	user := uuid.NewString()
+	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
+	for key := range 8 { // they are in several slots, too
+		for range 2 { // the second is answered from Redis
+			w.post(api, "/orders", fmt.Sprintf("01900000-0000-7000-8000-00000000000%d", key), order, http.StatusCreated)
+		}
+	}
+	var users []string
+	for range 8 {
+		user := uuid.NewString()
+		users = append(users, user)
+		w.post(api, "/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
+		w.post(api, "/deduct/"+user, uuid.NewString(), `{"amount":3}`, http.StatusOK)
+	}
+	load.Wait()
+	w.oracle.Check(t, load, 20*time.Second)
+	for _, c := range []*child{group, ordered} {
+		for _, want := range []string{"order.created", "credits.deducted", `"a.changed"`, `"f.changed"`} {
+			c.waitLogged(want)
+		}
+	}
+	var event string
+	if err := w.db.Pool.QueryRow(t.Context(), "SELECT id FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1").
+		Scan(&event); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{
+		"status", "doctor", "groups list", "dead list", "credits reconcile", "credits balance " + users[0],
+		"replay --all --to=outbox.side", "replay --all", "trace " + event, "phantoms",
+		"groups drop --stream=outbox.a --group=g --yes --force", "streams drop --stream=outbox.f --yes",
+		"dead retry --all", "adopt --yes",
+	} {
+		testenv.Eventually(t, 10*time.Second, func() error { // a busy machine may take a second to connect
+			if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
+				return fmt.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
+			}
+			return nil
+		})
+	}
+	for _, c := range []*child{relay, api} {
+		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
+			var page any
+			if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
+				t.Errorf("%s: %d, %v", path, status, err)
+			}
+		}
+	}
+	for _, c := range []*child{relay, api} {
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var h readiness
+			if status, err := c.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
+				return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
+			}
+			return nil
+		})
+	}
+	if relay.logged("adopting again") {
+		t.Errorf("the relay has adopted more than once:\n%s", relay.output())
+	}
+}
+
+// Every process and command works with a cluster, whose keys are on three masters.
+func TestACluster(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := worldAt(t, c.URL(), c.Client)
+	w.worksWith()
+	// As with a managed service: one address, that of any node.
+	one := "redis://" + c.Nodes[2].Addr()
+	if r := w.once("doctor", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "3 masters and no replicas") {
+		t.Errorf("by one address: %+v", r)
+	}
+	if r := w.once("groups", "list", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "outbox.b") {
+		t.Errorf("by one address: %+v", r)
+	}
+	if r := w.once("groups", "list", "--redis-url="+one+"/1"); r.code != 2 ||
+		!strings.Contains(r.errOut, "database 0") {
+		t.Errorf("another database: %+v", r)
+	}
+}
+
+// A process that begins while its Redis is down takes one address for one server. It never goes on as if it were one:
+// it says what to do, and after a restart it works.
+func TestAClusterThatAppearsLater(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := worldAt(t, "redis://"+c.Nodes[0].Addr(), c.Client)
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	relay := w.spawn("relay")
+	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused")
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port")
+	if relay.stop() != 0 {
+		t.Error("it does not stop")
+	}
+	w.spawn("relay").waitReady(t, http.StatusOK, "")
+	w.delivers()
+}
+
+// … and with sentinels, who say which server it is, over TLS and with users of their own. The server is replaced
+// meanwhile, and everything goes on.
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	ca := testenv.NewCA(t)
+	cert, key, caFile := ca.Files(t, t.TempDir())
+	lines := []string{"tls-cert-file " + cert, "tls-key-file " + key, "tls-ca-cert-file " + caFile}
+	s := testenv.SentinelOf(t, local.SentinelOptions{
+		Replicas: 1, Sentinels: 3, SentinelUser: "watcher", SentinelPassword: "watch-" + secret,
+		Access: local.Access{
+			User: "app", Password: secret,
+			TLS: &tls.Config{Certificates: []tls.Certificate{ca.Pair(t)}, InsecureSkipVerify: true},
+		},
+		Config: lines,
+		// As docs/operations.md has it.
+		SentinelConfig: append(lines, "user asker on >ask-"+secret+" allchannels -@all +@connection +subscribe "+
+			"+psubscribe +sentinel|get-master-addr-by-name +sentinel|sentinels"),
+	})
+	u, err := url.Parse(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword("asker", "ask-"+secret)
+	o, err := redisurl.Parse(u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.TLSConfig.Certificates, o.TLSConfig.InsecureSkipVerify = []tls.Certificate{ca.Pair(t)}, true
+	client := redis.NewUniversalClient(o)
+	t.Cleanup(func() { _ = client.Close() })
+	w := worldAt(t, u.String(), client)
+	files := []string{"--redis-ca=" + caFile, "--redis-cert=" + cert, "--redis-key=" + key}
+	w.worksWith(files...)
+	if r := w.once("doctor", "--redis-cert="+cert, "--redis-key="+key); r.code != 1 ||
+		!strings.Contains(r.out, "check the certificates") {
+		t.Errorf("with an unknown CA: %+v", r)
+	}
+
+	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
+	group := w.spawn("consume", append([]string{"--group=after"}, files...)...)
+	relay.waitReady(t, http.StatusOK, "")
+	old, err := s.Master(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Servers[old].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	s.Promoted(t, old)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 100, Types: []string{"later"}})
+	user := uuid.NewString()
+	w.post(api, "/orders", uuid.NewString(), fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user),
+		http.StatusCreated)
+	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
+	load.Wait()
+	w.oracle.Check(t, load, 30*time.Second)
+	group.waitLogged("later.changed")
+	relay.waitReady(t, http.StatusOK, "")
+	for _, c := range []*child{relay, api, group} {
+		if strings.Contains(c.output(), secret) {
+			t.Error("a password is in a log")
+		}
+	}
+}
+
+// Slots move to a master that has neither functions nor scripts, under orders and their repeats, credits, publishing
+// and consumers; then that is the only master that has them.
+func TestSlotsMoveUnderEverything(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := worldAt(t, c.URL(), c.Client)
+	relay, api := w.spawn("relay"), w.spawn("serve")
+	group := w.spawn("consume", "--group=g", "--ordered")
+	relay.waitReady(t, http.StatusOK, "")
+	user := uuid.NewString()
+	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":1000}`, http.StatusOK)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200, Types: []string{"a", "b"}})
+	moving := make(chan struct{})
+	var spent, placed int
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			key := uuid.NewString()
+			for range 2 { // a repeat is the same operation, wherever it is answered
+				if w.try(api, "/deduct/"+user, key, `{"amount":1}`, http.StatusOK) != nil {
+					return
+				}
+				order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
+				if w.try(api, "/orders", key, order, http.StatusCreated) != nil {
+					return
+				}
+			}
+			spent, placed = spent+1, placed+1
+			select {
+			case <-moving:
+				return
+			default:
+			}
+		}
+	}()
+	fresh, err := c.Add(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots := map[int]bool{}
+	for _, key := range []string{
+		"outbox.order", "outbox.a", "outbox.b", "{outbox.order}", "outbox.credits", "{posthaste}",
+	} {
+		slots[c.Slot(t, key)] = true
+	}
+	// The account's bucket, and whatever else has keys by now.
+	for i := range 3 {
+		keys, err := c.On(t, i).Keys(t.Context(), "{cr:*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range keys {
+			slots[c.Slot(t, k)] = true
+		}
+	}
+	for slot := range slots {
+		c.Move(t, slot, fresh)
+	}
+	close(moving)
+	<-done
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	if t.Failed() {
+		t.FailNow()
+	}
+	if got := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); got != placed {
+		t.Errorf("%d orders, want %d", got, placed)
+	}
+	if n := c.On(t, fresh).DBSize(t.Context()).Val(); n == 0 {
+		t.Error("nothing has moved")
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		r := w.once("credits", "balance", user, "--json")
+		if !strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)) {
+			return fmt.Errorf("%d spent of 1000: %s%s", spent, r.out, r.errOut)
+		}
+		return nil
+	})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if r := w.once("credits", "reconcile"); r.code != 0 || !strings.Contains(r.out, "0 differences") {
+			return fmt.Errorf("%s%s", r.out, r.errOut)
+		}
+		return nil
+	})
+	group.waitLogged("b.changed")
+	if relay.logged("adopting again") && relay.logged("has forgotten streams") {
+		t.Errorf("a slot that moves has lost something:\n%s", relay.output())
+	}
+	for _, r := range []string{"doctor", "groups list"} {
+		if r := w.once(strings.Fields(r)...); r.code != 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+}

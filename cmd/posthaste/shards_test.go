@@ -1,0 +1,401 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+// reader is a consumer group that notes what it handles, and in which order.
+type reader struct {
+	t     *testing.T
+	name  string
+	delay time.Duration
+
+	mu   sync.Mutex
+	last map[string]int // by aggregate
+	seen map[string]bool
+}
+
+// reads has a group read in this process: every stream, or those of the types that the names stand for.
+func (w *world) reads(group string, delay time.Duration, streams ...string) *reader {
+	w.t.Helper()
+	r := &reader{t: w.t, name: group, delay: delay, last: map[string]int{}, seen: map[string]bool{}}
+	o := consumer.Options{Client: w.oracle.Redis, Group: group, Streams: streams, Handler: r.handle}
+	if len(streams) == 0 {
+		o.Prefix = "outbox."
+	}
+	c, err := consumer.New(o)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	done := make(chan struct{})
+	go func() { defer close(done); _ = c.Run(ctx) }()
+	w.t.Cleanup(func() { cancel(); <-done })
+	return r
+}
+
+func (r *reader) handle(_ context.Context, e consumer.Event) error {
+	var body struct{ N int }
+	if err := json.Unmarshal(e.Data, &body); err != nil {
+		return err
+	}
+	time.Sleep(r.delay) // a handler takes its time: a newer event may overtake it in another stream
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.seen[e.ID] && body.N <= r.last[e.Subject] {
+		r.t.Errorf("group %s: event %d of %s comes behind %d, from %s", r.name, body.N, e.Subject, r.last[e.Subject],
+			e.Stream)
+	}
+	r.seen[e.ID], r.last[e.Subject] = true, max(r.last[e.Subject], body.N)
+	return nil
+}
+
+// all waits until the group has handled n events.
+func (r *reader) all(n int) {
+	r.t.Helper()
+	testenv.Eventually(r.t, 60*time.Second, func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if len(r.seen) != n {
+			return fmt.Errorf("group %s has handled %d events, want %d", r.name, len(r.seen), n)
+		}
+		return nil
+	})
+}
+
+// waitShards waits until a type has n streams.
+func (w *world) waitShards(n int) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 90*time.Second, func() error {
+		if now := testenv.Value[int](w.t, w.db, "SELECT shards FROM relay_state"); now != n {
+			return fmt.Errorf("a type has %d streams, want %d; %s", now, n,
+				testenv.Value[string](w.t, w.db, "SELECT coalesce(degraded, '') FROM relay_state"))
+		}
+		return nil
+	})
+}
+
+// placed checks that Postgres knows of every event in which stream it is, and returns how many are in each.
+func (w *world) placed(types ...string) map[string]int {
+	w.t.Helper()
+	in := map[string]string{}
+	for _, e := range w.oracle.Entries(w.t, types...) {
+		in[e.ID] = e.Stream
+	}
+	count := map[string]int{}
+	wrong := 0
+	for _, line := range testenv.Value[[]string](w.t, w.db,
+		"SELECT array_agg(id || ' ' || stream) FROM outbox_history") {
+		id, stream, _ := strings.Cut(line, " ")
+		if in[id] != stream {
+			if wrong++; wrong < 5 {
+				w.t.Errorf("event %s is in %q, and history says %s", id, in[id], stream)
+			}
+		}
+		count[stream]++
+	}
+	if wrong > 0 {
+		w.t.Errorf("%d events are elsewhere than history says", wrong)
+	}
+	return count
+}
+
+func perType(n int) string { return "--streams-per-type=" + strconv.Itoa(n) }
+
+// A type gets other numbers of streams under load, in both modes, while relays are killed and frozen in the middle of
+// it: nothing is lost, doubled or read in another order, by a group that discovers streams and by one that names them.
+func TestStreamsPerTypeUnderLoad(t *testing.T) {
+	t.Parallel()
+	changes := []int{4, 1}
+	if full() {
+		changes = []int{4, 16, 1, 2, 1}
+	}
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		r := w.relayIn(mode)
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300, Types: []string{"order", "user"}})
+		w.waitCommitted(load, 100)
+		quick, slow := w.reads("quick", 0), w.reads("slow", 3*time.Millisecond, "outbox.order", "outbox.user")
+		for i, n := range changes {
+			w.waitCommitted(load, load.Committed()+200)
+			if i%2 == 0 {
+				r.kill()
+			} else {
+				r.signal(syscall.SIGSTOP) // it wakes up when another one has changed the layout
+				frozen := r
+				defer func() { frozen.signal(syscall.SIGCONT) }()
+			}
+			r = w.spawn("relay", perType(n))
+			r.waitLogged("the streams per type are to be changed")
+			r.kill()
+			r = w.spawn("relay", perType(n))
+			w.waitShards(n)
+			w.waitMode(mode, 60*time.Second)
+		}
+		w.waitCommitted(load, load.Committed()+200)
+		load.Stop()
+		w.oracle.Check(t, load, 60*time.Second)
+		quick.all(load.Committed())
+		slow.all(load.Committed())
+		count := w.placed("order", "user")
+		t.Logf("%v", count)
+		used := 0
+		for n := range 4 {
+			if count[outbox.ShardName("outbox.order", n)] > 0 {
+				used++
+			}
+		}
+		if used < 3 { // by 10 aggregates
+			t.Errorf("%d of 4 streams were used", used)
+		}
+	})
+}
+
+// What Redis loses after a change is put back where it was: into the streams of the layout that it was published under.
+func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	phase := func(tag string) *testenv.Load {
+		t.Helper()
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240, Tag: tag})
+		load.Wait()
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		return load
+	}
+	loads := []*testenv.Load{phase("a-")}
+	if code := r.stop(); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	r = w.spawn("relay", perType(4))
+	w.waitShards(4)
+	w.waitMode("cdc", 30*time.Second)
+	loads = append(loads, phase("b-"))
+	before := w.placed("order")
+	for _, stream := range []string{"outbox.order", "outbox.order.0"} {
+		id := testenv.Value[string](t, w.db, "SELECT id::text FROM outbox_history WHERE stream = $1 LIMIT 1", stream)
+		if res := w.once("trace", id); res.code != 0 || !strings.Contains(res.out, stream+" 1") {
+			t.Errorf("trace of an event of %s: exit %d: %s%s", stream, res.code, res.out, res.errOut)
+		}
+	}
+	do(t, w.redis.Client, "del", "outbox.order", "outbox.order.1", "outbox.order.2", "{outbox.order.2}:gate")
+	testenv.Eventually(t, 60*time.Second, func() error {
+		for _, load := range loads {
+			if in, want := len(w.oracle.Entries(t, "order")), 2*load.Committed(); in != want {
+				return fmt.Errorf("%d entries, want %d", in, want)
+			}
+		}
+		if n := w.unrepaired(); n > 0 {
+			return fmt.Errorf("%d repairs are not done", n)
+		}
+		return nil
+	})
+	loads = append(loads, phase("c-"))
+	for i, load := range loads {
+		o := w.oracle
+		for j, other := range loads {
+			if j != i {
+				o.Others = append(o.Others, other)
+			}
+		}
+		o.Check(t, load, 20*time.Second)
+	}
+	after := w.placed("order")
+	if before["outbox.order"] != 240 || after["outbox.order"] != 240 || len(after) < 4 {
+		t.Errorf("before %v, after %v", before, after)
+	}
+	if list := w.losses(); len(list) > 0 {
+		t.Errorf("lost: %+v", list)
+	}
+	r.waitReady(t, 200, "")
+
+	// The type is one for who replays it.
+	if res := w.once("replay", "--stream=outbox.order", "--since=1h", "--rate=0"); res.code != 0 ||
+		!strings.Contains(res.out+res.errOut, "replayed 720 events") {
+		t.Errorf("replay: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+}
+
+// A group that nobody reads for holds a change up: that is said, with what to do, and nothing is published meanwhile.
+// It can be called off; and when the group is dropped the change comes about.
+func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("poll")
+	w.delivers()
+	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "forgotten", "0")
+	n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+	if code := r.stop(); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	r = w.spawn("relay", perType(4))
+	r.waitReady(t, 503, `layout: the streams per type change from 1 to 4: group "forgotten" of stream "outbox.order"`)
+	r.waitLogged("forgotten")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120, Tag: "held-"})
+	load.Wait()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if out := w.once("status").out; !strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop") {
+			return fmt.Errorf("status: %s", out)
+		}
+		return nil
+	})
+	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
+		t.Errorf("%d entries, and %d when the change began", now, n)
+	}
+	// Set back, it goes on as before.
+	r.kill()
+	r = w.spawn("relay")
+	w.oracle.Check(t, load, 30*time.Second)
+	if in := w.oracle.Streams(t, "order"); len(in) != 1 {
+		t.Errorf("streams %v", in)
+	}
+	w.oracle.Others = append(w.oracle.Others, load)
+	// A standby that is configured otherwise says so, and changes it when it comes to lead.
+	standby := w.spawn("relay", perType(2))
+	standby.waitLogged("another number of streams per type")
+	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "away", "$") // it has read everything
+	r.kill()
+	standby.waitReady(t, 503, "forgotten")
+	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
+	w.waitShards(2)
+	standby.waitReady(t, 200, "")
+	w.delivers()
+	in := w.oracle.Streams(t, "order")
+	if len(in) != 3 {
+		t.Errorf("streams %v", in)
+	}
+	// A group whose consumers are away has the new streams before it: nothing of them is trimmed.
+	for _, stream := range in[1:] {
+		groups := w.redis.Client.XInfoGroups(t.Context(), stream).Val()
+		n := w.redis.Client.XLen(t.Context(), stream).Val()
+		if len(groups) != 1 || groups[0].Name != "away" || groups[0].Lag != n {
+			t.Errorf("the groups of %s: %+v", stream, groups)
+		}
+	}
+}
+
+// Two databases share the streams of a cluster, and spread their types over more of them, one after the other, while
+// the other one publishes: each stream is at a master by its name, and its gates are there, too.
+func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	w := []*world{newCluster(t, c).world, newCluster(t, c).world}
+	relays, loads := make([]*child, 2), make([]*testenv.Load, 2)
+	for i := range w {
+		relays[i] = w[i].spawn("relay", sharedOn)
+		w[i].waitMode("cdc", 30*time.Second)
+		loads[i] = testenv.StartLoad(t, w[i].db, testenv.LoadOptions{Rate: 150, Tag: string(rune('a'+i)) + "-"})
+	}
+	group := w[0].reads("readers", 0, "outbox.order")
+	for i := range w {
+		w[i].waitCommitted(loads[i], loads[i].Committed()+100)
+		relays[i].kill()
+		relays[i] = w[i].spawn("relay", sharedOn, perType(4))
+		w[i].waitShards(4)
+		w[i].waitMode("cdc", 30*time.Second)
+	}
+	for n := range 4 {
+		slot := c.Slot(t, outbox.ShardName("outbox.order", n))
+		c.Move(t, slot, (c.Master(t, slot)+1)%3)
+	}
+	total := 0
+	for i := range w {
+		w[i].waitCommitted(loads[i], loads[i].Committed()+200)
+		loads[i].Stop()
+		w[1-i].oracle.Others = append(w[1-i].oracle.Others, loads[i])
+		total += loads[i].Committed()
+	}
+	masters := map[int]bool{}
+	for i := range w {
+		w[i].oracle.Check(t, loads[i], 30*time.Second)
+		count := w[i].placed("order")
+		if len(count) != 5 {
+			t.Errorf("database %d: %v", i, count)
+		}
+		source := testenv.Value[string](t, w[i].db, "SELECT source::text FROM relay_state")
+		for stream := range count {
+			master := c.Master(t, c.Slot(t, stream))
+			masters[master] = true
+			gate := "{" + stream + "}:gate:" + source
+			if n, err := c.On(t, master).Exists(t.Context(), stream, gate).Result(); n != 2 {
+				t.Errorf("%s and %s are not both at master %d: %d, %v", stream, gate, master, n, err)
+			}
+		}
+	}
+	group.all(total)
+	if len(masters) < 2 {
+		t.Errorf("all streams are at the masters %v", masters)
+	}
+}
+
+// A type that has the name of one of the streams that another would have: the change is refused, and events flow.
+func TestAChangeOfStreamsIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Types: []string{"order", "order.3"}})
+	load.Wait()
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	r.kill()
+	r = w.spawn("relay", perType(4))
+	r.waitReady(t, 200, "outbox.order.3 would be one of those of outbox.order")
+	w.waitMode("cdc", 30*time.Second)
+	late := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "late-", Types: []string{"late"}})
+	late.Wait()
+	w.oracle.Check(t, late, 30*time.Second)
+	if n := testenv.Value[int](t, w.db, "SELECT shards FROM relay_state"); n != 1 {
+		t.Errorf("a type has %d streams", n)
+	}
+}
+
+// A type that is called like a stream of another one gets none of its streams: its events are parked, and those of the
+// other one flow.
+func TestATypeThatIsCalledLikeAStream(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.relayIn(mode).kill()
+		w.insert("user.1", "before", 1)
+		r := w.spawn("relay")
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		r.kill()
+		w.spawn("relay", perType(4))
+		w.waitShards(4)
+		for i := range 40 { // a quarter of these would be in the stream of user.1
+			w.insert("user", strconv.Itoa(i), 1)
+			w.insert("order", strconv.Itoa(i), 1)
+		}
+		w.oracle.WaitEmpty(t, 60*time.Second)
+		parked := 0
+		for i := range 40 {
+			if outbox.PartOf(strconv.Itoa(i))%4 == 1 {
+				parked++
+			}
+		}
+		n := testenv.Value[int](t, w.db, `SELECT count(*) FROM outbox_dead WHERE aggregate_type = 'user'
+			AND class = 'taken' AND error LIKE '%is one of those of "outbox.user.1"%'`)
+		if n != parked || parked == 0 {
+			t.Errorf("%d events are parked, want %d", n, parked)
+		}
+		if n := len(w.oracle.Entries(t, "order")); n != 40 {
+			t.Errorf("%d entries of the type beside it", n)
+		}
+		for _, e := range w.redis.Client.XRange(t.Context(), "outbox.user.1", "-", "+").Val() {
+			if e.Values["type"] != "user.1.changed" {
+				t.Errorf("an entry of type %v", e.Values["type"])
+			}
+		}
+	})
+}

@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/local"
+	"posthaste/internal/testenv"
+)
+
+const sharedOn = "--shared-streams=on"
+
+// sharers are databases that share the streams of one Redis, with a load each.
+type sharers struct {
+	t     *testing.T
+	all   []*world
+	loads []*testenv.Load
+}
+
+// newSharers makes two databases on one server of Postgres, and one on another.
+func newSharers(t *testing.T) *sharers {
+	t.Helper()
+	redis := testenv.Redis(t)
+	s := &sharers{t: t}
+	for _, db := range []*testenv.Database{
+		testenv.Postgres(t), testenv.Postgres(t), testenv.NewServer(t).Database(t),
+	} {
+		s.all = append(s.all, worldOf(t, db, redis))
+	}
+	return s
+}
+
+// load writes events of the same types to all of them.
+func (s *sharers) load(o testenv.LoadOptions) {
+	s.loads = nil
+	for i, w := range s.all {
+		o.Tag, o.Types = fmt.Sprintf("%c%d-", 'a'+i, len(w.oracle.Others)), []string{"order", "user"}
+		s.loads = append(s.loads, testenv.StartLoad(s.t, w.db, o))
+	}
+}
+
+// more waits until each has committed so many more events.
+func (s *sharers) more(n int) {
+	s.t.Helper()
+	for i, w := range s.all {
+		w.waitCommitted(s.loads[i], s.loads[i].Committed()+n)
+	}
+}
+
+// whole waits until everybody has restored what was lost, which each has noticed.
+func (s *sharers) whole(done []int) {
+	s.t.Helper()
+	testenv.Eventually(s.t, 60*time.Second, func() error {
+		for i, n := range s.restored() {
+			if n <= done[i] {
+				return fmt.Errorf("database %c has restored nothing", 'a'+i)
+			}
+		}
+		return nil
+	})
+}
+
+// restored is how often each has restored something.
+func (s *sharers) restored() (n []int) {
+	for _, w := range s.all {
+		n = append(n, testenv.Value[int](s.t, w.db,
+			"SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL AND restored > 0"))
+	}
+	return n
+}
+
+// check ends the loads, and holds each database against the streams.
+func (s *sharers) check() {
+	s.t.Helper()
+	for _, l := range s.loads {
+		l.Stop()
+	}
+	for i, w := range s.all {
+		for j, l := range s.loads {
+			if i != j {
+				w.oracle.Others = append(w.oracle.Others, l)
+			}
+		}
+		w.oracle.Check(s.t, s.loads[i], 30*time.Second)
+		w.oracle.Others = append(w.oracle.Others, s.loads[i])
+		source, mine := "/posthaste/"+w.db.Relay, map[string]bool{}
+		for _, id := range testenv.Value[[]string](s.t, w.db, "SELECT array_agg(id::text) FROM outbox") {
+			mine[id] = true
+		}
+		for _, e := range w.oracle.Entries(s.t, "order", "user") {
+			if mine[e.ID] != (e.Source == source) {
+				s.t.Fatalf("entry %s has the source %s, and is of %s: %v", e.EntryID, e.Source, source, mine[e.ID])
+			}
+		}
+		if list := w.losses(); len(list) > 0 {
+			s.t.Errorf("database %c is told of %+v", 'a'+i, list)
+		}
+	}
+}
+
+// Three databases on two servers publish to the same streams. Whatever happens to one of them is nothing to the others,
+// and each has its events there once and in order; what Redis forgets, each restores.
+func TestDatabasesShareStreams(t *testing.T) {
+	t.Parallel()
+	s := newSharers(t)
+	a, b, c := s.all[0], s.all[1], s.all[2]
+	firstA, firstB := a.spawn("relay", sharedOn), b.spawn("relay", sharedOn)
+	c.desire("poll")
+	onlyC := c.spawn("relay", sharedOn)
+	s.load(testenv.LoadOptions{Rate: 150})
+	a.waitMode("cdc", 20*time.Second)
+	b.waitMode("cdc", 20*time.Second)
+	c.waitMode("poll", 20*time.Second)
+	secondA, secondB := a.spawn("relay", sharedOn), b.spawn("relay", sharedOn)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(secondA, "standby") })
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(secondB, "standby") })
+	s.more(60)
+	firstA.kill()
+	firstB.signal(syscall.SIGSTOP)
+	onlyC.setMode("auto")
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(secondA, "leader") })
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(secondB, "leader") })
+	c.waitMode("cdc", 30*time.Second)
+	s.more(60)
+	firstB.signal(syscall.SIGCONT)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(firstB, "standby") })
+	secondA.setMode("poll")
+	a.waitMode("poll", 20*time.Second)
+
+	for _, w := range s.all { // else there is nothing to restore
+		w.waitSettled(100)
+	}
+	before := s.restored()
+	do(t, a.redis.Client, "del", "outbox.order")
+	s.whole(before)
+	s.more(60)
+	if full() {
+		before = s.restored()
+		do(t, a.redis.Client, "flushall")
+		s.whole(before)
+		s.more(60)
+	}
+	secondA.setMode("auto")
+	a.waitMode("cdc", 30*time.Second)
+	s.check()
+}
+
+// Who may not publish to streams that others share, and what they are told.
+func TestWhoMayNotShare(t *testing.T) {
+	t.Parallel()
+	s := newSharers(t)
+	c := s.all[2]
+	redis := c.redis
+	s.load(testenv.LoadOptions{Rate: 150})
+	for _, w := range s.all {
+		w.relayIn("cdc", sharedOn)
+	}
+	s.more(60)
+	s.check()
+	// Who does not share.
+	d := worldOf(t, testenv.Postgres(t), redis)
+	load := testenv.StartLoad(t, d.db, testenv.LoadOptions{Total: 60, Tag: "d-"})
+	load.Wait()
+	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams")
+	// Nor a copy on another server of one that does: it has its name.
+	copied := worldOf(t, s.dumped(c), redis)
+	load = testenv.StartLoad(t, copied.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
+	load.Wait()
+	r := copied.spawn("relay", sharedOn)
+	r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+	r.waitReady(t, http.StatusServiceUnavailable, "of the same name")
+	if n := testenv.Value[int](t, copied.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
+		t.Errorf("%d rows are owed, want %d", n, load.Committed())
+	}
+	if out := copied.once("doctor", sharedOn).out; !strings.Contains(out, "another database publishes to") {
+		t.Errorf("doctor: %s", out)
+	}
+	s.load(testenv.LoadOptions{Rate: 150})
+	s.more(60)
+	s.check()
+	out := c.once("doctor", sharedOn).out
+	for _, w := range s.all {
+		if !strings.Contains(out, "/posthaste/"+w.db.Relay+" (2 streams)") {
+			t.Errorf("doctor does not name %s: %s", w.db.Relay, out)
+		}
+	}
+	if out := c.once("status").out; !strings.Contains(out, "/posthaste/"+c.db.Relay) {
+		t.Errorf("status does not name %s: %s", c.db.Relay, out)
+	}
+}
+
+// dumped makes a copy of a world's database on the server of the others, by dump and restore.
+func (s *sharers) dumped(w *world) *testenv.Database {
+	t := s.t
+	t.Helper()
+	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := testenv.Empty(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	plain := func(u string) string { // what pgx knows and libpq does not
+		p, err := url.Parse(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := p.Query()
+		for name := range q {
+			if strings.HasPrefix(name, "pool_") {
+				q.Del(name)
+			}
+		}
+		p.RawQuery = q.Encode()
+		return p.String()
+	}
+	dump := exec.CommandContext(ctx, filepath.Join(bin, "pg_dump"), "--no-publications", plain(w.db.URL))
+	sql, err := dump.Output()
+	if err != nil {
+		t.Fatalf("pg_dump: %v", err)
+	}
+	restore := exec.CommandContext(ctx, filepath.Join(bin, "psql"), "-q", "-v", "ON_ERROR_STOP=1", plain(to.URL))
+	restore.Stdin = strings.NewReader(string(sql))
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("psql: %v: %s", err, out)
+	}
+	to.Relay = w.db.Relay
+	return to
+}
+
+// A stream becomes shared under load, and is not shared any more, while relays of either setting are killed: at every
+// moment it is the one or the other.
+func TestAStreamBecomesSharedUnderLoad(t *testing.T) {
+	t.Parallel()
+	redis := testenv.Redis(t)
+	a, b := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
+	load := testenv.StartLoad(t, a.db, testenv.LoadOptions{Rate: 300, Types: []string{"order", "user"}})
+	rounds := 6
+	if full() {
+		rounds = 30
+	}
+	for i := range rounds {
+		setting := []string{sharedOn, "--shared-streams=off"}[i%2]
+		r := a.spawn("relay", setting)
+		epoch := func() int64 {
+			return testenv.Value[int64](t, a.db, "SELECT coalesce((SELECT epoch FROM relay_state), 0)")
+		}
+		before := epoch()
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if now := epoch(); now <= before && i%3 < 2 {
+				return fmt.Errorf("epoch %d", now)
+			}
+			return nil
+		})
+		if i%3 == 1 {
+			testenv.Eventually(t, 30*time.Second, func() error { return ready(r, "leader") })
+		}
+		r.kill()
+	}
+	ra := a.spawn("relay", sharedOn)
+	other := testenv.StartLoad(t, b.db, testenv.LoadOptions{Total: 120, Tag: "b-"})
+	rb := b.spawn("relay", sharedOn)
+	other.Wait()
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(rb, "leader") })
+	a.oracle.Others, b.oracle.Others = []*testenv.Load{other}, []*testenv.Load{load}
+	b.oracle.Check(t, other, 30*time.Second)
+	// While b is there, nobody goes on without sharing.
+	ra.kill()
+	ra = a.spawn("relay")
+	ra.waitReady(t, http.StatusServiceUnavailable, "/posthaste/"+b.db.Relay)
+	rb.stop()
+	left := a.once("streams", "leave", "--source=/posthaste/"+b.db.Relay, "--yes")
+	if left.code != 0 || !strings.Contains(left.out, "does not share outbox.order any more") {
+		t.Fatalf("leave: exit %d, %s%s", left.code, left.out, left.errOut)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
+	load.Stop()
+	a.oracle.Check(t, load, 30*time.Second)
+	again := testenv.StartLoad(t, b.db, testenv.LoadOptions{Total: 60, Tag: "again-"})
+	again.Wait()
+	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it")
+	// By force b takes it, and a, which is told so, joins.
+	ra.stop()
+	b.adopt() // without the setting: its relay adopts again, and shares it
+	b.oracle.Others = append(b.oracle.Others, other)
+	b.oracle.Check(t, again, 30*time.Second)
+	ra = a.spawn("relay", sharedOn)
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
+	a.oracle.Others = append(a.oracle.Others, load, again)
+	a.delivers()
+}
+
+// A stream that is shared is deleted when every database says so, and comes back for none of them.
+func TestASharedStreamIsDropped(t *testing.T) {
+	t.Parallel()
+	redis := testenv.Redis(t)
+	all := []*world{worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)}
+	var loads []*testenv.Load
+	for i, w := range all {
+		w.relayIn("cdc", sharedOn)
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: fmt.Sprintf("%d-", i)})
+		load.Wait()
+		w.waitSettled(int64(load.Committed()))
+		loads = append(loads, load)
+	}
+	total := loads[0].Committed() + loads[1].Committed()
+	drop := func(w *world, want string) {
+		t.Helper()
+		if r := w.once("streams", "drop", "--stream=outbox.order", "--yes"); r.code != 0 ||
+			!strings.Contains(r.out, want) {
+			t.Fatalf("drop: exit %d, %s%s", r.code, r.out, r.errOut)
+		}
+	}
+	drop(all[0], "/posthaste/"+all[1].db.Relay)
+	if n := redis.Client.XLen(t.Context(), "outbox.order").Val(); int(n) != total {
+		t.Errorf("%d entries, want %d", n, total)
+	}
+	drop(all[1], "is gone")
+	for i, w := range all {
+		testenv.Eventually(t, 30*time.Second, func() error {
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL")
+			if n == 0 {
+				return fmt.Errorf("relay %d has not noticed", i)
+			}
+			return nil
+		})
+		w.waitMode("cdc", 30*time.Second)
+	}
+	if n := redis.Client.XLen(t.Context(), "outbox.order").Val(); n != 0 {
+		t.Errorf("%d entries", n)
+	}
+	for _, w := range all {
+		if list := w.losses(); len(list) > 0 {
+			t.Errorf("told: %+v", list)
+		}
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "later-" + w.db.Relay})
+		load.Wait()
+		w.oracle.Others = slices.Concat(w.oracle.Others, loads)
+		w.oracle.Check(t, load, 30*time.Second)
+		loads = append(loads, load)
+	}
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
+	"posthaste/internal/testenv"
+)
+
+// clustered is a world whose Redis is a cluster of three masters, each with a stream.
+type clustered struct {
+	*world
+	cluster *testenv.RedisCluster
+	types   []string
+}
+
+func newCluster(t *testing.T, c *testenv.RedisCluster) *clustered {
+	t.Helper()
+	db := testenv.Postgres(t)
+	w := &clustered{cluster: c, types: make([]string, 3), world: &world{
+		t: t, db: db, pgURL: db.URL, rdURL: c.URL(),
+		oracle: testenv.Oracle{DB: db, Redis: c.Client, Prefix: "outbox."},
+	}}
+	for i := 0; slices.Contains(w.types, ""); i++ {
+		typ := fmt.Sprintf("t%d", i)
+		if m := c.Master(t, c.Slot(t, "outbox."+typ)); m < 3 && w.types[m] == "" {
+			w.types[m] = typ
+		}
+	}
+	return w
+}
+
+// load writes events of all types.
+func (w *clustered) load(rate int) *testenv.Load {
+	return testenv.StartLoad(w.t, w.db, testenv.LoadOptions{Rate: rate, Types: w.types})
+}
+
+// slot is that of the stream that the master had at the start.
+func (w *clustered) slot(master int) int { return w.cluster.Slot(w.t, "outbox."+w.types[master]) }
+
+// flows waits until more events are committed, and are settled.
+func (w *clustered) flows(load *testenv.Load, n int) {
+	w.t.Helper()
+	want := load.Committed() + n
+	w.waitCommitted(load, want)
+	w.waitSettled(int64(want))
+}
+
+// replaced kills a master, waits until its stream has another one, and starts it again.
+func (w *clustered) replaced(master int, whenDown func()) (now int) {
+	w.t.Helper()
+	if err := w.cluster.Nodes[master].Kill(); err != nil {
+		w.t.Fatal(err)
+	}
+	if whenDown != nil {
+		whenDown()
+	}
+	other := w.cluster.On(w.t, (master+1)%3)
+	testenv.Eventually(w.t, 30*time.Second, func() (err error) {
+		now, err = w.cluster.MasterBy(w.t.Context(), other, w.slot(master%3))
+		if err == nil && now == master {
+			err = fmt.Errorf("nobody was promoted")
+		}
+		return err
+	})
+	if err := w.cluster.Nodes[master].Start(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	return now
+}
+
+// inMode runs do in one mode, at full counts in both.
+func inMode(t *testing.T, mode string, do func(t *testing.T, mode string)) {
+	t.Helper()
+	if full() {
+		inModes(t, do)
+		return
+	}
+	do(t, mode)
+}
+
+// epoch is how often the streams were adopted.
+func (w *world) epoch() int {
+	w.t.Helper()
+	return testenv.Value[int](w.t, w.db, "SELECT epoch FROM relay_state")
+}
+
+// A master of a cluster is killed under load, and its replica promoted: with replicas=1 nothing has to be restored.
+func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
+	t.Parallel()
+	inMode(t, "cdc", func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.Cluster(t, 3, 1))
+		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
+		load := w.load(400)
+		kills := 1
+		if full() {
+			kills = 6
+		}
+		masters := []int{0, 1, 2}
+		for i := range kills {
+			w.flows(load, 200)
+			if err := w.cluster.Wait(t.Context()); err != nil { // the replicas are there
+				t.Fatal(err)
+			}
+			masters[i%3] = w.replaced(masters[i%3], nil)
+		}
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored > 0 {
+			t.Errorf("%d events were lost that a replica had acknowledged", restored)
+		}
+	})
+}
+
+// The replica that is promoted lacks acknowledged events. With durability none they are published again, in their
+// place, before anything newer is.
+func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
+	t.Parallel()
+	inMode(t, "poll", func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
+		w.relayIn(mode, "--stream-maxlen=0")
+		load := w.load(400)
+		w.flows(load, 200)
+		w.cluster.Cut(3) // the first master's
+		w.flows(load, 300)
+		w.replaced(0, func() { w.cluster.Join(3) })
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored < 50 {
+			t.Errorf("%d events were restored: not the case", restored)
+		}
+	})
+}
+
+// A master that is cut off from the others takes writes until it notices. Its replica is promoted without them; they
+// are published again there, and what it has taken is gone when it comes back.
+func TestAMinorityMasterTakesWrites(t *testing.T) {
+	t.Parallel()
+	inMode(t, "cdc", func(t *testing.T, mode string) {
+		w := newCluster(t, testenv.FencedCluster(t, 3, 1))
+		w.relayIn(mode, "--stream-maxlen=0")
+		load := w.load(400)
+		w.flows(load, 200)
+		was := w.epoch()
+		w.cluster.Cut(0)
+		other := w.cluster.On(t, 1)
+		testenv.Eventually(t, 30*time.Second, func() error {
+			now, err := w.cluster.MasterBy(t.Context(), other, w.slot(0))
+			if err == nil && now == 0 {
+				err = fmt.Errorf("nobody was promoted")
+			}
+			return err
+		})
+		w.flows(load, 200) // the relay reaches both
+		w.cluster.Join(0)
+		if err := w.cluster.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.flows(load, 200)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		if restored == 0 || w.epoch() == was {
+			t.Errorf("%d events were restored, epoch %d to %d: not the case", restored, was, w.epoch())
+		}
+	})
+}
+
+// Slots move under a relay and a consumer. No adoption is needed between masters that were met; one that comes, and one
+// that goes, is adopted.
+func TestSlotsMoveUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(400)
+	w.flows(load, 200)
+	was := w.epoch()
+	rounds := 2
+	if full() {
+		rounds = 20
+	}
+	for i := range rounds {
+		for m := range 3 {
+			w.cluster.Move(t, w.slot(m), (m+i+1)%3)
+		}
+		w.flows(load, 150)
+	}
+	if now := w.epoch(); now != was {
+		t.Errorf("epoch %d, and was %d before slots were moved: %s", now, was, r.output())
+	}
+	added, err := w.cluster.Add(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.Move(t, w.slot(0), added)
+	w.flows(load, 150)
+	gone := w.cluster.Master(t, w.slot(1))
+	w.cluster.Drain(t, gone, added)
+	w.flows(load, 150)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// One node of a cluster is down, and nobody replaces it. What its streams get waits, in its order; the others flow, and
+// are settled.
+func TestOthersFlowWhileANodeIsDown(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	if err := w.cluster.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	settled := func() (still, others int64) {
+		query := "SELECT count(*) FILTER (WHERE aggregate_type = $1), count(*) FILTER (WHERE aggregate_type <> $1) " +
+			"FROM outbox_history"
+		if err := w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others); err != nil {
+			t.Fatal(err)
+		}
+		return still, others
+	}
+	w.waitCommitted(load, load.Committed()+300)
+	still, before := settled()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if _, now := settled(); now < before+300 {
+			return fmt.Errorf("%d events of others are settled, and were %d when the node went down", now, before)
+		}
+		return nil
+	})
+	if now, _ := settled(); now != still {
+		t.Errorf("%d events of the stream that stands still are settled, and were %d", now, still)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		text := strings.Join(h.Reasons, " ")
+		if err != nil || status != 503 || !strings.Contains(text, "streams: outbox."+w.types[0]+" stand still") ||
+			!strings.Contains(text, w.cluster.Nodes[0].Addr()) {
+			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
+		}
+		return nil
+	})
+	if err := w.cluster.Nodes[0].Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.flows(load, 200)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// All of a cluster is down for a while, longer than anybody waits for an answer.
+func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0))
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	if err := w.cluster.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		if err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:") {
+			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
+		}
+		return nil
+	})
+	if full() {
+		wait(t, 20*time.Second)
+	}
+	w.waitCommitted(load, load.Committed()+300)
+	if err := w.cluster.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.flows(load, 200)
+	load.Stop()
+	w.oracle.Check(t, load, 30*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// Sentinel promotes one replica, and soon another one.
+func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
+	t.Parallel()
+	inMode(t, "poll", func(t *testing.T, mode string) {
+		s := testenv.Sentinel(t, 2)
+		u, err := redisurl.Parse(s.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := redis.NewUniversalClient(u)
+		t.Cleanup(func() { _ = client.Close() })
+		db := testenv.Postgres(t)
+		w := &world{
+			t: t, db: db, pgURL: db.URL, rdURL: s.URL(),
+			oracle: testenv.Oracle{DB: db, Redis: client, Prefix: "outbox."},
+		}
+		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 400})
+		master := 0
+		for range 2 {
+			want := load.Committed() + 200
+			w.waitCommitted(load, want)
+			w.waitSettled(int64(want))
+			if err := s.Servers[master].Kill(); err != nil {
+				t.Fatal(err)
+			}
+			old := master
+			master = s.Promoted(t, old)
+			if err := s.Servers[old].Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := load.Committed() + 200
+		w.waitCommitted(load, want)
+		w.waitSettled(int64(want))
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+	})
+}

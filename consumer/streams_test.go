@@ -1,0 +1,49 @@
+package consumer_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// Who names a type's only stream reads those that it is spread over, from when a relay says so; and not the stream of
+// another type that only is called like one of them.
+func TestShardsOfANamedStream(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var f failing
+	add(t, r.Client, "outbox.user.1", event{"another type", "s", 1})
+	add(t, r.Client, "outbox.order", event{"before", "s", 1})
+	start(t, consumer.Options{Client: r.Client, Streams: []string{"outbox.order", "outbox.user"}, Handler: f.run})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	streams := []string{"outbox.order"}
+	for _, n := range []int{0, 3, 15} {
+		name := fmt.Sprintf("outbox.order.%d", n)
+		streams = append(streams, name)
+		add(t, r.Client, name, event{name, "s", 2 + n})
+	}
+	if err := r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if n := len(f.times()); n < len(streams) {
+			return fmt.Errorf("%d events, want %d", n, len(streams))
+		}
+		return nil
+	})
+	settled(t, r.Client, 20*time.Second, "g", streams...)
+	if f.times()["another type"] > 0 {
+		t.Error("the stream of another type was read")
+	}
+	found, err := consumer.Streams(t.Context(), r.Client, "outbox.")
+	if err != nil || !slices.Contains(found, "outbox.order.3") || slices.Contains(found, "outbox.order#sharded") {
+		t.Errorf("streams %q, %v", found, err)
+	}
+	if n := r.Client.Exists(t.Context(), "outbox.order.1", "outbox.user").Val(); n > 1 {
+		t.Error("a stream was made that nobody publishes to")
+	}
+}

@@ -1,0 +1,332 @@
+package local
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Slots is how many slots a Redis Cluster has.
+const Slots = 16384
+
+// Access is how clients of several servers get in, and the servers themselves to each other.
+type Access struct {
+	// User may do everything, "" means the default user, who otherwise may do nothing. Password is theirs; "" with the
+	// default user asks nobody for one.
+	User, Password string
+	// TLS is that of a client, which has to be able to connect; nil: there is none. Config names the servers' files.
+	TLS *tls.Config
+}
+
+// config are the lines of a server with data.
+func (a Access) config() (lines []string) {
+	switch {
+	case a.User != "":
+		lines = append(lines, "user default off", "user "+a.User+" on >"+a.Password+" ~* &* +@all",
+			"masteruser "+a.User, "masterauth "+a.Password)
+	case a.Password != "":
+		lines = append(lines, "requirepass "+a.Password, "masterauth "+a.Password)
+	}
+	if a.TLS != nil {
+		lines = append(lines, "tls-replication yes")
+	}
+	return lines
+}
+
+// scheme begins a URL.
+func (a Access) scheme() string {
+	if a.TLS != nil {
+		return "rediss"
+	}
+	return "redis"
+}
+
+// userinfo is that of a URL.
+func (a Access) userinfo() *url.Userinfo {
+	if a.User == "" && a.Password == "" {
+		return nil
+	}
+	return url.UserPassword(a.User, a.Password)
+}
+
+// ClusterOptions say what cluster is started.
+type ClusterOptions struct {
+	// Masters share the slots evenly; Replicas is how many each of them has.
+	Masters, Replicas int
+	Access
+	// Config are lines of redis.conf for every node.
+	Config []string
+	// Node returns more of them for one, by its number and its port; nil for none.
+	Node func(i, port int) []string
+}
+
+// Cluster is a Redis Cluster that this process owns.
+type Cluster struct {
+	// Nodes are first the masters, as they were made, then the replicas: those of the first master, of the second, ...
+	Nodes []*Redis
+	// IDs are the names that the nodes have given themselves.
+	IDs []string
+
+	bin, dir string
+	o        ClusterOptions
+}
+
+// StartCluster starts a cluster with its data below dir, and returns when every node can be used. Defaults of a node
+// are those of StartRedis; one that is gone for 3 s is given up by the others.
+func StartCluster(ctx context.Context, bin, dir string, o ClusterOptions) (*Cluster, error) {
+	c := &Cluster{bin: bin, dir: dir, o: o}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	err := c.form(ctx)
+	if err != nil {
+		_ = c.Kill()
+		return nil, fmt.Errorf("start a cluster: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Cluster) form(ctx context.Context) error {
+	for range c.o.Masters * (1 + c.o.Replicas) {
+		if _, err := c.start(ctx); err != nil {
+			return err
+		}
+	}
+	for i := range c.o.Masters {
+		first, last := i*Slots/c.o.Masters, (i+1)*Slots/c.o.Masters-1
+		if err := c.Do(ctx, i, "CLUSTER", "ADDSLOTSRANGE", first, last); err != nil {
+			return err
+		}
+		if err := c.Do(ctx, i, "CLUSTER", "SET-CONFIG-EPOCH", i+1); err != nil {
+			return err
+		}
+	}
+	for i := range c.Nodes[1:] {
+		if err := c.meet(ctx, i+1); err != nil {
+			return err
+		}
+	}
+	for r := range c.o.Masters * c.o.Replicas {
+		if err := c.Replicate(ctx, c.o.Masters+r, r/c.o.Replicas); err != nil {
+			return err
+		}
+	}
+	return c.Wait(ctx)
+}
+
+// start starts one more node, that knows no other.
+func (c *Cluster) start(ctx context.Context) (int, error) {
+	i := len(c.Nodes)
+	dir := filepath.Join(c.dir, "node"+strconv.Itoa(i))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return i, fmt.Errorf("make a folder: %w", err)
+	}
+	r := newRedis(c.bin, dir, c.o.TLS, clusterEnabled, "cluster-node-timeout 3000", "repl-diskless-sync-delay 0",
+		"repl-ping-replica-period 1", "cluster-announce-ip 127.0.0.1")
+	r.user, r.password = c.o.User, c.o.Password
+	if c.o.TLS != nil {
+		r.config = append(r.config, "tls-cluster yes")
+	}
+	r.config = append(append(r.config, c.o.config()...), c.o.Config...)
+	if err := r.reserve(); err != nil {
+		return i, err
+	}
+	if c.o.Node != nil {
+		r.config = append(r.config, c.o.Node(i, r.Port)...)
+	}
+	if err := r.Start(ctx); err != nil {
+		return i, err
+	}
+	c.Nodes = append(c.Nodes, r)
+	client := r.connect()
+	defer client.Close()
+	id, err := client.Do(ctx, "CLUSTER", "MYID").Text()
+	c.IDs = append(c.IDs, id)
+	return i, err
+}
+
+// Do runs a command on one node.
+func (c *Cluster) Do(ctx context.Context, i int, args ...any) error {
+	client := c.Nodes[i].connect()
+	defer client.Close()
+	if err := client.Do(ctx, args...).Err(); err != nil {
+		return fmt.Errorf("node %d: %v: %w", i, args[0], err)
+	}
+	return nil
+}
+
+// meet introduces a node to the first one.
+func (c *Cluster) meet(ctx context.Context, i int) error {
+	port, bus, err := c.announced(ctx, i)
+	if err != nil {
+		return err
+	}
+	return c.Do(ctx, 0, "CLUSTER", "MEET", "127.0.0.1", port, bus)
+}
+
+// announced are the ports by which the others find a node.
+func (c *Cluster) announced(ctx context.Context, i int) (port, bus string, err error) {
+	client := c.Nodes[i].connect()
+	defer client.Close()
+	text, err := client.ClusterNodes(ctx).Result()
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) > 2 && strings.Contains(f[2], "myself") {
+			addr, _, _ := strings.Cut(f[1], ",")
+			_, addr, _ = strings.Cut(addr, ":")
+			port, bus, _ = strings.Cut(addr, "@")
+		}
+	}
+	return port, bus, err
+}
+
+// Replicate makes an empty node a replica of another one. It waits until the nodes know each other.
+func (c *Cluster) Replicate(ctx context.Context, i, master int) error {
+	for {
+		err := c.Do(ctx, i, "CLUSTER", "REPLICATE", c.IDs[master])
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Add starts one more node, a master without slots, and returns its number when all know it.
+func (c *Cluster) Add(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	i, err := c.start(ctx)
+	if err == nil {
+		err = c.meet(ctx, i)
+	}
+	if err == nil {
+		err = c.Wait(ctx)
+	}
+	return i, err
+}
+
+// Wait returns when all nodes that run know all others, all slots are served, and the replicas have what their masters
+// have.
+func (c *Cluster) Wait(ctx context.Context) error {
+	for {
+		err := c.ready(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (c *Cluster) ready(ctx context.Context) error {
+	var replicas int
+	var known []int // by each node
+	for i, n := range c.Nodes {
+		if !n.Running() {
+			continue
+		}
+		client := n.connect()
+		info, err := client.ClusterInfo(ctx).Result()
+		if err == nil {
+			err = c.healthy(ctx, client, info)
+		}
+		var role string
+		if err == nil {
+			role, err = client.Info(ctx, "replication").Result()
+		}
+		var slots []redis.ClusterSlot
+		if err == nil {
+			slots, err = client.ClusterSlots(ctx).Result() //nolint:staticcheck // it is what cluster clients ask
+		}
+		_ = client.Close()
+		if err != nil {
+			return fmt.Errorf("node %d: %w", i, err)
+		}
+		if strings.Contains(role, "role:slave") {
+			replicas++
+		}
+		seen := map[string]bool{}
+		for _, s := range slots {
+			for _, n := range s.Nodes[min(1, len(s.Nodes)):] {
+				seen[n.ID] = true
+			}
+		}
+		known = append(known, len(seen)) // a replica is not told of before it is known to have something
+	}
+	for i, n := range known {
+		if n != replicas {
+			return fmt.Errorf("of %d replicas the %dth node knows %d", replicas, i+1, n)
+		}
+	}
+	return nil
+}
+
+// healthy asks a node, whose CLUSTER INFO is given, for its own view.
+func (c *Cluster) healthy(ctx context.Context, client *redis.Client, info string) error {
+	if !strings.Contains(info, "cluster_state:ok") ||
+		!strings.Contains(info, fmt.Sprintf("cluster_slots_ok:%d", Slots)) ||
+		!strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", len(c.Nodes))) {
+		return errors.New("not one cluster yet")
+	}
+	replication, err := client.Info(ctx, "replication").Result()
+	if err == nil && strings.Contains(replication, "role:slave") &&
+		!strings.Contains(replication, "master_link_status:up") {
+		err = errors.New("a replica without its master")
+	}
+	return err
+}
+
+// URL is what a client is given: all nodes as they were made, and who it is.
+func (c *Cluster) URL() string {
+	q := url.Values{}
+	for _, n := range c.Nodes[1:] {
+		q.Add("addr", n.Addr())
+	}
+	u := url.URL{Scheme: c.o.scheme(), User: c.o.userinfo(), Host: c.Nodes[0].Addr(), RawQuery: q.Encode()}
+	return u.String()
+}
+
+// Stop asks all nodes to shut down and waits for them.
+func (c *Cluster) Stop() error {
+	return all(c.Nodes, (*Redis).Stop)
+}
+
+// Kill ends all nodes with SIGKILL and waits for them.
+func (c *Cluster) Kill() error {
+	return all(c.Nodes, (*Redis).Kill)
+}
+
+// Start starts all nodes again that do not run, and returns when the cluster can be used.
+func (c *Cluster) Start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	err := all(c.Nodes, func(r *Redis) error {
+		if r.Running() {
+			return nil
+		}
+		return r.Start(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	return c.Wait(ctx)
+}
+
+// all does the same to several servers at once.
+func all(servers []*Redis, do func(r *Redis) error) error {
+	errs := make(chan error)
+	for _, r := range servers {
+		go func() { errs <- do(r) }()
+	}
+	var err error
+	for range servers {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}

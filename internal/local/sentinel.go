@@ -1,0 +1,226 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// SentinelOptions say what is started: a master, its replicas, and the Sentinels that watch over them.
+type SentinelOptions struct {
+	// Name is the master's; "" means posthaste.
+	Name string
+	// Replicas and Sentinels are how many there are. More than half of the Sentinels decide.
+	Replicas, Sentinels int
+	// Access is that to the servers with data; the Sentinels speak TLS if these do.
+	Access
+	// SentinelUser and SentinelPassword are those of the Sentinels' clients; see Access.
+	SentinelUser, SentinelPassword string
+	// Config are lines of redis.conf for the servers with data, SentinelConfig for the Sentinels.
+	Config, SentinelConfig []string
+}
+
+// Sentinel is a master with replicas and Sentinels that this process owns.
+type Sentinel struct {
+	// Servers are the first master and the replicas, in no order once one of these has been promoted.
+	Servers []*Redis
+	// Sentinels watch over them.
+	Sentinels []*Redis
+
+	o SentinelOptions
+}
+
+// StartSentinel starts it with its data below dir, and returns when the Sentinels know each other and the replicas. A
+// master that is gone for 2 s is replaced.
+func StartSentinel(ctx context.Context, bin, dir string, o SentinelOptions) (*Sentinel, error) {
+	if o.Name == "" {
+		o.Name = "posthaste"
+	}
+	s := &Sentinel{o: o}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	if err := s.start(ctx, bin, dir); err != nil {
+		_ = s.Kill()
+		return nil, fmt.Errorf("start a master with sentinels: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Sentinel) start(ctx context.Context, bin, dir string) error {
+	add := func(to *[]*Redis, name string, change func(r *Redis)) error {
+		dir := filepath.Join(dir, name+strconv.Itoa(len(*to)))
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return fmt.Errorf("make a folder: %w", err)
+		}
+		r := newRedis(bin, dir, s.o.TLS)
+		change(r)
+		if err := r.reserve(); err != nil {
+			return err
+		}
+		if err := r.Start(ctx); err != nil {
+			return err
+		}
+		*to = append(*to, r)
+		return nil
+	}
+	for i := range 1 + s.o.Replicas {
+		err := add(&s.Servers, "server", func(r *Redis) {
+			r.user, r.password = s.o.User, s.o.Password
+			r.config = slices.Concat(r.config, []string{"repl-diskless-sync-delay 0"}, s.o.config(), s.o.Config)
+			if i > 0 {
+				r.config = append(r.config, fmt.Sprintf("replicaof 127.0.0.1 %d", s.Servers[0].Port))
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for range s.o.Sentinels {
+		err := add(&s.Sentinels, "sentinel", func(r *Redis) {
+			r.sentinel, r.user, r.password = true, s.o.SentinelUser, s.o.SentinelPassword
+			r.config = s.sentinelConfig(r.Dir)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return s.Wait(ctx)
+}
+
+// sentinelConfig are the lines of one Sentinel.
+func (s *Sentinel) sentinelConfig(dir string) []string {
+	o, of := s.o, func(what string) string { return "sentinel " + what + " " + s.o.Name + " " }
+	lines := []string{
+		"bind 127.0.0.1", "dir " + dir, "daemonize no",
+		fmt.Sprintf("%s127.0.0.1 %d %d", of("monitor"), s.Servers[0].Port, o.Sentinels/2+1),
+		of("down-after-milliseconds") + "2000", of("failover-timeout") + "3000",
+	}
+	if o.User != "" {
+		lines = append(lines, of("auth-user")+o.User)
+	}
+	if o.Password != "" {
+		lines = append(lines, of("auth-pass")+o.Password)
+	}
+	switch { // a Sentinel has no use for a user's keys and channels, and asks the others as a client
+	case o.SentinelUser != "":
+		lines = append(lines, "user default off", "user "+o.SentinelUser+" on >"+o.SentinelPassword+" ~* &* +@all",
+			"sentinel sentinel-user "+o.SentinelUser, "sentinel sentinel-pass "+o.SentinelPassword)
+	case o.SentinelPassword != "":
+		lines = append(lines, "requirepass "+o.SentinelPassword, "sentinel sentinel-pass "+o.SentinelPassword)
+	}
+	if o.TLS != nil {
+		lines = append(lines, "tls-replication yes")
+	}
+	return append(lines, o.SentinelConfig...)
+}
+
+// Wait returns when all Sentinels that run know each other, a master that answers and its replicas that run.
+func (s *Sentinel) Wait(ctx context.Context) error {
+	running := func(list []*Redis) (n int) {
+		for _, r := range list {
+			if r.Running() {
+				n++
+			}
+		}
+		return n
+	}
+	for {
+		var err error
+		for i, r := range s.Sentinels {
+			if !r.Running() {
+				continue
+			}
+			if e := s.knows(ctx, r, running(s.Servers)-1, running(s.Sentinels)); e != nil {
+				err = fmt.Errorf("sentinel %d: %w", i, e)
+			}
+		}
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// knows asks a Sentinel.
+func (s *Sentinel) knows(ctx context.Context, r *Redis, replicas, sentinels int) error {
+	client := r.connect()
+	defer client.Close()
+	info, err := client.Info(ctx, "sentinel").Result()
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(info, "status=ok") {
+		return errors.New("the master is not known to be well")
+	}
+	var slaves, others int
+	for field := range strings.SplitSeq(strings.TrimSpace(info), ",") {
+		name, value, _ := strings.Cut(field, "=")
+		switch name {
+		case "slaves":
+			slaves, _ = strconv.Atoi(value)
+		case "sentinels":
+			others, _ = strconv.Atoi(value)
+		}
+	}
+	if slaves < replicas || others < sentinels {
+		return fmt.Errorf("%d replicas of %d, %d sentinels of %d are known", slaves, replicas, others, sentinels)
+	}
+	return nil
+}
+
+// Master returns which of Servers the Sentinels say is the master, by its number.
+func (s *Sentinel) Master(ctx context.Context) (int, error) {
+	for _, r := range s.Sentinels {
+		if !r.Running() {
+			continue
+		}
+		client := r.connect()
+		addr, err := client.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.o.Name).StringSlice()
+		_ = client.Close()
+		if err != nil || len(addr) == 0 {
+			return 0, fmt.Errorf("no master is known: %w", err)
+		}
+		i := slices.IndexFunc(s.Servers, func(r *Redis) bool { return strconv.Itoa(r.Port) == addr[len(addr)-1] })
+		if i < 0 {
+			return 0, fmt.Errorf("the master is at %v", addr)
+		}
+		return i, nil
+	}
+	return 0, errors.New("no sentinel runs")
+}
+
+// URL is what a client is given: the Sentinels, who it is there and at the master, and the master's name.
+func (s *Sentinel) URL() string {
+	q := url.Values{"master_name": {s.o.Name}}
+	for _, r := range s.Sentinels[1:] {
+		q.Add("addr", r.Addr())
+	}
+	if s.o.User != "" {
+		q.Set("username", s.o.User)
+	}
+	if s.o.Password != "" {
+		q.Set("password", s.o.Password)
+	}
+	u := url.URL{
+		Scheme: s.o.scheme(), User: Access{User: s.o.SentinelUser, Password: s.o.SentinelPassword}.userinfo(),
+		Host: s.Sentinels[0].Addr(), Path: "/0", RawQuery: q.Encode(),
+	}
+	return u.String()
+}
+
+// Stop asks all servers to shut down and waits for them.
+func (s *Sentinel) Stop() error {
+	return errors.Join(all(s.Sentinels, (*Redis).Stop), all(s.Servers, (*Redis).Stop))
+}
+
+// Kill ends all servers with SIGKILL and waits for them.
+func (s *Sentinel) Kill() error {
+	return errors.Join(all(s.Sentinels, (*Redis).Kill), all(s.Servers, (*Redis).Kill))
+}

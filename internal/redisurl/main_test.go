@@ -1,0 +1,10 @@
+package redisurl
+
+import (
+	"os"
+	"testing"
+
+	"posthaste/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }

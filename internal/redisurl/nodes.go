@@ -1,0 +1,87 @@
+package redisurl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Node is one server behind a client.
+type Node struct {
+	*redis.Client
+	// Addr is where a node of a cluster is; "" for what is one server to its client.
+	Addr string
+	// Replica is set for a node of a cluster that has a master.
+	Replica bool
+}
+
+// Named says err of the node: with several, an error is nothing without its address.
+func (n Node) Named(err error) error {
+	if err == nil || n.Addr == "" {
+		return err
+	}
+	return fmt.Errorf("node %s: %w", n.Addr, err)
+}
+
+// Primaries returns the servers that take writes, by address: one, or the masters of a cluster, as the cluster says
+// now.
+func Primaries(ctx context.Context, client redis.UniversalClient) ([]Node, error) {
+	return nodes(ctx, client, false)
+}
+
+// Nodes returns Primaries, and behind them the replicas of a cluster.
+func Nodes(ctx context.Context, client redis.UniversalClient) ([]Node, error) {
+	return nodes(ctx, client, true)
+}
+
+func nodes(ctx context.Context, client redis.UniversalClient, replicas bool) ([]Node, error) {
+	switch c := client.(type) {
+	case *redis.Client:
+		return []Node{{Client: c}}, nil
+	case *redis.ClusterClient:
+		var mu sync.Mutex
+		var list []Node
+		note := func(replica bool) func(context.Context, *redis.Client) error {
+			return func(_ context.Context, n *redis.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				list = append(list, Node{Client: n, Addr: n.Options().Addr, Replica: replica})
+				return nil
+			}
+		}
+		err := c.ForEachMaster(ctx, note(false))
+		if err == nil && replicas {
+			err = c.ForEachSlave(ctx, note(true))
+		}
+		slices.SortFunc(list, func(a, b Node) int {
+			if a.Replica != b.Replica {
+				if b.Replica {
+					return -1
+				}
+				return 1
+			}
+			return strings.Compare(a.Addr, b.Addr)
+		})
+		if err == nil && len(list) == 0 {
+			err = errors.New("the cluster has no node with slots")
+		}
+		return list, err
+	}
+	return nil, fmt.Errorf("a client of type %T is of no known kind", client)
+}
+
+// Each calls do for all nodes at once, and joins their errors, which are Named.
+func Each(ctx context.Context, nodes []Node, do func(ctx context.Context, n Node) error) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { errs[i] = n.Named(do(ctx, n)) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

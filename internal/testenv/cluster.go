@@ -1,0 +1,471 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/local"
+)
+
+// RedisCluster is a Redis Cluster of one test. Its nodes are numbered as in Nodes: first the masters, as at the start.
+type RedisCluster struct {
+	*local.Cluster
+	// Client connects to it; it is closed when the test ends.
+	Client *redis.ClusterClient
+
+	o      local.ClusterOptions
+	fences []*fence
+}
+
+// Cluster starts a cluster for this test, of masters with so many replicas each. Config lines are those of redis.conf.
+func Cluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
+	tb.Helper()
+	return ClusterOf(tb, local.ClusterOptions{Masters: masters, Replicas: replicas, Config: config})
+}
+
+// ClusterOf is Cluster with everything that can be said of one.
+func ClusterOf(tb testing.TB, o local.ClusterOptions) *RedisCluster {
+	tb.Helper()
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return clusterWith(tb, bin, &RedisCluster{o: o})
+}
+
+// ValkeyCluster is Cluster with Valkey, which has WAITAOF.
+func ValkeyCluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
+	tb.Helper()
+	return clusterWith(tb, valkeyBin(tb), &RedisCluster{o: local.ClusterOptions{
+		Masters: masters, Replicas: replicas, Config: config,
+	}})
+}
+
+// FencedCluster is Cluster whose nodes can be cut off from each other while clients reach them all; see Cut.
+func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
+	tb.Helper()
+	c := &RedisCluster{o: local.ClusterOptions{Masters: masters, Replicas: replicas, Config: config}}
+	// Nodes go to each other by these detours, each from an address of its own.
+	c.o.Node = func(i, port int) []string {
+		f := newFence(tb, port)
+		c.fences = append(c.fences, f)
+		return []string{
+			"bind-source-addr " + sourceOf(i), fmt.Sprintf("cluster-announce-port %d", f.ports[0]),
+			fmt.Sprintf("cluster-announce-bus-port %d", f.ports[1]),
+		}
+	}
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return clusterWith(tb, bin, c)
+}
+
+func clusterWith(tb testing.TB, bin string, c *RedisCluster) *RedisCluster {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "posthaste-redis-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c.o.Config = append([]string{kept}, c.o.Config...)
+	c.Cluster, err = local.StartCluster(tb.Context(), bin, dir, c.o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = c.Kill() })
+	o := &redis.ClusterOptions{
+		Username: c.o.User, Password: c.o.Password, TLSConfig: c.o.TLS, Protocol: 2, MaxRedirects: 16,
+	}
+	for _, n := range c.Nodes {
+		o.Addrs = append(o.Addrs, n.Addr())
+	}
+	c.Client = redis.NewClusterClient(o)
+	tb.Cleanup(func() { _ = c.Client.Close() })
+	return c
+}
+
+// do runs a command on a node.
+func (c *RedisCluster) do(tb testing.TB, i int, args ...any) {
+	tb.Helper()
+	if err := c.Do(tb.Context(), i, args...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// On returns a client of one node, which follows nobody anywhere.
+func (c *RedisCluster) On(tb testing.TB, i int) *redis.Client {
+	tb.Helper()
+	client := c.client(i)
+	tb.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func (c *RedisCluster) client(i int) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: c.Nodes[i].Addr(), Username: c.o.User, Password: c.o.Password, TLSConfig: c.o.TLS, Protocol: 2,
+	})
+}
+
+// Slot returns the slot of a key.
+func (c *RedisCluster) Slot(tb testing.TB, key string) int {
+	tb.Helper()
+	slot, err := c.Client.ClusterKeySlot(tb.Context(), key).Result()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return int(slot)
+}
+
+// Master returns the number of the node that serves a slot, and says so itself: what the others know may be old for a
+// moment, also when they have been told.
+func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
+	tb.Helper()
+	Eventually(tb, 30*time.Second, func() error {
+		for i, n := range c.Nodes {
+			if !n.Running() {
+				continue
+			}
+			client := c.client(i)
+			m, err := c.MasterBy(tb.Context(), client, slot)
+			_ = client.Close()
+			if err == nil && m == i {
+				master = i
+				return nil
+			}
+		}
+		return fmt.Errorf("nobody serves slot %d", slot)
+	})
+	return master
+}
+
+// MasterBy returns the number of the node that serves a slot, by what a client's node knows.
+func (c *RedisCluster) MasterBy(ctx context.Context, by redis.Cmdable, slot int) (int, error) {
+	shards, err := by.ClusterShards(ctx).Result()
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range shards {
+		for _, r := range s.Slots {
+			if int(r.Start) > slot || slot > int(r.End) {
+				continue
+			}
+			for _, n := range s.Nodes {
+				if i := slices.Index(c.IDs, n.ID); n.Role == "master" && n.Health == "online" && i >= 0 {
+					return i, nil
+				}
+			}
+		}
+	}
+	return 0, fmt.Errorf("nobody serves slot %d", slot)
+}
+
+// BeginMove makes a node import a slot from its owner, which it returns: new keys are made there, and a call for two
+// keys of which one has moved is answered with TRYAGAIN.
+func (c *RedisCluster) BeginMove(tb testing.TB, slot, to int) (from int) {
+	tb.Helper()
+	from = c.Master(tb, slot)
+	c.sameEpoch(tb)
+	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[from])
+	c.do(tb, from, "CLUSTER", "SETSLOT", slot, "MIGRATING", c.IDs[to])
+	return from
+}
+
+// sameEpoch waits until all nodes know the highest epoch. Whoever gets a slot takes a higher one than he knows: if
+// the one before had taken one that he has not heard of, each would believe that the other has the slot, and nobody
+// would serve it.
+func (c *RedisCluster) sameEpoch(tb testing.TB) {
+	tb.Helper()
+	Eventually(tb, 30*time.Second, func() error {
+		epochs := map[string]bool{}
+		for i, n := range c.Nodes {
+			if !n.Running() {
+				continue
+			}
+			client := c.client(i)
+			info, err := client.ClusterInfo(tb.Context()).Result()
+			_ = client.Close()
+			if err != nil {
+				return err
+			}
+			_, rest, _ := strings.Cut(info, "cluster_current_epoch:")
+			epoch, _, _ := strings.Cut(rest, "\r")
+			epochs[epoch] = true
+		}
+		if len(epochs) != 1 {
+			return fmt.Errorf("the nodes know the epochs %v", slices.Collect(maps.Keys(epochs)))
+		}
+		return nil
+	})
+}
+
+// MoveKeys moves at most n keys of a slot that is being moved, and returns how many.
+func (c *RedisCluster) MoveKeys(tb testing.TB, slot, from, to, n int) int {
+	tb.Helper()
+	client := c.On(tb, from)
+	keys, err := client.ClusterGetKeysInSlot(tb.Context(), slot, n).Result()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(keys) == 0 {
+		return 0
+	}
+	args := []any{"MIGRATE", "127.0.0.1", c.Nodes[to].Port, "", 0, 10_000, "REPLACE"}
+	if c.o.User != "" {
+		args = append(args, "AUTH2", c.o.User, c.o.Password)
+	} else if c.o.Password != "" {
+		args = append(args, "AUTH", c.o.Password)
+	}
+	args = append(args, "KEYS")
+	for _, k := range keys {
+		args = append(args, k)
+	}
+	c.do(tb, from, args...)
+	return len(keys)
+}
+
+// EndMove tells all masters who has the slot now.
+func (c *RedisCluster) EndMove(tb testing.TB, slot, to int) {
+	tb.Helper()
+	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to]) // first who has it, lest nobody does
+	for i, n := range c.Nodes {
+		if i == to || !n.Running() {
+			continue
+		}
+		if err := c.Do(tb.Context(), i, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to]); err != nil && !notMaster(err) {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// notMaster reports that a node needs not be told: it is a replica, also because it has just lost its last slot.
+func notMaster(err error) bool { return strings.Contains(err.Error(), "only with masters") }
+
+// Move moves a slot with all its keys, as redis-cli does.
+func (c *RedisCluster) Move(tb testing.TB, slot, to int) {
+	tb.Helper()
+	from := c.Master(tb, slot)
+	if from == to {
+		return
+	}
+	c.BeginMove(tb, slot, to)
+	for c.MoveKeys(tb, slot, from, to, 10) > 0 { //nolint:revive // until there are no more
+	}
+	c.EndMove(tb, slot, to)
+}
+
+// Drain moves all slots that a node has to another one. Those without keys go at once, so nobody may make the first
+// key of a slot meanwhile.
+func (c *RedisCluster) Drain(tb testing.TB, from, to int) {
+	tb.Helper()
+	source := c.On(tb, from)
+	shards, err := source.ClusterShards(tb.Context()).Result()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var slots []int
+	for _, s := range shards {
+		mine := slices.ContainsFunc(s.Nodes, func(n redis.Node) bool { return n.ID == c.IDs[from] })
+		for _, r := range s.Slots {
+			for slot := int(r.Start); mine && slot <= int(r.End); slot++ {
+				slots = append(slots, slot)
+			}
+		}
+	}
+	counts := make([]*redis.IntCmd, len(slots))
+	c.pipeline(tb, from, func(p redis.Pipeliner) {
+		for i, slot := range slots {
+			counts[i] = p.ClusterCountKeysInSlot(tb.Context(), slot)
+		}
+	})
+	var empty []int
+	for i, slot := range slots {
+		if counts[i].Val() > 0 {
+			c.Move(tb, slot, to)
+		} else {
+			empty = append(empty, slot)
+		}
+	}
+	order := []int{to}
+	for i, n := range c.Nodes {
+		if i != to && n.Running() {
+			order = append(order, i)
+		}
+	}
+	for _, i := range order {
+		c.pipeline(tb, i, func(p redis.Pipeliner) {
+			for _, slot := range empty {
+				if i == to { // raises its epoch: what it says counts
+					p.Do(tb.Context(), "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[from])
+				}
+				p.Do(tb.Context(), "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to])
+			}
+		})
+	}
+}
+
+func (c *RedisCluster) pipeline(tb testing.TB, i int, fill func(p redis.Pipeliner)) {
+	tb.Helper()
+	pipe := c.On(tb, i).Pipeline()
+	fill(pipe)
+	if _, err := pipe.Exec(tb.Context()); err != nil && !notMaster(err) {
+		tb.Fatalf("node %d: %v", i, err)
+	}
+}
+
+// Cut cuts the node off from all others, and from their links to it, until Join. Clients reach it.
+func (c *RedisCluster) Cut(i int) { c.fence(i, true) }
+
+// Join ends Cut.
+func (c *RedisCluster) Join(i int) { c.fence(i, false) }
+
+func (c *RedisCluster) fence(i int, cut bool) {
+	for j, f := range c.fences {
+		for k := range c.fences {
+			if j != k && (j == i || k == i) {
+				f.cut(sourceOf(k), cut)
+			}
+		}
+	}
+}
+
+// sourceOf is the address that a node's connections come from.
+func sourceOf(i int) string { return "127.0.1." + strconv.Itoa(i+1) }
+
+// fence leads to the two ports of a node, and knows who comes.
+type fence struct {
+	ports [2]int
+
+	mu    sync.Mutex
+	shut  map[string]bool
+	conns map[net.Conn]string
+	wg    sync.WaitGroup
+}
+
+func newFence(tb testing.TB, port int) *fence {
+	tb.Helper()
+	f := &fence{shut: map[string]bool{}, conns: map[net.Conn]string{}}
+	var listeners [2]net.Listener
+	for i, target := range []int{port, port + 10_000} {
+		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		listeners[i], f.ports[i] = l, l.Addr().(*net.TCPAddr).Port
+		f.wg.Go(func() { f.accept(tb, l, fmt.Sprintf("127.0.0.1:%d", target)) })
+	}
+	tb.Cleanup(func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		f.mu.Lock()
+		for conn := range f.conns {
+			_ = conn.Close()
+		}
+		f.mu.Unlock()
+		f.wg.Wait()
+	})
+	return f
+}
+
+// cut ends and refuses connections from an address, or does not any more.
+func (f *fence) cut(source string, cut bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.shut[source] = cut
+	for conn, from := range f.conns {
+		if cut && from == source {
+			_ = conn.Close()
+		}
+	}
+}
+
+func (f *fence) accept(tb testing.TB, l net.Listener, to string) {
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		from := client.RemoteAddr().(*net.TCPAddr).IP.String()
+		server, err := (&net.Dialer{}).DialContext(tb.Context(), "tcp", to)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		f.mu.Lock()
+		if f.shut[from] {
+			_ = client.Close()
+			_ = server.Close()
+		} else {
+			f.conns[client], f.conns[server] = from, from
+		}
+		f.mu.Unlock()
+		for _, pair := range [][2]net.Conn{{client, server}, {server, client}} {
+			f.wg.Go(func() {
+				_, _ = io.Copy(pair[0], pair[1])
+				_, _ = pair[0].Close(), pair[1].Close()
+				f.mu.Lock()
+				delete(f.conns, pair[1])
+				f.mu.Unlock()
+			})
+		}
+	}
+}
+
+// RedisSentinel is a master with replicas and Sentinels of one test.
+type RedisSentinel struct {
+	*local.Sentinel
+}
+
+// Sentinel starts a master with replicas, and three Sentinels that watch over them. Config lines are those of
+// redis.conf.
+func Sentinel(tb testing.TB, replicas int, config ...string) *RedisSentinel {
+	tb.Helper()
+	return SentinelOf(tb, local.SentinelOptions{Replicas: replicas, Sentinels: 3, Config: config})
+}
+
+// SentinelOf is Sentinel with everything that can be said of one.
+func SentinelOf(tb testing.TB, o local.SentinelOptions) *RedisSentinel {
+	tb.Helper()
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "posthaste-redis-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	o.Config = append([]string{kept}, o.Config...)
+	s, err := local.StartSentinel(tb.Context(), bin, dir, o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = s.Kill() })
+	return &RedisSentinel{s}
+}
+
+// Promoted waits until the Sentinels say that another server than old is the master, and returns which.
+func (s *RedisSentinel) Promoted(tb testing.TB, old int) (master int) {
+	tb.Helper()
+	Eventually(tb, 60*time.Second, func() (err error) {
+		if master, err = s.Master(tb.Context()); err == nil && master == old {
+			err = errors.New("nobody was promoted")
+		}
+		return err
+	})
+	return master
+}

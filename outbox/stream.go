@@ -1,0 +1,131 @@
+package outbox
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+)
+
+// ShardCounts are the numbers of streams that a type may have. Each divides Partitions, so that a part of the table is
+// in one stream of a type.
+var ShardCounts = []int{1, 2, 4, 8, Partitions}
+
+// StreamName returns the stream of an aggregate, where each type has so many streams; 0 is 1. With one it is named by
+// the type alone; with more, the remainder of the aggregate's part is behind that. So an aggregate is in one stream.
+func StreamName(prefix, aggregateType, aggregateID string, shards int) string {
+	if shards <= 1 {
+		return prefix + aggregateType
+	}
+	return prefix + aggregateType + shardSuffixes[PartOf(aggregateID)%shards]
+}
+
+// ShardName returns the name of one of the streams of a type, which base names.
+func ShardName(base string, shard int) string { return base + shardSuffixes[shard] }
+
+var shardSuffixes = func() (s [Partitions]string) {
+	for i := range s {
+		s[i] = "." + strconv.Itoa(i)
+	}
+	return s
+}()
+
+// BaseName is the inverse: what the streams of a type have in common, of the name of one of them.
+func BaseName(stream string, shards int) string {
+	if shards <= 1 {
+		return stream
+	}
+	if i := strings.LastIndexByte(stream, '.'); i >= 0 {
+		return stream[:i]
+	}
+	return stream
+}
+
+// Stream is one that was published to.
+type Stream struct {
+	Name string
+	// Base is what the names of the streams of its type have in common: the name of its only one.
+	Base string
+}
+
+// StreamNames are the names of streams.
+func StreamNames(list []Stream) []string {
+	names := make([]string, len(list))
+	for i, s := range list {
+		names[i] = s.Name
+	}
+	return names
+}
+
+// ErrLayout means that a type cannot have as many streams as are asked for. The text says why.
+var ErrLayout = errors.New("the streams per type cannot be changed")
+
+// TakenError means that a stream of another type has the name that one of a type's would have.
+type TakenError struct {
+	Stream string
+	// Base is the Stream.Base of that one.
+	Base string
+}
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("stream %q is one of those of %q: a type must not be called like a stream of another one",
+		e.Stream, e.Base)
+}
+
+// PartOf returns the part that the table puts an aggregate into: the lowest four bits of Postgres' hashtextextended,
+// of a text in UTF-8, on a server that is little-endian. Store.CheckLayout asks the server whether it is so.
+func PartOf(aggregateID string) int {
+	return int(hash(aggregateID) % Partitions)
+}
+
+// hash is the lower half of what Postgres makes of a text: lookup3 by Bob Jenkins, with the seed 0.
+func hash(s string) uint32 {
+	a := uint32(0x9e3779b9) + uint32(len(s)) + 3923095 //nolint:gosec // as Postgres has it
+	b, c := a, a
+	k := []byte(s) // stays on the stack where it is short
+	for ; len(k) >= 12; k = k[12:] {
+		a += binary.LittleEndian.Uint32(k)
+		b += binary.LittleEndian.Uint32(k[4:])
+		c += binary.LittleEndian.Uint32(k[8:])
+		a -= c
+		a ^= bits.RotateLeft32(c, 4)
+		c += b
+		b -= a
+		b ^= bits.RotateLeft32(a, 6)
+		a += c
+		c -= b
+		c ^= bits.RotateLeft32(b, 8)
+		b += a
+		a -= c
+		a ^= bits.RotateLeft32(c, 16)
+		c += b
+		b -= a
+		b ^= bits.RotateLeft32(a, 19)
+		a += c
+		c -= b
+		c ^= bits.RotateLeft32(b, 4)
+		b += a
+	}
+	var tail [12]byte
+	copy(tail[:], k)
+	a += binary.LittleEndian.Uint32(tail[:])
+	b += binary.LittleEndian.Uint32(tail[4:])
+	c += binary.LittleEndian.Uint32(tail[8:]) << 8 // its lowest byte is the length's
+	c ^= b
+	c -= bits.RotateLeft32(b, 14)
+	a ^= c
+	a -= bits.RotateLeft32(c, 11)
+	b ^= a
+	b -= bits.RotateLeft32(a, 25)
+	c ^= b
+	c -= bits.RotateLeft32(b, 16)
+	a ^= c
+	a -= bits.RotateLeft32(c, 4)
+	b ^= a
+	b -= bits.RotateLeft32(a, 14)
+	c ^= b
+	c -= bits.RotateLeft32(b, 24)
+	return c
+}

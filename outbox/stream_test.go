@@ -1,0 +1,66 @@
+package outbox_test
+
+import (
+	"fmt"
+	"testing"
+
+	"posthaste/outbox"
+)
+
+func TestStreamNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		aggregate string
+		shards    int
+		want      string
+	}{
+		{"a", 0, "outbox.order"},
+		{"a", 1, "outbox.order"},
+		{"a", 16, "outbox.order.1"},
+		{"", 16, "outbox.order.13"},
+		{"", 8, "outbox.order.5"},
+		{"", 4, "outbox.order.1"},
+		{"", 2, "outbox.order.1"},
+	} {
+		got := outbox.StreamName("outbox.", "order", c.aggregate, c.shards)
+		if got != c.want {
+			t.Errorf("the stream of %q, of %d: %s, want %s", c.aggregate, c.shards, got, c.want)
+		}
+		if base := outbox.BaseName(got, c.shards); base != "outbox.order" {
+			t.Errorf("%s is one of %d of %s", got, c.shards, base)
+		}
+	}
+}
+
+// Each number of streams divides the parts, and so whatever is together with more streams is together with fewer.
+func TestShardCounts(t *testing.T) {
+	t.Parallel()
+	for i, n := range outbox.ShardCounts {
+		if outbox.Partitions%n != 0 {
+			t.Errorf("%d parts in %d streams", outbox.Partitions, n)
+		}
+		used := map[string]bool{}
+		for a := range 1000 {
+			id := fmt.Sprint(a)
+			used[outbox.StreamName("", "t", id, n)] = true
+			if i > 0 && outbox.PartOf(id)%n%outbox.ShardCounts[i-1] != outbox.PartOf(id)%outbox.ShardCounts[i-1] {
+				t.Errorf("%s changes its place", id)
+			}
+		}
+		if len(used) != n {
+			t.Errorf("%d of %d streams are used", len(used), n)
+		}
+	}
+}
+
+// Naming a stream costs the name, and nothing else, whatever the aggregate is called.
+//
+//nolint:paralleltest // it counts what the whole process allocates
+func TestStreamNameAllocates(t *testing.T) {
+	id := "018f3a52-7c1e-7b9a-8d4e-1f2a3b4c5d6e and more than thirty-two bytes"
+	for _, shards := range outbox.ShardCounts {
+		if n := testing.AllocsPerRun(100, func() { _ = outbox.StreamName("outbox.", "order", id, shards) }); n > 1 {
+			t.Errorf("with %d streams: %v allocations", shards, n)
+		}
+	}
+}

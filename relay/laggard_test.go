@@ -1,0 +1,452 @@
+package relay
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// away makes the servers of streams stop answering, or answer again.
+func (r *rig) away(gone bool, streams ...string) {
+	r.do(func() {
+		for _, s := range streams {
+			r.rd.away[s] = gone
+		}
+	})
+}
+
+// freeze makes the servers of streams take calls, and answer none; thaw has them answer.
+func (r *rig) freeze(streams ...string) (thaw func()) {
+	done := make(chan struct{})
+	r.do(func() {
+		for _, s := range streams {
+			r.rd.frozen[s] = done
+		}
+	})
+	return func() { close(done) }
+}
+
+// both commits an event of each of two types in one transaction, and alone one of the second type in another.
+func (r *rig) both(types ...string) []outbox.Row {
+	tx := r.begin()
+	for _, typ := range types {
+		tx.insert(typ, "a", "done")
+	}
+	tx.commitNow()
+	return tx.delivered()
+}
+
+// remembered reports whether a gate knows an event as unsettled.
+func (r *rig) remembered(stream string, id uuid.UUID) (there bool) {
+	r.do(func() {
+		for _, b := range r.rd.gates[stream].batches {
+			there = there || slices.ContainsFunc(b.items, func(it batchItem) bool { return it.id == id })
+		}
+	})
+	return there
+}
+
+// met makes the streams known, and settles what that takes.
+func (r *rig) met(types ...string) (publishing, settling <-chan error) {
+	publishing, settling = r.stream(r.both(types...)...)
+	pass(3 * time.Second)
+	return publishing, settling
+}
+
+// A stream whose server does not answer holds up its own events only. What is published beside it is settled, the
+// window holds what is not, and the slot is confirmed up to there. Then it catches up, in its order.
+func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		r.met("order", "user")
+		r.away(true, "outbox.order")
+		before := r.i.settled
+		for range 5 {
+			for _, types := range [][]string{{"user"}, {"order"}, {"user", "order"}, {"user"}} {
+				rows := r.both(types...)
+				r.s.chunks <- chunk(rows...)
+			}
+			soon()
+		}
+		pass(3 * time.Second)
+		for range 2 { // alone in a flight, so that it is settled before what came with something late
+			r.s.chunks <- chunk(r.both("user")...)
+			pass(3 * time.Second)
+		}
+		if n := len(r.published("outbox.user")); n != 1+17 {
+			t.Errorf("%d events of the other stream are published, want 18", n)
+		}
+		// What came in one transaction with what is late is owed with it.
+		if n := r.owedRows(); n != 15 {
+			t.Errorf("%d rows are owed, want 15", n)
+		}
+		// And what is behind that in its stream stays in the gate; the first of all may be in one batch with it.
+		if n, _ := r.s.window.held(); n != 15+11 && n != 15+12 {
+			t.Errorf("the window holds %d events, want 15 that are owed, and 11 or 12 that are remembered", n)
+		}
+		if first := r.pg.rows(r.pg.owed)[0]; r.i.settled >= first.tx.end || r.i.settled < before {
+			t.Errorf("the slot is told %v: behind what is owed at %v", r.i.settled, first.tx.end)
+		}
+		// What is published and owed is not forgotten by its gate.
+		for _, row := range r.pg.rows(r.pg.owed) {
+			if row.AggregateType == "user" && !r.remembered("outbox.user", row.ID) {
+				t.Errorf("the gate has forgotten row %d, which is owed", row.Seq)
+			}
+		}
+		bad, _ := r.i.reasons()
+		if text := strings.Join(bad, " "); !strings.Contains(text, "streams: outbox.order stand still") ||
+			!strings.Contains(text, errDown.Error()) {
+			t.Errorf("reasons %q", text)
+		}
+		r.away(false, "outbox.order")
+		pass(10 * time.Second)
+		orders := r.published("outbox.order")
+		if !slices.IsSorted(orders) || len(orders) != 1+10 {
+			t.Errorf("published %v", orders)
+		}
+		if n, b := r.s.window.held(); n != 0 || b != 0 || r.owedRows() != 0 || r.i.settled != r.s.publisher.position() {
+			t.Errorf("%d events of %d bytes are held, %d rows are owed, the slot is told %v, want %v", n, b,
+				r.owedRows(), r.i.settled, r.s.publisher.position())
+		}
+		if s := r.s.settler; len(s.rows)+len(s.pending)+len(s.late)+len(s.stuck) > 0 {
+			t.Errorf("the settler remembers %v, %v, %v, %v", s.rows, s.pending, s.late, s.stuck)
+		}
+		if bad, _ := r.i.reasons(); len(bad) > 0 {
+			t.Errorf("reasons %q", bad)
+		}
+		rows := r.both("order", "user") // as before
+		r.s.chunks <- chunk(rows...)
+		pass(3 * time.Second)
+		if r.owedRows() != 0 || r.i.settled != rows[1].End {
+			t.Errorf("%d rows are owed afterwards", r.owedRows())
+		}
+	})
+}
+
+// What was published and not confirmed when its server went down is not settled; the others are.
+func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		r.met("order", "user")
+		for looks := r.count("Marker.Look"); r.count("Marker.Look") == looks; {
+			pass(10 * time.Millisecond)
+		}
+		r.s.chunks <- chunk(r.both("order")...)
+		pass(100 * time.Millisecond)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond) // published, and not yet confirmed
+		r.away(true, "outbox.order")
+		pass(8 * time.Second)
+		for range 3 {
+			r.s.chunks <- chunk(r.both("user")...)
+			pass(4 * time.Second)
+		}
+		if n := r.owedRows(); n != 1 {
+			t.Errorf("%d rows are owed, want 1", n)
+		}
+		r.away(false, "outbox.order")
+		pass(8 * time.Second)
+		if n, _ := r.s.window.held(); r.owedRows() != 0 || n != 0 || len(r.s.settler.pending) > 0 {
+			t.Errorf("%d rows are owed, %d held", r.owedRows(), n)
+		}
+	})
+}
+
+// A server that takes calls and answers none holds up what others settle once, for as long as one waits for an answer.
+func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		r.met("order", "user")
+		for looks := r.count("Marker.Look"); r.count("Marker.Look") == looks; {
+			pass(10 * time.Millisecond)
+		}
+		r.s.chunks <- chunk(r.both("order")...)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond) // published, and not yet confirmed
+		thaw := r.freeze("outbox.order")
+		pass(publishTimeout + askPause + 2*time.Second)
+		if n := r.owedRows(); n != 1 {
+			t.Errorf("%d rows are owed, want 1", n)
+		}
+		asked := r.count("Sink.Confirm")
+		for range 30 {
+			r.s.chunks <- chunk(r.both("user")...)
+			pass(2 * time.Second)
+			if n := r.owedRows(); n != 1 {
+				t.Fatalf("%d rows are owed, want 1", n)
+			}
+		}
+		if n := r.count("Sink.Confirm") - asked; n < 30 || n > 70 {
+			t.Errorf("confirmed %d times in a minute", n)
+		}
+		bad, _ := r.i.reasons()
+		if !strings.Contains(strings.Join(bad, " "), "settle: confirm: ") {
+			t.Errorf("reasons %q", bad)
+		}
+		thaw()
+		pass(8 * time.Second)
+		n, _ := r.s.window.held()
+		if s := r.s.settler; r.owedRows() != 0 || n != 0 || len(s.pending)+len(s.stuck) > 0 {
+			t.Errorf("%d rows are owed, %d held", r.owedRows(), n)
+		}
+		if bad, _ := r.i.reasons(); len(bad) > 0 {
+			t.Errorf("reasons %q", bad)
+		}
+	})
+}
+
+// What only a gate waits for holds up nobody: what is settled is told, and doubt is forgotten, beside.
+func TestAServerThatHangsHoldsUpNoQuietStreams(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		first := r.both("order", "user")
+		after := r.both("user")
+		r.from(after[0].End)
+		r.goPublish()
+		r.goSettle()
+		r.s.chunks <- chunk(first...)
+		r.eventually("it is settled", 3*time.Second, func() bool { return len(r.pg.rows(r.pg.owed)) == 1 })
+		thaw := r.freeze("outbox.order")
+		r.s.chunks <- chunk(after...) // H is passed, and the gate was not told
+		for n := range 20 {
+			pass(500 * time.Millisecond)
+			if got := len(r.published("outbox.user")); got != n+2 {
+				t.Fatalf("%d events are published, want %d", got, n+2)
+			}
+			r.s.chunks <- chunk(r.both("user")...)
+		}
+		thaw()
+		pass(10 * time.Second)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(3 * time.Second)
+		r.do(func() {
+			if n := len(r.rd.gates["outbox.order"].batches); n != 0 {
+				t.Errorf("the gate was not told of %d batches", n)
+			}
+		})
+		if r.s.publisher.forgotten != after[0].End {
+			t.Errorf("doubt is forgotten up to %v, want %v", r.s.publisher.forgotten, after[0].End)
+		}
+	})
+}
+
+// Where one stream hangs nobody waits as long for the next one: its server may be the same.
+func TestTheStreamsOfAServerThatHangsAreLateSoon(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		types := []string{"a", "b", "c", "d", "e", "f"}
+		r.met(append(types, "user")...)
+		var streams []string
+		for _, typ := range types {
+			streams = append(streams, "outbox."+typ)
+		}
+		thaw := r.freeze(streams...)
+		for _, typ := range types {
+			r.s.chunks <- chunk(r.both(typ)...)
+		}
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(publishTimeout + 5*lateTimeout + time.Second)
+		if n := len(r.published("outbox.user")); n != 2 {
+			t.Errorf("%d events are published, want 2", n)
+		}
+		thaw()
+		pass(20 * time.Second)
+		if n := r.owedRows(); n != 0 {
+			t.Errorf("%d rows are owed", n)
+		}
+	})
+}
+
+// A gate remembers what is behind a transaction that waits for another stream, and no more than the window holds.
+func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true, Window: 20}, func(r *rig) {
+		r.met("order", "user", "bill")
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(append(r.both("user", "order"), r.both("bill")...)...)
+		soon()
+		for range 30 { // they do not wait for the transaction
+			r.s.chunks <- chunk(r.both("bill")...)
+			soon()
+		}
+		if n := len(r.published("outbox.bill")); n != 32 {
+			t.Errorf("%d events are published, want 32", n)
+		}
+		go func() {
+			for range 100 {
+				r.s.chunks <- chunk(r.both("user")...)
+			}
+		}()
+		pass(200 * time.Second)
+		remembered := 0
+		r.do(func() {
+			for _, b := range r.rd.gates["outbox.user"].batches {
+				remembered += len(b.items)
+			}
+		})
+		if remembered < 5 || remembered > 20 {
+			t.Errorf("%d events are remembered, want as many as the window holds", remembered)
+		}
+		r.away(false, "outbox.order")
+		pass(60 * time.Second)
+		if n := len(r.published("outbox.user")); n != 102 || r.owedRows() != 0 {
+			t.Errorf("%d events are published, want 102; %d are owed", n, r.owedRows())
+		}
+	})
+}
+
+// The window bounds what is late: when it is full of that, all wait.
+func TestTheWindowBoundsWhatIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true, Window: 10}, func(r *rig) {
+		r.met("order", "user")
+		r.away(true, "outbox.order")
+		go func() {
+			for range 30 {
+				r.s.chunks <- chunk(r.both("order")...)
+				r.s.chunks <- chunk(r.both("user")...)
+			}
+		}()
+		pass(20 * time.Second)
+		if n, _ := r.s.window.held(); n > 10 || n <= 5 {
+			t.Errorf("%d events are held, want as many as fit", n)
+		}
+		r.s.running.Store(true)
+		if _, known := r.s.progress(); known { // or the auditor would find that the stream is stalled
+			t.Error("it is not known why the stream stands still")
+		}
+		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "the window is full of what waits") {
+			t.Errorf("reasons %q", bad)
+		}
+		r.away(false, "outbox.order")
+		pass(60 * time.Second)
+		if _, known := r.s.progress(); !known {
+			t.Error("it is not known that the stream goes on")
+		}
+		if n := len(r.published("outbox.order")) + len(r.published("outbox.user")); n != 62 || r.owedRows() != 0 {
+			t.Errorf("%d events are published, want 62; %d are owed", n, r.owedRows())
+		}
+	})
+}
+
+// A stop ends what is late: it stays owed, and the slot stays before it. What else was published is settled.
+func TestAStopLeavesWhatIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		publishing, settling := r.met("order", "user")
+		r.away(true, "outbox.order")
+		late := r.both("order")
+		r.s.chunks <- chunk(late...)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond)
+		r.end(errors.New("stop"))
+		if err := <-publishing; err != nil {
+			t.Errorf("the publisher ended with %v", err)
+		}
+		if err := <-settling; err != nil {
+			t.Errorf("the settler ended with %v", err)
+		}
+		if n := r.owedRows(); n != 1 || r.i.settled >= late[0].End {
+			t.Errorf("%d rows are owed, want 1; the slot is told %v, behind %v", n, r.i.settled, late[0].End)
+		}
+		if bad, _ := r.i.reasons(); len(bad) > 0 {
+			t.Errorf("reasons %q", bad)
+		}
+	})
+}
+
+// So does one that shares a transaction with it: nobody waits for what nobody will publish.
+func TestAStopLeavesWhatSharesATransactionWithWhatIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		publishing, settling := r.met("order", "user")
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(r.both("user", "order")...)
+		r.s.chunks <- chunk(r.both("user")...)
+		pass(100 * time.Millisecond)
+		r.end(errors.New("stop"))
+		if err := <-publishing; err != nil {
+			t.Errorf("the publisher ended with %v", err)
+		}
+		pass(5 * time.Second)
+		if len(settling) != 1 {
+			t.Error("the settler has not ended")
+		}
+		if n := r.owedRows(); n != 2 {
+			t.Errorf("%d rows are owed, want 2", n)
+		}
+	})
+}
+
+// What is in doubt stays so while something is late that was committed below H.
+func TestDoubtIsKeptWhileSomethingIsLate(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		first, late, after := r.both("order", "user"), r.both("order"), r.both("user")
+		r.from(after[0].End)
+		r.goPublish()
+		r.goSettle()
+		r.s.chunks <- chunk(first...)
+		soon()
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(late...)
+		r.s.chunks <- chunk(after...)
+		soon()
+		if n := r.count("Sink.ForgetDoubt"); n != 0 {
+			t.Errorf("forgotten %d times while something is late", n)
+		}
+		r.away(false, "outbox.order")
+		pass(5 * time.Second)
+		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
+		soon()
+		if n := r.count("Sink.ForgetDoubt"); n != 2 {
+			t.Errorf("forgotten %d times, want once for each stream", n)
+		}
+	})
+}
+
+// A stream that has lost its place when its server is back ends the stream.
+func TestALaggardThatFindsAGapEndsTheStream(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true}, func(r *rig) {
+		publishing, _ := r.met("order", "user")
+		r.away(true, "outbox.order")
+		r.s.chunks <- chunk(r.both("order")...)
+		soon()
+		r.do(r.rd.flush)
+		r.away(false, "outbox.order")
+		if err := <-publishing; !errors.Is(err, outbox.ErrGap) {
+			t.Errorf("ended with %v", err)
+		}
+	})
+}
+
+// An event of a stream that is late is parked, and with block-key those behind it, also when they came before that.
+func TestALaggardParks(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Apart: true, Poison: PoisonBlockKey}, func(r *rig) {
+		r.met("order", "user")
+		r.away(true, "outbox.order")
+		for _, typ := range []string{"done", "poison", "done"} {
+			tx := r.begin()
+			tx.insert("order", "p", typ)
+			tx.commitNow()
+			r.s.chunks <- chunk(tx.delivered()...)
+			soon()
+		}
+		r.away(false, "outbox.order")
+		pass(15 * time.Second)
+		if n := len(r.published("outbox.order")); n != 2 {
+			t.Errorf("%d events are published, want 2", n)
+		}
+		if n := value(t, r.i.relay.metrics.parked); n != 2 || r.owedRows() != 0 {
+			t.Errorf("%v events are parked, want 2; %d rows are owed", n, r.owedRows())
+		}
+	})
+}

@@ -1,0 +1,493 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// clustered is a fixture whose client stays with the masters of a cluster.
+type clustered struct {
+	*fixture
+	cluster *testenv.RedisCluster
+	// streams has one of each master, by its number.
+	streams []string
+}
+
+func onCluster(t *testing.T, c *testenv.RedisCluster, masters int, o sink.Options) *clustered {
+	t.Helper()
+	u, err := redisurl.Parse(c.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, server := sink.NewBoundClient(u)
+	t.Cleanup(func() { _ = client.Close() })
+	f := &clustered{
+		fixture: &fixture{TB: t, client: client, source: [16]byte{7}}, cluster: c, streams: make([]string, masters),
+	}
+	o.Server = server
+	f.sink, f.reg = newSink(t, client, o)
+	for i := 0; slices.Contains(f.streams, ""); i++ {
+		name := fmt.Sprintf("outbox.t%d", i)
+		if m := c.Master(t, c.Slot(t, name)); f.streams[m] == "" {
+			f.streams[m] = name
+		}
+	}
+	return f
+}
+
+// owned raises the gates of all streams.
+func (f *clustered) owned(epoch int64) outbox.Owner {
+	f.Helper()
+	o := f.owner(epoch)
+	for _, name := range f.streams {
+		testenv.Eventually(f, 20*time.Second, func() error { return f.sink.Adopt(f.Context(), name, o, false) })
+	}
+	return o
+}
+
+// lanes opens the stream lanes of all streams.
+func (f *clustered) lanes(o outbox.Owner) []outbox.LanePublisher {
+	out := make([]outbox.LanePublisher, len(f.streams))
+	for i, name := range f.streams {
+		out[i] = f.sink.Lane(name, o, streamLane(o))
+	}
+	return out
+}
+
+// bring publishes an event, as soon as that is possible.
+func (f *clustered) bring(l outbox.LanePublisher) {
+	f.Helper()
+	d := l.Deliver(makeEvents(1))
+	testenv.Eventually(f, 20*time.Second, func() error {
+		_, err := d.Publish(f.Context())
+		if errors.Is(err, outbox.ErrGap) {
+			f.Fatal(err)
+		}
+		return err
+	})
+}
+
+// promoted waits until one node says that the stream has another master than the old one, and returns which.
+func (f *clustered) promoted(by int, stream string, old int) (master int) {
+	f.Helper()
+	testenv.Eventually(f, 30*time.Second, func() (err error) {
+		master, err = f.cluster.MasterBy(f.Context(), f.cluster.On(f, by), f.cluster.Slot(f, stream))
+		if err == nil && master == old {
+			err = errors.New("nobody was promoted")
+		}
+		return err
+	})
+	return master
+}
+
+// A replica may lack what its master has acknowledged. When it is promoted nothing is published to it, by no
+// connection, also by one that was made to it as a replica, before somebody has looked. The other nodes go on.
+func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 1)
+	f := onCluster(t, c, 3, sink.Options{})
+	each := f.client.(*redis.ClusterClient).ForEachShard
+	f.must(each(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.Ping(ctx).Err() // while nothing is bound
+	}))
+	first := f.bind()
+	if len(first) > 64 || !strings.HasPrefix(first, "cluster/") {
+		t.Errorf("the cluster is called %q", first)
+	}
+	if again := f.bind(); again != first {
+		t.Errorf("the cluster is called %q and %q", first, again)
+	}
+	lanes := f.lanes(f.owned(1))
+	for _, l := range lanes {
+		f.bring(l)
+	}
+	// What no replica has got is lost.
+	f.must(c.Nodes[3].Kill())
+	f.must(c.Nodes[3].Start(t.Context()))
+	f.must(c.Wait(t.Context()))
+	f.must(c.Nodes[0].Kill())
+	d := lanes[0].Deliver(makeEvents(1))
+	if f.promoted(1, f.streams[0], 0) != 3 {
+		t.Error("the replica was not promoted")
+	}
+	testenv.Eventually(t, 15*time.Second, func() error { // by itself the client asks after a minute
+		_, err := d.Publish(t.Context())
+		if err == nil {
+			t.Fatal("published to a replica that was promoted")
+		}
+		if !errors.Is(err, outbox.ErrMoved) {
+			return err
+		}
+		return nil
+	})
+	f.bring(lanes[1])
+	f.bring(lanes[2])
+	if second := f.bind(); second == first || second == "" {
+		t.Errorf("the cluster is %q, and was %q before", second, first)
+	}
+	states, err := f.sink.Look(t.Context(), f.source, f.streams)
+	if err != nil || !states[0].Gate {
+		t.Errorf("looked at %+v, %v", states, err)
+	}
+	lanes = f.lanes(f.owned(2))
+	f.bring(lanes[0]) // also where the scripts are missing
+	if n, err := c.On(t, 3).XLen(t.Context(), f.streams[0]).Result(); n != 2 {
+		t.Errorf("%d entries, want 2; %v", n, err)
+	}
+}
+
+// While a slot moves between masters that were met, what is in it is published, confirmed and settled, with at most the
+// time that both of its keys take to move.
+func TestASlotMovesUnderTheSink(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 1)
+	o1 := sink.Options{Durability: sink.Durability{Replicas: 1}}
+	f := onCluster(t, c, 3, o1)
+	name := f.bind()
+	o := f.owned(1)
+	l := f.lanes(o)[0]
+	number := int64(0)
+	all := func(phase string) {
+		t.Helper()
+		f.bring(l)
+		number++
+		marks := []outbox.Mark{{Stream: f.streams[0], Lane: streamLane(o), Number: number}}
+		testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Confirm(t.Context(), o, marks) })
+		if err := f.sink.Check(t.Context(), o, f.streams); err != nil {
+			t.Errorf("%s: %v", phase, err)
+		}
+		if err := f.sink.Settled(t.Context(), o, marks); err != nil {
+			t.Errorf("%s: %v", phase, err)
+		}
+		l.Settled(number)
+	}
+	all("before")
+	// Others that have loaded the cluster's state now, and do not learn from publishing that it is old.
+	late := []*clustered{onCluster(t, c, 3, o1), onCluster(t, c, 3, o1)}
+	for _, l := range late {
+		l.bind()
+	}
+	// confirmed at the first call: by a node that another one has named.
+	confirmed := func(by *clustered) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := by.sink.Confirm(ctx, o, []outbox.Mark{{Stream: f.streams[0], Lane: streamLane(o), Number: number}})
+		if err != nil {
+			t.Errorf("confirm: %v", err)
+		}
+	}
+	slot := c.Slot(t, f.streams[0])
+	from := c.BeginMove(t, slot, 1)
+	all("begun")
+	c.MoveKeys(t, slot, from, 1, 1)
+	d := l.Deliver(makeEvents(1))
+	_, err := d.Publish(t.Context())
+	if sink.Class(err) != "tryagain" || !strings.Contains(err.Error(), "node "+c.Nodes[0].Addr()) {
+		t.Errorf("one of two keys has moved: %v", err)
+	}
+	c.MoveKeys(t, slot, from, 1, 10)
+	_, err = d.Publish(t.Context())
+	f.must(err)
+	number++
+	all("moved, and not said to have")
+	confirmed(late[0]) // ASK
+	for _, i := range []int{1, 0, 2} {
+		f.must(c.Do(t.Context(), i, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[1]))
+		all(fmt.Sprintf("node %d knows", i))
+	}
+	confirmed(late[1]) // MOVED
+	if n := c.On(t, 1).XLen(t.Context(), f.streams[0]).Val(); n != number {
+		t.Errorf("%d entries, want %d", n, number)
+	}
+	f.must(f.sink.Ready(t.Context()))
+	all("after") // no adoption is needed
+	if again := f.bind(); again != name {
+		t.Errorf("the cluster was %q and is %q", name, again)
+	}
+}
+
+// The keys of a stream that is new, and whose slot moves, are made when the slot has moved.
+func TestANewStreamInASlotThatMoves(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	o := f.owner(1)
+	slot := c.Slot(t, f.streams[0])
+	c.BeginMove(t, slot, 2)
+	if err := f.sink.Adopt(t.Context(), f.streams[0], o, false); sink.Class(err) != "tryagain" {
+		t.Errorf("adopted while the slot moves: %v", err)
+	}
+	c.EndMove(t, slot, 2)
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), f.streams[0], o, false) })
+	f.bring(f.sink.Lane(f.streams[0], o, streamLane(o)))
+}
+
+// While the keys of a shared stream move, one after the other, an adoption waits rather than take a gate for lost that
+// is still, or already, at the other master: what is unsettled there would be published again.
+func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{Shared: true, Source: "/posthaste/a"})
+	f.bind()
+	alone, _ := newSink(t, f.client, sink.Options{Source: "/posthaste/a"})
+	stream, events := f.streams[0], makeEvents(1)
+	o := f.owned(1)
+	d := f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
+	if _, err := d.Publish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	slot := c.Slot(t, stream)
+	from := c.BeginMove(t, slot, 2)
+	epoch := int64(1)
+	for moved := 0; ; moved++ {
+		epoch++
+		err := f.sink.Adopt(t.Context(), stream, f.owner(epoch), false)
+		some := moved > 0 && moved < 3
+		if some != (err != nil) || some && sink.Class(err) != "tryagain" {
+			t.Errorf("adopted when %d keys have moved: %v", moved, err)
+		}
+		if some { // nor as one that is not shared any more
+			epoch++
+			if err := alone.Adopt(t.Context(), stream, f.owner(epoch), false); sink.Class(err) != "tryagain" {
+				t.Errorf("adopted alone when %d keys have moved: %v", moved, err)
+			}
+		}
+		_, err = f.sink.Look(t.Context(), f.source, []string{stream})
+		if some != (err != nil) {
+			t.Errorf("looked at when %d keys have moved: %v", moved, err)
+		}
+		if c.MoveKeys(t, slot, from, 2, 1) == 0 {
+			break
+		}
+	}
+	c.EndMove(t, slot, 2)
+	o = f.owner(epoch + 1)
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), stream, o, false) })
+	d = f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		_, err := d.Publish(t.Context())
+		return err
+	})
+	if n := f.client.XLen(t.Context(), stream).Val(); n != 1 {
+		t.Errorf("the event is %d times in the stream", n)
+	}
+}
+
+// A master that has come to the cluster is met by the next Bind: slots that it gets before that are published to by
+// nobody, those that it gets after that by all; and a master that has got its first slot, or lost its last one, is
+// noticed.
+func TestAMasterComes(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	lanes := f.lanes(f.owned(1))
+	f.bring(lanes[0])
+	added, err := c.Add(t.Context())
+	f.must(err)
+	c.Move(t, c.Slot(t, f.streams[0]), added)
+	f.moved(lanes[0])
+
+	f.bind()
+	lanes = f.lanes(f.owned(2))
+	f.bring(lanes[0])
+	spare, err := c.Add(t.Context())
+	f.must(err)
+	before := f.bind()
+	lanes = f.lanes(f.owned(3))
+	f.bring(lanes[1])
+	slot := c.Slot(t, f.streams[1])
+	c.BeginMove(t, slot, spare)
+	c.MoveKeys(t, slot, 1, spare, 10)
+	f.bring(lanes[1]) // it was met without a slot
+	c.EndMove(t, slot, spare)
+	f.bring(lanes[1])
+	f.must(f.sink.Ready(t.Context()))
+	f.moved(lanes[2])
+	if after := f.bind(); after == before {
+		t.Error("the cluster is called as before")
+	}
+}
+
+// What one node does not answer hides nothing of what the others say, and errors name it.
+func TestANodeIsDown(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	o := f.owned(1)
+	lanes := f.lanes(o)
+	f.must(f.sink.Ready(t.Context()))
+	f.must(c.Nodes[0].Kill())
+	err := f.sink.Ready(t.Context())
+	wantNotReady(t, err, "unreachable")
+	if !strings.Contains(err.Error(), c.Nodes[0].Addr()) {
+		t.Errorf("it is not said which node is down: %v", err)
+	}
+	if _, err := lanes[0].Deliver(makeEvents(1)).Publish(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), c.Nodes[0].Addr()) || !strings.Contains(err.Error(), f.streams[0]) {
+		t.Errorf("it is not said which node and stream stand still: %v", err)
+	}
+	f.bring(lanes[1])
+	if err := f.sink.Check(t.Context(), o, f.streams); err == nil || errors.Is(err, outbox.ErrGap) {
+		t.Errorf("a check: %v", err)
+	}
+	f.must(c.Client.Del(t.Context(), "{"+f.streams[2]+"}:gate").Err())
+	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("a check does not see the gap: %v", err)
+	}
+	if err := f.sink.Observe(t.Context(), f.streams); err == nil {
+		t.Error("all were observed")
+	}
+	// A restarted one may lack something.
+	f.must(c.Nodes[0].Start(t.Context()))
+	f.moved(lanes[0])
+}
+
+// A master without replicas gets its first one, and begins a new history: nothing has happened to its data. Nothing is
+// adopted for it, and when something is for another reason, the cluster is called as before.
+func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	f := onCluster(t, c, 3, sink.Options{})
+	before := f.bind()
+	lanes := f.lanes(f.owned(1))
+	for _, l := range lanes {
+		f.bring(l)
+	}
+	added, err := c.Add(t.Context())
+	f.must(err)
+	node := c.On(t, 0)
+	history := node.InfoMap(t.Context(), "replication").Item("Replication", "master_replid")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return c.Do(t.Context(), added, "CLUSTER", "REPLICATE", c.IDs[0])
+	})
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if node.InfoMap(t.Context(), "replication").Item("Replication", "master_replid") == history {
+			return errors.New("the history goes on")
+		}
+		return nil
+	})
+	f.must(f.sink.Ready(t.Context()))
+	for i, l := range lanes {
+		if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
+			t.Errorf("stream %d: %v", i, err)
+		}
+	}
+	if after := f.bind(); after != before {
+		t.Errorf("the cluster is called %q and %q", before, after)
+	}
+	f.sink.Release() // what happens until somebody looks again nobody sees
+	if after := f.bind(); after == before {
+		t.Error("the cluster is called as before, whatever may have happened")
+	}
+}
+
+// A master is cut off from the others, and clients reach it: what it says about the cluster counts for nothing, so
+// there is one thing to be noticed, and no more.
+func TestAMinoritysViewIsNoReason(t *testing.T) {
+	t.Parallel()
+	c := testenv.FencedCluster(t, 3, 1)
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	f.bring(f.lanes(f.owned(1))[0])
+	c.Cut(0)
+	f.promoted(1, f.streams[0], 0)
+	cut := c.On(t, 0)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if info, err := cut.ClusterInfo(t.Context()).Result(); err != nil || !strings.Contains(info, "state:fail") {
+			return fmt.Errorf("it does not know that it is cut off: %w", err)
+		}
+		return nil
+	})
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
+	name := f.bind()
+	lanes := f.lanes(f.owned(2))
+	for range 20 {
+		f.must(f.sink.Ready(t.Context()))
+		for i, l := range lanes {
+			if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
+				t.Fatalf("stream %d: %v", i, err)
+			}
+		}
+	}
+	if again := f.bind(); again != name {
+		t.Errorf("the cluster is called %q and %q", name, again)
+	}
+}
+
+// A node that is frozen is the one that is named, whoever was asked about the cluster.
+func TestAFrozenNodeIsNamed(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	f := onCluster(t, c, 3, sink.Options{})
+	f.bind()
+	f.must(f.sink.Ready(t.Context()))
+	pid, err := strconv.Atoi(c.On(t, 0).InfoMap(t.Context(), "server").Item("Server", "process_id"))
+	f.must(err)
+	f.must(syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	for range 8 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := f.sink.Ready(ctx)
+		cancel()
+		wantNotReady(t, err, "unreachable")
+		if !strings.Contains(err.Error(), "node "+c.Nodes[0].Addr()) {
+			t.Fatalf("another one is frozen: %v", err)
+		}
+	}
+}
+
+// Sentinel promotes one server, and soon afterwards another one: each has to be met.
+func TestSentinelSwitchesTwice(t *testing.T) {
+	t.Parallel()
+	s := testenv.Sentinel(t, 2)
+	u, err := redisurl.Parse(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, server := sink.NewBoundClient(u)
+	t.Cleanup(func() { _ = client.Close() })
+	f := &fixture{TB: t, client: client, source: [16]byte{7}}
+	f.sink, f.reg = newSink(t, client, sink.Options{Server: server})
+	first, err := f.sink.Bind(t.Context())
+	if err != nil {
+		t.Fatalf("a Sentinel was met instead of its server: %v", err)
+	}
+	names := map[string]bool{first: true}
+	for _, r := range s.Sentinels { // all connections to them are new
+		f.must(r.Kill())
+		f.must(r.Start(t.Context()))
+	}
+	f.must(s.Wait(t.Context()))
+	master := 0
+	for epoch := range int64(2) {
+		l := f.lane(f.adopted(epoch + 1))
+		f.publish(l, makeEvents(1)...)
+		f.must(s.Servers[master].Kill())
+		f.moved(l)
+		master = s.Promoted(t, master)
+		name := f.bind()
+		if names[name] || name == "" {
+			t.Errorf("the server is %q, one of %v", name, names)
+		}
+		names[name] = true
+	}
+	f.publish(f.lane(f.adopted(3)), makeEvents(1)...)
+}

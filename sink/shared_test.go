@@ -1,0 +1,458 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sink"
+)
+
+// sharing makes databases that share the streams of one Redis, named a, b, c and so on.
+func sharing(t *testing.T, n int) []*fixture {
+	t.Helper()
+	server := testenv.Redis(t)
+	list := make([]*fixture, n)
+	for i := range list {
+		list[i] = on(t, server, sink.Options{Shared: true, Source: "/posthaste/" + string(rune('a'+i))})
+	}
+	return list
+}
+
+// formed returns the same database with streams that are shared, or not.
+func (f *fixture) formed(name string, shared bool) *fixture {
+	again := *f
+	again.sink, again.reg = newSink(f, f.client, sink.Options{Shared: shared, Source: name})
+	return &again
+}
+
+// gateOf is where a database has its gate of a shared stream.
+func (f *fixture) gateOf() string { return gate + ":" + f.source.String() }
+
+// refused checks that an error is foreign, and says what to do.
+func refused(t testing.TB, err error, texts ...string) {
+	t.Helper()
+	var foreign *outbox.ForeignError
+	if !errors.As(err, &foreign) || foreign.Stream != stream || sink.Class(err) != "foreign" {
+		t.Fatalf("got %v, want a ForeignError", err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%v: want %q in it", err, text)
+		}
+	}
+}
+
+func (f *fixture) look() outbox.StreamState {
+	f.Helper()
+	states, err := f.sink.Look(f.Context(), f.source, []string{stream})
+	f.must(err)
+	return states[0]
+}
+
+// Each database has a gate of its own: numbers, epochs and doubt of one are nothing to the other. Who does not share
+// them is refused, and told who does.
+func TestSharedStreams(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	oa, ob := a.adopted(7), b.adopted(3)
+	la, lb := a.lane(oa), b.lane(ob)
+	events := makeEvents(9)
+	for i := 0; i < 6; i += 2 {
+		a.wantLast(a.publish(la, events[i]))
+		b.wantLast(b.publish(lb, events[i+1]))
+	}
+	a.wantStored(events[:6]...)
+	a.must(a.sink.Check(t.Context(), oa, []string{stream}))
+	mark := []outbox.Mark{{Stream: stream, Lane: streamLane(ob), Number: 3}}
+	b.must(b.sink.Confirm(t.Context(), ob, mark))
+	b.must(b.sink.Settled(t.Context(), ob, mark))
+	// A new leader of b has nothing to do with a.
+	old, before := lb, b.adopted(4)
+	wantFenced(t, second(old.Deliver(events[6:7]).Publish(t.Context())), 4)
+	if r := b.publish(b.lane(before), events[1], events[6]); r.Suppressed != 0 { // it is settled
+		t.Errorf("%d suppressed", r.Suppressed)
+	}
+	oa = a.adopted(8)
+	if r := a.publish(a.lane(oa), events[0], events[2], events[4], events[7]); r.Suppressed != 3 {
+		t.Errorf("%d suppressed, want 3", r.Suppressed)
+	}
+
+	alone := on(t, a.server, sink.Options{Source: "/posthaste/c"})
+	o := alone.owner(1)
+	refused(t, alone.sink.Adopt(t.Context(), stream, o, false), "/posthaste/", "--shared-streams", "posthaste adopt")
+	refused(t, alone.sink.Check(t.Context(), o, []string{stream}), "--shared-streams")
+	refused(t, alone.sink.Confirm(t.Context(), o, firstMark(o)), "--shared-streams")
+	refused(t, second(alone.lane(o).Deliver(events[8:]).Publish(t.Context())), "--shared-streams")
+	if st := alone.look(); st.Source == o.Source.String() || st.Epoch != 0 {
+		t.Errorf("looked at: %+v", st)
+	}
+	a.publish(a.lane(a.adopted(9)), events[8]) // nobody was harmed
+	if n := a.server.Client.XLen(t.Context(), stream).Val(); n != 10 {
+		t.Errorf("%d entries, want 10", n)
+	}
+	got, err := sink.Sharing(t.Context(), a.client, []string{stream, "outbox.other"})
+	want := map[string]string{"/posthaste/a": a.source.String(), "/posthaste/b": b.source.String()}
+	if err != nil || len(got) != 1 || fmt.Sprint(got[stream]) != fmt.Sprint(want) {
+		t.Errorf("shared by %v, %v; want %v", got, err, want)
+	}
+}
+
+func second(_ outbox.Receipt, err error) error { return err }
+
+// Nobody else can tell the entries of two databases with one name apart, so the second is refused, until it is said
+// that it has taken the first one's place.
+func TestASecondDatabaseOfTheSameName(t *testing.T) {
+	t.Parallel()
+	a := sharing(t, 1)[0]
+	o := a.adopted(9)
+	events := makeEvents(4)
+	la := a.lane(o)
+	a.publish(la, events[:2]...)
+	moved := a.formed("/posthaste/a", true)
+	moved.source = uuid.New()
+	first := moved.owner(1)
+	refused(t, moved.sink.Adopt(t.Context(), stream, first, false), "same name", a.source.String(), "--relay-name",
+		"posthaste adopt")
+	wantGap(t, second(moved.lane(first).Deliver(events[2:]).Publish(t.Context())))
+	a.wantStored(events[:2]...)
+	moved.must(moved.sink.TakeOver(t.Context(), stream, first))
+	moved.must(moved.sink.TakeOver(t.Context(), stream, first))
+	if r := moved.publish(moved.lane(first), events[0], events[1], events[2]); r.Suppressed != 2 {
+		t.Errorf("%d suppressed, want 2", r.Suppressed)
+	}
+	wantGap(t, second(la.Deliver(events[3:]).Publish(t.Context())))
+	refused(t, a.sink.Adopt(t.Context(), stream, a.owner(10), false), "same name", moved.source.String())
+	a.wantStored(events[:3]...)
+}
+
+// A stream becomes shared, and is not shared any more, with all that its gate knows; and whoever leads with the other
+// setting does not take it from under the leader.
+func TestAStreamBecomesSharedAndBack(t *testing.T) {
+	t.Parallel()
+	alone := on(t, testenv.Redis(t), sink.Options{Source: "/posthaste/a"})
+	shared := alone.formed("/posthaste/a", true)
+	events := makeEvents(12)
+	o := alone.adopted(1)
+	l := alone.lane(o)
+	alone.publish(l, events[:3]...)
+	b := on(t, alone.server, sink.Options{Shared: true, Source: "/posthaste/b"})
+	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(5), false), "does not share it", alone.source.String())
+	wantGap(t, shared.sink.Adopt(t.Context(), stream, o, false))
+	if st := shared.look(); !st.Intact() || st.Epoch != 1 || st.Missing != 0 {
+		t.Errorf("looked at before: %+v", st)
+	}
+	alone.publish(l, events[3])
+
+	later := shared.owner(2)
+	shared.must(shared.sink.Adopt(t.Context(), stream, later, true))
+	wantGap(t, alone.sink.Adopt(t.Context(), stream, later, true))
+	refused(t, second(l.Deliver(events[4:5]).Publish(t.Context())), "is shared")
+	ls := shared.lane(later)
+	if r := shared.publish(ls, events[:6]...); r.Suppressed != 4 {
+		t.Errorf("%d suppressed, want 4", r.Suppressed)
+	}
+	if n := shared.server.Client.HGet(t.Context(), shared.gateOf(), "n").Val(); n != "6" {
+		t.Errorf("the gate has let %s events through, want 6", n)
+	}
+	b.publish(b.lane(b.adopted(5)), events[6])
+	refused(t, alone.sink.Adopt(t.Context(), stream, alone.owner(3), true), "/posthaste/b", "--shared-streams")
+	if ok, err := sink.Leave(t.Context(), b.client, stream, "/posthaste/b"); err != nil || !ok {
+		t.Errorf("b leaves: %v, %v", ok, err)
+	}
+	if ok, err := sink.Leave(t.Context(), b.client, stream, "/posthaste/b"); err != nil || ok {
+		t.Errorf("b leaves twice: %v, %v", ok, err)
+	}
+	third := alone.owner(3)
+	if st := alone.look(); !st.Gate || st.Epoch != 2 || st.Missing != 0 {
+		t.Errorf("looked at after: %+v", st)
+	}
+	alone.must(alone.sink.Adopt(t.Context(), stream, third, true))
+	if r := alone.publish(alone.lane(third), slices.Concat(events[:6], events[7:9])...); r.Suppressed != 6 {
+		t.Errorf("%d suppressed, want 6", r.Suppressed)
+	}
+	wantGap(t, second(ls.Deliver(events[9:10]).Publish(t.Context())))
+	wantGap(t, b.sink.Check(t.Context(), b.owner(5), []string{stream}))
+	alone.wantStored(events[:9]...)
+	if keys := alone.server.Client.Keys(t.Context(), "*gate*").Val(); len(keys) != 1 {
+		t.Errorf("gates %v", keys)
+	}
+	// By force it is taken from all who share it.
+	shared.adopted(4)
+	ob := b.adopted(6)
+	b.publish(b.lane(ob), events[9])
+	fifth := alone.owner(5)
+	alone.must(alone.sink.TakeOver(t.Context(), stream, fifth))
+	if r := alone.publish(alone.lane(fifth), events[9], events[10]); r.Suppressed != 1 {
+		t.Errorf("%d suppressed, want 1", r.Suppressed)
+	}
+	wantGap(t, second(b.lane(ob).Deliver(events[11:]).Publish(t.Context())))
+	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(7), true), "does not share it")
+	// And by force somebody who shares it takes it from who does not.
+	ob = b.owner(8)
+	b.must(b.sink.TakeOver(t.Context(), stream, ob))
+	b.publish(b.lane(ob), events[11])
+	alone.wantStored(events...)
+}
+
+// Whoever publishes first to a stream that was deleted makes it anew, and no entry there tells the others that theirs
+// are gone. They are told, whoever noticed it, also if it has nothing to lose, and also after it.
+func TestALossIsToldToAllWhoShare(t *testing.T) {
+	t.Parallel()
+	for name, remake := range map[string]func(f *fixture){
+		"deleted":               func(*fixture) {},
+		"remade by a consumer":  func(f *fixture) { f.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM") },
+		"back at an older time": func(f *fixture) { f.do("XADD", stream, "5-5", "id", uuid.NewString()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := sharing(t, 3)
+			a, b, c := all[0], all[1], all[2]
+			oa, ob, oc := a.adopted(1), b.adopted(1), c.adopted(1)
+			events := makeEvents(6)
+			a.publish(a.lane(oa), events[0])
+			b.publish(b.lane(ob), events[1])
+			a.do("DEL", stream)
+			remake(a)
+			lost := ""
+			if name == "back at an older time" {
+				lost = "5-5"
+				a.must(a.sink.Adopt(t.Context(), stream, oa, true)) // who reads only that it is the owner
+			} else {
+				wantGap(t, second(c.lane(oc).Deliver(events[2:3]).Publish(t.Context())))
+			}
+			oc = c.adopted(2)
+			c.publish(c.lane(oc), events[2])
+			for _, f := range []*fixture{a, b} {
+				o := map[*fixture]outbox.Owner{a: oa, b: ob}[f]
+				wantGap(t, f.sink.Check(t.Context(), o, []string{stream}))
+				wantGap(t, f.sink.Confirm(t.Context(), o, firstMark(o)))
+				wantGap(t, second(f.lane(o).Deliver(events[3:4]).Publish(t.Context())))
+				st := f.look()
+				if !st.Gate || !st.Forgot || strings.TrimPrefix(st.Last, "0-0") != lost || st.Epoch != 0 {
+					t.Errorf("looked at: %+v", st)
+				}
+				wantGap(t, f.sink.Adopt(t.Context(), stream, o, false)) // it is a call that arrives late
+				wantGap(t, f.sink.Adopt(t.Context(), stream, f.owner(2), true))
+				wantFenced(t, f.sink.Adopt(t.Context(), stream, f.owner(0), true), 0) // somebody's who was replaced
+				f.publish(f.lane(f.adopted(2)), events[map[*fixture]int{a: 0, b: 1}[f]])
+				if st := f.look(); !st.Intact() || st.Missing != 0 {
+					t.Errorf("noticed again: %+v", st)
+				}
+			}
+			c.must(c.sink.Check(t.Context(), oc, []string{stream}))
+			if st := c.look(); !st.Intact() {
+				t.Errorf("c has lost nothing: %+v", st)
+			}
+			if got := a.stored(); !slices.Equal(got[len(got)-3:], []string{
+				events[2].ID.String(), events[0].ID.String(), events[1].ID.String(),
+			}) {
+				t.Errorf("the stream has %v", got)
+			}
+		})
+	}
+}
+
+// A stream that has lost something loses more before all who share it have noticed the first loss: they are told of the
+// second one, too.
+func TestASecondLossIsTold(t *testing.T) {
+	t.Parallel()
+	for name, noticed := range map[string]func(a *fixture, o outbox.Owner){
+		"by an adoption": func(a *fixture, _ outbox.Owner) { a.adopted(3) },
+		"by nobody":      func(*fixture, outbox.Owner) {},
+		"by a publish": func(a *fixture, o outbox.Owner) {
+			wantGap(t, second(a.lane(o).Deliver(makeEvents(1)).Publish(t.Context())))
+			a.adopted(3)
+		},
+	} {
+		all := sharing(t, 2)
+		a, b := all[0], all[1]
+		oa, ob := a.adopted(1), b.adopted(1)
+		lb := b.lane(ob)
+		events := makeEvents(5)
+		b.publish(lb, events[0], events[1])
+		dump := a.client.Dump(t.Context(), stream).Val()
+		b.publish(lb, events[2])
+		a.publish(a.lane(oa), events[3])
+		a.must(a.client.RestoreReplace(t.Context(), stream, 0, dump).Err())
+		oa = a.adopted(2)
+		if st := b.look(); !st.Forgot || st.Last == "" {
+			t.Errorf("%s: after the first loss %+v", name, st)
+		}
+		a.must(a.client.Del(t.Context(), stream).Err())
+		noticed(a, oa)
+		if st := b.look(); !st.Forgot || st.Last != "" || st.Epoch != 0 {
+			t.Errorf("%s: after the second loss %+v", name, st)
+		}
+		if name != "by nobody" {
+			a.publish(a.lane(a.adopted(4)), events[4])
+		}
+		if st := b.look(); !st.Forgot || st.Last != "" {
+			t.Errorf("%s: after another publish %+v", name, st)
+		}
+		wantGap(t, b.sink.Adopt(t.Context(), stream, ob, false)) // it is a call that arrives late
+		b.publish(b.lane(b.adopted(2)), events[0])
+		if st := b.look(); !st.Intact() {
+			t.Errorf("%s: noticed again: %+v", name, st)
+		}
+	}
+}
+
+// A register that is gone, with the stream or not, takes the word of all gates with it: nobody can know what others
+// have noticed since.
+func TestALostRegister(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	oa, ob := a.adopted(1), b.adopted(1)
+	events := makeEvents(4)
+	a.publish(a.lane(oa), events[0])
+	b.publish(b.lane(ob), events[1])
+	a.do("DEL", stream, gate)
+	wantGap(t, second(a.lane(oa).Deliver(events[2:3]).Publish(t.Context())))
+	oa = a.adopted(2)
+	a.publish(a.lane(oa), events[2])
+	wantGap(t, b.sink.Check(t.Context(), ob, []string{stream}))
+	if st := b.look(); st.Gate || st.Last != "" || st.Missing != 1 {
+		t.Errorf("looked at: %+v", st)
+	}
+	wantGap(t, b.sink.Adopt(t.Context(), stream, b.owner(2), true))
+	// Its doubt is not believed, either.
+	if r := b.publish(b.lane(b.adopted(2)), events[1]); r.Suppressed != 0 {
+		t.Errorf("%d suppressed", r.Suppressed)
+	}
+	a.must(a.sink.Check(t.Context(), oa, []string{stream}))
+	a.wantStored(events[2], events[1])
+}
+
+// Only what is one's own counts: in the tail, and where a gate is older than its stream.
+func TestTheTailOfASharedStream(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	oa, ob := a.adopted(1), b.adopted(1)
+	la, lb := a.lane(oa), b.lane(ob)
+	events := makeEvents(3)
+	first := a.publish(la, events[0])
+	old, err := a.server.Client.Dump(t.Context(), a.gateOf()).Result()
+	a.must(err)
+	b.publish(lb, makeEvents(1200)...)
+	if st := a.look(); !st.Intact() || st.Last != first.Last {
+		t.Errorf("behind others: %+v", st)
+	}
+	middle := a.publish(la, events[1])
+	b.publish(lb, makeEvents(1200)...)
+	a.do("XADD", stream, "*", "id", uuid.NewString(), "source", "/posthaste/a", "replayed", "1")
+	tail, err := a.sink.Tail(t.Context(), stream, "")
+	want := []outbox.Entry{outbox.NewEntry(events[0].ID, first.Last), outbox.NewEntry(events[1].ID, middle.Last)}
+	if err != nil || !slices.Equal(tail, want) {
+		t.Errorf("tail of %d, %v; want %v", len(tail), err, want)
+	}
+	if tail, err = b.sink.Tail(t.Context(), stream, middle.Last); err != nil || len(tail) != 1200 {
+		t.Errorf("tail of %d, %v; want 1200", len(tail), err)
+	}
+	if st := a.look(); !st.Intact() || st.Last != middle.Last {
+		t.Errorf("behind others: %+v", st)
+	}
+	a.must(a.server.Client.RestoreReplace(t.Context(), a.gateOf(), 0, old).Err())
+	if st := a.look(); !st.Behind || st.Last != first.Last || st.Missing != 1 {
+		t.Errorf("with an old gate: %+v", st)
+	}
+	a.do("DEL", a.gateOf())
+	if st := a.look(); st.Gate || st.Last != "" {
+		t.Errorf("without a gate, among others: %+v", st)
+	}
+	if st := b.look(); !st.Intact() {
+		t.Errorf("b: %+v", st)
+	}
+	// What is recalled is one's own, and in doubt for oneself only.
+	oa = a.adopted(2)
+	a.must(a.sink.Recall(t.Context(), oa, stream, []uuid.UUID{events[0].ID, events[1].ID}, middle.Last))
+	if r := a.publish(a.lane(oa), events...); r.Suppressed != 2 {
+		t.Errorf("%d suppressed, want 2", r.Suppressed)
+	}
+	if r := b.publish(b.lane(b.adopted(2)), events[0]); r.Suppressed != 0 {
+		t.Errorf("%d suppressed", r.Suppressed)
+	}
+}
+
+// A stream that is to be gone is deleted when everybody who shares it has said so.
+func TestDropOfASharedStream(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 3)
+	a, b, c := all[0], all[1], all[2]
+	events := makeEvents(5)
+	for i, f := range all {
+		f.publish(f.lane(f.adopted(1)), events[i])
+	}
+	drop := func(f *fixture, want ...string) {
+		t.Helper()
+		got, err := sink.Drop(t.Context(), f.client, stream, f.source)
+		if slices.Sort(got); err != nil || !slices.Equal(got, want) {
+			t.Fatalf("waits for %v, %v; want %v", got, err, want)
+		}
+	}
+	drop(a, "/posthaste/b", "/posthaste/c")
+	drop(a, "/posthaste/b", "/posthaste/c")
+	drop(c, "/posthaste/b")
+	a.wantStored(events[:3]...)
+	drop(b)
+	a.wantStored()
+	b.publish(b.lane(b.adopted(2)), events[3])
+	drop(b, "/posthaste/a", "/posthaste/c") // a word counts once
+	alone := on(t, testenv.Redis(t), sink.Options{})
+	alone.publish(alone.lane(alone.adopted(1)), events[4])
+	drop(alone)
+	alone.wantStored()
+}
+
+// A replay is one's own, and hides no loss of the others.
+func TestAReplayIntoASharedStream(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	o := a.adopted(1)
+	events := makeEvents(2)
+	a.publish(a.lane(o), events[0])
+	replay := func(source uuid.UUID, side bool) error {
+		r := sink.NewReplay(sink.ReplayOptions{
+			Client: a.client, Name: uuid.NewString(), Source: "/posthaste/x", Database: source, Side: side,
+		})
+		if _, err := r.Begin(t.Context(), sink.ReplayNote{}, false, []string{stream}); err != nil {
+			return err
+		}
+		if _, err := r.Take(t.Context(), stream); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return r.Publish(ctx, stream, []sink.ReplayEntry{{Place: "1", Event: events[1]}})
+	}
+	a.must(replay(a.source, false))
+	for source, text := range map[uuid.UUID]string{
+		b.source: "other databases share it", a.source: "a relay publishes to it",
+	} {
+		if err := replay(source, source == a.source); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want %q", err, text)
+		}
+	}
+	b.adopted(1)
+	a.do("DEL", stream)
+	a.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
+	if err := replay(b.source, false); !redis.HasErrorPrefix(errors.Unwrap(err), "TRYAGAIN") {
+		t.Errorf("a replay over a loss: %v", err)
+	}
+	b.adopted(2)
+	b.must(replay(b.source, false))
+	wantGap(t, a.sink.Check(t.Context(), o, []string{stream}))
+}

@@ -1,0 +1,99 @@
+package sink
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/outbox"
+)
+
+// foundWithin is within which time a consumer finds a new stream, at most; see package consumer.
+const foundWithin = 6 * time.Second
+
+// Unread implements outbox.Sink. What groups have not read is looked for by ids, so that it is right where Redis itself
+// cannot tell how much that is. In a stream that is shared only what is this database's counts: others go on.
+func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.Unread, error) {
+	ours := make([]string, len(streams))
+	if s.shared {
+		states, err := s.Look(ctx, source, streams)
+		if err != nil {
+			return nil, err
+		}
+		for i, st := range states {
+			if ours[i] = st.Last; st.Last == "" && !st.Behind {
+				ours[i] = nothing
+			}
+		}
+	}
+	calls := make([]streamCall, len(streams))
+	for i, stream := range streams {
+		calls[i] = streamCall{stream: stream, args: []any{1, stream, 0, maxConsumers}}
+	}
+	var list []outbox.Unread
+	for i, cmd := range runAll(ctx, s.client, observeScript, calls) {
+		reply, err := cmd.Slice()
+		if notAStream(err) {
+			continue
+		}
+		if err != nil {
+			return nil, s.failed("look at the groups of", streams[i], err)
+		}
+		list = append(list, unread(streams[i], reply, ours[i])...)
+	}
+	return list, nil
+}
+
+// nothing is before every entry.
+const nothing = "0-0"
+
+// unread takes the answer of observe.lua, and the last entry that counts, "" if all do.
+func unread(stream string, reply []any, last string) (list []outbox.Unread) {
+	counts := func(id string) bool { return id != "" && (last == "" || !lessID(last, id)) }
+	now, first := text(reply, 3), text(reply, 2)
+	if counts(first) && max(age(now, first), age(now, last)) < foundWithin {
+		list = append(list, outbox.Unread{Stream: stream, Entries: number(reply, 0)})
+	}
+	for i, g := range parseGroups(stream, reply) {
+		v, _ := reply[groupsAt+i].([]any)
+		if !g.Owes() || last != "" && !counts(text(v, 5)) && !counts(text(v, 9)) {
+			continue
+		}
+		n := g.Pending + max(g.Lag, 0)
+		if g.Lag < 0 {
+			n = g.Pending + g.Length
+		}
+		list = append(list, outbox.Unread{Stream: stream, Group: g.Name, Entries: n, Idle: g.Idle})
+	}
+	return list
+}
+
+// Follow implements outbox.Sink.
+func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
+	for _, other := range others {
+		reply, err := run(ctx, s.client, observeScript, []any{1, other, 0, maxConsumers})
+		if notAStream(err) {
+			continue
+		}
+		if err != nil {
+			return s.failed("look at the groups of", other, err)
+		}
+		for _, g := range parseGroups(other, reply) {
+			err := s.client.XGroupCreateMkStream(ctx, stream, g.Name, "0").Err()
+			if err != nil && !redis.HasErrorPrefix(err, "BUSYGROUP") {
+				return s.failed("make the groups of", stream, err)
+			}
+		}
+	}
+	return nil
+}
+
+// shardedKey is what tells consumers that a type has several streams. No type has such a name.
+func shardedKey(base string) string { return base + "#sharded" }
+
+// Sharded implements outbox.Sink. A consumer that reads a type by the name of its only stream finds the others by that.
+func (s *Sink) Sharded(ctx context.Context, base string) error {
+	return s.failed("name the streams of", base, s.client.SetNX(ctx, shardedKey(base), 1, 0).Err())
+}

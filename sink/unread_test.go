@@ -1,0 +1,152 @@
+package sink_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
+)
+
+// What a change of the streams per type waits for: a group that has not read everything, or not acknowledged it, also
+// where Redis does not know how much that is; and a stream that a group may not have found yet.
+func TestUnread(t *testing.T) {
+	servers(t, func(t *testing.T, f *fixture, _ bool) {
+		unread := func() (found []string) {
+			t.Helper()
+			list, err := f.sink.Unread(t.Context(), f.source, []string{"missing", "string", stream})
+			f.must(err)
+			for _, u := range list {
+				if u.Stream != stream {
+					t.Errorf("%+v", u)
+				}
+				found = append(found, fmt.Sprintf("%s %d", u.Group, u.Entries))
+			}
+			slices.Sort(found)
+			return found
+		}
+		want := func(what string, want ...string) {
+			t.Helper()
+			if got := unread(); !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", what, got, want)
+			}
+		}
+		f.do("SET", "string", "x")
+		want("nothing is there")
+		f.ago(time.Hour, 10)
+		want("nobody reads")
+		f.do("XGROUP", "CREATE", stream, "g", "0")
+		want("nothing is read", "g 10")
+		f.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 10, "STREAMS", stream, ">")
+		want("nothing is acknowledged", "g 10")
+		ids := f.client.XRange(t.Context(), stream, "-", "+").Val()
+		for _, e := range ids[1:] {
+			f.do("XACK", stream, "g", e.ID)
+		}
+		want("one is not acknowledged", "g 1")
+		f.do("XACK", stream, "g", ids[0].ID)
+		want("all is acknowledged")
+		f.do("XGROUP", "CREATE", stream, "h", ids[4].ID)
+		f.do("XDEL", stream, ids[7].ID) // from now on Redis does not know how much is before it
+		if got := unread(); len(got) != 1 || got[0] == "h 0" {
+			t.Errorf("what Redis cannot count: %q", got)
+		}
+		f.do("XGROUP", "SETID", stream, "h", "$")
+		want("who begins at the end")
+
+		f.do("DEL", stream)
+		f.do("XADD", stream, "*", "a", "b")
+		want("a stream that is new", " 1")
+	})
+}
+
+// In a stream that several databases share, a change waits for what is its own: the others do not stop for it.
+func TestUnreadOfASharedStream(t *testing.T) {
+	t.Parallel()
+	all := sharing(t, 2)
+	a, b := all[0], all[1]
+	la, lb := a.lane(a.adopted(1)), b.lane(b.adopted(1))
+	events := makeEvents(6)
+	want := func(what string, f *fixture, want ...string) {
+		t.Helper()
+		var got []string
+		testenv.Eventually(t, 20*time.Second, func() error { // the stream is new at first
+			list, err := f.sink.Unread(t.Context(), f.source, []string{stream})
+			f.must(err)
+			got = nil
+			for _, u := range list {
+				if u.Group == "" {
+					return errors.New("it is new")
+				}
+				got = append(got, u.Group)
+			}
+			return nil
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	b.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
+	b.wantLast(b.publish(lb, events[0]))
+	if list, err := a.sink.Unread(t.Context(), a.source, []string{stream}); err != nil || len(list) > 0 {
+		t.Errorf("of one that has published nothing: %+v, %v", list, err)
+	}
+	a.wantLast(a.publish(la, events[1]))
+	b.wantLast(b.publish(lb, events[2]))
+	want("nothing is read", a, "g")
+	read := func(n int) (ids []string) {
+		for _, e := range a.client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+			Group: "g", Consumer: "c", Streams: []string{stream, ">"}, Count: int64(n),
+		}).Val()[0].Messages {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	ids := read(2)
+	want("ours is not acknowledged", a, "g")
+	a.do("XACK", stream, "g", ids[1])
+	want("what is before it is not", a, "g")
+	a.do("XACK", stream, "g", ids[0])
+	want("all is, but for what others have published since", a)
+	want("theirs is not", b, "g")
+}
+
+// A new stream gets the groups of the others, from its first entry on, and again and again.
+func TestFollow(t *testing.T) {
+	servers(t, func(t *testing.T, f *fixture, _ bool) {
+		f.do("SET", "string", "x")
+		f.ago(time.Hour, 2)
+		f.do("XGROUP", "CREATE", stream, "read", "$")
+		f.do("XGROUP", "CREATE", stream, "h", "0")
+		const fresh = "outbox.fresh"
+		for range 2 {
+			f.must(f.sink.Follow(t.Context(), fresh, []string{"missing", "string", stream}))
+		}
+		f.do("XADD", fresh, "*", "a", "b")
+		groups := f.client.XInfoGroups(t.Context(), fresh).Val()
+		var names []string
+		for _, g := range groups {
+			names = append(names, fmt.Sprintf("%s %s", g.Name, g.LastDeliveredID))
+		}
+		slices.Sort(names)
+		if want := []string{"h 0-0", "read 0-0"}; !slices.Equal(names, want) {
+			t.Errorf("groups %q, want %q", names, want)
+		}
+	})
+}
+
+// A type that has several streams is marked as such, again and again.
+func TestSharded(t *testing.T) {
+	servers(t, func(t *testing.T, f *fixture, _ bool) {
+		for range 2 {
+			f.must(f.sink.Sharded(t.Context(), "outbox.order"))
+		}
+		if v := f.client.Get(t.Context(), "outbox.order#sharded").Val(); v != "1" {
+			t.Errorf("the mark is %q", v)
+		}
+	})
+}

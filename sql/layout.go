@@ -1,0 +1,145 @@
+package sql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+// layoutProbes are aggregates whose parts are compared: of every length that the hash treats differently, and in more
+// than ASCII.
+var layoutProbes = func() []string {
+	const text = "0123456789abcdef-ghijklmnopqrstuvwxyz"
+	probes := []string{"é", "straße", "größer als zwölf Zeichen", "Œuvre", "ёлка", "日本語", "🚀🚀🚀🚀"}
+	for n := range text {
+		probes = append(probes, text[:n])
+	}
+	return probes
+}()
+
+// CheckLayout implements outbox.Store.
+func (s *store) CheckLayout(ctx context.Context, shards int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if shards > 1 {
+		if err := s.checkParts(ctx); err != nil {
+			return err
+		}
+	}
+	return s.checkNames(ctx, shards)
+}
+
+// checkNames looks whether two types would have a stream of the same name.
+func (s *store) checkNames(ctx context.Context, shards int) error {
+	rows, err := s.pool.Query(ctx, query("layout_collisions"), shards)
+	if err != nil {
+		return fmt.Errorf("look at the names of streams: %w", err)
+	}
+	type collision struct{ Base, Stream string }
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[collision])
+	if err != nil {
+		return fmt.Errorf("look at the names of streams: %w", err)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range list {
+		names = append(names, fmt.Sprintf("%s would be one of those of %s", c.Stream, c.Base))
+	}
+	return fmt.Errorf("%w to %d: streams of two types would have the same name: %s", outbox.ErrLayout, shards,
+		strings.Join(names, ", "))
+}
+
+// checkParts asks the server for the parts of some aggregates.
+func (s *store) checkParts(ctx context.Context) error {
+	var parts []int
+	err := s.pool.QueryRow(ctx, query("layout_parts"), layoutProbes).Scan(&parts)
+	if SQLState(err) == pgerrcode.UntranslatableCharacter {
+		return fmt.Errorf("%w: this database is not in UTF-8", outbox.ErrLayout)
+	}
+	if err != nil {
+		return fmt.Errorf("look at the parts of aggregates: %w", err)
+	}
+	for i, p := range layoutProbes {
+		if outbox.PartOf(p) != parts[i] {
+			return fmt.Errorf("%w: this server puts aggregates into other parts: it is not in UTF-8, or not "+
+				"little-endian", outbox.ErrLayout)
+		}
+	}
+	return nil
+}
+
+// errUnsettled means that the parts have not one mark.
+var errUnsettled = errors.New("the parts of the table are not settled alike")
+
+// ChangeLayout implements outbox.Store.
+func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	// What was published since CheckLayout may have been the first of a type.
+	if err := s.checkNames(ctx, shards); err != nil {
+		return err
+	}
+	var owner, changed, replicated bool
+	err := s.pool.QueryRow(ctx, query("layout_change"), s.name, o.Epoch, o.Nonce[:], shards).Scan(&owner, &changed,
+		&replicated)
+	switch {
+	case err != nil:
+	case !owner:
+		err = outbox.ErrSuperseded
+	case !changed:
+		err = errUnsettled
+	case replicated:
+		_, err = s.pool.Exec(ctx, query("mark_replicated"))
+	}
+	if err != nil {
+		return fmt.Errorf("change the streams per type to %d: %w", shards, err)
+	}
+	return nil
+}
+
+// AwaitLayout implements outbox.Store.
+func (s *store) AwaitLayout(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var replicated bool
+	err := s.pool.QueryRow(ctx, query("layout_awaited")).Scan(&replicated)
+	if err == nil && replicated {
+		_, err = s.pool.Exec(ctx, query("mark_replicated"))
+	}
+	if err != nil {
+		return fmt.Errorf("wait until a standby knows how many streams a type has: %w", err)
+	}
+	return nil
+}
+
+// ListStreams lists every stream ever published to, those of a type together: a type's only one first, and then by
+// number.
+func ListStreams(ctx context.Context, db DB) ([]outbox.Stream, error) {
+	rows, err := db.Query(ctx, query("stream_list"))
+	if err != nil {
+		return nil, fmt.Errorf("list streams: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Stream])
+	if err != nil {
+		return nil, fmt.Errorf("list streams: %w", err)
+	}
+	slices.SortStableFunc(list, func(a, b outbox.Stream) int {
+		if c := strings.Compare(a.Base, b.Base); c != 0 {
+			return c
+		}
+		if c := len(a.Name) - len(b.Name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return list, nil
+}

@@ -1,0 +1,406 @@
+package sql_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// The part of an aggregate is what the table makes of it, whatever its name.
+func TestPartsAreThoseOfTheTable(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	letters := []rune("abcXYZ019-_.: /äßéœ…ёлка日本語🚀\u0301")
+	ids := []string{"", strings.Repeat("x", 1024), strings.Repeat("🚀", 256)}
+	for range 3000 {
+		var b strings.Builder
+		for range r.IntN(60) {
+			b.WriteRune(letters[r.IntN(len(letters))])
+		}
+		ids = append(ids, b.String())
+	}
+	for range 1000 {
+		ids = append(ids, uuid.NewString())
+	}
+	_, err := d.Pool.CopyFrom(t.Context(), pgx.Identifier{"outbox"},
+		[]string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
+		pgx.CopyFromSlice(len(ids), func(i int) ([]any, error) {
+			return []any{uuid.New(), "order", ids[i], "x", "{}"}, nil
+		}))
+	must(t, err)
+	rows, err := d.Pool.Query(t.Context(), "SELECT part, aggregate_id FROM outbox")
+	must(t, err)
+	var part, wrong, used int
+	var id string
+	seen := map[int]bool{}
+	_, err = pgx.ForEachRow(rows, []any{&part, &id}, func() error {
+		used++
+		seen[part] = true
+		if outbox.PartOf(id) != part {
+			wrong++
+			t.Logf("%q is in part %d, not in %d", id, part, outbox.PartOf(id))
+		}
+		return nil
+	})
+	if err != nil || wrong > 0 || used != len(ids) || len(seen) != outbox.Partitions {
+		t.Errorf("%d of %d aggregates in %d parts are elsewhere, %v", wrong, used, len(seen), err)
+	}
+}
+
+// layouts is a table that was published from under several layouts, one after the other.
+type layouts struct {
+	t  *testing.T
+	s  outbox.Store
+	d  *testenv.Database
+	at map[uuid.UUID]string // where each event was published
+}
+
+// publish commits events, and settles them under the layout there is, or leaves them owed.
+func (l *layouts) publish(n int, settled bool) {
+	l.t.Helper()
+	ctx := l.t.Context()
+	st, err := l.s.State(ctx)
+	must(l.t, err)
+	for range n {
+		row := insert(l.t, l.d, fmt.Sprint(len(l.at)))
+		l.at[row.ID] = outbox.StreamName("test.", row.AggregateType, row.AggregateID, st.Shards)
+	}
+	if settled {
+		settle(l.t, l.s)
+	}
+}
+
+// change changes the layout, as a leader does that has settled everything it has published.
+func (l *layouts) change(shards int) {
+	l.t.Helper()
+	must(l.t, l.s.ChangeLayout(l.t.Context(), owner(l.t, l.s), shards))
+	succeed(l.t, l.s)
+}
+
+func (l *layouts) in(stream string) (ids []uuid.UUID) {
+	for id, at := range l.at {
+		if at == stream {
+			ids = append(ids, id)
+		}
+	}
+	sortIDs(ids)
+	return ids
+}
+
+func sortIDs(ids []uuid.UUID) {
+	slices.SortFunc(ids, func(a, b uuid.UUID) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// After several changes, each event is found in the stream that it was published to: by history, by replay, by what
+// counts and restores losses, by what is owed, and by a trace.
+func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	l := &layouts{t, s, d, map[uuid.UUID]string{}}
+	begun := time.Now().Add(-time.Minute)
+	l.publish(40, true)
+	for _, shards := range []int{4, 1, 16, 2} {
+		// Somebody has had a number for long when the layout changes: he is of the next one.
+		tx, err := d.Pool.Begin(ctx)
+		must(t, err)
+		id := uuid.New()
+		_, err = tx.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES ($1, 'order', 'late', 'x', '{}')`, id)
+		must(t, err)
+		l.publish(30, true)
+		l.change(shards)
+		must(t, tx.Commit(ctx))
+		l.at[id] = outbox.StreamName("test.", "order", "late", shards)
+		l.publish(20, true)
+	}
+	l.publish(10, false)
+	owed := map[uuid.UUID]bool{}
+	for _, id := range testenv.Value[[]uuid.UUID](t, d, "SELECT array_agg(id) FROM outbox_backlog") {
+		owed[id] = true
+	}
+	if len(owed) != 10 {
+		t.Fatalf("%d events are owed", len(owed))
+	}
+
+	for stream := range maps.Values(l.at) {
+		var want, open []uuid.UUID
+		for _, id := range l.in(stream) {
+			if owed[id] {
+				open = append(open, id)
+			} else {
+				want = append(want, id)
+			}
+		}
+		same := func(what string, got, want []uuid.UUID) {
+			t.Helper()
+			sortIDs(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %d events of %s, want %d", what, len(got), stream, len(want))
+			}
+		}
+		same("history", testenv.Value[[]uuid.UUID](t, d,
+			"SELECT coalesce(array_agg(id), '{}') FROM outbox_history WHERE stream = $1", stream), want)
+		sel := sql.Selection{Since: begun, Until: time.Now().Add(time.Minute), Stream: stream}
+		same("replay", readAll(t, d.Pool, sel, 7), want)
+		n := int64(0)
+		counts, err := sql.CountHistory(ctx, d.Pool, sel)
+		must(t, err)
+		for _, c := range counts {
+			n += c.Events
+			if c.Stream != stream {
+				t.Errorf("counted as of %s: %s", stream, c.Stream)
+			}
+		}
+		if n != int64(len(want)) {
+			t.Errorf("%d events of %s are counted, want %d", n, stream, len(want))
+		}
+		var logged, waiting []uuid.UUID
+		must(t, s.Log(ctx, outbox.Repair{Stream: stream, To: 1 << 40}, func(page []outbox.Logged) error {
+			for _, e := range page {
+				logged = append(logged, e.ID)
+			}
+			return nil
+		}))
+		same("what is restored", logged, want)
+		must(t, s.Owed(ctx, stream, func(id uuid.UUID) { waiting = append(waiting, id) }))
+		same("what is owed", waiting, open)
+		if len(want) > 0 {
+			one := want[0]
+			h := sql.NewHistory(d.Pool, sql.Selection{ID: &one, Until: time.Now().Add(time.Minute)})
+			page, _, _, err := h.Read(ctx, sql.Place{Mark: 1}, 10, 1<<20)
+			if err != nil || len(page) != 1 || page[0].Stream != stream {
+				t.Errorf("an event of %s by its id: %+v, %v", stream, page, err)
+			}
+		}
+	}
+	known, err := sql.KnownStreams(ctx, d.Pool, "test.")
+	must(t, err)
+	for id := range owed {
+		if !slices.Contains(known, l.at[id]) {
+			t.Errorf("what is owed goes to %s, which is not among %v", l.at[id], known)
+		}
+	}
+}
+
+// The layout changes for the owner only, and only where all that was published is settled.
+func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	old := succeed(t, s)
+	insert(t, d, "a")
+	settle(t, s)
+	o := succeed(t, s)
+	shards := func() int { return testenv.Value[int](t, d, "SELECT shards FROM relay_state") }
+	if err := s.ChangeLayout(ctx, old, 4); !errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("for an owner that was replaced: %v", err)
+	}
+	if err := s.ChangeLayout(ctx, o, 4); err == nil || errors.Is(err, outbox.ErrSuperseded) {
+		t.Errorf("with the mark of an earlier owner: %v", err)
+	}
+	settle(t, s)
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
+		SELECT 3, $1, pg_current_snapshot(), last_value, 'poll' FROM outbox_seq_seq`, o.Epoch)
+	if err := s.ChangeLayout(ctx, o, 4); err == nil {
+		t.Error("although a part has another mark")
+	}
+	settle(t, s)
+	if n := shards(); n != 1 {
+		t.Fatalf("%d streams per type", n)
+	}
+	must(t, s.ChangeLayout(ctx, o, 4))
+	if n := shards(); n != 4 {
+		t.Errorf("%d streams per type", n)
+	}
+	// Who has read the state before it was changed does not adopt.
+	next := outbox.Owner{Source: o.Source, Epoch: o.Epoch + 1, Nonce: nonce()}
+	ok, err := s.Adopt(ctx, outbox.Adoption{From: o.Epoch, To: next, Holder: "me", Prefix: "test.", Shards: 1})
+	if err != nil || ok {
+		t.Errorf("adopted with the layout before: %v, %v", ok, err)
+	}
+	// Nor does an earlier version, which knows nothing of it.
+	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err == nil {
+		t.Error("an earlier version adopts")
+	}
+	o = succeed(t, s)
+	// It sweeps along where it reads that poll mode is active.
+	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby} {
+		ok, err := s.SetActive(ctx, o.Epoch, mode, 0, "")
+		st, serr := s.State(ctx)
+		if err != nil || !ok || serr != nil || st.Active != mode {
+			t.Errorf("set %s active: %v, %v; it is %q, %v", mode, ok, err, st.Active, serr)
+		}
+		if now := testenv.Value[string](t, d, "SELECT active_mode FROM relay_state"); now == "poll" {
+			t.Errorf("an earlier version reads that %s is active", now)
+		}
+	}
+	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET active_mode = 'poll'"); err == nil {
+		t.Error("poll mode is noted as with one stream")
+	}
+	settle(t, s)
+	must(t, s.ChangeLayout(ctx, owner(t, s), 1))
+	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err != nil {
+		t.Errorf("where a type has one stream, an earlier version cannot adopt: %v", err)
+	}
+}
+
+// A number of streams that cannot be is refused, and said why.
+func TestCheckLayout(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	st := owner(t, s)
+	note := func(stream, base string) {
+		t.Helper()
+		_, err := s.NoteStream(ctx, stream, base, st.Epoch)
+		must(t, err)
+	}
+	note("outbox.order", "outbox.order")
+	note("outbox.order.7", "outbox.order.7")
+	note("outbox.user.2", "outbox.user")
+	for _, n := range []int{1, 2, 4} {
+		must(t, s.CheckLayout(ctx, n))
+	}
+	for _, n := range []int{8, 16} {
+		err := s.CheckLayout(ctx, n)
+		if !errors.Is(err, outbox.ErrLayout) || !strings.Contains(err.Error(), "outbox.order.7") {
+			t.Errorf("%d streams although a type has the name of one: %v", n, err)
+		}
+	}
+	note("outbox.user.2.1", "outbox.user.2")
+	if err := s.CheckLayout(ctx, 1); !errors.Is(err, outbox.ErrLayout) {
+		t.Errorf("one stream although it has the name of one of several of another type: %v", err)
+	}
+
+	// A server that hashes other bytes than ours.
+	name := d.Name + "_latin"
+	d.Exec(t, "CREATE DATABASE "+name+" ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+	t.Cleanup(func() { _, _ = d.Pool.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)") })
+	url := strings.Replace(d.URL, d.Name, name, 1)
+	if _, err := sql.Migrate(ctx, url, "public", testenv.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	pool := relayPool(t, url)
+	latin := sql.NewStore(pool, "test", time.Hour)
+	must(t, latin.Register(ctx))
+	if err := latin.CheckLayout(ctx, 4); !errors.Is(err, outbox.ErrLayout) {
+		t.Errorf("a database in LATIN1: %v", err)
+	}
+	must(t, latin.CheckLayout(ctx, 1))
+}
+
+// The layouts before are known for as long as there are rows of theirs.
+func TestLayoutsAreForgottenWithTheirRows(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	succeed(t, s)
+	l := &layouts{t, s, d, map[uuid.UUID]string{}}
+	l.publish(20, true)
+	l.change(4)
+	l.publish(20, true)
+	d.Exec(t, "UPDATE outbox_layout SET ended_at = now() - interval '30 days'")
+	left := func() int {
+		t.Helper()
+		_, err := s.CountLosses(ctx, nothing)
+		must(t, err)
+		return testenv.Value[int](t, d, "SELECT count(*) FROM outbox_layout")
+	}
+	if n := left(); n != 1 {
+		t.Errorf("%d layouts while their rows are there", n)
+	}
+	d.Exec(t, "DELETE FROM outbox o USING outbox_layout l WHERE o.seq <= l.hi")
+	if n := left(); n != 0 {
+		t.Errorf("%d layouts without rows", n)
+	}
+}
+
+// A type whose first event was published when the names had been looked at already keeps the layout as it is.
+func TestALayoutLooksAtNamesWhenItChanges(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	note := func(stream string) {
+		t.Helper()
+		_, err := s.NoteStream(ctx, stream, stream, o.Epoch)
+		must(t, err)
+	}
+	note("outbox.order")
+	must(t, s.CheckLayout(ctx, 4))
+	note("outbox.order.3")
+	settle(t, s)
+	if err := s.ChangeLayout(ctx, o, 4); !errors.Is(err, outbox.ErrLayout) {
+		t.Errorf("although a type has the name of one of another's streams: %v", err)
+	}
+	if n := testenv.Value[int](t, d, "SELECT shards FROM relay_state"); n != 1 {
+		t.Errorf("%d streams per type", n)
+	}
+}
+
+// A stream belongs to the type that it was noted for, until it is dropped and nothing is published to it any more.
+func TestAStreamBelongsToOneType(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	note := func(base string) error {
+		t.Helper()
+		_, err := s.NoteStream(ctx, "outbox.order.1", base, o.Epoch)
+		return err
+	}
+	const order, other = "outbox.order", "outbox.order.1"
+	_, err := s.NoteStream(ctx, order, order, o.Epoch)
+	must(t, err)
+	must(t, note(other))
+	refused := func(what string) {
+		t.Helper()
+		var taken *outbox.TakenError
+		if err := note(order); !errors.As(err, &taken) || taken.Base != other {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := s.CheckLayout(ctx, 4); !errors.Is(err, outbox.ErrLayout) {
+			t.Errorf("%s: the layout may change: %v", what, err)
+		}
+		must(t, note(other))
+	}
+	published := func() {
+		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode, entries)
+			SELECT -1, $1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order.1": "1-1"}' FROM outbox_seq_seq`,
+			o.Epoch)
+	}
+	published()
+	refused("it is in use")
+	drop := func() {
+		t.Helper()
+		_, known, err := sql.DropStream(ctx, d.Pool, other)
+		if must(t, err); !known {
+			t.Fatal("it is not known")
+		}
+	}
+	drop()
+	published()
+	refused("it was dropped, and is in use again")
+	drop()
+	must(t, s.CheckLayout(ctx, 4))
+	must(t, note(order))
+	if base := testenv.Value[string](t, d, "SELECT base FROM outbox_stream WHERE stream = $1", other); base != order {
+		t.Errorf("it is one of those of %s", base)
+	}
+}
