@@ -250,20 +250,26 @@ func (b *Bank) known(bkt int16) view {
 	return view{k.epoch, k.floor, k.bumped}
 }
 
-// ask reads a bucket's row from Postgres, and makes it if there is none.
+// ask reads a bucket's row from Postgres, and makes it if there is none: once for all who meet a bucket that is closed,
+// or not known yet.
 func (b *Bank) ask(ctx context.Context, bkt int16) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	r, err := readBucket(ctx, b.pool, bkt)
-	if errors.Is(err, errBucketUnused) {
-		if err = addBucket(ctx, b.pool, bkt); err == nil {
-			r, err = readBucket(ctx, b.pool, bkt)
+	_, err, _ := b.loads.Do(epochKey(bkt), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		r, err := readBucket(ctx, b.pool, bkt)
+		if errors.Is(err, errBucketUnused) {
+			if err = addBucket(ctx, b.pool, bkt); err == nil {
+				r, err = readBucket(ctx, b.pool, bkt)
+			}
 		}
-	}
+		if err == nil {
+			b.learn(r)
+		}
+		return nil, err
+	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	b.learn(r)
 	b.used.Store(true)
 	return nil
 }
@@ -406,9 +412,7 @@ func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 
 // reopen follows an EPOCH: somebody has raised the epoch, the bucket was never used, or it must be rebuilt.
 func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err error) {
-	// Everybody who meets the closed bucket asks: once for all of them will do.
-	_, err, _ = b.loads.Do(epochKey(bkt), func() (any, error) { return nil, b.ask(context.WithoutCancel(ctx), bkt) })
-	if err != nil {
+	if err := b.ask(ctx, bkt); err != nil {
 		return nil, err
 	}
 	now := b.known(bkt)

@@ -110,14 +110,18 @@ func TestOnACluster(t *testing.T) {
 				for j := range 100 {
 					wg.Go(func() {
 						op := newOp(users[i], Deduct, 1)
-						for range 2 { // and once more, in another process
-							r, err := banks[j%3].Apply(context.Background(), op)
+						for k := range 2 { // and once more, in another process
+							var r Result
+							err := ErrUnavailable
+							// A busy machine lets some wait for longer than an operation is given.
+							for try := 0; try < 50 && (errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)); try++ {
+								r, err = banks[(j+k)%3].Apply(context.Background(), op)
+							}
 							if err != nil {
 								t.Error(err)
-							} else if r.Outcome == OK && !r.Replayed {
+							} else if k == 0 && r.Outcome == OK || !r.Replayed && r.Outcome == OK {
 								spent.Add(1)
 							}
-							j++
 						}
 					})
 				}

@@ -3,7 +3,6 @@ package idem
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -33,10 +32,8 @@ func Unreachable(ctx context.Context, c Redis) []string {
 	if err != nil {
 		return []string{""}
 	}
-	silent := make([]bool, len(nodes))
-	_ = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
-		silent[slices.Index(nodes, n)] = n.Ping(ctx).Err() != nil
-		return nil
+	silent, _ := redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) (bool, error) {
+		return n.Ping(ctx).Err() != nil, nil
 	})
 	var list []string
 	for i, n := range nodes {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/redis/go-redis/v9"
 
@@ -41,11 +40,8 @@ func memoryOf(ctx context.Context, c redis.UniversalClient) ([]map[string]string
 	if err != nil {
 		return nil, err
 	}
-	infos := make([]map[string]string, len(nodes))
-	err = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+	return redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) (map[string]string, error) {
 		text, err := n.Info(ctx, "memory").Result()
-		infos[slices.Index(nodes, n)] = parseInfo(text)
-		return err
+		return parseInfo(text), err
 	})
-	return infos, err
 }

@@ -89,43 +89,22 @@ func hash(s string) uint32 {
 		a += binary.LittleEndian.Uint32(k)
 		b += binary.LittleEndian.Uint32(k[4:])
 		c += binary.LittleEndian.Uint32(k[8:])
-		a -= c
-		a ^= bits.RotateLeft32(c, 4)
-		c += b
-		b -= a
-		b ^= bits.RotateLeft32(a, 6)
-		a += c
-		c -= b
-		c ^= bits.RotateLeft32(b, 8)
-		b += a
-		a -= c
-		a ^= bits.RotateLeft32(c, 16)
-		c += b
-		b -= a
-		b ^= bits.RotateLeft32(a, 19)
-		a += c
-		c -= b
-		c ^= bits.RotateLeft32(b, 4)
-		b += a
+		for _, r := range [...]int{4, 6, 8, 16, 19, 4} {
+			a -= c
+			a ^= bits.RotateLeft32(c, r)
+			c += b
+			a, b, c = b, c, a
+		}
 	}
 	var tail [12]byte
 	copy(tail[:], k)
 	a += binary.LittleEndian.Uint32(tail[:])
 	b += binary.LittleEndian.Uint32(tail[4:])
 	c += binary.LittleEndian.Uint32(tail[8:]) << 8 // its lowest byte is the length's
-	c ^= b
-	c -= bits.RotateLeft32(b, 14)
-	a ^= c
-	a -= bits.RotateLeft32(c, 11)
-	b ^= a
-	b -= bits.RotateLeft32(a, 25)
-	c ^= b
-	c -= bits.RotateLeft32(b, 16)
-	a ^= c
-	a -= bits.RotateLeft32(c, 4)
-	b ^= a
-	b -= bits.RotateLeft32(a, 14)
-	c ^= b
-	c -= bits.RotateLeft32(b, 24)
-	return c
+	for _, r := range [...]int{14, 11, 25, 16, 4, 14, 24} {
+		c ^= b
+		c -= bits.RotateLeft32(b, r)
+		a, b, c = b, c, a
+	}
+	return b // what the last round made
 }

@@ -117,11 +117,7 @@ func (l *leadership) settleAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range known {
-		if err := l.sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
-			l.log.Debug("forget doubt", "stream", s, "err", err) // it costs memory until the next time
-		}
-	}
+	l.undoubted(ctx, known)
 	return l.store.SettleAll(ctx, l.gates.owner, pass)
 }
 

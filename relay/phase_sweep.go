@@ -68,12 +68,17 @@ func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll boo
 	if _, err := l.drain(ctx, poll); err != nil {
 		return err
 	}
+	l.undoubted(ctx, streams)
+	return nil
+}
+
+// undoubted tells the sink that nothing in streams is in doubt any more.
+func (l *leadership) undoubted(ctx context.Context, streams []string) {
 	for _, s := range streams {
 		if err := l.sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
 			l.log.Debug("forget doubt", "stream", s, "err", err) // it costs memory until the next time
 		}
 	}
-	return nil
 }
 
 // sweep sweeps alone until slot and publication are usable.

@@ -247,7 +247,7 @@ func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 		tx := w.begin() // the slot waits for it
 		made := make(chan error)
 		go func() { made <- l.ensureSlot(ctx) }()
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		w.tick(t, l.keeper)
 		tx.rollback()
 		if err := <-made; err != nil {

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 )
 
 // NotReadyError names a condition that keeps events from being published or settled.
@@ -63,9 +65,9 @@ func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.C
 			switch {
 			case err == nil:
 			case errors.As(err, &not):
-				not.Err = &nodeError{c.Options().Addr, not.Err}
+				not.Err = redisurl.Node{Addr: c.Options().Addr}.Named(not.Err)
 			default:
-				err = &nodeError{c.Options().Addr, err}
+				err = redisurl.Node{Addr: c.Options().Addr}.Named(err)
 			}
 			return err
 		})

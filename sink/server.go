@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -379,7 +380,7 @@ func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instanc
 			err = errors.New("it is a replica")
 		}
 		if err != nil {
-			return &nodeError{c.Options().Addr, err}
+			return redisurl.Node{Addr: c.Options().Addr}.Named(err)
 		}
 		mu.Lock()
 		defer mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -350,7 +351,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	}
 	if cluster {
 		if node, nerr := many.MasterForKey(ended, stream); nerr == nil {
-			return fmt.Errorf("%s stream %q: %w", step, stream, &nodeError{node.Options().Addr, err})
+			err = redisurl.Node{Addr: node.Options().Addr}.Named(err)
 		}
 	}
 	return fmt.Errorf("%s stream %q: %w", step, stream, err)
@@ -368,17 +369,6 @@ var ended = func() context.Context {
 	cancel()
 	return ctx
 }()
-
-// nodeError names the node of a cluster that an error is from.
-type nodeError struct {
-	addr string
-	err  error
-}
-
-func (e *nodeError) Error() string { return "node " + e.addr + ": " + e.err.Error() }
-
-// Unwrap returns the node's error.
-func (e *nodeError) Unwrap() error { return e.err }
 
 // streamCall is one script call on one stream; args begin with the number of keys.
 type streamCall struct {

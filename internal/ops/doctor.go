@@ -437,12 +437,10 @@ func (d *doctor) cluster(nodes []redisurl.Node) {
 func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	look func(ctx context.Context, one *doctor, n redisurl.Node),
 ) {
-	found := make([][]Finding, len(nodes))
-	_ = redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+	found, _ := redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) ([]Finding, error) {
 		one := &doctor{config: d.config, desired: d.desired, names: d.names}
 		look(ctx, one, n)
-		found[slices.Index(nodes, n)] = one.findings
-		return nil
+		return one.findings, nil
 	})
 	var order []Finding
 	whose := map[Finding][]string{}

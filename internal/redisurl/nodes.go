@@ -77,11 +77,21 @@ func nodes(ctx context.Context, client redis.UniversalClient, replicas bool) ([]
 
 // Each calls do for all nodes at once, and joins their errors, which are Named.
 func Each(ctx context.Context, nodes []Node, do func(ctx context.Context, n Node) error) error {
-	errs := make([]error, len(nodes))
+	_, err := Gather(ctx, nodes, func(ctx context.Context, n Node) (struct{}, error) { return struct{}{}, do(ctx, n) })
+	return err
+}
+
+// Gather asks all nodes at once, and returns what each said, in their order, and joins their errors, which are Named.
+func Gather[T any](ctx context.Context, nodes []Node, ask func(ctx context.Context, n Node) (T, error)) ([]T, error) {
+	answers, errs := make([]T, len(nodes)), make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
-		wg.Go(func() { errs[i] = n.Named(do(ctx, n)) })
+		wg.Go(func() {
+			var err error
+			answers[i], err = ask(ctx, n)
+			errs[i] = n.Named(err)
+		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return answers, errors.Join(errs...)
 }
