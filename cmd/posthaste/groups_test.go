@@ -176,7 +176,7 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	}
 	do(t, client, "xgroup", "setid", "outbox.order.9", "mailer", "$", "entriesread", "1")
 	r.kill()
-	w.spawn("relay", perType(4))
+	r = w.spawn("relay", perType(4))
 	w.waitShards(4)
 	for i := range 40 {
 		w.insert("order", strconv.Itoa(i), 1)
@@ -186,6 +186,9 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	do(t, client, "xadd", "dead.outbox.order.1", "*",
 		"id", "1", "dead_stream", "outbox.order.1", "dead_entry", "1-0", "dead_group", "mailer")
 
+	if res := w.once("dead", "list", "--json"); !strings.Contains(res.out, `"aggregate_type": "order",`) {
+		t.Errorf("dead list: %s%s", res.out, res.errOut)
+	}
 	list := w.listGroups()
 	g := list["outbox.order mailer"]
 	sum := int64(0)
@@ -200,6 +203,18 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^outbox\.order  +mailer .* 40 .* 5$`).MatchString(table) {
 		t.Errorf("groups list:\n%s", table)
 	}
+	testenv.Eventually(t, 20*time.Second, func() error { // what dashboards tell types by
+		page, err := r.metrics()
+		for _, pair := range [][2]string{
+			{"order", "order"}, {"order.0", "order"}, {"order.3", "order"}, {"order.9", "order.9"},
+		} {
+			want := fmt.Sprintf(`outbox_stream_info{base="outbox.%s",stream="outbox.%s"} 1`, pair[1], pair[0])
+			if err == nil && !strings.Contains(page, want) {
+				err = errors.New("no " + want)
+			}
+		}
+		return err
+	})
 	// A Redis that fills up does not wait for Postgres: a relay has noted there which types are spread.
 	there := w.pgURL
 	w.pgURL = "postgres://127.0.0.1:1/none"
