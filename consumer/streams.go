@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,6 +119,34 @@ const (
 	shardedSuffix = "#sharded"
 	maxShards     = 16
 )
+
+// Bases tells which of the streams a relay has spread a type over: their names without the number, which is the name of
+// the type's only stream before. It has no others. As for a consumer that names a type's stream, it is a relay's word
+// that counts, not that a stream is called like one of another's.
+func Bases(ctx context.Context, client redis.UniversalClient, streams []string) (map[string]string, error) {
+	of := map[string][]string{}
+	for _, name := range streams {
+		i := strings.LastIndexByte(name, '.')
+		if n, err := strconv.Atoi(name[i+1:]); i > 0 && err == nil && n < maxShards && name[i+1:] == strconv.Itoa(n) {
+			of[name[:i]] = append(of[name[:i]], name)
+		}
+	}
+	if len(of) == 0 {
+		return nil, nil
+	}
+	marked, err := exist(ctx, client, slices.Sorted(maps.Keys(of)),
+		func(name string) string { return name + shardedSuffix })
+	if err != nil {
+		return nil, fmt.Errorf("look which streams are of one type: %w", err)
+	}
+	bases := map[string]string{}
+	for _, base := range marked {
+		for _, name := range of[base] {
+			bases[name] = base
+		}
+	}
+	return bases, nil
+}
 
 // exist returns the names whose keys are there.
 func exist(ctx context.Context, client redis.UniversalClient, names []string, key func(name string) string) (

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -42,6 +43,13 @@ func TestShardsOfANamedStream(t *testing.T) {
 	found, err := consumer.Streams(t.Context(), r.Client, "outbox.")
 	if err != nil || !slices.Contains(found, "outbox.order.3") || slices.Contains(found, "outbox.order#sharded") {
 		t.Errorf("streams %q, %v", found, err)
+	}
+	bases, err := consumer.Bases(t.Context(), r.Client,
+		append(streams, "outbox.user.1", "outbox.order.16", "outbox.order.03"))
+	if want := map[string]string{
+		"outbox.order.0": "outbox.order", "outbox.order.3": "outbox.order", "outbox.order.15": "outbox.order",
+	}; err != nil || !maps.Equal(bases, want) {
+		t.Errorf("bases %v, %v", bases, err)
 	}
 	if n := r.Client.Exists(t.Context(), "outbox.order.1", "outbox.user").Val(); n > 1 {
 		t.Error("a stream was made that nobody publishes to")

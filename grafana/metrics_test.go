@@ -154,7 +154,8 @@ func check(query string) []string {
 		case *parser.BinaryExpr:
 			if n.VectorMatching != nil {
 				faults = append(faults, checkLabels(n.LHS, n.VectorMatching.MatchingLabels)...)
-				faults = append(faults, checkLabels(n.RHS, n.VectorMatching.MatchingLabels)...)
+				faults = append(faults, checkLabels(n.RHS,
+					slices.Concat(n.VectorMatching.MatchingLabels, n.VectorMatching.Include))...)
 			}
 		}
 		return nil
@@ -215,23 +216,29 @@ func checkLabels(expr parser.Node, wanted []string) (faults []string) {
 	return faults
 }
 
-// joined returns the labels that s gets by group_left from what it is joined with within path.
+// joined returns the labels that s gets within path: by group_left from what it is joined with, by label_replace.
 func joined(path []parser.Node, s *parser.VectorSelector) (labels []string) {
 	for _, n := range path {
 		b, ok := n.(*parser.BinaryExpr)
 		if ok && b.VectorMatching != nil && b.VectorMatching.Card == parser.CardManyToOne && contains(b.LHS, s) {
 			labels = append(labels, b.VectorMatching.Include...)
 		}
+		if c, ok := n.(*parser.Call); ok && c.Func.Name == "label_replace" {
+			if dst, ok := c.Args[1].(*parser.StringLiteral); ok {
+				labels = append(labels, dst.Val)
+			}
+		}
 	}
 	return labels
 }
 
-// filters reports whether s only selects what passes: it is on the right of an "and" or "unless" within path, so that
-// its labels do not appear in the result.
+// filters reports whether s only selects what passes: it is on the right of an "and", "unless" or group_left within
+// path, so that its labels do not appear in the result, but for those that group_left names.
 func filters(path []parser.Node, s *parser.VectorSelector) bool {
 	return slices.ContainsFunc(path, func(n parser.Node) bool {
 		b, ok := n.(*parser.BinaryExpr)
-		return ok && (b.Op == parser.LAND || b.Op == parser.LUNLESS) && contains(b.RHS, s)
+		return ok && contains(b.RHS, s) && (b.Op == parser.LAND || b.Op == parser.LUNLESS ||
+			b.VectorMatching != nil && b.VectorMatching.Card == parser.CardManyToOne)
 	})
 }
 
@@ -263,6 +270,8 @@ func TestCheck(t *testing.T) {
 		// a label of another metric
 		`sum by (source) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: true,
 		`sum by (shared) (outbox_relay_leader * on (job, instance) group_left (source) outbox_relay_info)`: false,
+		`sum by (x) (label_replace(outbox_relay_leader, "x", "$1", "job", "(.+)"))`:                        true,
+		`sum by (y) (label_replace(outbox_relay_leader, "x", "$1", "job", "(.+)"))`:                        false,
 		// a counter as it is
 		`outbox_published_total`: false,
 		`outbox_published_total and on (job, instance) outbox_relay_leader == 1`:               false, // the same

@@ -173,9 +173,9 @@ var inflight = panel{
 
 var streamLength = panel{
 	title: "Stream length", unit: "short", alert: "OutboxGroupAbandoned",
-	means: "Entries in each stream. Trimming keeps it near POSTHASTE_STREAM_MAXLEN, unless a consumer group does " +
-		"not acknowledge: find it among the idle groups.",
-	queries: []query{{"max by (stream) (outbox_stream_length{FILTER})", "{{stream}}"}},
+	means: "Entries of each type, in all of its streams. Trimming keeps each stream near POSTHASTE_STREAM_MAXLEN, " +
+		"unless a consumer group does not acknowledge: find it among the idle groups.",
+	queries: []query{{ofTypes("sum", "max by (stream) (outbox_stream_length{FILTER})"), "{{base}}"}},
 }
 
 var groupLag = panel{
@@ -184,8 +184,8 @@ var groupLag = panel{
 		"acknowledged; " +
 		"handlers that hang or fail.",
 	queries: []query{
-		{byGroup("outbox_group_lag"), "lag {{stream}} {{group}}"},
-		{byGroup("outbox_group_pending"), "pending {{stream}} {{group}}"},
+		{byGroup("sum", "outbox_group_lag"), "lag {{base}} {{group}}"},
+		{byGroup("sum", "outbox_group_pending"), "pending {{base}} {{group}}"},
 	},
 }
 

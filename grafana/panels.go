@@ -108,8 +108,27 @@ func quantile(q float64, metric string, by ...string) string {
 	return fmt.Sprintf("histogram_quantile(%g, %s)", q, rate(bucket, append([]string{"le"}, by...)...))
 }
 
-// byGroup is a gauge that the relay and the consumers both export.
-func byGroup(metric string) string { return "max by (stream, group) (" + metric + "{FILTER})" }
+// byGroup is a gauge that the relay and the consumers both export, of each group on each type: of several streams the
+// sum or the max.
+func byGroup(function, metric string) string {
+	return ofTypes(function, "max by (stream, group) ("+metric+"{FILTER}%s)", "group")
+}
+
+// ofTypes sums up values by stream, or finds the greatest, of the streams of each type, and by more labels if any are
+// given. The label base names the type. Of which type a stream is the relay tells, because a type may itself be called
+// like a stream of another one; where it does not, a stream is one of its own. A %s in values is where to leave out
+// those below 0, which stand for unknown counts.
+func ofTypes(function, values string, by ...string) string {
+	known := ""
+	if function == "sum" {
+		known = " >= 0"
+	}
+	values = strings.ReplaceAll(values, "%s", known)
+	const types = "topk by (stream) (1, max by (stream, base) (outbox_stream_info{FILTER}))"
+	return function + " by (" + strings.Join(append([]string{"base"}, by...), ", ") + ") (" +
+		values + " * on (stream) group_left (base) " + types + " or " +
+		`label_replace(` + values + " unless on (stream) " + types + `, "base", "$1", "stream", "(.+)"))`
+}
 
 // source is the data source that the user selects.
 var source = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${datasource}")}

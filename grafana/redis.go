@@ -20,10 +20,11 @@ var redis = board{
 			},
 			{
 				form: number, title: "Worst lag", unit: "short", alert: "OutboxConsumerStuck", width: 4,
-				empty: "no group",
-				means: "Entries not yet delivered to the slowest group. It must fall between bursts; if not, add " +
+				empty: "none known",
+				means: "Entries not yet delivered to the slowest group, of a type. It must fall between bursts; if not, add " +
 					"consumers.",
-				queries: []query{{"max(outbox_group_lag{FILTER})", ""}}, steps: below(10_000, 100_000),
+				queries: []query{{"max(" + byGroup("sum", "outbox_group_lag") + ")", ""}},
+				steps:   below(10_000, 100_000),
 			},
 			{
 				form: number, title: "Oldest unacknowledged", unit: "s", alert: "OutboxConsumerStuck", width: 4,
@@ -44,9 +45,9 @@ var redis = board{
 		{"Streams", 7, []panel{
 			streamLength, redisMemory,
 			{
-				title: "Published by stream", unit: "ops", alert: "OutboxRelayNotPublishing",
-				means: "Events by stream. If one stops while others continue, its events are parked, or no events " +
-					"are written for it.",
+				title: "Published by type", unit: "ops", alert: "OutboxRelayNotPublishing",
+				means: "Events by type, which may have several streams. If one stops while others continue, its " +
+					"events are parked, or no events are written for it.",
 				queries: []query{{rate("outbox_published_total", "stream"), "{{stream}}"}},
 			},
 			publishCall, publishErrors,
@@ -75,19 +76,19 @@ var redis = board{
 			{
 				title: "Lag", unit: "short", alert: "OutboxConsumerStuck",
 				means:   "Entries not yet delivered to the group: too few consumers, or too slow ones.",
-				queries: []query{{byGroup("outbox_group_lag"), "{{stream}} {{group}}"}},
+				queries: []query{{byGroup("sum", "outbox_group_lag"), "{{base}} {{group}}"}},
 			},
 			{
 				title: "Pending", unit: "short", alert: "OutboxConsumerStuck",
 				means: "Entries delivered but not acknowledged: handlers that run, hang or fail. It is bounded by " +
 					"how many entries consumers take at once.",
-				queries: []query{{byGroup("outbox_group_pending"), "{{stream}} {{group}}"}},
+				queries: []query{{byGroup("sum", "outbox_group_pending"), "{{base}} {{group}}"}},
 			},
 			{
 				title: "Oldest pending", unit: "s", alert: "OutboxConsumerStuck",
 				means: "Age of the oldest entry not acknowledged. A line that rises steadily is one event that " +
 					"hangs.",
-				queries: []query{{byGroup("outbox_group_oldest_pending_seconds"), "{{stream}} {{group}}"}},
+				queries: []query{{byGroup("max", "outbox_group_oldest_pending_seconds"), "{{base}} {{group}}"}},
 				steps:   []step{{0, green}, {300, red}},
 			},
 			{
@@ -95,7 +96,7 @@ var redis = board{
 				means: "How long entries have waited while none of the group's consumers was active. An abandoned " +
 					"group holds back trimming: " +
 					"drop it, or start its consumers.",
-				queries: []query{{byGroup("outbox_group_idle_seconds"), "{{stream}} {{group}}"}},
+				queries: []query{{byGroup("max", "outbox_group_idle_seconds"), "{{base}} {{group}}"}},
 				steps:   []step{{0, green}, {3600, red}},
 			},
 			{
@@ -103,8 +104,9 @@ var redis = board{
 				means: "Entries trimmed before the group had read them: lost to it. They are in outbox_history: " +
 					"run posthaste replay.",
 				queries: []query{{
-					"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))",
-					"{{stream}} {{group}}",
+					ofTypes("sum",
+						"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))", "group"),
+					"{{base}} {{group}}",
 				}}, steps: none(),
 			},
 			{

@@ -59,6 +59,15 @@ func StreamNames(list []Stream) []string {
 	return names
 }
 
+// Bases tells the base of each stream by its name.
+func Bases(list []Stream) map[string]string {
+	bases := make(map[string]string, len(list))
+	for _, s := range list {
+		bases[s.Name] = s.Base
+	}
+	return bases
+}
+
 // ErrLayout means that a type cannot have as many streams as are asked for. The text says why.
 var ErrLayout = errors.New("the streams per type cannot be changed")
 

@@ -90,6 +90,9 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 	list, err := h.store.Streams(ctx)
 	if err == nil {
 		streams := outbox.StreamNames(list)
+		for _, s := range list[:min(len(list), maxStreamLabels)] {
+			h.metrics.streamInfo.WithLabelValues(s.Name, s.Base).Set(1)
+		}
 		first := h.next
 		for i := range streams {
 			at := (first + i) % len(streams)

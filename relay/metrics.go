@@ -61,6 +61,7 @@ type metrics struct {
 	restored        prometheus.Counter
 	failovers       prometheus.Counter
 	phantoms        prometheus.Counter
+	streamInfo      *prometheus.GaugeVec
 
 	leaders []prometheus.Gauge // those that only a leader feeds
 	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels
@@ -133,6 +134,11 @@ func (m *metrics) addEvents(r *registry) {
 	m.failovers = r.counter("outbox_postgres_failovers_total",
 		"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
 			"forgotten what was settled or committed.")
+	m.streamInfo = r.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "outbox_stream_info",
+		Help: "1 for each stream, with what the names of the streams of its type have in common: of several, it is " +
+			"the name without the number.",
+	}, []string{"stream", "base"})
 	m.scrapeErrors = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_scrape_errors_total",
 		Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
@@ -212,7 +218,8 @@ func (m *metrics) zero() {
 	m.auditFailures.WithLabelValues(outbox.ReasonStalled)
 }
 
-// idle resets the gauges that only a leader feeds: another instance shows them now.
+// idle resets the gauges that only a leader feeds: another instance shows them now. Of which type a stream is never
+// changes, and stays.
 func (m *metrics) idle() {
 	for _, g := range m.leaders {
 		g.Set(0)

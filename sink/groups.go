@@ -1,10 +1,12 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,7 +26,8 @@ const maxConsumers = 1000
 
 // Group is the state of a consumer group on a stream.
 type Group struct {
-	// Stream and Name identify it.
+	// Stream and Name identify it. Of a group of a type that has several streams, see GroupsOfTypes, Stream is what
+	// their names have in common.
 	Stream, Name string
 	// Length is the number of entries in the stream.
 	Length int64
@@ -50,8 +53,11 @@ type Group struct {
 	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group;
 	// 0 before MarkHolders. Several groups may hold back the same entries.
 	HoldsBack int64
-	// Floor is the entry from which on the group needs the stream: trimming stops there.
+	// Floor is the entry from which on the group needs the stream: trimming stops there. Several streams have none in
+	// common.
 	Floor string
+	// Streams is what it is on each of the streams of its type, the worst first; nil if it is of one stream.
+	Streams []Group
 }
 
 // Abandoned reports whether nobody seems to read for the group any more, while entries wait for it.
@@ -81,10 +87,71 @@ func (g Group) MarshalJSON() ([]byte, error) {
 		Lost          int64    `json:"lost"`
 		HoldsBack     int64    `json:"holds_back"`
 		Abandoned     bool     `json:"abandoned"`
+		Streams       []Group  `json:"streams,omitempty"`
 	}{
 		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(),
-		g.Waits.Seconds(), g.Lost, g.HoldsBack, g.Abandoned(),
+		g.Waits.Seconds(), g.Lost, g.HoldsBack, g.Abandoned(), g.Streams,
 	})
+}
+
+// GroupsOfTypes makes one group of those that have the same name on the streams of a type, in the order of types and
+// then names. bases has the Stream.Base of streams, as package outbox has it; one without is a type's only one. Counts are
+// summed up, unknown if one of them is. Otherwise a group is as bad as it is on the worst of its streams.
+func GroupsOfTypes(groups []Group, bases map[string]string) []Group {
+	type key struct{ base, name string }
+	of := map[key][]Group{}
+	for _, g := range groups {
+		k := key{cmp.Or(bases[g.Stream], g.Stream), g.Name}
+		of[k] = append(of[k], g)
+	}
+	list := make([]Group, 0, len(of))
+	for k, on := range of {
+		if len(on) == 1 && on[0].Stream == k.base {
+			list = append(list, on[0])
+			continue
+		}
+		list = append(list, sumUp(k.base, on))
+	}
+	slices.SortFunc(list, func(a, b Group) int {
+		return cmp.Or(strings.Compare(a.Stream, b.Stream), strings.Compare(a.Name, b.Name))
+	})
+	return list
+}
+
+// sumUp makes one group of what a group is on each of several streams.
+func sumUp(base string, on []Group) Group {
+	slices.SortStableFunc(on, func(a, b Group) int {
+		return cmp.Or(cmp.Compare(max(b.Lost, 0), max(a.Lost, 0)), cmp.Compare(b.Idle, a.Idle),
+			cmp.Compare(b.Waits, a.Waits))
+	})
+	sum := Group{Stream: base, Name: on[0].Name, Seen: -1, Streams: on}
+	for _, g := range on {
+		sum.Length += g.Length
+		sum.Consumers = max(sum.Consumers, g.Consumers) // each reads all of them
+		sum.Pending += g.Pending
+		sum.Lag = plus(sum.Lag, g.Lag)
+		sum.OldestPending = max(sum.OldestPending, g.OldestPending)
+		if g.Seen >= 0 && (sum.Seen < 0 || g.Seen < sum.Seen) {
+			sum.Seen = g.Seen
+		}
+		sum.Idle = max(sum.Idle, g.Idle)
+		sum.Waits = max(sum.Waits, g.Waits)
+		sum.Lost += max(g.Lost, 0)
+		sum.HoldsBack += g.HoldsBack
+	}
+	// What is known to be lost is said, whatever else is unknown.
+	if sum.Lost == 0 && slices.ContainsFunc(on, func(g Group) bool { return g.Lost < 0 }) {
+		sum.Lost = -1
+	}
+	return sum
+}
+
+// plus adds counts, of which -1 is an unknown one.
+func plus(a, b int64) int64 {
+	if a < 0 || b < 0 {
+		return -1
+	}
+	return a + b
 }
 
 // Groups lists the consumer groups of streams, in the order of streams and then as Redis has them (by name). A stream

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sink"
 )
 
@@ -238,5 +241,59 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 	var held *sink.ActiveError
 	if err := sink.DropGroup(t.Context(), f.client, stream, "g", active, false); !errors.As(err, &held) {
 		t.Fatalf("a group that is read was dropped: %v", err)
+	}
+}
+
+// A group of a type that has several streams is as bad as on the worst of them, and counts what there is on all.
+func TestGroupsOfTypes(t *testing.T) {
+	t.Parallel()
+	bases := outbox.Bases([]outbox.Stream{
+		{Name: "order", Base: "order"},
+		{Name: "order.0", Base: "order"},
+		{Name: "order.10", Base: "order"},
+		{Name: "order.3", Base: "order.3"},
+		{Name: "user.1", Base: "user"},
+	})
+	list := sink.GroupsOfTypes([]sink.Group{
+		{Stream: "order", Name: "a", Length: 5, Consumers: 2, Lost: -1, Seen: time.Minute},
+		{Stream: "order", Name: "b", Lag: 1},
+		{Stream: "order.0", Name: "a", Length: 7, Consumers: 3, Pending: 2, Lag: 5, Lost: 4, HoldsBack: 1, Seen: -1},
+		{
+			Stream: "order.10", Name: "a", Length: 1, Pending: 1, Lag: 1, HoldsBack: 2, Waits: 3 * time.Hour,
+			Idle: 2 * time.Hour, OldestPending: time.Second, Seen: 2 * time.Hour,
+		},
+		{Stream: "order.3", Name: "a", Lag: 9},
+		{Stream: "other.1", Name: "a", Lag: 8},
+		{Stream: "user.1", Name: "a", Lag: -1},
+	}, bases)
+	var said []string
+	for _, g := range list {
+		var on []string
+		for _, s := range g.Streams {
+			on = append(on, s.Stream)
+		}
+		said = append(said, fmt.Sprint(g.Stream, " ", g.Name, " ", g.Lag, " ", on))
+	}
+	want := []string{
+		"order a 6 [order.0 order.10 order]", "order b 1 []", "order.3 a 9 []", "other.1 a 8 []", "user a -1 [user.1]",
+	}
+	if !slices.Equal(said, want) {
+		t.Errorf("got %q, want %q", said, want)
+	}
+	sum := list[0]
+	sum.Streams = nil
+	if wanted := (sink.Group{
+		Stream: "order", Name: "a", Length: 13, Consumers: 3, Pending: 3, Lag: 6, Lost: 4, HoldsBack: 3,
+		Waits: 3 * time.Hour, Idle: 2 * time.Hour, OldestPending: time.Second, Seen: time.Minute,
+	}); !reflect.DeepEqual(sum, wanted) || !sum.Abandoned() {
+		t.Errorf("got %+v, want %+v", sum, wanted)
+	}
+	unknown := sink.GroupsOfTypes([]sink.Group{
+		{Stream: "order", Name: "a", Lag: 2},
+		{Stream: "order.0", Name: "a", Lag: -1, Lost: -1},
+		{Stream: "order.10", Name: "a"},
+	}, bases)
+	if g := unknown[0]; g.Lag != -1 || g.Lost != -1 || g.Seen != 0 {
+		t.Errorf("got %+v, want that what is unread and lost is unknown", g)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 )
 
 // The browser tests themselves are api/admin/console/browser/console.test.mjs. This test gives them a pipeline of real
@@ -29,9 +30,11 @@ import (
 func TestConsoleInABrowser(t *testing.T) {
 	w := newWorld(t)
 	b := &browserWorld{w: w, user: uuid.NewString()}
-	b.relay = w.spawn("relay")
+	b.relay = w.spawn("relay", perType(2))
 	w.waitMode("cdc", 20*time.Second)
-	b.guarded = w.spawn("relay", "--admin-token=open-sesame", "--admin-read-token=look")
+	w.waitShards(2)
+	w.waitMode("cdc", 20*time.Second)
+	b.guarded = w.spawn("relay", perType(2), "--admin-token=open-sesame", "--admin-read-token=look")
 	b.serve = w.spawn("serve")
 	w.spawn("consume", "--group=mailer", "--claim-idle=1s")
 	control := httptest.NewServer(b.routes())
@@ -73,6 +76,7 @@ func (b *browserWorld) routes() http.Handler {
 		})
 	}
 	redis := b.w.redis
+	invoices := outbox.StreamName("outbox.", "invoice", "inv-7", 2)
 	does("/redis/kill", func(*http.Request) (any, error) { return nil, redis.Kill() })
 	does("/redis/start", func(*http.Request) (any, error) { return nil, redis.Start(context.Background()) })
 	does("/redis/freeze", func(*http.Request) (any, error) { return nil, redis.Signal(syscall.SIGSTOP) })
@@ -80,7 +84,7 @@ func (b *browserWorld) routes() http.Handler {
 	does("/orders", func(r *http.Request) (any, error) { return b.orders(r.Context()) })
 	does("/poison", func(r *http.Request) (any, error) {
 		id := uuid.NewString()
-		if err := redis.Client.Set(r.Context(), "outbox.invoice", "not a stream", 0).Err(); err != nil {
+		if err := redis.Client.Set(r.Context(), invoices, "not a stream", 0).Err(); err != nil {
 			return nil, err
 		}
 		_, err := b.w.db.Pool.Exec(r.Context(),
@@ -90,10 +94,10 @@ func (b *browserWorld) routes() http.Handler {
 	})
 	does("/fix", func(r *http.Request) (any, error) {
 		return nil,
-			redis.Client.Del(r.Context(), "outbox.invoice").Err()
+			redis.Client.Del(r.Context(), invoices).Err()
 	})
 	does("/invoices", func(r *http.Request) (any, error) {
-		list, err := redis.Client.XRange(r.Context(), "outbox.invoice", "-", "+").Result()
+		list, err := redis.Client.XRange(r.Context(), invoices, "-", "+").Result()
 		ids := []any{}
 		for _, m := range list {
 			ids = append(ids, m.Values["id"])

@@ -15,6 +15,7 @@ import (
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -63,8 +64,13 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 					"drop take --all\n",
 				humanize.Comma(n), humanize.Comma(shown))
 		}
+		streams, err := sql.ListStreams(ctx, d.Pool)
+		if err != nil {
+			return err
+		}
+		bases := outbox.Bases(streams)
 		for _, g := range d.Groups {
-			dead = append(dead, ops.GroupDead(g, e.config.StreamPrefix))
+			dead = append(dead, ops.GroupDead(g, e.config.StreamPrefix, bases))
 		}
 		if c.JSON {
 			return e.JSON(dead)

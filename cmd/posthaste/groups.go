@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,6 +15,7 @@ import (
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -25,9 +28,9 @@ type groupsCmd struct {
 // withGroups runs do with the groups of every stream that posthaste knows or that has its prefix. That posthaste cannot
 // reach Postgres is said, and no reason to do nothing: a Redis that fills up does not wait.
 func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.GroupList) error) error {
-	var noted []string
+	var noted []outbox.Stream
 	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
-		noted, err = sql.Streams(ctx, pool)
+		noted, err = sql.ListStreams(ctx, pool)
 		return err
 	})
 	var usage *cli.UsageError
@@ -95,15 +98,24 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 		return err
 	}
 	t := cli.Table(w)
-	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK")
+	fmt.Fprintln(t, "STREAM\tGROUP\tSTATE\tCONSUMERS\tUNREAD\tPENDING\tOLDEST PENDING\tIDLE\tLOST\tHOLDS BACK\tSTREAMS")
 	for _, g := range groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", ops.Printable(g.Stream), ops.Printable(g.Name),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", ops.Printable(g.Stream), ops.Printable(g.Name),
 			ops.StateOf(g), g.Consumers, countOr(g.Lag, "unknown"), humanize.Comma(g.Pending),
 			ops.Rough(g.OldestPending),
-			ops.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack))
+			ops.Rough(g.Idle), countOr(g.Lost, "unknown"), humanize.Comma(g.HoldsBack),
+			max(len(g.Streams), 1))
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, g := range groups {
+		if len(g.Streams) > 1 && (ops.StateOf(g) > ops.Behind || g.Lost > 0) {
+			worst := g.Streams[0]
+			fmt.Fprintf(w, "group %s is worst on %s: %s unread, %s pending, oldest waiting for %s, %s lost\n",
+				ops.Printable(g.Name), ops.Printable(worst.Stream), countOr(worst.Lag, "unknown"),
+				humanize.Comma(worst.Pending), ops.Rough(worst.Waits), countOr(worst.Lost, "unknown"))
+		}
 	}
 	for _, g := range groups {
 		if g.HoldsBack > 0 {
@@ -130,7 +142,7 @@ func countOr(n int64, unknown string) string {
 }
 
 type groupsDropCmd struct {
-	Stream string `required:"" help:"Full stream name."`
+	Stream string `required:"" help:"Full stream name; of a type that is spread over several streams, the name without the number is all of them."`
 	Group  string `required:"" help:"Consumer group."`
 	Force  bool   `help:"Drop it even if a consumer seems to be active."`
 	Yes    bool   `help:"Do not ask."`
@@ -159,10 +171,14 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
+		of, streams := "stream "+c.Stream, streamsOf(group)
+		if len(streams) > 0 {
+			of = fmt.Sprintf("stream %s (%s)", c.Stream, strings.Join(streams, ", "))
+		}
 		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending),
 			countOr(group.Lag, "an unknown number of"), humanize.Comma(int64(len(dead))))
 		if err := e.Confirm(asking, c.Yes,
-			fmt.Sprintf("Drop group %s of stream %s, and with it %s? Other groups keep theirs.", c.Group, c.Stream,
+			fmt.Sprintf("Drop group %s of %s, and with it %s? Other groups keep theirs.", c.Group, of,
 				what)); err != nil {
 			return err
 		}
@@ -171,20 +187,33 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				g.Drop(ctx, group, dead, c.Force)
 		}
 		args := audit.Detail{"stream": c.Stream, "group": c.Group, "force": c.Force}
+		if len(streams) > 0 {
+			args["streams"] = streams
+		}
 		// The answer may have taken longer than ctx lasts.
 		if err := e.auditedOrSaid(asking, audit.GroupsDrop, args, drop); err != nil {
 			return err
 		}
 		if c.JSON {
 			return e.JSON(struct {
-				Stream  string `json:"stream"`
-				Group   string `json:"group"`
-				Pending int64  `json:"pending"`
-				Unread  int64  `json:"unread"` // -1 if Redis cannot tell
-				Dead    int    `json:"dead"`
-			}{c.Stream, c.Group, group.Pending, group.Lag, len(dead)})
+				Stream  string   `json:"stream"`
+				Group   string   `json:"group"`
+				Pending int64    `json:"pending"`
+				Unread  int64    `json:"unread"` // -1 if Redis cannot tell
+				Dead    int      `json:"dead"`
+				Streams []string `json:"streams,omitempty"`
+			}{c.Stream, c.Group, group.Pending, group.Lag, len(dead), streams})
 		}
-		fmt.Fprintf(e.Stdout, "group %s of stream %s is gone, and with it %s\n", c.Group, c.Stream, what)
+		fmt.Fprintf(e.Stdout, "group %s of %s is gone, and with it %s\n", c.Group, of, what)
 		return nil
 	})
+}
+
+// streamsOf names the streams of a group of a type that has several.
+func streamsOf(g sink.Group) (names []string) {
+	for _, on := range g.Streams {
+		names = append(names, on.Stream)
+	}
+	slices.Sort(names)
+	return names
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +44,7 @@ type groupLine struct {
 	OldestPending          float64 `json:"oldest_pending_seconds"`
 	Abandoned              bool
 	StreamLength, Consumer int64
+	Streams                []groupLine
 }
 
 func (w *world) listGroups(extra ...string) map[string]groupLine {
@@ -152,6 +155,98 @@ func TestGroupsListAndDrop(t *testing.T) {
 	if left := w.listGroups(); len(left) != 0 {
 		t.Errorf("groups that were dropped: %v", left)
 	}
+}
+
+// A group of a type that has several streams is one, those of before included, and a type that is called like one of
+// them is another. What is done to the group by the type's name is done on all of them; by a stream's, on that one.
+func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, client := t.Context(), w.redis.Client
+	r := w.relayIn("poll")
+	w.insert("order", "before", 1)
+	w.insert("order.9", "another type", 1)
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	for _, stream := range []string{"outbox.order", "outbox.order.9"} {
+		do(t, client, "xgroup", "create", stream, "mailer", "0")
+	}
+	w.readGroup("mailer", 1)
+	for _, m := range client.XRange(ctx, "outbox.order", "-", "+").Val() {
+		do(t, client, "xack", "outbox.order", "mailer", m.ID)
+	}
+	do(t, client, "xgroup", "setid", "outbox.order.9", "mailer", "$", "entriesread", "1")
+	r.kill()
+	r = w.spawn("relay", perType(4))
+	w.waitShards(4)
+	for i := range 40 {
+		w.insert("order", strconv.Itoa(i), 1)
+	}
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	do(t, client, "xgroup", "create", "outbox.order.1", "beside", "0")
+	do(t, client, "xadd", "dead.outbox.order.1", "*",
+		"id", "1", "dead_stream", "outbox.order.1", "dead_entry", "1-0", "dead_group", "mailer")
+
+	if res := w.once("dead", "list", "--json"); !strings.Contains(res.out, `"aggregate_type": "order",`) {
+		t.Errorf("dead list: %s%s", res.out, res.errOut)
+	}
+	list := w.listGroups()
+	g := list["outbox.order mailer"]
+	sum := int64(0)
+	for _, on := range g.Streams {
+		sum += on.Lag
+	}
+	if len(list) != 3 || len(g.Streams) != 5 || g.Lag != 40 || sum != 40 ||
+		list["outbox.order.9 mailer"].Streams != nil {
+		t.Errorf("groups %+v", list)
+	}
+	table := w.once("groups", "list").out
+	if !regexp.MustCompile(`(?m)^outbox\.order  +mailer .* 40 .* 5$`).MatchString(table) {
+		t.Errorf("groups list:\n%s", table)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { // what dashboards tell types by
+		page, err := r.metrics()
+		for _, pair := range [][2]string{
+			{"order", "order"}, {"order.0", "order"}, {"order.3", "order"}, {"order.9", "order.9"},
+		} {
+			want := fmt.Sprintf(`outbox_stream_info{base="outbox.%s",stream="outbox.%s"} 1`, pair[1], pair[0])
+			if err == nil && !strings.Contains(page, want) {
+				err = errors.New("no " + want)
+			}
+		}
+		return err
+	})
+	// A Redis that fills up does not wait for Postgres: a relay has noted there which types are spread.
+	there := w.pgURL
+	w.pgURL = "postgres://127.0.0.1:1/none"
+	var alone []groupLine
+	res := w.once("groups", "list", "--json")
+	if err := json.Unmarshal([]byte(res.out), &alone); err != nil || len(alone) != 2 || alone[1].Lag != 40 {
+		t.Errorf("without Postgres: %v: %s%s", err, res.out, res.errOut)
+	}
+	w.pgURL = there
+
+	drop := func(stream string, extra ...string) result {
+		return w.once(append([]string{"groups", "drop", "--stream=" + stream, "--group=mailer", "--yes"}, extra...)...)
+	}
+	if r := drop("outbox.order.2"); r.code != 0 || strings.Contains(r.out, "outbox.order.1") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	drop("outbox.order").oneLine(t, 1, `"outbox.order": consumer "c" was active`)
+	if g := w.listGroups()["outbox.order mailer"]; len(g.Streams) != 4 {
+		t.Errorf("one was dropped of %+v", g.Streams)
+	}
+	if r := drop("outbox.order", "--force"); r.code != 0 || !strings.Contains(r.out, "1 dead") ||
+		!strings.Contains(r.out, "outbox.order, outbox.order.0, outbox.order.1, outbox.order.3") {
+		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	left := w.listGroups()
+	if _, there := left["outbox.order beside"]; len(left) != 2 || !there || left["outbox.order.9 mailer"].Stream == "" {
+		t.Errorf("left: %+v", left)
+	}
+	if n := client.XLen(ctx, "dead.outbox.order.1").Val(); n != 0 {
+		t.Errorf("%d dead events left", n)
+	}
+	drop("outbox.order").oneLine(t, 1, `"outbox.order" has no consumer group "mailer"; it has: beside`)
 }
 
 // With a group go its dead events, which nobody could retry any more; those of other groups stay.

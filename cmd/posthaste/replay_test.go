@@ -236,6 +236,7 @@ func TestReplayRefuses(t *testing.T) {
 	w.once("replay", "--all", "--history=0").oneLine(t, 1, "history is off (POSTHASTE_HISTORY=0)")
 	w.keep(10, "outbox.order")
 	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 1)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch, base) VALUES ('outbox.user.1', 1, 'outbox.user')")
 	ctx, client := t.Context(), w.redis.Client
 	client.Set(ctx, "text", "x", 0)
 	client.HSet(ctx, "{elsewhere}:gate", "source", "00000000-0000-4000-8000-000000000001", "owner", "1|00")
@@ -256,6 +257,7 @@ func TestReplayRefuses(t *testing.T) {
 		{2, "posthaste's own", []string{"--all", "--to=dead.outbox.order"}},
 		{2, "posthaste's own", []string{"--all", "--to=outbox.order:gate"}},
 		{1, "the relay publishes to it", []string{"--all", "--to=outbox.order"}},
+		{1, "the relay publishes to it", []string{"--all", "--to=outbox.user"}}, // to outbox.user.1, of the type
 		{1, "holds a string", []string{"--all", "--to=text"}},
 		{1, "a relay publishes to it", []string{"--all", "--to=elsewhere"}},
 		{1, "another database", []string{"--all"}},

@@ -304,6 +304,13 @@ var metricNotes = []struct {
 			"max by (stream) (outbox_stream_length)",
 		},
 		{
+			"outbox_stream_info",
+			"a type has got another stream: it is spread over several, or new. Join other metrics with it to see a " +
+				"type as one; a type may be called like a stream of another one, so names alone do not tell.",
+			"sum by (base) (max by (stream) (outbox_stream_length) * on (stream) group_left (base) " +
+				"max by (stream, base) (outbox_stream_info))",
+		},
+		{
 			"outbox_consumer_stream_length",
 			"as `outbox_stream_length`, as the consumer sees it.",
 			"max by (stream) (outbox_consumer_stream_length)",

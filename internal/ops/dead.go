@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -54,12 +55,13 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 // sourceRelay is the source of what the relay has parked; a group's is its name.
 const sourceRelay = "relay"
 
-// GroupDead shows what a consumer group has given up in the form of the relay's parked events.
-func GroupDead(g consumer.DeadEntry, prefix string) Dead {
+// GroupDead shows what a consumer group has given up in the form of the relay's parked events. bases has the base of
+// streams, as outbox.Bases does: a type may have several.
+func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dead {
 	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
 	return Dead{
-		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(g.Stream, prefix), AggregateID: g.Subject,
-		Type: g.Type, Class: "consumer",
+		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(cmp.Or(bases[g.Stream], g.Stream), prefix),
+		AggregateID: g.Subject, Type: g.Type, Class: "consumer",
 		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
 	}
 }

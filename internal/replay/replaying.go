@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -151,12 +150,17 @@ func (r *replaying) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.streams, err = sql.Streams(ctx, r.pool); err != nil {
+	streams, err := sql.ListStreams(ctx, r.pool)
+	if err != nil {
 		return err
 	}
-	if slices.Contains(r.streams, r.options.To) {
-		return fmt.Errorf("--to %s: the relay publishes to it; omit --to to replay events into their own streams, or "+
-			"name another stream", r.options.To)
+	for _, s := range streams {
+		// Whoever reads a type by the name of its only stream reads that one, even if the type has others now.
+		if r.options.To == s.Name || r.options.To == s.Base {
+			return fmt.Errorf("--to %s: the relay publishes to it; omit --to to replay events into their own "+
+				"streams, or name another stream", r.options.To)
+		}
+		r.streams = append(r.streams, s.Name)
 	}
 	if err := r.history(ctx); err != nil {
 		return err

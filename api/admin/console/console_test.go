@@ -302,3 +302,65 @@ func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// A type that has several streams is one, as bad as the worst of them, in the table and in the verdict; its dead events
+// are of that type.
+func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.db.Exec(t, `INSERT INTO outbox_stream (stream, adopted_epoch, base) VALUES ('outbox.order', 0, 'outbox.order'),
+		('outbox.order.0', 0, 'outbox.order'), ('outbox.order.1', 0, 'outbox.order'),
+		('outbox.order.3', 0, 'outbox.order.3')`)
+	ctx, client := t.Context(), w.redis.Client
+	do := func(args ...any) {
+		t.Helper()
+		if err := client.Do(ctx, args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, stream := range []string{"outbox.order", "outbox.order.0", "outbox.order.1", "outbox.order.3"} {
+		do("XADD", stream, "1-1", "id", "x") // of long ago
+		do("XGROUP", "CREATE", stream, "mailer", "$", "ENTRIESREAD", "1")
+	}
+	do("XGROUP", "SETID", "outbox.order.1", "mailer", "0", "ENTRIESREAD", "0")
+	do("XADD", "dead.outbox.order.1", "*", "id", uuid.NewString(), "dead_stream", "outbox.order.1", "dead_entry", "1-1",
+		"dead_group", "mailer", "dead_attempts", "1")
+	var s console.State
+	if status := w.get("/console/api/state", &s); status != 200 {
+		t.Fatalf("state: %d", status)
+	}
+	if s.GroupSum.Groups != 2 || s.GroupSum.Unread != 1 {
+		t.Errorf("sum %+v, want 1 unread of 2 groups", s.GroupSum)
+	}
+	var said []string
+	for _, p := range s.Verdict.Also {
+		if strings.Contains(p.Title, "mailer") {
+			said = append(said, p.Title+": "+p.Remedy)
+		}
+	}
+	if len(said) != 1 || !strings.HasPrefix(said[0], "Nobody reads for group mailer on outbox.order: ") ||
+		!strings.HasSuffix(said[0], "posthaste groups drop --stream=outbox.order --group=mailer") {
+		t.Errorf("verdict %q", said)
+	}
+	var table struct {
+		Groups struct {
+			Value []struct {
+				Stream    string
+				Abandoned bool
+				Streams   []struct {
+					Stream    string
+					Abandoned bool
+				}
+			}
+		}
+	}
+	w.get("/console/api/state", &table)
+	if g := table.Groups.Value; len(g) != 2 || g[0].Stream != "outbox.order" || !g[0].Abandoned ||
+		len(g[0].Streams) != 3 || g[0].Streams[0].Stream != "outbox.order.1" || g[0].Streams[1].Abandoned ||
+		g[1].Stream != "outbox.order.3" || g[1].Streams != nil {
+		t.Errorf("groups %+v", g)
+	}
+	if _, body := w.call("GET", "/console/api/dead?fresh=1", ""); !strings.Contains(body, `"aggregate_type":"order"`) {
+		t.Errorf("dead: %s", body)
+	}
+}

@@ -27,7 +27,7 @@ type State struct {
 	Postgres Look[Postgres]   `json:"postgres"`
 	Redis    Look[ops.Memory] `json:"redis"`
 	Streams  Look[[]Stream]   `json:"streams"`
-	// Groups are the gravest; GroupSum is of all of them.
+	// Groups are the gravest; GroupSum is of all of them. One that is on several streams of a type is one.
 	Groups   Look[[]sink.Group]  `json:"groups"`
 	GroupSum GroupSum            `json:"group_sum"`
 	Dead     Look[ops.DeadCount] `json:"dead"`
@@ -57,7 +57,8 @@ type GroupSum struct {
 	Pending int64 `json:"pending"`
 }
 
-// sumUp also puts the gravest first, of which no more than maxGroups are left.
+// sumUp also puts the gravest first, of which no more than maxGroups are left, and, of what they are on each of several
+// streams, no more than maxShards.
 func sumUp(groups []sink.Group) ([]sink.Group, GroupSum) {
 	sum := GroupSum{Groups: len(groups)}
 	for _, g := range groups {
@@ -66,7 +67,13 @@ func sumUp(groups []sink.Group) ([]sink.Group, GroupSum) {
 	}
 	groups = slices.Clone(groups)
 	slices.SortStableFunc(groups, func(a, b sink.Group) int { return cmp.Compare(trouble(b), trouble(a)) })
-	return groups[:min(len(groups), maxGroups)], sum
+	groups = groups[:min(len(groups), maxGroups)]
+	left := maxShards
+	for i := range groups {
+		groups[i].Streams = groups[i].Streams[:min(len(groups[i].Streams), left)]
+		left -= len(groups[i].Streams)
+	}
+	return groups, sum
 }
 
 // trouble orders groups by what is wrong with them; 0 if nothing is.

@@ -43,8 +43,9 @@ const (
 const (
 	maxStreams = 256
 	maxGroups  = 200
-	maxEvents  = 50 // remembered, for a page that has just been opened
-	maxNew     = 20 // per stream and look
+	maxShards  = 800 // of all shown groups: what they are on each stream of a type that has several
+	maxEvents  = 50  // remembered, for a page that has just been opened
+	maxNew     = 20  // per stream and look
 )
 
 // source is something that is asked again and again.
@@ -246,6 +247,7 @@ type watch struct {
 	last    map[string]string // stream -> last entry id seen
 	events  []Event           // newest last
 	streams []string          // as Postgres last named them
+	bases   map[string]string // of all streams: see outbox.Stream
 	lost    time.Time         // when a stream was last found to have gone back
 }
 
@@ -328,12 +330,12 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 		}
 		return Postgres{}, err
 	}
-	streams, err := sql.Streams(ctx, o.Pool)
+	streams, err := sql.ListStreams(ctx, o.Pool)
 	if err != nil {
 		return Postgres{}, err
 	}
 	w.mu.Lock()
-	w.streams = append([]string{}, streams[:min(len(streams), maxStreams)]...)
+	w.streams, w.bases = outbox.StreamNames(streams[:min(len(streams), maxStreams)]), outbox.Bases(streams)
 	w.mu.Unlock()
 	return Postgres{Postgres: p, Streams: len(streams)}, nil
 }
@@ -346,6 +348,13 @@ func (w *watch) names() ([]string, error) {
 		return nil, errNotYet
 	}
 	return w.streams, nil
+}
+
+// basesOf has the Base of each stream that names has.
+func (w *watch) basesOf() map[string]string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bases
 }
 
 func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
@@ -445,7 +454,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 	if err != nil && len(groups) > 0 {
 		err = partial{err}
 	}
-	return groups, err
+	return sink.GroupsOfTypes(groups, w.basesOf()), err
 }
 
 func (w *watch) readDead(ctx context.Context) (deadList, error) {
@@ -457,16 +466,18 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	if l.relay, err = sql.CountDead(ctx, w.c.o.Pool); err != nil {
 		return deadList{}, err
 	}
-	streams, err := sql.Streams(ctx, w.c.o.Pool)
+	streams, err := sql.ListStreams(ctx, w.c.o.Pool)
 	if err != nil {
 		return deadList{}, err
 	}
-	if l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, streams, maxShown); err != nil {
+	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, outbox.StreamNames(streams), maxShown)
+	if err != nil {
 		// Without Redis the relay's own can still be looked after.
 		return deadList{dead: l.dead, relay: l.relay}, partial{fmt.Errorf("those of consumer groups: %w", err)}
 	}
+	bases := outbox.Bases(streams)
 	for _, g := range l.groups {
-		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix))
+		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix, bases))
 	}
 	return l, nil
 }

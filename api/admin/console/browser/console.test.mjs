@@ -116,6 +116,30 @@ test('a process without a relay shows what it can', async () => {
   await page.context().close();
 });
 
+test('a group of a type with several streams is one row, which unfolds', async () => {
+  const page = await open(RELAY);
+  const rows = page.locator('#groups-body tbody tr');
+  const fold = rows.getByRole('button', { name: 'mailer on the streams of outbox.order' });
+  await until('orders in both streams', 20000, async () => {
+    await control('/orders');
+    return (await fold.textContent()).includes('2 streams');
+  });
+  assert.equal(await rows.filter({ hasText: 'outbox.order.1' }).count(), 0, 'the streams are shown unasked');
+  await fold.focus();
+  await page.keyboard.press('Enter');
+  for (const n of [0, 1]) await rows.filter({ hasText: `outbox.order.${n}` }).waitFor();
+  await control('/orders'); // the table is drawn anew
+  await page.waitForTimeout(3000);
+  for (const n of [0, 1]) await rows.filter({ hasText: `outbox.order.${n}` }).waitFor();
+  assert.ok(await fold.evaluate((b) => b === document.activeElement), 'the keyboard is elsewhere');
+  await shot(page, 'console-streams');
+  await accessible(page, 'unfolded');
+  await fold.focus();
+  await page.keyboard.press('Enter');
+  await rows.filter({ hasText: 'outbox.order.1' }).waitFor({ state: 'detached' });
+  await page.context().close();
+});
+
 test('the switch switches, by keyboard alone', async () => {
   const page = await open(RELAY);
   const press = async (name) => {

@@ -362,11 +362,36 @@ function onEvents(list) {
   eventsDue ??= setTimeout(() => { eventsDue = null; drawEvents(); }, 150);
 }
 
+const unfolded = new Set(); // groups whose streams are shown
+
+const groupLevel = (g) => (g.lost > 0 ? 'bad' : g.abandoned || ((g.idle_seconds >= 60 || g.waits_seconds >= 300) && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok');
+
+// groupRow is the row of a group, or of what it is on one of several streams of a type, which is beneath it.
+function groupRow(g, stream, props, name = g.group) {
+  const lvl = groupLevel(g);
+  const what = g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
+  return h('tr', props,
+    td('Group', { class: 'text' }, name), td('Stream', { class: 'text' }, stream), td('State', null, h('span', { class: 'tag', 'data-level': lvl }, what)),
+    td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
+    td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.waits_seconds > 0 ? span(g.waits_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
+}
+
+// groupRows are the row of a group and, if they are unfolded, what it is on each stream of its type.
+function groupRows(g) {
+  if (!g.streams) return groupRow(g, g.stream);
+  const key = JSON.stringify([g.stream, g.group]);
+  const open = unfolded.has(key);
+  const fold = h('button', { type: 'button', class: 'link', 'data-fold': key, 'aria-expanded': String(open), 'aria-label': `${g.group} on the streams of ${g.stream}`, onclick: () => { if (!unfolded.delete(key)) unfolded.add(key); drawGroups(state); } },
+    `${g.stream} (${plural(g.streams.length, 'stream')})`);
+  const own = [...g.streams].sort((a, b) => a.stream.length - b.stream.length || (a.stream < b.stream ? -1 : 1));
+  return [groupRow(g, fold), open ? own.map((on) => groupRow(on, on.stream, { class: 'sub' }, '')) : []];
+}
+
 function drawGroups(st) {
   const look = st.groups;
   const body = $('groups-body');
   const list = look.value; // the gravest first
-  const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of)]);
+  const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of), [...unfolded]]);
   if (body.dataset.key === key) return;
   body.dataset.key = key;
   if (list.length === 0) {
@@ -374,17 +399,11 @@ function drawGroups(st) {
       : !look.as_of ? empty('Not known yet.', 'Postgres names the streams, then Redis is asked.') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.'));
     return;
   }
-  const rows = list.map((g) => {
-    const lvl = g.lost > 0 ? 'bad' : g.abandoned || ((g.idle_seconds >= 60 || g.waits_seconds >= 300) && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok';
-    const what = g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
-    return h('tr', null,
-      td('Group', { class: 'text' }, g.group), td('Stream', { class: 'text' }, g.stream), td('State', null, h('span', { class: 'tag', 'data-level': lvl }, what)),
-      td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
-      td('Oldest not acked', { class: 'num' }, g.pending ? span(g.oldest_pending_seconds) : '–'), td('Waits for', { class: 'num' }, g.waits_seconds > 0 ? span(g.waits_seconds) : '–'), td('Consumers', { class: 'num' }, count(g.consumers)));
-  });
-  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], rows),
+  const focused = document.activeElement?.dataset.fold; // the keyboard stays where it is
+  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], list.flatMap(groupRows)),
     st.group_sum.groups > list.length ? h('p', { class: 'muted' }, `${count(st.group_sum.groups)} in all; the ${list.length} gravest are shown. posthaste groups list shows all.`) : '',
     look.error ? h('p', { class: 'error' }, `As of ${clock(look.as_of)}, and perhaps not all: ${look.error}`) : '');
+  if (focused) [...body.querySelectorAll('[data-fold]')].find((b) => b.dataset.fold === focused)?.focus();
 }
 
 // ---- dead events
