@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/pause"
+	"posthaste/internal/redisurl"
 )
 
 // discoverEvery is how often new streams are looked for. They are to be found within 5 s.
@@ -86,7 +87,7 @@ func (c *Consumer) discover(ctx context.Context, look func(ctx context.Context, 
 
 // scan looks for streams with the prefix.
 func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
-	return scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
+	return scanStreams(ctx, c.client, []string{c.opt.Prefix}, func(name string) {
 		if !strings.HasPrefix(name, deadPrefix) || strings.HasPrefix(c.opt.Prefix, deadPrefix) {
 			found(name)
 		}
@@ -139,23 +140,30 @@ func exist(ctx context.Context, client redis.UniversalClient, names []string, ke
 	return there, nil
 }
 
-// Streams lists the streams whose name begins with prefix, and their dead streams, ascending.
+// Streams lists the streams whose name begins with prefix, and their dead streams, ascending. What the other nodes of a
+// cluster have is returned beside the error of one.
 func Streams(ctx context.Context, client redis.UniversalClient, prefix string) ([]string, error) {
 	var names []string
-	for _, p := range []string{prefix, deadPrefix + prefix, deadPrefix + "{" + prefix} {
-		if err := scanStreams(ctx, client, p, func(name string) { names = append(names, name) }); err != nil {
-			return nil, fmt.Errorf("look for streams: %w", err)
-		}
+	err := scanStreams(ctx, client, append(deadPrefixes(prefix), prefix), func(name string) {
+		names = append(names, name)
+	})
+	if err != nil {
+		err = fmt.Errorf("look for streams: %w", err)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), err
 }
 
-// scanStreams calls found for every stream whose name begins with prefix; in a cluster possibly more than once. Gates
-// and leases are no streams.
-func scanStreams(ctx context.Context, client redis.UniversalClient, prefix string, found func(name string)) error {
+// deadPrefixes are what the names of the dead streams begin with whose streams have prefix.
+func deadPrefixes(prefix string) []string {
+	return []string{deadPrefix + prefix, deadPrefix + "{" + prefix}
+}
+
+// scanStreams calls found for every stream whose name begins with one of the prefixes; in a cluster possibly more than
+// once, and also for what the others have if a node does not answer. Gates and leases are no streams.
+func scanStreams(ctx context.Context, client redis.UniversalClient, prefixes []string, found func(name string)) error {
 	var mu sync.Mutex
-	scan := func(ctx context.Context, node redis.Cmdable) error {
+	scan := func(ctx context.Context, node redis.Cmdable, prefix string) error {
 		var cursor uint64
 		for {
 			names, next, err := node.ScanType(ctx, cursor, globQuote(prefix)+"*", 1000, "stream").Result()
@@ -172,10 +180,18 @@ func scanStreams(ctx context.Context, client redis.UniversalClient, prefix strin
 			}
 		}
 	}
-	if cc, ok := client.(*redis.ClusterClient); ok {
-		return cc.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
+	nodes, err := redisurl.Primaries(ctx, client)
+	if err != nil {
+		return err
 	}
-	return scan(ctx, client)
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		for _, p := range prefixes {
+			if err := scan(ctx, n, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // globQuote takes the special meaning from the characters of a Redis pattern.

@@ -35,7 +35,7 @@ func FindGroups(
 	ctx context.Context, client redis.UniversalClient, noted []string, prefix string, maxLen int64,
 ) (*GroupList, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
-	if err != nil {
+	if err != nil && len(found) == 0 {
 		return nil, err
 	}
 	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and
@@ -44,11 +44,12 @@ func FindGroups(
 	g := &GroupList{client: client, streams: slices.Concat(noted, found)}
 	slices.Sort(g.streams)
 	g.streams = slices.Compact(g.streams)
-	g.List, err = sink.Groups(ctx, client, g.streams)
+	var unread error
+	g.List, unread = sink.Groups(ctx, client, g.streams)
 	if maxLen > 0 {
 		g.markHolders(noted, maxLen)
 	}
-	return g, err
+	return g, errors.Join(err, unread)
 }
 
 // markHolders finds who holds trimming, of the streams that the relay trims.

@@ -461,12 +461,14 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	if err != nil {
 		return deadList{}, err
 	}
-	if l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, streams, maxShown); err != nil {
-		// Without Redis the relay's own can still be looked after.
-		return deadList{dead: l.dead, relay: l.relay}, partial{fmt.Errorf("those of consumer groups: %w", err)}
-	}
+	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, streams, maxShown)
 	for _, g := range l.groups {
 		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix))
 	}
-	return l, nil
+	if err != nil {
+		// Without Redis, or without one node of it, the relay's own and those of the other nodes can still be looked
+		// after.
+		err = partial{fmt.Errorf("those of consumer groups: %w", err)}
+	}
+	return l, err
 }
