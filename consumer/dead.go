@@ -36,28 +36,29 @@ type DeadEntry struct {
 const deadPage = 500
 
 // Dead lists the dead events of every stream whose name begins with prefix, oldest first within a stream. The list is
-// complete, so its length is bounded by nothing but what has died.
+// complete, so its length is bounded by nothing but what has died. What could be read is returned beside the error of
+// what could not: in a cluster one node may be down.
 func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]DeadEntry, error) {
 	seen := map[string]bool{}
 	var names []string
-	for _, p := range []string{deadPrefix + prefix, deadPrefix + "{" + prefix} {
-		err := scanStreams(ctx, client, p, func(name string) {
-			if !seen[name] {
-				seen[name] = true
-				names = append(names, name)
-			}
-		})
-		if err != nil {
-			return nil, fmt.Errorf("look for dead streams: %w", err)
+	err := scanStreams(ctx, client, deadPrefixes(prefix), func(name string) {
+		if !seen[name] {
+			seen[name] = true
+			names = append(names, name)
 		}
+	})
+	if err != nil {
+		err = fmt.Errorf("look for dead streams: %w", err)
 	}
+	errs := []error{err}
 	var out []DeadEntry
 	for _, name := range names {
 		start := "-"
 		for {
 			list, err := client.XRangeN(ctx, name, start, "+", deadPage).Result()
 			if err != nil {
-				return nil, fmt.Errorf("read dead stream %q: %w", name, err)
+				errs = append(errs, fmt.Errorf("read dead stream %q: %w", name, err))
+				break
 			}
 			for _, m := range list {
 				out = append(out, deadEntry(name, m))
@@ -68,7 +69,7 @@ func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]D
 			start = "(" + list[len(list)-1].ID
 		}
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // headsPage is how many entries DeadHeads reads at once.
@@ -76,16 +77,18 @@ const headsPage = 100
 
 // DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
 // stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server
-// that has millions.
+// that has millions. What could be read is returned beside the error of what could not.
 func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string,
 	limit int,
 ) (list []DeadEntry, total int64, err error) {
+	var errs []error
 	for _, stream := range streams {
 		name, start := DeadStream(client, stream), "-"
 		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
 			reply, err := headsScript.RunRO(ctx, client, []string{name}, start, min(headsPage, limit-len(list))).Slice()
 			if err != nil || len(reply) < 2 {
-				return list, total, fmt.Errorf("read dead stream %q: %w", name, err)
+				errs = append(errs, fmt.Errorf("read dead stream %q: %w", name, err))
+				break
 			}
 			if page == 0 {
 				n, _ := reply[0].(int64)
@@ -97,7 +100,7 @@ func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []stri
 			}
 		}
 	}
-	return list, total, nil
+	return list, total, errors.Join(errs...)
 }
 
 func deadHead(stream string, item any) DeadEntry {

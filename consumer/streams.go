@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/pause"
+	"posthaste/internal/redisurl"
 )
 
 // discoverEvery is how often new streams are looked for. They are to be found within 5 s.
@@ -87,7 +89,7 @@ func (c *Consumer) discover(ctx context.Context, look func(ctx context.Context, 
 
 // scan looks for streams with the prefix.
 func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
-	return scanStreams(ctx, c.client, c.opt.Prefix, func(name string) {
+	return scanStreams(ctx, c.client, []string{c.opt.Prefix}, func(name string) {
 		if !strings.HasPrefix(name, deadPrefix) || strings.HasPrefix(c.opt.Prefix, deadPrefix) {
 			found(name)
 		}
@@ -98,7 +100,7 @@ func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
 // A type may be called like one of the streams of another; that a relay says so is what tells them apart.
 func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
 	marked, err := exist(ctx, c.client, c.opt.Streams, func(name string) string { return name + shardedSuffix })
-	if err != nil || len(marked) == 0 {
+	if len(marked) == 0 {
 		return err
 	}
 	var names []string
@@ -107,11 +109,11 @@ func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
 			names = append(names, base+"."+strconv.Itoa(n))
 		}
 	}
-	there, err := exist(ctx, c.client, names, func(name string) string { return name })
+	there, unknown := exist(ctx, c.client, names, func(name string) string { return name })
 	for _, name := range there {
 		found(name)
 	}
-	return err
+	return errors.Join(err, unknown)
 }
 
 // How a relay names the streams of a type that has several; see package sink.
@@ -122,7 +124,8 @@ const (
 
 // Bases tells which of the streams a relay has spread a type over: their names without the number, which is the name of
 // the type's only stream before. It has no others. As for a consumer that names a type's stream, it is a relay's word
-// that counts, not that a stream is called like one of another's.
+// that counts, not that a stream is called like one of another's. What the other nodes of a cluster say is returned
+// beside the error of one.
 func Bases(ctx context.Context, client redis.UniversalClient, streams []string) (map[string]string, error) {
 	of := map[string][]string{}
 	for _, name := range streams {
@@ -137,7 +140,7 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 	marked, err := exist(ctx, client, slices.Sorted(maps.Keys(of)),
 		func(name string) string { return name + shardedSuffix })
 	if err != nil {
-		return nil, fmt.Errorf("look which streams are of one type: %w", err)
+		err = fmt.Errorf("look which streams are of one type: %w", err)
 	}
 	bases := map[string]string{}
 	for _, base := range marked {
@@ -145,10 +148,10 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 			bases[name] = base
 		}
 	}
-	return bases, nil
+	return bases, err
 }
 
-// exist returns the names whose keys are there.
+// exist returns the names whose keys are there; those of the other nodes of a cluster beside the error of one.
 func exist(ctx context.Context, client redis.UniversalClient, names []string, key func(name string) string) (
 	there []string, err error,
 ) {
@@ -157,34 +160,39 @@ func exist(ctx context.Context, client redis.UniversalClient, names []string, ke
 	for i, name := range names {
 		cmds[i] = pipe.Exists(ctx, key(name))
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, err
-	}
+	_, err = pipe.Exec(ctx)
 	for i, name := range names {
 		if cmds[i].Val() > 0 {
 			there = append(there, name)
 		}
 	}
-	return there, nil
+	return there, err
 }
 
-// Streams lists the streams whose name begins with prefix, and their dead streams, ascending.
+// Streams lists the streams whose name begins with prefix, and their dead streams, ascending. What the other nodes of a
+// cluster have is returned beside the error of one.
 func Streams(ctx context.Context, client redis.UniversalClient, prefix string) ([]string, error) {
 	var names []string
-	for _, p := range []string{prefix, deadPrefix + prefix, deadPrefix + "{" + prefix} {
-		if err := scanStreams(ctx, client, p, func(name string) { names = append(names, name) }); err != nil {
-			return nil, fmt.Errorf("look for streams: %w", err)
-		}
+	err := scanStreams(ctx, client, append(deadPrefixes(prefix), prefix), func(name string) {
+		names = append(names, name)
+	})
+	if err != nil {
+		err = fmt.Errorf("look for streams: %w", err)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), err
 }
 
-// scanStreams calls found for every stream whose name begins with prefix; in a cluster possibly more than once. Gates
-// and leases are no streams.
-func scanStreams(ctx context.Context, client redis.UniversalClient, prefix string, found func(name string)) error {
+// deadPrefixes are what the names of the dead streams begin with whose streams have prefix.
+func deadPrefixes(prefix string) []string {
+	return []string{deadPrefix + prefix, deadPrefix + "{" + prefix}
+}
+
+// scanStreams calls found for every stream whose name begins with one of the prefixes; in a cluster possibly more than
+// once, and also for what the others have if a node does not answer. Gates and leases are no streams.
+func scanStreams(ctx context.Context, client redis.UniversalClient, prefixes []string, found func(name string)) error {
 	var mu sync.Mutex
-	scan := func(ctx context.Context, node redis.Cmdable) error {
+	scan := func(ctx context.Context, node redis.Cmdable, prefix string) error {
 		var cursor uint64
 		for {
 			names, next, err := node.ScanType(ctx, cursor, globQuote(prefix)+"*", 1000, "stream").Result()
@@ -201,10 +209,18 @@ func scanStreams(ctx context.Context, client redis.UniversalClient, prefix strin
 			}
 		}
 	}
-	if cc, ok := client.(*redis.ClusterClient); ok {
-		return cc.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
+	nodes, err := redisurl.Primaries(ctx, client)
+	if err != nil {
+		return err
 	}
-	return scan(ctx, client)
+	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
+		for _, p := range prefixes {
+			if err := scan(ctx, n, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // globQuote takes the special meaning from the characters of a Redis pattern.

@@ -162,33 +162,41 @@ func (b *Bank) refresh(ctx context.Context) {
 }
 
 // claim counts what was lost of the operations that this process was told of and whoever raised the epoch did not know
-// of.
+// of. All buckets are asked at once: one whose node does not answer keeps no other waiting.
 func (b *Bank) claim(ctx context.Context) error {
+	errs := make([]error, Buckets)
+	var wg sync.WaitGroup
 	for bkt := range int16(Buckets) {
 		k := &b.buckets[bkt]
 		k.mu.Lock()
 		epoch, floor := k.epoch, k.claim
 		k.mu.Unlock()
-		if floor == 0 {
-			continue
+		if floor > 0 {
+			wg.Go(func() { errs[bkt] = b.claimIn(ctx, bkt, epoch, floor) })
 		}
-		r, err := call(ctx, b.redis, fnClaim, []string{epochKey(bkt)}, epoch, floor)
-		if err != nil {
-			return err
-		}
-		if r[0] == "EPOCH" { // not open yet, or closed again
-			continue
-		}
-		k.mu.Lock()
-		if k.claim == floor {
-			k.claim = 0
-		}
-		k.mu.Unlock()
-		if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // Lua printed it
-			b.metrics.lost.Add(float64(lost))
-			b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch,
-				"lost_operations", lost)
-		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error {
+	r, err := call(ctx, b.redis, fnClaim, []string{epochKey(bkt)}, epoch, floor)
+	if err != nil {
+		return fmt.Errorf("bucket %d: %w", bkt, err)
+	}
+	if r[0] == "EPOCH" { // not open yet, or closed again
+		return nil
+	}
+	k := &b.buckets[bkt]
+	k.mu.Lock()
+	if k.claim == floor {
+		k.claim = 0
+	}
+	k.mu.Unlock()
+	if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // Lua printed it
+		b.metrics.lost.Add(float64(lost))
+		b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch,
+			"lost_operations", lost)
 	}
 	return nil
 }

@@ -74,13 +74,15 @@ func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
 	}
+	var loaded error
 	for try := 0; ; try++ {
 		r, waited, err = l.call(ctx, fcall)
 		if functionMissing(err) && try == 0 {
-			if err := loadLibrary(ctx, b.client); err != nil {
-				return nil, nil, fmt.Errorf("%w: %w", errNotSent, err)
-			}
+			loaded = loadLibrary(ctx, b.client) // another node of a cluster may be down: the call tells
 			continue
+		}
+		if functionMissing(err) {
+			err = errors.Join(err, loaded)
 		}
 		if movedAway(err) && try == 0 {
 			// The client that knows all nodes follows, and learns. That is one call at a time, but soon over.

@@ -7,12 +7,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 )
 
@@ -258,41 +260,122 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	w.inStep(user, 1_000_000-done.Load())
 }
 
-// A master that is down takes its own balances along, and no others.
+// A master that is down or hangs takes its own balances along, and no others: neither the operations, nor what the
+// ledger gets of them.
 func TestAMasterOfTheClusterIsDown(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
-	newClient := func() *redis.ClusterClient {
-		o := c.Client.Options()
-		n := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: o.Addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
-			ReadTimeout: 30 * time.Second, PoolTimeout: patience,
+	for name, edit := range map[string]struct {
+		down func(*local.Redis) error
+		up   func(testing.TB, *local.Redis) error
+	}{
+		"killed": {
+			func(n *local.Redis) error { return n.Kill() },
+			func(tb testing.TB, n *local.Redis) error { return n.Start(tb.Context()) },
+		},
+		"hangs": {
+			func(n *local.Redis) error { return n.Signal(syscall.SIGSTOP) },
+			func(_ testing.TB, n *local.Redis) error { return n.Signal(syscall.SIGCONT) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no", "appendonly yes")
+			newClient := func(read time.Duration) *redis.ClusterClient {
+				o := c.Client.Options()
+				n := redis.NewClusterClient(&redis.ClusterOptions{
+					Addrs: o.Addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
+					ReadTimeout: read, PoolTimeout: patience,
+				})
+				t.Cleanup(func() { _ = n.Close() })
+				return n
+			}
+			w := &world{tb: t, db: testenv.Postgres(t)}
+			w.bank = New(Options{Redis: newClient(30 * time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
+			w.sync = NewSync(SyncOptions{Redis: newClient(time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
+			users := make([]uuid.UUID, len(c.Nodes))
+			for i := range users {
+				for users[i] = uuid.New(); c.Master(t, c.Slot(t, accountKey(users[i]))) != i; {
+					users[i] = uuid.New()
+				}
+				w.must(newOp(users[i], Add, 50), OK)
+			}
+			w.run()
+			in := func(i int, seq int64) {
+				t.Helper()
+				testenv.Eventually(t, time.Minute, func() error {
+					if a := w.ledger(users[i]); a.LastSeq != seq {
+						return fmt.Errorf("the ledger has %d operations of node %d, want %d", a.LastSeq, i, seq)
+					}
+					return nil
+				})
+			}
+			for i := range users {
+				in(i, 1)
+			}
+			down := c.Master(t, c.Slot(t, ownerKey)) // where it is written whose the balances are
+			if err := edit.down(c.Nodes[down]); err != nil {
+				t.Fatal(err)
+			}
+			for i, u := range users {
+				if i == down {
+					continue
+				}
+				for seq := range int64(3) { // each may wait for a look at the node that is down
+					testenv.Eventually(t, 20*time.Second, func() error {
+						w.bank.fit.Store(nil) // it would be asked again in a few seconds
+						_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1))
+						return err
+					})
+					in(i, 2+seq)
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if _, err := w.bank.Apply(ctx, newOp(users[down], Deduct, 1)); err == nil {
+				t.Error("an operation on a master that is down is done")
+			}
+			if err := edit.up(t, c.Nodes[down]); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, time.Minute, func() error {
+				_, err := w.bank.Apply(t.Context(), newOp(users[down], Deduct, 100))
+				return err
+			})
+			testenv.Eventually(t, time.Minute, func() error {
+				if a := w.ledger(users[down]); a.LastSeq < 2 {
+					return fmt.Errorf("the ledger has %d operations of the node that is back", a.LastSeq)
+				}
+				return nil
+			})
+			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
 		})
-		t.Cleanup(func() { _ = n.Close() })
-		return n
 	}
-	w := &world{tb: t, db: testenv.Postgres(t)}
-	w.bank = New(Options{Redis: newClient(), Pool: w.db.Pool, Logger: testenv.Logger(t)})
-	users := make([]uuid.UUID, len(c.Nodes))
-	for i := range users {
-		for users[i] = uuid.New(); c.Master(t, c.Slot(t, accountKey(users[i]))) != i; {
-			users[i] = uuid.New()
+}
+
+// What was lost of a bucket is counted although another one's node is down.
+func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	b := New(Options{Redis: c.Client, Pool: testenv.Postgres(t).Pool, Logger: testenv.Logger(t)})
+	first, later := int16(0), int16(0)
+	down := c.Master(t, c.Slot(t, epochKey(first)))
+	for c.Master(t, c.Slot(t, epochKey(later))) == down {
+		later++
+	}
+	for _, bkt := range []int16{first, later} {
+		_, err := call(t.Context(), c.Client, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, 1, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-		w.must(newOp(users[i], Add, 50), OK)
+		b.buckets[bkt].epoch, b.buckets[bkt].claim = 1, 7
 	}
-	down := c.Master(t, c.Slot(t, ownerKey)) // where it is written whose the balances are
 	if err := c.Nodes[down].Kill(); err != nil {
 		t.Fatal(err)
 	}
-	w.bank.fit.Store(nil) // it would be asked again in a few seconds
-	for i, u := range users {
-		if i != down {
-			testenv.Eventually(t, 20*time.Second, func() error {
-				_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1))
-				return err
-			})
-		} else if _, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1)); err == nil {
-			t.Error("an operation on a master that is down is done")
-		}
+	if err := b.claim(t.Context()); err == nil {
+		t.Error("a node that is down has answered")
 	}
+	wantEqual(t, "lost operations", counter(b.metrics.lost), 7)
+	wantEqual(t, "still to be counted", b.buckets[first].claim, 7)
+	wantEqual(t, "counted", b.buckets[later].claim, 0)
 }

@@ -104,10 +104,11 @@ func functionMissing(err error) bool {
 func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string, args ...any) ([]string, error) {
 	r, err := c.FCall(ctx, fn, keys, args...).StringSlice()
 	if functionMissing(err) {
-		if err := loadLibrary(ctx, c); err != nil {
-			return nil, err
+		loaded := loadLibrary(ctx, c)
+		// Another node of a cluster may be down: what counts is whether that of the keys has it now.
+		if r, err = c.FCall(ctx, fn, keys, args...).StringSlice(); functionMissing(err) {
+			err = errors.Join(err, loaded)
 		}
-		r, err = c.FCall(ctx, fn, keys, args...).StringSlice()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("call %s: %w", fn, err)

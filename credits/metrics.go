@@ -102,7 +102,7 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		lag: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_sync_lag_seconds",
 			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or " +
-				"Postgres is too slow, or gone.",
+				"Postgres is too slow, or gone. A node of a cluster that does not answer is left out.",
 		}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",

@@ -28,7 +28,8 @@ var errOwnerUnknown = errors.New("the owner of the balances is not known")
 
 // reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are
 // claimed. Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing
-// is a reason not to go on; otherwise that is an error.
+// is a reason not to go on; otherwise that is an error. Without an answer of Redis, what it last said of this database
+// counts: in a cluster the others do not wait for the one node that knows.
 func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 	mine, known := o.mine(ctx, trust)
 	switch {
@@ -46,8 +47,8 @@ func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
 		theirs, err = Owner(ctx, o.redis) // somebody else's claim may have come first
 	}
 	switch last := o.ours.Load(); {
-	case err != nil && trust && last != nil && *last == mine:
-		return "", nil // in a cluster it may be another node than that of the balances which does not answer
+	case err != nil && last != nil && *last == mine:
+		return "", nil
 	case err != nil:
 		return "", err
 	case theirs == "" || theirs == mine:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,12 +15,15 @@ import (
 // rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the
 // others.
 func (s *Sync) rebuildLost(ctx context.Context) error {
-	states, err := s.look(ctx, s.rows)
+	rows := s.present()
+	states, err := s.look(ctx, rows)
 	if err != nil {
 		return err
 	}
-	for i, r := range s.rows {
+	for i, r := range rows {
 		switch {
+		case s.aside[r.Bucket] != nil:
+			continue
 		case states[i].foreign:
 			err = errForeign // nothing can be rebuilt over it
 		case states[i].ahead(r):
@@ -30,7 +34,12 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 			err = nil
 		}
 		if err != nil && !errors.Is(err, errForeign) && !ofKeys(err) {
-			return fmt.Errorf("rebuild bucket %d: %w", r.Bucket, err)
+			err = fmt.Errorf("rebuild bucket %d: %w", r.Bucket, err)
+			if _, many := s.redis.(*redis.ClusterClient); !many || ctx.Err() != nil {
+				return err
+			}
+			s.aside[r.Bucket] = err
+			continue
 		}
 		s.tell(r.Bucket, err)
 	}
@@ -93,41 +102,51 @@ func (t state) ahead(r LedgerBucket) bool { return t.number() > r.Epoch }
 // tail reports whether the end of the stream is missing. r must be locked, or the entries may be in the ledger by now.
 func (t state) tail(r LedgerBucket) bool { return t.length == 0 && t.n > r.Mark }
 
+// look asks Redis about buckets. One that does not answer is set aside, and has no state.
 func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
-	states := make([]state, len(rows))
+	var loaded error
 	for try := 0; ; try++ {
 		cmds := make([]*redis.Cmd, len(rows))
-		err := s.pipeline(ctx, func(p redis.Pipeliner) error {
-			for i, r := range rows {
-				cmds[i] = p.FCall(ctx, fnLook, []string{epochKey(r.Bucket), streamKey(r.Bucket)})
-			}
-			return nil
+		errs := s.ask(ctx, len(rows), func(p redis.Pipeliner, i int) {
+			cmds[i] = p.FCall(ctx, fnLook, []string{epochKey(rows[i].Bucket), streamKey(rows[i].Bucket)})
 		})
-		if functionMissing(err) && try == 0 {
-			if err := loadLibrary(ctx, s.redis); err != nil {
-				return nil, err
-			}
+		if slices.ContainsFunc(errs, functionMissing) && try == 0 {
+			loaded = loadLibrary(ctx, s.redis) // a node that is down matters to its own buckets
 			continue
 		}
-		if err != nil && len(rows) > 0 {
-			return nil, fmt.Errorf("look at the buckets: %w", err)
+		if err := s.setAside(bucketsOf(rows), errs); err != nil {
+			return nil, fmt.Errorf("look at the buckets: %w", errors.Join(err, loaded))
 		}
+		states := make([]state, len(rows))
 		for i := range rows {
-			f, err := cmds[i].StringSlice()
-			if err != nil && wrongType(err) {
-				states[i].foreign = true
+			if errs[i] != nil {
 				continue
 			}
-			if err != nil || len(f) != 4 {
+			var err error
+			if states[i], err = readState(cmds[i]); err != nil {
 				return nil, fmt.Errorf("look at bucket %d: %w", rows[i].Bucket, err)
-			}
-			states[i].epoch = f[0]
-			for j, v := range []*int64{&states[i].n, &states[i].seen, &states[i].length} {
-				*v, _ = strconv.ParseInt(f[j+1], 10, 64) // Lua printed them
 			}
 		}
 		return states, nil
 	}
+}
+
+func readState(cmd *redis.Cmd) (t state, err error) {
+	f, err := cmd.StringSlice()
+	if err != nil && wrongType(err) {
+		return state{foreign: true}, nil
+	}
+	if err == nil && len(f) != 4 {
+		err = fmt.Errorf("a reply of %d fields", len(f))
+	}
+	if err != nil {
+		return state{}, err
+	}
+	t.epoch = f[0]
+	for j, v := range []*int64{&t.n, &t.seen, &t.length} {
+		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // Lua printed them
+	}
+	return t, nil
 }
 
 // rebuild closes a bucket, takes what is left of its stream into the ledger, raises the epoch and opens the bucket

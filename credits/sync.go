@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -58,6 +61,12 @@ type Sync struct {
 	looked time.Time
 	// stuck is why buckets cannot be rebuilt. Owned by Run.
 	stuck map[int16]string
+	// aside are the buckets whose node did not carry out what it was asked, and why: rounds go on without them until a
+	// probe beside the rounds has an answer. Owned by Run.
+	aside   map[int16]error
+	probing bool
+	probed  chan []int16
+	probes  sync.WaitGroup
 	// balanced is when the two sides of the ledger were compared.
 	balanced time.Time
 	// failpoint is nil outside tests; its error ends a round where it stands.
@@ -68,7 +77,7 @@ type Sync struct {
 func NewSync(o SyncOptions) *Sync {
 	s := &Sync{
 		redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer),
-		stuck: map[int16]string{},
+		stuck: map[int16]string{}, aside: map[int16]error{}, probed: make(chan []int16, 1),
 	}
 	s.owner = ownership{redis: o.Redis, pool: o.Pool}
 	if s.log == nil {
@@ -78,27 +87,24 @@ func NewSync(o SyncOptions) *Sync {
 	return s
 }
 
-// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
+// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait; a node of a cluster only
+// makes its own buckets wait.
 func (s *Sync) Run(ctx context.Context) error {
+	defer s.probes.Wait()
 	wait := idleLeast
 	var failing outage.Run
 	for ctx.Err() == nil {
 		n, err := s.round(ctx)
+		if ctx.Err() == nil {
+			s.say(&failing, err)
+		}
 		switch {
-		case err != nil && ctx.Err() == nil:
-			if attrs, say := failing.Failed(err); say {
-				s.log.Warn("credits are not taken into the ledger, retrying", attrs...)
-			}
-			wait = min(2*wait, 2*time.Second)
+		case err != nil:
+			wait = min(max(2*wait, idleLeast), 2*time.Second)
 		case n > 0:
 			wait = 0
 		default:
 			wait = min(max(2*wait, idleLeast), idleMost)
-		}
-		if err == nil {
-			if attrs, say := failing.Over(); say {
-				s.log.Info("credits are taken into the ledger again", attrs...)
-			}
 		}
 		if err == nil && len(s.rows) > 0 && time.Since(s.balanced) >= driftEvery {
 			s.balanced = time.Now()
@@ -112,6 +118,23 @@ func (s *Sync) Run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// say logs what became of a round, and which buckets it did without.
+func (s *Sync) say(failing *outage.Run, err error) {
+	if err == nil && len(s.aside) > 0 {
+		first := slices.Min(slices.Collect(maps.Keys(s.aside)))
+		err = fmt.Errorf("%d of %d buckets: %w", len(s.aside), len(s.rows), s.aside[first])
+	}
+	if err == nil {
+		if attrs, say := failing.Over(); say {
+			s.log.Info("credits are taken into the ledger again", attrs...)
+		}
+		return
+	}
+	if attrs, say := failing.Failed(err); say {
+		s.log.Warn("credits are not taken into the ledger, retrying", attrs...)
+	}
 }
 
 // compare tells whether the ledger's accounts and counter-accounts agree.
@@ -133,8 +156,9 @@ func (s *Sync) compare(ctx context.Context) {
 	s.metrics.drift.Set(float64(drift))
 }
 
-// round looks at every bucket once and returns how many entries it took.
+// round looks at every bucket once and returns how many entries it took. What is set aside is no error.
 func (s *Sync) round(ctx context.Context) (int, error) {
+	s.probe(ctx)
 	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	if time.Since(s.looked) >= lookEvery {
@@ -177,41 +201,99 @@ func (s *Sync) ours(ctx context.Context) error {
 	return err
 }
 
-// pipeline sends commands together. A key of the wrong type concerns its bucket only, so that it is no error of the
-// whole.
-func (s *Sync) pipeline(ctx context.Context, f func(redis.Pipeliner) error) error {
-	cmds, err := s.redis.Pipelined(ctx, f)
-	if err == nil || !wrongType(err) {
-		return err
+// ask sends what add makes for each of n buckets, together, and returns for each bucket why that was not carried out. A
+// key of the wrong type is no error: it concerns its bucket only, for as long as somebody leaves it there.
+func (s *Sync) ask(ctx context.Context, n int, add func(p redis.Pipeliner, i int)) []error {
+	p := s.redis.Pipeline()
+	ends := make([]int, n)
+	for i := range n {
+		add(p, i)
+		ends[i] = p.Len()
 	}
-	for _, c := range cmds {
-		if err := c.Err(); err != nil && !wrongType(err) {
-			return err
+	cmds, _ := p.Exec(ctx) // each command has its own error
+	errs := make([]error, n)
+	from := 0
+	for i, end := range ends {
+		for _, c := range cmds[from:end] {
+			if err := c.Err(); err != nil && !wrongType(err) {
+				errs[i] = err
+				break
+			}
+		}
+		from = end
+	}
+	return errs
+}
+
+// setAside sets the buckets with an error aside. If that is all of them, it is the server that does not answer, or all
+// that there is to do is on one node: that is the round's error, and they stay.
+func (s *Sync) setAside(buckets []int16, errs []error) error {
+	if len(errs) > 0 && !slices.Contains(errs, nil) {
+		return errs[0]
+	}
+	for i, err := range errs {
+		if err != nil {
+			s.aside[buckets[i]] = err
 		}
 	}
 	return nil
 }
 
+// probe takes back the buckets whose nodes answer again, and asks for the others about once a second, beside the
+// rounds: a node that hangs keeps nobody waiting.
+func (s *Sync) probe(ctx context.Context) {
+	select {
+	case back := <-s.probed:
+		s.probing = false
+		for _, bkt := range back {
+			delete(s.aside, bkt)
+		}
+		if len(back) > 0 {
+			s.looked = time.Time{} // another server may have their place
+		}
+	default:
+	}
+	if s.probing || len(s.aside) == 0 || time.Since(s.looked) < lookEvery {
+		return
+	}
+	s.probing = true
+	buckets := slices.Collect(maps.Keys(s.aside))
+	s.probes.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+		defer cancel()
+		errs := s.ask(ctx, len(buckets), func(p redis.Pipeliner, i int) { p.XLen(ctx, streamKey(buckets[i])) })
+		var back []int16
+		for i, err := range errs {
+			if err == nil {
+				back = append(back, buckets[i])
+			}
+		}
+		s.probed <- back
+	})
+}
+
+// present returns the rows of the buckets that are not set aside.
+func (s *Sync) present() []LedgerBucket {
+	return slices.DeleteFunc(slices.Clone(s.rows), func(r LedgerBucket) bool { return s.aside[r.Bucket] != nil })
+}
+
 func wrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }
 
-// waiting returns the buckets whose streams have entries, and keeps the metrics.
+// waiting returns the buckets whose streams have entries, and keeps the metrics, of what is not set aside.
 func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
-	heads := make([]*redis.XMessageSliceCmd, len(s.rows))
-	lens := make([]*redis.IntCmd, len(s.rows))
-	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
-		for i, r := range s.rows {
-			lens[i] = p.XLen(ctx, streamKey(r.Bucket))
-		}
-		return nil
-	})
+	all := bucketsOf(s.present())
+	lens := make([]*redis.IntCmd, len(all))
+	err := s.setAside(all, s.ask(ctx, len(all), func(p redis.Pipeliner, i int) {
+		lens[i] = p.XLen(ctx, streamKey(all[i]))
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("look at the streams: %w", err)
 	}
 	var busy []int16
 	total := int64(0)
-	for i, r := range s.rows {
+	for i, bkt := range all {
 		if n := lens[i].Val(); n > 0 {
-			busy = append(busy, r.Bucket)
+			busy = append(busy, bkt)
 			total += n
 		}
 	}
@@ -220,12 +302,10 @@ func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 		s.metrics.lag.Set(0)
 		return nil, nil
 	}
-	err = s.pipeline(ctx, func(p redis.Pipeliner) error {
-		for i, bkt := range busy {
-			heads[i] = p.XRangeN(ctx, streamKey(bkt), "-", "+", 1)
-		}
-		return nil
-	})
+	heads := make([]*redis.XMessageSliceCmd, len(busy))
+	err = s.setAside(busy, s.ask(ctx, len(busy), func(p redis.Pipeliner, i int) {
+		heads[i] = p.XRangeN(ctx, streamKey(busy[i]), "-", "+", 1)
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("look at the streams: %w", err)
 	}
@@ -287,17 +367,22 @@ type intake struct {
 	last map[int16]string
 }
 
+func bucketsOf(rows []LedgerBucket) []int16 {
+	list := make([]int16, len(rows))
+	for i, r := range rows {
+		list[i] = r.Bucket
+	}
+	return list
+}
+
 // read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head
 // is where the work is; one that is still there is recognized by the ledger.
 func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
 	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
 	cmds := make([]*redis.XMessageSliceCmd, len(rows))
-	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
-		for i, r := range rows {
-			cmds[i] = p.XRangeN(ctx, streamKey(r.Bucket), "-", "+", per)
-		}
-		return nil
-	})
+	err := s.setAside(bucketsOf(rows), s.ask(ctx, len(rows), func(p redis.Pipeliner, i int) {
+		cmds[i] = p.XRangeN(ctx, streamKey(rows[i].Bucket), "-", "+", per)
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("read the streams: %w", err)
 	}
@@ -321,28 +406,33 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 		b := Bucket(user)
 		of[b] = append(of[b], a)
 	}
-	err := s.pipeline(ctx, func(p redis.Pipeliner) error {
-		for bkt, id := range in.last {
-			keys, args := []string{streamKey(bkt)}, []any{after(id)}
-			for _, a := range of[bkt] {
-				key := accountKey(a.UserID)
-				if a.Frozen != "" {
-					p.FCall(ctx, fnFreeze, []string{key}, a.Frozen)
-				}
-				keys, args = append(keys, key), append(args, a.LastSeq)
+	buckets := slices.Collect(maps.Keys(in.last))
+	errs := s.ask(ctx, len(buckets), func(p redis.Pipeliner, i int) {
+		bkt := buckets[i]
+		keys, args := []string{streamKey(bkt)}, []any{after(in.last[bkt])}
+		for _, a := range of[bkt] {
+			key := accountKey(a.UserID)
+			if a.Frozen != "" {
+				p.FCall(ctx, fnFreeze, []string{key}, a.Frozen)
 			}
-			p.FCall(ctx, fnAck, keys, args...)
+			keys, args = append(keys, key), append(args, a.LastSeq)
 		}
-		return nil
+		p.FCall(ctx, fnAck, keys, args...)
 	})
-	if functionMissing(err) {
+	var loaded error
+	if slices.ContainsFunc(errs, functionMissing) {
 		// The entries stay in the stream, and are recognized when they are read again.
-		return loadLibrary(ctx, s.redis)
+		loaded = loadLibrary(ctx, s.redis)
+		for i, err := range errs {
+			if functionMissing(err) {
+				errs[i] = nil
+			}
+		}
 	}
-	if err != nil {
+	if err := s.setAside(buckets, errs); err != nil {
 		return fmt.Errorf("drop what the ledger has: %w", err)
 	}
-	return nil
+	return loaded
 }
 
 // after returns the smallest id behind id.

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
 
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 )
 
@@ -140,5 +143,70 @@ func TestAMasterIsDown(t *testing.T) {
 	}
 	if err := g.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "node "+last.Addr()) {
 		t.Errorf("check: %v", err)
+	}
+}
+
+// A master that is down costs the keys of the others nothing: neither does the breaker open for them, nor do their
+// results wait. What asks it is bounded as with one server.
+func TestAMasterThatIsDownIsNobodyElses(t *testing.T) {
+	t.Parallel()
+	for name, down := range map[string]func(*local.Redis) error{
+		"killed": func(n *local.Redis) error { return n.Kill() },
+		"hangs":  func(n *local.Redis) error { return n.Signal(syscall.SIGSTOP) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no", "appendonly no")
+			client := redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: c.Client.Options().Addrs, ContextTimeoutEnabled: true, Protocol: 2,
+				ReadTimeout: testTimeout, PoolTimeout: testTimeout,
+			})
+			t.Cleanup(func() { _ = client.Close() })
+			g := New(Options{Redis: client, Routes: []string{"/t"}})
+			on := func(master int, name string) Request {
+				for i := 0; ; i++ {
+					r := request(fmt.Sprint(name, i), "a")
+					if c.Master(t, c.Slot(t, r.Key.String())) == master {
+						return r
+					}
+				}
+			}
+			var lost, kept, more []Request
+			for i := range 12 {
+				n := strconv.Itoa(i)
+				lost, kept, more = append(lost, on(0, "l"+n+".")), append(kept, on(1+i%2, "k"+n+".")),
+					append(more, on(1+i%2, "m"+n+"."))
+			}
+			Patient(g)
+			begin(t, g, on(1, "warm")).Ticket.Commit(t.Context(), result)
+			if err := down(c.Nodes[0]); err != nil {
+				t.Fatal(err)
+			}
+			opened := 0
+			for i := range lost {
+				g.timeout = callTimeout // a call to the node that hangs lasts as long
+				d := begin(t, g, lost[i])
+				if wantOutcome(t, d, Proceed); !d.Ticket.Degraded() {
+					t.Fatal("a key on a master that is down is guarded")
+				}
+				if g.node(c.Nodes[0].Addr()).breaker.State() == gobreaker.StateOpen {
+					opened++
+				}
+				if d := begin(t, Patient(g), kept[i]); d.Ticket.Degraded() {
+					t.Fatalf("%d: a key on a healthy master is not guarded", i)
+				}
+			}
+			if opened == 0 {
+				t.Error("the breaker of the master that is down never opened")
+			}
+			for _, r := range more {
+				d := begin(t, g, r)
+				if wantOutcome(t, d, Proceed); d.Ticket.Degraded() {
+					t.Fatal("a key on a healthy master is not guarded")
+				}
+				d.Ticket.Commit(t.Context(), result)
+				wantOutcome(t, begin(t, Patient(New(Options{Redis: client, Routes: []string{"/t"}})), r), Replay)
+			}
+		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 // guard, because the database arbitrates, and not for data that lives in Redis alone. It reads INFO, which managed
 // servers allow where CONFIG is refused.
 func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error) {
-	infos, err := memoryOf(ctx, c)
+	infos, err := memoryOf(ctx, c, askInfo)
 	if err != nil {
 		return "", fmt.Errorf("read the eviction policy: %w", err)
 	}
@@ -34,14 +34,24 @@ func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error
 
 const safePolicy = "noeviction"
 
-// memoryOf asks every primary for its memory.
-func memoryOf(ctx context.Context, c redis.UniversalClient) ([]map[string]string, error) {
+// askNode asks one node for its memory, and askInfo does no more than that.
+type askNode func(ctx context.Context, n redisurl.Node) (string, error)
+
+func askInfo(ctx context.Context, n redisurl.Node) (string, error) {
+	return n.Info(ctx, "memory").Result()
+}
+
+// memoryOf asks every primary for its memory. One that does not answer has nil, beside the error.
+func memoryOf(ctx context.Context, c redis.UniversalClient, ask askNode) ([]map[string]string, error) {
 	nodes, err := redisurl.Primaries(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	return redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) (map[string]string, error) {
-		text, err := n.Info(ctx, "memory").Result()
-		return parseInfo(text), err
+		text, err := ask(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		return parseInfo(text), nil
 	})
 }

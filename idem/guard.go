@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
-	"github.com/sony/gobreaker/v2"
 )
 
 // Defaults of Options.
@@ -48,20 +47,19 @@ type Options struct {
 
 // Guard decides which of the requests with one key does the work. It is safe for concurrent use.
 type Guard struct {
-	client    redis.UniversalClient
-	breaker   *gobreaker.CircuitBreaker[any]
-	scripts   map[string]*redis.Script
-	timeout   time.Duration // of one call; callTimeout but in tests
-	lease     time.Duration
-	hold      time.Duration
-	ttl       time.Duration
-	log       *slog.Logger
-	metrics   *metrics
-	cache     *cache
-	flights   flights
-	lookups   lookups
-	publisher publisher
-	memory    memory
+	client  redis.UniversalClient
+	nodes   nodes
+	scripts map[string]*redis.Script
+	timeout time.Duration // of one call; callTimeout but in tests
+	lease   time.Duration
+	hold    time.Duration
+	ttl     time.Duration
+	log     *slog.Logger
+	metrics *metrics
+	cache   *cache
+	flights flights
+	lookups lookups
+	memory  memory
 }
 
 // New returns a guard. It does no I/O: a server that is gone is noticed by the first request.
@@ -83,7 +81,6 @@ func New(o Options) *Guard {
 	if g.ttl == 0 {
 		g.ttl = DefaultTTL
 	}
-	g.breaker = g.newBreaker()
 	return g
 }
 

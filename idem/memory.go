@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"posthaste/internal/redisurl"
 )
 
 // memoryShare is the share of its server's maxmemory above which finished records stay for a lease instead of
@@ -30,8 +32,15 @@ func (g *Guard) Short() bool { return g.memory.short.Load() }
 func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	now := time.Now().UnixNano()
 	if last := g.memory.looked.Load(); now-last >= int64(memoryEvery) && g.memory.looked.CompareAndSwap(last, now) {
-		_, _ = g.call(context.WithoutCancel(ctx), func(ctx context.Context) (any, error) {
-			return nil, g.askMemory(ctx) // without an answer nothing is known, or written
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
+		defer cancel()
+		// Without an answer nothing is known, or written.
+		_ = g.askMemory(ctx, func(ctx context.Context, n redisurl.Node) (string, error) {
+			v, err := g.node(n.Addr).call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+				return askInfo(ctx, n)
+			})
+			text, _ := v.(string)
+			return text, err
 		})
 	}
 	if !g.Short() {
@@ -41,14 +50,16 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	return min(g.ttl, g.lease)
 }
 
-// askMemory looks at the memory of the guard's server; in a cluster, of the fullest master.
-func (g *Guard) askMemory(ctx context.Context) error {
-	infos, err := memoryOf(ctx, g.client)
-	if err != nil {
-		return err
-	}
+// askMemory looks at the memory of the guard's server; in a cluster, of the fullest master of those that answer.
+func (g *Guard) askMemory(ctx context.Context, ask askNode) error {
+	infos, err := memoryOf(ctx, g.client, ask)
 	var used, limit float64
+	answered := false
 	for _, info := range infos {
+		if info == nil {
+			continue
+		}
+		answered = true
 		u, uerr := strconv.ParseFloat(info["used_memory"], 64)
 		l, lerr := strconv.ParseFloat(info["maxmemory"], 64)
 		if uerr != nil || lerr != nil {
@@ -58,8 +69,10 @@ func (g *Guard) askMemory(ctx context.Context) error {
 			used, limit = u, l
 		}
 	}
-	g.noteMemory(used, limit)
-	return nil
+	if answered {
+		g.noteMemory(used, limit)
+	}
+	return err
 }
 
 // noteMemory takes what is used, and the limit; 0 is none.

@@ -31,25 +31,30 @@ type publication struct {
 
 // publish writes a finished record; it returns the script's reply. It is bounded by two call timeouts.
 func (g *Guard) publish(ctx context.Context, key Key, args ...any) ([]string, error) {
+	n, err := g.nodeOf(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	pb := &n.publisher
 	p := &publication{key: key, args: args, turn: make(chan struct{}), done: make(chan struct{})}
-	g.publisher.mu.Lock()
-	g.publisher.queue = append(g.publisher.queue, p)
-	if !g.publisher.busy {
-		g.publisher.busy = true
+	pb.mu.Lock()
+	pb.queue = append(pb.queue, p)
+	if !pb.busy {
+		pb.busy = true
 		close(p.turn)
 	}
-	g.publisher.mu.Unlock()
+	pb.mu.Unlock()
 	select {
 	case <-p.done:
 	case <-p.turn:
-		g.sendQueue(ctx)
+		g.sendQueue(ctx, n)
 	}
 	return p.reply, p.err
 }
 
 // sendQueue sends what is queued, and gives the next turn to the first that came meanwhile.
-func (g *Guard) sendQueue(ctx context.Context) {
-	pb := &g.publisher
+func (g *Guard) sendQueue(ctx context.Context, n *node) {
+	pb := &n.publisher
 	pb.mu.Lock()
 	batch := pb.queue
 	pb.queue = nil
@@ -62,7 +67,7 @@ func (g *Guard) sendQueue(ctx context.Context) {
 		}
 	}()
 	if len(batch) > 1 {
-		g.sendBatch(ctx, batch)
+		g.sendBatch(ctx, n, batch)
 	} else {
 		p := batch[0]
 		p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...)
@@ -73,10 +78,10 @@ func (g *Guard) sendQueue(ctx context.Context) {
 }
 
 // sendBatch sends several publications in one exchange.
-func (g *Guard) sendBatch(ctx context.Context, batch []*publication) {
+func (g *Guard) sendBatch(ctx context.Context, n *node, batch []*publication) {
 	start := time.Now()
 	cmds := make([]*redis.Cmd, len(batch))
-	_, err := g.call(ctx, func(ctx context.Context) (any, error) {
+	_, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
 		_, err := g.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, p := range batch {
 				cmds[i] = g.scripts[scriptPublish].EvalSha(ctx, pipe, []string{p.key.String()}, p.args...)

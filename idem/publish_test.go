@@ -32,7 +32,7 @@ func TestManyPublicationsAtOnce(t *testing.T) {
 			}
 		}
 	}
-	if g.publisher.busy || len(g.publisher.queue) != 0 {
+	if pb := &g.node("").publisher; pb.busy || len(pb.queue) != 0 {
 		t.Error("the queue is not at rest")
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/sony/gobreaker/v2"
 
 	"posthaste/internal/redisurl"
 )
@@ -45,25 +44,6 @@ func loadScripts() map[string]*redis.Script {
 	return scripts
 }
 
-// newBreaker opens after three failures in a row and lets one call try again every second, so that a hanging server
-// costs one request per second its time, and the others nothing.
-func (g *Guard) newBreaker() *gobreaker.CircuitBreaker[any] {
-	return gobreaker.NewCircuitBreaker[any](gobreaker.Settings{
-		Name:        "idem",
-		MaxRequests: 1,
-		Timeout:     time.Second,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 3 },
-		// A client that hung up says nothing about Redis.
-		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
-		IsSuccessful: func(err error) bool {
-			return err == nil || errors.Is(err, redis.Nil) || isDataError(err)
-		},
-		OnStateChange: func(_ string, from, to gobreaker.State) {
-			g.log.Warn("guard breaker changed state", "from", from.String(), "to", to.String())
-		},
-	})
-}
-
 // isDataError tells a reply that concerns one key only from one that says the server is unusable.
 func isDataError(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
@@ -72,7 +52,11 @@ func isDataError(err error) bool {
 // eval runs a script on key's record and returns its reply as strings. A script the server does not know is sent in
 // full, which also loads it again.
 func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]string, error) {
-	v, err := g.call(ctx, func(ctx context.Context) (any, error) {
+	n, err := g.nodeOf(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	v, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
 		start := time.Now()
 		defer func() { g.metrics.scripts.WithLabelValues(name).Observe(time.Since(start).Seconds()) }()
 		return g.scripts[name].Run(ctx, g.client, []string{key.String()}, args...).Result()
@@ -109,7 +93,7 @@ func (g *Guard) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = g.askMemory(ctx) // a server that may not be asked has no less memory
+	_ = g.askMemory(ctx, askInfo) // a server that may not be asked has no less memory
 	return nil
 }
 
@@ -128,22 +112,6 @@ func (g *Guard) checkKey(ctx context.Context, n redisurl.Node) (attempt string, 
 		}
 	}
 	return attempt, key
-}
-
-// call is one bounded exchange with Redis under the breaker.
-func (g *Guard) call(ctx context.Context, f func(context.Context) (any, error)) (any, error) {
-	if g.client == nil {
-		return nil, errUnusable
-	}
-	v, err := g.breaker.Execute(func() (any, error) {
-		ctx, cancel := context.WithTimeout(ctx, g.timeout)
-		defer cancel()
-		return f(ctx)
-	})
-	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
-		return nil, errUnusable
-	}
-	return v, err
 }
 
 func replyStrings(v any) ([]string, error) {

@@ -113,7 +113,13 @@ func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) 
 // pending reports whether the record of k is still that of an unfinished attempt. A finished one goes into the cache,
 // where everybody who waited finds it.
 func (g *Guard) pending(ctx context.Context, k Key) bool {
-	v, err := g.call(ctx, func(ctx context.Context) (any, error) { return g.client.Get(ctx, k.String()).Result() })
+	n, err := g.nodeOf(ctx, k)
+	if err != nil {
+		return false
+	}
+	v, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+		return g.client.Get(ctx, k.String()).Result()
+	})
 	if err != nil {
 		return false // gone, or Redis is: the next acquisition finds out which
 	}

@@ -84,7 +84,7 @@ func untripped(t *testing.T, weak bool) bool {
 	r := testenv.Redis(t, "appendonly no")
 	g := guardOn(t, r.URL())
 	if weak {
-		g.breaker = gobreaker.NewCircuitBreaker[any](gobreaker.Settings{
+		g.node("").breaker = gobreaker.NewCircuitBreaker[any](gobreaker.Settings{
 			ReadyToTrip: func(gobreaker.Counts) bool { return false },
 		})
 	}

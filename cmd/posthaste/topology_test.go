@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/consumer"
 	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 )
@@ -220,6 +222,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	load := w.load(300)
 	w.flows(load, 200)
+	w.giveUp()
 	if err := w.cluster.Nodes[0].Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -252,6 +255,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		}
 		return nil
 	})
+	w.listsTheOthers()
 	if err := w.cluster.Nodes[0].Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -259,6 +263,44 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// giveUp has a group of each stream give up an event.
+func (w *clustered) giveUp() {
+	w.t.Helper()
+	c := w.cluster.Client
+	for _, typ := range w.types {
+		stream := "outbox." + typ
+		if err := c.XGroupCreate(w.t.Context(), stream, "readers-"+typ, "0").Err(); err != nil {
+			w.t.Fatal(err)
+		}
+		err := c.XAdd(w.t.Context(), &redis.XAddArgs{Stream: consumer.DeadStream(c, stream), Values: []any{
+			"id", uuid.NewString(), "dead_stream", stream, "dead_group", "readers-" + typ, "dead_error", "no",
+		}}).Err()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// listsTheOthers looks whether what an operator asks is answered for all nodes but the first one, and which one has not
+// answered is said.
+func (w *clustered) listsTheOthers() {
+	w.t.Helper()
+	for _, words := range []string{"dead list", "dead list --json", "groups list", "groups list --json"} {
+		r := w.once(strings.Fields(words)...)
+		if r.code == 0 || !strings.Contains(r.errOut, "node "+w.cluster.Nodes[0].Addr()) {
+			w.t.Errorf("%s: exit %d, %s", words, r.code, r.errOut)
+		}
+		for i, typ := range w.types {
+			if there := strings.Contains(r.out, "readers-"+typ); there != (i > 0) {
+				w.t.Errorf("%s: has node %d: %v\n%s", words, i, there, r.out)
+			}
+		}
+	}
+	if r := w.once("status"); !strings.Contains(r.out, "node "+w.cluster.Nodes[0].Addr()) {
+		w.t.Errorf("status: exit %d, %s%s", r.code, r.out, r.errOut)
+	}
 }
 
 // All of a cluster is down for a while, longer than anybody waits for an answer.

@@ -67,20 +67,17 @@ func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dea
 }
 
 // GroupsDead lists what consumer groups have given up on the streams with the prefix, without the payloads: of those
-// there may be more than memory.
+// there may be more than memory. What could be read is returned beside the error of what could not.
 func GroupsDead(ctx context.Context, client redis.UniversalClient, prefix string) ([]consumer.DeadEntry, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
-	if err != nil {
-		return nil, err
-	}
 	var streams []string
 	for _, name := range found {
 		if stream, ok := strings.CutPrefix(name, "dead."); ok {
 			streams = append(streams, stream)
 		}
 	}
-	list, _, err := consumer.DeadHeads(ctx, client, streams, math.MaxInt)
-	return list, err
+	list, _, unread := consumer.DeadHeads(ctx, client, streams, math.MaxInt)
+	return list, errors.Join(err, unread)
 }
 
 // DeadAction is what can be done to a dead event, wherever it is.

@@ -40,7 +40,7 @@ func FindGroups(
 	ctx context.Context, client redis.UniversalClient, noted []outbox.Stream, prefix string, maxLen int64,
 ) (*GroupList, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
-	if err != nil {
+	if err != nil && len(found) == 0 {
 		return nil, err
 	}
 	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and
@@ -50,19 +50,18 @@ func FindGroups(
 	slices.Sort(g.streams)
 	g.streams = slices.Compact(g.streams)
 	// Streams that only another database publishes to, and all of them without Postgres, are as Redis has them.
-	if g.bases, err = consumer.Bases(ctx, client, g.streams); err != nil {
-		return nil, err
-	}
-	if g.bases == nil {
+	bases, unknown := consumer.Bases(ctx, client, g.streams)
+	if g.bases = bases; bases == nil {
 		g.bases = map[string]string{}
 	}
 	maps.Copy(g.bases, outbox.Bases(noted))
-	g.each, err = sink.Groups(ctx, client, g.streams)
+	var unread error
+	g.each, unread = sink.Groups(ctx, client, g.streams)
 	if maxLen > 0 {
 		g.markHolders(outbox.StreamNames(noted), maxLen)
 	}
 	g.List = sink.GroupsOfTypes(g.each, g.bases)
-	return g, err
+	return g, errors.Join(err, unknown, unread)
 }
 
 // markHolders finds who holds trimming, of the streams that the relay trims.

@@ -471,13 +471,14 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 		return deadList{}, err
 	}
 	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, outbox.StreamNames(streams), maxShown)
-	if err != nil {
-		// Without Redis the relay's own can still be looked after.
-		return deadList{dead: l.dead, relay: l.relay}, partial{fmt.Errorf("those of consumer groups: %w", err)}
-	}
 	bases := outbox.Bases(streams)
 	for _, g := range l.groups {
 		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix, bases))
 	}
-	return l, nil
+	if err != nil {
+		// Without Redis, or without one node of it, the relay's own and those of the other nodes can still be looked
+		// after.
+		err = partial{fmt.Errorf("those of consumer groups: %w", err)}
+	}
+	return l, err
 }
