@@ -303,7 +303,8 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 	wg.Wait()
 	wantEqual(t, "failed", failed.Load(), 0)
 	wantEqual(t, "reads of the ledger", counter(banks[0].metrics.loads)+counter(banks[1].metrics.loads), 1)
-	if n := pool.Stat().AcquireCount(); n > 100 { // the bucket's epoch, in each, and a few more if a load was waited for
+	// The bucket's epoch, in each, and a few more if a load was waited for.
+	if n := pool.Stat().AcquireCount(); n > 100 {
 		t.Errorf("%d queries for the state of one bucket", n)
 	}
 	w.inStep(user, 0)
