@@ -95,8 +95,8 @@ func (g Group) MarshalJSON() ([]byte, error) {
 }
 
 // GroupsOfTypes makes one group of those that have the same name on the streams of a type, in the order of types and
-// then names. bases has the Stream.Base of streams, as package outbox has it; one without is a type's only one. Counts are
-// summed up, unknown if one of them is. Otherwise a group is as bad as it is on the worst of its streams.
+// then names. bases has the Stream.Base of streams, as package outbox has it; one without is a type's only one. Counts
+// are summed up, unknown if one of them is. Otherwise a group is as bad as it is on the worst of its streams.
 func GroupsOfTypes(groups []Group, bases map[string]string) []Group {
 	type key struct{ base, name string }
 	of := map[key][]Group{}

@@ -27,7 +27,7 @@ type GroupList struct {
 	client redis.UniversalClient
 	// each has the groups, by stream.
 	each []sink.Group
-	// streams are all streams looked at, and bases those of which a type has several.
+	// streams are all streams looked at, ascending, and bases what is known of outbox.Stream.Base of them.
 	streams []string
 	bases   map[string]string
 }
@@ -49,15 +49,16 @@ func FindGroups(
 	g := &GroupList{client: client, streams: slices.Concat(outbox.StreamNames(noted), found)}
 	slices.Sort(g.streams)
 	g.streams = slices.Compact(g.streams)
-	// Streams that only another database publishes to, and all of them without Postgres, are as Redis has them.
-	if g.bases, err = consumer.Bases(ctx, client, g.streams); err != nil {
-		return nil, err
+	// Of streams that only another database publishes to, and of all without Postgres, it is as Redis has it.
+	marked, unknown := consumer.Bases(ctx, client, g.streams)
+	g.bases = outbox.Bases(noted)
+	for stream, base := range marked {
+		if g.bases[stream] == "" {
+			g.bases[stream] = base
+		}
 	}
-	if g.bases == nil {
-		g.bases = map[string]string{}
-	}
-	maps.Copy(g.bases, outbox.Bases(noted))
 	g.each, err = sink.Groups(ctx, client, g.streams)
+	err = errors.Join(err, unknown)
 	if maxLen > 0 {
 		g.markHolders(outbox.StreamNames(noted), maxLen)
 	}
