@@ -64,7 +64,8 @@ func (f *flight) part(rows []*outbox.Row) *flight {
 	return own
 }
 
-// laggard is a stream that has fallen behind. It owns the stream's lane until it is over.
+// laggard is a stream that has fallen behind. It owns the stream's lane until it is over. There is none yet of a stream
+// that is not ready for its first publish.
 type laggard struct {
 	name string
 	lane *lane
@@ -115,7 +116,7 @@ func (p *publisher) join(sp span, l *laggard, rows []*outbox.Row, f *flight) (bo
 	if l.over {
 		return false, nil
 	}
-	t := &task{name: l.name, lane: l.lane, rows: rows}
+	t := &task{name: l.name, rows: rows}
 	if err := p.postpone(sp, t, f); err != nil {
 		return false, err
 	}
@@ -142,6 +143,12 @@ func (p *publisher) catchUp(sp span, l *laggard) {
 
 // deliverLate publishes one task, and notes in landing what there is to settle.
 func (p *publisher) deliverLate(sp span, l *laggard, t *task, landing *flight) error {
+	if l.lane == nil {
+		if err := p.ensure(sp.intake, t, true); err != nil {
+			return err
+		}
+		l.lane = p.lanes.of(l.name)
+	}
 	if t.delivery == nil {
 		free := make([]*outbox.Row, 0, len(t.rows))
 		for _, r := range t.rows { // an event before it may have been parked in the meantime

@@ -129,6 +129,67 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 	})
 }
 
+// A new type whose stream is on a server that is down is late from its first event on. It has an H of its own, and what
+// is in doubt there is not forgotten before that is passed.
+func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
+	t.Parallel()
+	for name, stop := range map[string]func(r *rig) (back func()){
+		"down": func(r *rig) func() {
+			r.away(true, "outbox.fresh")
+			return func() { r.away(false, "outbox.fresh") }
+		},
+		"hangs": func(r *rig) func() { return r.freeze("outbox.fresh") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inRig(t, Options{Apart: true}, func(r *rig) {
+				r.gates.fresh = r.s.publisher.meet
+				r.met("user")
+				forgotten := r.count("Sink.ForgetDoubt")
+				back := stop(r)
+				for range 3 {
+					for _, types := range [][]string{{"user"}, {"fresh"}, {"user", "fresh"}} {
+						r.s.chunks <- chunk(r.both(types...)...)
+					}
+					soon()
+				}
+				pass(publishTimeout + 3*time.Second)
+				if n := len(r.published("outbox.user")); n != 1+6 {
+					t.Errorf("%d events of the other stream are published, want 7", n)
+				}
+				if n := r.owedRows(); n != 9 {
+					t.Errorf("%d rows are owed, want 9", n)
+				}
+				bad, _ := r.i.reasons()
+				if text := strings.Join(bad, " "); !strings.Contains(text, "streams: outbox.fresh stand still") {
+					t.Errorf("reasons %q", text)
+				}
+				back()
+				pass(10 * time.Second)
+				fresh := r.published("outbox.fresh")
+				if !slices.IsSorted(fresh) || len(fresh) != 6 || r.owedRows() != 0 {
+					t.Errorf("published %v, and %d rows are owed", fresh, r.owedRows())
+				}
+				if n := r.count("Sink.ForgetDoubt"); n != forgotten {
+					t.Errorf("forgotten %d times before the new stream's H is passed", n-forgotten)
+				}
+				rows := r.both("user", "fresh")
+				r.s.chunks <- chunk(rows...)
+				pass(3 * time.Second)
+				if n := r.count("Sink.ForgetDoubt"); n != forgotten+2 {
+					t.Errorf("forgotten %d times, want once for each stream", n-forgotten)
+				}
+				if n, _ := r.s.window.held(); r.owedRows() != 0 || n != 0 || r.i.settled != rows[1].End {
+					t.Errorf("%d rows are owed, %d are held, afterwards", r.owedRows(), n)
+				}
+				if bad, _ := r.i.reasons(); len(bad) > 0 {
+					t.Errorf("reasons %q", bad)
+				}
+			})
+		})
+	}
+}
+
 // What was published and not confirmed when its server went down is not settled; the others are.
 func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
 	t.Parallel()

@@ -7,13 +7,13 @@ import (
 	"posthaste/outbox"
 )
 
-// lanes are the stream lanes of one run, by stream. The publisher opens them and tells the gates what is settled; the
-// settler says what is.
+// lanes are the stream lanes of one run, by stream. The publisher, or a laggard, opens them and tells the gates what is
+// settled; the settler says what is.
 type lanes struct {
 	gates *gates
 	id    outbox.Lane
 
-	mu       sync.Mutex // the publisher's reads need none: it alone writes
+	mu       sync.Mutex
 	byStream map[string]*lane
 }
 
@@ -21,7 +21,7 @@ type lanes struct {
 type lane struct {
 	pub     outbox.LanePublisher
 	settled atomic.Int64 // batch number
-	told    int64        // batch number, publisher only
+	told    int64        // batch number, for the lane's owner only
 }
 
 func newLanes(g *gates) *lanes {
@@ -31,14 +31,14 @@ func newLanes(g *gates) *lanes {
 	}
 }
 
-// of returns the lane of a stream. Publisher only, like tell, untold and told.
+// of returns the lane of a stream that is ready. For its owner only, like tell; untold and told are the publisher's.
 func (ls *lanes) of(stream string) *lane {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	ln := ls.byStream[stream]
 	if ln == nil {
 		ln = &lane{pub: ls.gates.lane(stream, ls.id)}
-		ls.mu.Lock()
 		ls.byStream[stream] = ln
-		ls.mu.Unlock()
 	}
 	return ln
 }
@@ -54,6 +54,8 @@ func (ls *lanes) settled(marks []outbox.Mark) {
 
 // untold returns what is settled and was not told to the gates, but for streams that are skipped.
 func (ls *lanes) untold(skip func(stream string) bool) (marks []outbox.Mark) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	for name, ln := range ls.byStream {
 		if n := ln.settled.Load(); n > ln.told && !skip(name) {
 			marks = append(marks, outbox.Mark{Stream: name, Lane: ls.id, Number: n})
@@ -64,6 +66,8 @@ func (ls *lanes) untold(skip func(stream string) bool) (marks []outbox.Mark) {
 
 // told notes that the gates know of marks.
 func (ls *lanes) told(marks []outbox.Mark) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	for _, m := range marks {
 		if ln := ls.byStream[m.Stream]; m.Number > ln.told { // a publish may have told it more meanwhile
 			ln.told = m.Number

@@ -42,8 +42,9 @@ type publisher struct {
 	// settled is what needs not be published: what was settled when the stream began. It holds nothing that was
 	// committed behind H, and is of no use there: the ids of a stream that lasts come around.
 	settled outbox.Settled
-	// handover is H: what was in doubt when the stream began was committed below it. Streams met later raise it.
-	handover outbox.LSN
+	// handover is H: what was in doubt when the stream began was committed below it. Streams met later raise it, also
+	// beside the publisher while they are late.
+	handover atomic.Uint64
 	// middle is set between the rows of one transaction, and giant is how many of it were published, at least.
 	middle  bool
 	giant   int
@@ -73,20 +74,25 @@ type publisher struct {
 
 // begin names what is settled, and H.
 func (p *publisher) begin(settled outbox.Settled, handover outbox.LSN) {
-	p.settled, p.handover = settled, handover
+	p.settled = settled
+	p.handover.Store(uint64(handover))
 }
 
 // meet raises H for a stream that the adoption did not know: a zombie may have published to it in between.
 func (p *publisher) meet(ctx context.Context, _ string) error {
-	if p.handover == 0 {
+	if p.handover.Load() == 0 {
 		return nil // still sweeping: H comes later and covers it
 	}
 	lsn, err := p.store.InsertLSN(ctx)
 	if err != nil {
 		return err
 	}
-	p.handover = max(p.handover, lsn)
-	return nil
+	for {
+		h := p.handover.Load()
+		if h >= uint64(lsn) || p.handover.CompareAndSwap(h, uint64(lsn)) {
+			return nil
+		}
+	}
 }
 
 // position is how far everything is published or late, and in a flight.
@@ -135,9 +141,12 @@ func (p *publisher) take(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if passed := p.position(); passed >= p.handover && p.forgotten < p.handover && !p.anyLate() {
+		if p.anyLate() {
+			continue
+		}
+		if h := outbox.LSN(p.handover.Load()); p.position() >= h && p.forgotten < h {
 			p.settled = outbox.Settled{}
-			p.forgetDoubt(sp.intake)
+			p.forgetDoubt(sp.intake, h)
 		}
 	}
 }
@@ -179,12 +188,12 @@ func (p *publisher) later(ctx context.Context, call func() error, hear func(err 
 
 // forgetDoubt empties the doubt sets: whatever was in doubt was committed below H, and H is passed. A stream that is
 // met meanwhile raises H.
-func (p *publisher) forgetDoubt(ctx context.Context) {
+func (p *publisher) forgetDoubt(ctx context.Context, upTo outbox.LSN) {
 	if p.forgetting {
 		return
 	}
 	p.forgetting = true
-	names, upTo := p.gates.streams(), p.handover
+	names := p.gates.streams()
 	p.later(ctx, func() (failed error) {
 		for _, name := range names {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
@@ -289,22 +298,34 @@ func (p *publisher) hand(sp span, f *flight) error {
 	}
 }
 
-// ensure makes a stream ready, repeating what fails for the moment.
-func (p *publisher) ensure(ctx context.Context, name string) error {
+// limit is how long one attempt at a stream may take. Unless patient, its server may be that of one that is late, and
+// all wait for this one.
+func (p *publisher) limit(patient bool) time.Duration {
+	if !patient && p.anyLate() {
+		return lateTimeout
+	}
+	return publishTimeout
+}
+
+// ensure makes a task's stream ready, repeating what fails for the moment, or, unless patient, is errLate.
+func (p *publisher) ensure(ctx context.Context, t *task, patient bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := p.gates.ensure(actx, name)
+		actx, cancel := context.WithTimeout(ctx, p.limit(patient))
+		err := p.gates.ensure(actx, t.name)
 		cancel()
 		if err == nil {
 			return nil
 		}
-		if finished(err) || errors.Is(err, outbox.ErrSuperseded) {
-			p.outcome(err)
+		final := finished(err) || errors.Is(err, outbox.ErrSuperseded)
+		if !patient && !final && ctx.Err() == nil {
+			t.why = err
+			return errLate
+		}
+		p.told(t, err)
+		if final {
 			return err
 		}
-		p.outcome(err)
-		p.failing.Store(true)
 		bo.wait(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -346,13 +367,14 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 		}
 		delete(p.laggards, name)
 	}
-	if err := p.ensure(sp.intake, name); err != nil {
-		return err
+	t := &task{name: name, rows: rows}
+	err := p.ensure(sp.intake, t, !p.apart)
+	if err == nil {
+		ln := p.lanes.of(name)
+		ln.tell()
+		t = newTask(name, ln, rows)
+		err = p.deliver(sp, t, !p.apart)
 	}
-	ln := p.lanes.of(name)
-	ln.tell()
-	t := newTask(name, ln, rows)
-	err := p.deliver(sp, t, !p.apart)
 	if errors.Is(err, errLate) {
 		return p.lag(sp, t, f)
 	}
@@ -422,11 +444,7 @@ func (p *publisher) tell(ctx context.Context, marks []outbox.Mark) {
 func (p *publisher) deliver(sp span, t *task, patient bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		limit := publishTimeout
-		if !patient && p.anyLate() { // its server may be the same, and all wait for this one
-			limit = lateTimeout
-		}
-		actx, cancel := context.WithTimeout(sp.work, limit)
+		actx, cancel := context.WithTimeout(sp.work, p.limit(patient))
 		receipt, err := t.delivery.Publish(actx)
 		cancel()
 		var refused *outbox.PoisonError

@@ -165,6 +165,41 @@ func TestACluster(t *testing.T) {
 	}
 }
 
+// … and with one whose nodes speak TLS only, to each other too, and want a certificate.
+func TestAClusterBehindTLS(t *testing.T) {
+	t.Parallel()
+	ca := testenv.NewCA(t)
+	cert, key, caFile := ca.Files(t, t.TempDir())
+	c := testenv.ClusterOf(t, local.ClusterOptions{
+		Masters: 3,
+		Access: local.Access{
+			TLS: &tls.Config{Certificates: []tls.Certificate{ca.Pair(t)}, InsecureSkipVerify: true},
+		},
+		Config: []string{
+			"tls-cert-file " + cert, "tls-key-file " + key, "tls-ca-cert-file " + caFile, "tls-auth-clients yes",
+		},
+	})
+	w := worldAt(t, c.URL(), c.Client)
+	own := []string{"--redis-cert=" + cert, "--redis-key=" + key}
+	files := append([]string{"--redis-ca=" + caFile}, own...)
+	w.worksWith(files...)
+	one := "--redis-url=rediss://" + c.Nodes[1].Addr()
+	if r := w.once(append([]string{"doctor", one}, files...)...); r.code != 0 ||
+		!strings.Contains(r.out, "3 masters and no replicas") {
+		t.Errorf("by one address: %+v", r)
+	}
+	_, _, wrong := testenv.NewCA(t).Files(t, t.TempDir())
+	for _, url := range []string{"--redis-url=" + w.rdURL, one} {
+		if r := w.once(append([]string{"groups", "list", url, "--redis-ca=" + wrong}, own...)...); r.code != 1 ||
+			!strings.Contains(r.errOut, "check the certificates: --redis-ca") {
+			t.Errorf("with another CA, %s: %+v", url, r)
+		}
+		if r := w.once("groups", "list", url, "--redis-ca="+caFile); r.code != 1 {
+			t.Errorf("without a certificate, %s: %+v", url, r)
+		}
+	}
+}
+
 // A process that begins while its Redis is down takes one address for one server. It never goes on as if it were one:
 // it says what to do, and after a restart it works.
 func TestAClusterThatAppearsLater(t *testing.T) {

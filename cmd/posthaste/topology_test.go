@@ -223,6 +223,10 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	load := w.load(300)
 	w.flows(load, 200)
 	w.giveUp()
+	fresh := "t100"
+	for i := 101; w.cluster.Master(t, w.cluster.Slot(t, "outbox."+fresh)) != 0; i++ {
+		fresh = fmt.Sprintf("t%d", i)
+	}
 	if err := w.cluster.Nodes[0].Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +238,9 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		}
 		return still, others
 	}
+	later := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 20, Types: []string{fresh}})
+	later.Wait()
+	w.oracle.Others = append(w.oracle.Others, later)
 	w.waitCommitted(load, load.Committed()+300)
 	still, before := settled()
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -249,8 +256,9 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
 		text := strings.Join(h.Reasons, " ")
-		if err != nil || status != 503 || !strings.Contains(text, "streams: outbox."+w.types[0]+" stand still") ||
-			!strings.Contains(text, w.cluster.Nodes[0].Addr()) {
+		if err != nil || status != 503 || !strings.Contains(text, "streams: ") ||
+			!strings.Contains(text, "outbox."+w.types[0]) || !strings.Contains(text, "outbox."+fresh) ||
+			!strings.Contains(text, " stand still") || !strings.Contains(text, w.cluster.Nodes[0].Addr()) {
 			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
 		}
 		return nil
@@ -263,6 +271,9 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	if n := w.cluster.Client.XLen(t.Context(), "outbox."+fresh).Val(); n != int64(later.Committed()) {
+		t.Errorf("%d entries of the new type, want %d", n, later.Committed())
+	}
 }
 
 // giveUp has a group of each stream give up an event.
