@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -53,16 +54,19 @@ func (s *Slots) create(ctx context.Context, version int) error {
 		// temporary, two-phase, failover
 		stmt = "SELECT pg_catalog.pg_create_logical_replication_slot($1, 'pgoutput', false, false, true)"
 	}
-	err := s.bounded(ctx, createTimeout, func(ctx context.Context, tx pgx.Tx) error {
+	within := time.Duration(s.creating.Load())
+	err := s.bounded(ctx, within, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, stmt, s.opt.Slot)
 		return err
 	})
 	if err == nil {
+		s.creating.Store(int64(createTimeout))
 		return nil
 	}
 	err = fmt.Errorf("create slot %q: %w", s.opt.Slot, err)
 	switch sqlState(err) {
 	case pgerrcode.QueryCanceled:
+		s.creating.Store(int64(min(2*within, createMost)))
 		return slotError(outbox.ReasonTransactionHeld, err)
 	case pgerrcode.ObjectNotInPrerequisiteState:
 		return slotError(outbox.ReasonWALLevel, err)

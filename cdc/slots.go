@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -18,8 +19,11 @@ import (
 const (
 	// quickTimeout bounds statements that only read or change the catalog.
 	quickTimeout = 5 * time.Second
-	// createTimeout bounds the creation of a slot, which waits for every older transaction of the server.
+	// createTimeout bounds the creation of a slot at first. It waits for every transaction of the server that is open,
+	// and twice more for those that have begun since: where transactions overlap it takes three times as long as they
+	// do. So the next attempt is given twice as long, up to createMost.
 	createTimeout = 3 * time.Second
+	createMost    = time.Minute
 	// advanceTimeout bounds an advance, which reads the WAL in between (about 1 GB/s).
 	advanceTimeout = 30 * time.Second
 	// nudgeTimeout bounds the creation of a temporary slot; what it is wanted for has happened long before.
@@ -46,6 +50,8 @@ type SlotsOptions struct {
 type Slots struct {
 	opt SlotsOptions
 	log *slog.Logger
+	// creating is how long the next creation of a slot may take, in nanoseconds.
+	creating atomic.Int64
 }
 
 var _ outbox.Slots = (*Slots)(nil)
@@ -67,7 +73,9 @@ func NewSlots(o SlotsOptions) (*Slots, error) {
 	if !slotName.MatchString(o.Slot) {
 		return nil, fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
 	}
-	return &Slots{opt: o, log: o.Logger.With("component", "cdc", "slot", o.Slot)}, nil
+	s := &Slots{opt: o, log: o.Logger.With("component", "cdc", "slot", o.Slot)}
+	s.creating.Store(int64(createTimeout))
+	return s, nil
 }
 
 // bounded runs do in a transaction with a statement timeout, and bounds the whole a little above, because a server that

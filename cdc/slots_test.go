@@ -1,8 +1,10 @@
 package cdc
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,6 +128,50 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.ensure(t)
+}
+
+// Transactions that overlap hold up the creation of a slot for several times as long as each of them lasts. Where one
+// attempt is too short for that, a later one is not.
+func TestASlotIsMadeBesideTransactionsThatOverlap(t *testing.T) {
+	t.Parallel()
+	const first, lasting = 200 * time.Millisecond, 600 * time.Millisecond
+	srv := testenv.NewServer(t)
+	e := prepare(t, srv.Database(t))
+	e.slots.creating.Store(int64(first))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for i := range 4 {
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * lasting / 4)
+			for ctx.Err() == nil {
+				_, _ = e.db.Pool.Exec(ctx, "SELECT pg_current_xact_id(), pg_sleep($1)", lasting.Seconds())
+			}
+		})
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		const query = "SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+		if n := testenv.Value[int](t, e.db, query); n < 3 {
+			return fmt.Errorf("%d transactions are open", n)
+		}
+		return nil
+	})
+	attempts := 0
+	testenv.Eventually(t, time.Minute, func() error {
+		attempts++
+		_, err := e.slots.Ensure(t.Context(), nil)
+		if err != nil {
+			wantReason(t, err, outbox.ReasonTransactionHeld)
+		}
+		return err
+	})
+	if attempts < 2 {
+		t.Errorf("the slot was made in %v: nothing overlapped", first)
+	}
+	if d := time.Duration(e.slots.creating.Load()); d != createTimeout {
+		t.Errorf("the next one may take %v", d)
+	}
 }
 
 // restart_lsn of a slot that is being streamed follows after a nudge, once what lies before is settled.

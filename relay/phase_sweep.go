@@ -89,9 +89,11 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	var gate time.Time
 	answers := make(chan error, 1)
 	asking := false
+	actx, cancel := context.WithCancel(ctx)
 	defer func() {
+		cancel()
 		if asking {
-			_ = <-answers // Ensure is bounded; it must not run beside the next one
+			_ = <-answers // it must not run beside the next one
 		}
 	}()
 	bo := backoff{first: time.Second, most: 5 * time.Second}
@@ -113,7 +115,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 		}
 		if !asking && time.Now().After(due) {
 			asking = true
-			go func() { answers <- l.ensureSlot(ctx) }()
+			go func() { answers <- l.ensureSlot(actx) }()
 		}
 		st, err := l.check(ctx)
 		if errors.Is(err, outbox.ErrSuperseded) {
