@@ -21,8 +21,8 @@ var redis = board{
 			{
 				form: number, title: "Worst lag", unit: "short", alert: "OutboxConsumerStuck", width: 4,
 				empty: "none known",
-				means: "Entries not yet delivered to the slowest group, of a type. It must fall between bursts; if not, add " +
-					"consumers.",
+				means: "Entries not yet delivered to the slowest group, of a type. It must fall between bursts; " +
+					"if not, add consumers.",
 				queries: []query{{"max(" + byGroup("sum", "outbox_group_lag") + ")", ""}},
 				steps:   below(10_000, 100_000),
 			},
