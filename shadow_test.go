@@ -207,6 +207,8 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		"CREATE ROLE " + owner + " " + testenv.Login(d.URL), "CREATE ROLE " + thief + " " + testenv.Login(d.URL),
 		"GRANT CREATE ON DATABASE " + d.Name + " TO " + owner, "CREATE SCHEMA app AUTHORIZATION " + owner,
 		"GRANT USAGE, CREATE ON SCHEMA app TO " + thief,
+		// What a campaign does to a server of its own, as its superuser.
+		"GRANT EXECUTE ON FUNCTION pg_catalog.pg_reload_conf(), pg_catalog.pg_switch_wal() TO " + owner,
 	} {
 		d.Exec(t, stmt)
 	}

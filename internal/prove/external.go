@@ -127,8 +127,8 @@ func (s *stage) dropSlot(
 	for range 50 {
 		err = do(ctx, endReader, slot)
 		if err == nil {
-			err = do(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
-				slot)
+			err = do(ctx, "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots "+
+				"WHERE slot_name = $1", slot)
 		}
 		if err == nil || pause.For(ctx, 100*time.Millisecond) != nil {
 			return err

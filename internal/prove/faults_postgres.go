@@ -45,15 +45,15 @@ func sessionFaults() []*fault {
 		{
 			name: "backends-terminated", about: "every session of posthaste and of the writers is ended",
 			touches: touchesSessions,
-			inject: statement("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " +
+			inject: statement("SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE " +
 				"datname = current_database() AND (application_name LIKE 'posthaste%' OR application_name = " +
 				"'prove writer')"),
 		},
 		{
 			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
 			touches: touchesSessions,
-			inject: statement("SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a " +
-				"USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() AND " +
+			inject: statement("SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_locks l JOIN " +
+				"pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() AND " +
 				"a.application_name LIKE 'posthaste%'"),
 		},
 		{
@@ -121,7 +121,7 @@ func setting(name, value string) injection {
 				_, err = conn.Exec(ctx, stmt)
 			}
 			if err == nil {
-				_, err = conn.Exec(ctx, "SELECT pg_reload_conf()")
+				_, err = conn.Exec(ctx, "SELECT pg_catalog.pg_reload_conf()")
 			}
 			return err
 		}
@@ -131,7 +131,8 @@ func setting(name, value string) injection {
 }
 
 // endReader ends whoever reads from the slot.
-const endReader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active"
+const endReader = "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots " +
+	"WHERE slot_name = $1 AND active"
 
 // withSlot does something to the slot while nobody reads from it. The relay is quick to take it again.
 func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
@@ -153,12 +154,12 @@ func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
 
 func slotDropped(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	return "", nil, c.withSlot(ctx,
-		"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1")
+		"SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1")
 }
 
 func slotAdvanced(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	return "", nil, c.withSlot(ctx, "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) "+
-		"FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
+	return "", nil, c.withSlot(ctx, "SELECT pg_catalog.pg_replication_slot_advance(slot_name, "+
+		"pg_current_wal_flush_lsn()) FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
 }
 
 // slotInvalidated has the slot hold back more than the server allows, while no relay can help it.
@@ -173,8 +174,9 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 	_, eerr := c.exec(ctx, endReader, c.slot())
 	err = errors.Join(err, eerr)
 	for range 8 {
-		_, werr := c.exec(ctx, "SELECT pg_logical_emit_message(false, 'prove', repeat('x', 8 << 20))")
-		_, serr := c.exec(ctx, "SELECT pg_switch_wal()")
+		_, werr := c.exec(ctx, "SELECT pg_catalog.pg_logical_emit_message(false, 'prove', "+
+			"pg_catalog.repeat('x', 8 << 20))")
+		_, serr := c.exec(ctx, "SELECT pg_catalog.pg_switch_wal()")
 		err = errors.Join(err, werr, serr)
 	}
 	_, cerr := c.exec(ctx, "CHECKPOINT")
@@ -192,7 +194,8 @@ func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, he
 	if err != nil {
 		return "", nil, errors.New("no connection to Postgres")
 	}
-	_, err = conn.Exec(ctx, "BEGIN; SELECT pg_current_xact_id(); SELECT pg_logical_emit_message(true, 'prove', '')")
+	_, err = conn.Exec(ctx, "BEGIN; SELECT pg_current_xact_id(); "+
+		"SELECT pg_catalog.pg_logical_emit_message(true, 'prove', '')")
 	return "", func(ctx context.Context) error {
 		_ = conn.Close(ctx) // which rolls it back; the server may have ended it
 		return nil

@@ -250,8 +250,8 @@ func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
 		return
 	}
 	s.Mode = st.Active
-	_ = c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint "+
-		"FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
+	_ = c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(), "+
+		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
 }
 
 // grown are figures of the processes that should stay flat.

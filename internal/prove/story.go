@@ -79,9 +79,9 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 		}
 	}
 	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
-			coalesce((SELECT string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h
+			coalesce((SELECT pg_catalog.string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h
 				WHERE h.id = o.id), 'not settled'),
-			coalesce((SELECT string_agg(m.id || ' ' || m.at::text || ' epoch ' || m.epoch || ' settled ' ||
+			coalesce((SELECT pg_catalog.string_agg(m.id::text || ' ' || m.at::text || ' epoch ' || m.epoch::text || ' settled ' ||
 				coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'), E'\n' ORDER BY m.id)
 				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at
 					ORDER BY id LIMIT 5) m),
@@ -151,15 +151,16 @@ func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subj
 func (c *campaign) storyOfState(ctx context.Context, s *teller) {
 	var text string
 	for what, query := range map[string]string{
-		"relay_state": "SELECT to_jsonb(r)::text FROM relay_state r",
+		"relay_state": "SELECT pg_catalog.to_jsonb(r)::text FROM relay_state r",
 		"wal": "SELECT pg_current_wal_lsn()::text || ' written, ' || pg_current_wal_flush_lsn()::text || " +
 			"' on disk'",
-		"slot": "SELECT coalesce(string_agg(to_jsonb(r)::text, ' '), 'none') FROM pg_replication_slots r " +
-			"WHERE slot_name LIKE 'posthaste%'",
-		"backlog": "SELECT count(*) || ' events, ' || count(DISTINCT part) || ' parts' FROM outbox_backlog",
-		"dead":    "SELECT count(*)::text FROM outbox_dead",
-		"repairs": "SELECT coalesce(string_agg(to_jsonb(r)::text, ' ' ORDER BY r.id), 'none') FROM (SELECT * FROM " +
-			"outbox_repair ORDER BY id DESC LIMIT 4) r",
+		"slot": "SELECT coalesce(pg_catalog.string_agg(pg_catalog.to_jsonb(r)::text, ' '), 'none') " +
+			"FROM pg_replication_slots r WHERE slot_name LIKE 'posthaste%'::text",
+		"backlog": "SELECT count(*)::text || ' events, ' || pg_catalog.count(DISTINCT part)::text || ' parts' " +
+			"FROM outbox_backlog",
+		"dead": "SELECT count(*)::text FROM outbox_dead",
+		"repairs": "SELECT coalesce(pg_catalog.string_agg(pg_catalog.to_jsonb(r)::text, ' ' ORDER BY r.id), " +
+			"'none') FROM (SELECT * FROM outbox_repair ORDER BY id DESC LIMIT 4) r",
 	} {
 		if err := c.stage.pool.QueryRow(ctx, query).Scan(&text); err != nil {
 			text = err.Error()

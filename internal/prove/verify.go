@@ -261,8 +261,9 @@ func (c *campaign) verifyEffects(ctx context.Context) error {
 	var effects, distinct, delivered, reached int
 	err := c.until(ctx, "effects", "orders are without their effects", func(ctx context.Context) (bool, error) {
 		err := c.stage.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM prove_effect),
-			(SELECT count(DISTINCT event) FROM prove_effect), (SELECT count(*) FROM prove_delivery),
-			(SELECT count(DISTINCT event) FROM prove_delivery)`).Scan(&effects, &distinct, &delivered, &reached)
+			(SELECT pg_catalog.count(DISTINCT event) FROM prove_effect), (SELECT count(*) FROM prove_delivery),
+			(SELECT pg_catalog.count(DISTINCT event) FROM prove_delivery)`).
+			Scan(&effects, &distinct, &delivered, &reached)
 		return distinct >= c.report.Counts.Orders && reached >= c.report.Counts.Orders, err
 	})
 	if err != nil || c.breach() != nil {
@@ -293,8 +294,8 @@ func (c *campaign) verifyCredits(ctx context.Context) error {
 	}
 	for _, a := range c.shop.accounts {
 		var balance, entries int64
-		err := c.stage.pool.QueryRow(ctx, `SELECT coalesce(max(a.balance), 0),
-			coalesce(sum(CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0)
+		err := c.stage.pool.QueryRow(ctx, `SELECT coalesce(pg_catalog.max(a.balance), 0),
+			coalesce(pg_catalog.sum(CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0)
 			FROM credit_accounts a LEFT JOIN credit_entries e USING (user_id) WHERE user_id = $1`, a.user).
 			Scan(&balance, &entries)
 		if err != nil {
