@@ -53,8 +53,8 @@ func sessionFaults() []*fault {
 			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
 			touches: touchesSessions,
 			inject: statement("SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_locks l JOIN " +
-				"pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() AND " +
-				"a.application_name LIKE 'posthaste%'"),
+				"pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND " +
+				"a.datname = current_database() AND a.application_name LIKE 'posthaste%'"),
 		},
 		{
 			name: "slot-dropped", about: "the slot is dropped under the relay", touches: touchesSlot,
@@ -159,7 +159,8 @@ func slotDropped(ctx context.Context, c *campaign, _ *rand.Rand) (string, healin
 
 func slotAdvanced(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	return "", nil, c.withSlot(ctx, "SELECT pg_catalog.pg_replication_slot_advance(slot_name, "+
-		"pg_current_wal_flush_lsn()) FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
+		"pg_current_wal_flush_lsn()) FROM pg_replication_slots "+
+		"WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
 }
 
 // slotInvalidated has the slot hold back more than the server allows, while no relay can help it.

@@ -81,8 +81,9 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
 			coalesce((SELECT pg_catalog.string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h
 				WHERE h.id = o.id), 'not settled'),
-			coalesce((SELECT pg_catalog.string_agg(m.id::text || ' ' || m.at::text || ' epoch ' || m.epoch::text || ' settled ' ||
-				coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'), E'\n' ORDER BY m.id)
+			coalesce((SELECT pg_catalog.string_agg(m.id::text || ' ' || m.at::text || ' epoch ' || m.epoch::text ||
+				' settled ' || coalesce(m.settled::text, '-') || ' hi ' || coalesce(m.hi::text, '-'),
+				E'\n' ORDER BY m.id)
 				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at
 					ORDER BY id LIMIT 5) m),
 				'')

@@ -295,7 +295,8 @@ func (c *campaign) verifyCredits(ctx context.Context) error {
 	for _, a := range c.shop.accounts {
 		var balance, entries int64
 		err := c.stage.pool.QueryRow(ctx, `SELECT coalesce(pg_catalog.max(a.balance), 0),
-			coalesce(pg_catalog.sum(CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0)
+			coalesce(pg_catalog.sum(
+				CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0)
 			FROM credit_accounts a LEFT JOIN credit_entries e USING (user_id) WHERE user_id = $1`, a.user).
 			Scan(&balance, &entries)
 		if err != nil {

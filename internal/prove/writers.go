@@ -188,7 +188,8 @@ func (j *job) run(ctx context.Context, pool *pgxpool.Pool, list []*aggregate, n 
 	}()
 	for _, a := range list {
 		// The lock comes first: the order of an aggregate's events is promised only to writers that take it.
-		if _, err = tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 7))", a.id); err != nil {
+		_, err = tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 7))", a.id)
+		if err != nil {
 			return err
 		}
 		if err = j.insert(ctx, tx, a, n); err != nil {
