@@ -360,6 +360,43 @@ func TestANodeIsDown(t *testing.T) {
 	f.moved(lanes[0])
 }
 
+// A master that restarts before it is replaced has the name and the slots that it had, and may lack something. It is
+// ready, for whoever looks at it; nothing is published to it before that, and the others go on.
+func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 1, "cluster-require-full-coverage no", "cluster-node-timeout 60000")
+	f := onCluster(t, c, 3, sink.Options{})
+	before := f.bind()
+	o := f.owned(1)
+	lanes := f.lanes(o)
+	for _, l := range lanes {
+		f.bring(l)
+	}
+	f.must(c.Nodes[0].Kill())
+	err := f.sink.Ready(t.Context())
+	wantNotReady(t, err, "unreachable")
+	if !strings.Contains(err.Error(), c.Nodes[0].Addr()) {
+		t.Errorf("it is not said which node is down: %v", err)
+	}
+	f.must(c.Nodes[0].Start(t.Context()))
+	if c.Master(t, c.Slot(t, f.streams[0])) != 0 {
+		t.Fatal("it was replaced")
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
+	f.bring(lanes[1])
+	f.moved(lanes[0])
+	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrMoved) {
+		t.Errorf("a check: %v", err)
+	}
+	if after := f.bind(); after == before {
+		t.Error("the cluster is called as before")
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) }) // it takes writes again
+	for _, l := range f.lanes(f.owned(2)) {
+		f.bring(l)
+	}
+}
+
 // A master without replicas gets its first one, and begins a new history: nothing has happened to its data. Nothing is
 // adopted for it, and when something is for another reason, the cluster is called as before.
 func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
