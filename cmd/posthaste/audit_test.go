@@ -20,7 +20,7 @@ import (
 var silent = []string{
 	"migrate", "serve", "relay", "consume", "status", "dead list", "phantoms", "audit", "groups list", "trace",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "version", "bench drain",
-	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "gen-docs",
+	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove", "prove-consumer", "gen-docs",
 }
 
 // Every command that changes something leaves one attempt in the table, with its outcome, and one line of log.
