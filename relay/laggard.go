@@ -185,14 +185,14 @@ func (p *publisher) isLate(stream string) bool {
 	return !l.over
 }
 
-// anyLate reports whether one is.
-func (p *publisher) anyLate() bool {
+// late counts those that are.
+func (p *publisher) late() (n int) {
 	for name := range p.laggards {
 		if p.isLate(name) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // stands knows the streams that stand still, and why. It is safe for concurrent use.

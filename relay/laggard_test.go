@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -301,20 +302,25 @@ func TestAServerThatHangsHoldsUpNoQuietStreams(t *testing.T) {
 func TestTheStreamsOfAServerThatHangsAreLateSoon(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Apart: true}, func(r *rig) {
-		types := []string{"a", "b", "c", "d", "e", "f"}
+		var types []string
+		for i := range 30 {
+			types = append(types, "t"+strconv.Itoa(i))
+		}
 		r.met(append(types, "user")...)
 		var streams []string
 		for _, typ := range types {
 			streams = append(streams, "outbox."+typ)
 		}
 		thaw := r.freeze(streams...)
+		frozen := time.Now()
 		for _, typ := range types {
 			r.s.chunks <- chunk(r.both(typ)...)
 		}
 		r.s.chunks <- chunk(r.both("user")...)
-		pass(publishTimeout + 5*lateTimeout + time.Second)
-		if n := len(r.published("outbox.user")); n != 2 {
-			t.Errorf("%d events are published, want 2", n)
+		soon()
+		if n, took := len(r.published("outbox.user")), time.Since(frozen); n != 2 ||
+			took > publishTimeout+5*lateTimeout+time.Second {
+			t.Errorf("%d events are published after %v, want 2", n, took)
 		}
 		thaw()
 		pass(20 * time.Second)

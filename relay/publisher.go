@@ -20,8 +20,10 @@ const (
 	// giantWindows is how many windows a transaction may fill. Nothing of it is settled before its end, so that all of
 	// it would be in doubt after a crash; a sweep settles it page by page.
 	giantWindows = 20
-	// lateTimeout is how long a stream is waited for beside one that is late.
-	lateTimeout = time.Second
+	// lateTimeout is how long a stream is waited for beside one that is late: beside several, as much less, down to
+	// leastTimeout. A server that hangs may have any number of them, and they are met one after the other.
+	lateTimeout  = time.Second
+	leastTimeout = 100 * time.Millisecond
 )
 
 // publisher puts what the reader delivers into its streams, in order, and hands it to the settler. One goroutine owns
@@ -141,7 +143,7 @@ func (p *publisher) take(sp span) error {
 		if position != 0 {
 			p.passed.Store(uint64(position))
 		}
-		if p.anyLate() {
+		if p.late() > 0 {
 			continue
 		}
 		if h := outbox.LSN(p.handover.Load()); p.position() >= h && p.forgotten < h {
@@ -298,13 +300,17 @@ func (p *publisher) hand(sp span, f *flight) error {
 	}
 }
 
-// limit is how long one attempt at a stream may take. Unless patient, its server may be that of one that is late, and
-// all wait for this one.
+// limit is how long one attempt at a stream may take. Unless patient, its server may be that of those that are late,
+// and all wait for this one.
 func (p *publisher) limit(patient bool) time.Duration {
-	if !patient && p.anyLate() {
-		return lateTimeout
+	if patient {
+		return publishTimeout
 	}
-	return publishTimeout
+	n := p.late()
+	if n == 0 {
+		return publishTimeout
+	}
+	return max(lateTimeout/time.Duration(n), leastTimeout)
 }
 
 // ensure makes a task's stream ready, repeating what fails for the moment, or, unless patient, is errLate.
