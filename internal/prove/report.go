@@ -78,8 +78,10 @@ type Counts struct {
 	// Redelivered are deliveries beyond the first, which the inbox had no second effect of.
 	Redelivered int `json:"redeliveries_without_inbox"`
 	Credits     int `json:"credits_moved"`
-	Faults      int `json:"faults"`
-	Failed      int `json:"faults_not_injected"`
+	// Forked are accounts that a person has to look at, after Redis forgot what the ledger had.
+	Forked int `json:"accounts_frozen_for_fork"`
+	Faults int `json:"faults"`
+	Failed int `json:"faults_not_injected"`
 }
 
 // Kind is a fault, and how long it took until everything flowed again after it.
@@ -409,8 +411,8 @@ func (r *Report) sentences() []string {
 			time.Duration(r.Seconds)*time.Second),
 		fmt.Sprintf("%s orders for %s keys, %s answers repeated; %s effects with the inbox, %s redeliveries without",
 			comma(n.Orders), comma(n.Keys), comma(n.Repeated), comma(n.Effects), comma(n.Redelivered)),
-		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore", n.Forgot,
-			comma(n.Expired)),
+		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore; %d accounts are "+
+			"frozen because of it", n.Forgot, comma(n.Expired), n.Forked),
 		fmt.Sprintf("beyond what is documented, readiness was green for %.0f s while nothing flowed, and red for "+
 			"%.0f s while everything did; the verdict was wrong for %.0f s", r.Lies.Green, r.Lies.Red, r.Lies.Verdict),
 		fmt.Sprintf("WAL held back at most: %.0f MiB", float64(r.WALMost)/(1<<20)),

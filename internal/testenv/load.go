@@ -33,7 +33,7 @@ type Load struct {
 	mu        sync.Mutex
 	next      map[string]int
 	committed map[uuid.UUID]bool
-	// unclear are events whose commit was answered by an error that does not say whether it happened.
+	// unclear are events whose commit is not answered, or by an error that does not say whether it happened.
 	unclear map[uuid.UUID]bool
 	failed  error
 }
@@ -152,15 +152,17 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which order does not mind.
 	l.mu.Lock()
 	l.next[aggregate] = first + n
+	for _, id := range ids {
+		l.unclear[id] = true // it may be in a stream before the commit is answered
+	}
 	l.mu.Unlock()
 	err = tx.Commit(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range ids {
 		if err == nil {
+			delete(l.unclear, id)
 			l.committed[id] = true
-		} else {
-			l.unclear[id] = true
 		}
 	}
 	return n, err
@@ -362,8 +364,9 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	seen := map[string]int{}
 	last := map[string]int{}
 	reordered, unknown := 0, 0
-	foreign := o.others()
-	for _, e := range o.Entries(tb, l.types...) {
+	entries := o.Entries(tb, l.types...)
+	foreign := o.others() // some of them may go on
+	for _, e := range entries {
 		if foreign[e.ID] {
 			continue
 		}
