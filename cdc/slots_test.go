@@ -144,9 +144,9 @@ func TestASlotIsMadeBesideTransactionsThatOverlap(t *testing.T) {
 	defer cancel()
 	for i := range 4 {
 		wg.Go(func() {
-			time.Sleep(time.Duration(i) * lasting / 4)
-			for ctx.Err() == nil {
-				_, _ = e.db.Pool.Exec(ctx, "SELECT pg_current_xact_id(), pg_sleep($1)", lasting.Seconds())
+			took := lasting * time.Duration(i+1) / 4 // so that they do not end together
+			for ; ctx.Err() == nil; took = lasting {
+				_, _ = e.db.Pool.Exec(ctx, "SELECT pg_current_xact_id(), pg_sleep($1)", took.Seconds())
 			}
 		})
 	}

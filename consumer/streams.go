@@ -134,15 +134,15 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 			of[name[:i]] = append(of[name[:i]], name)
 		}
 	}
+	bases := map[string]string{}
 	if len(of) == 0 {
-		return nil, nil
+		return bases, nil
 	}
 	marked, err := exist(ctx, client, slices.Sorted(maps.Keys(of)),
 		func(name string) string { return name + shardedSuffix })
 	if err != nil {
 		err = fmt.Errorf("look which streams are of one type: %w", err)
 	}
-	bases := map[string]string{}
 	for _, base := range marked {
 		for _, name := range of[base] {
 			bases[name] = base

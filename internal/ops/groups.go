@@ -51,10 +51,8 @@ func FindGroups(
 	g.streams = slices.Compact(g.streams)
 	// Streams that only another database publishes to, and all of them without Postgres, are as Redis has them.
 	bases, unknown := consumer.Bases(ctx, client, g.streams)
-	if g.bases = bases; bases == nil {
-		g.bases = map[string]string{}
-	}
-	maps.Copy(g.bases, outbox.Bases(noted))
+	maps.Copy(bases, outbox.Bases(noted))
+	g.bases = bases
 	var unread error
 	g.each, unread = sink.Groups(ctx, client, g.streams)
 	if maxLen > 0 {
