@@ -27,7 +27,11 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(testenv.Main(m))
+	code := testenv.Main(m)
+	for _, program := range builds.paths {
+		_ = os.RemoveAll(filepath.Dir(program))
+	}
+	os.Exit(code)
 }
 
 // full reports whether the counts of the issue are wanted instead of small ones.
@@ -74,6 +78,7 @@ type child struct {
 	http  string
 	mu    sync.Mutex
 	log   bytes.Buffer
+	ready chan struct{} // is closed when it has said where it listens
 	done  chan struct{}
 }
 
@@ -84,10 +89,30 @@ func (w *world) spawn(command string, extra ...string) *child {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c := &child{t: w.t, done: make(chan struct{})}
+	return w.spawnAs(exe, w.env, command, extra...)
+}
+
+// spawnAs is spawn for another build of the program, and its environment.
+func (w *world) spawnAs(exe string, env []string, command string, extra ...string) *child {
+	w.t.Helper()
+	c := w.fork(exe, env, command, extra...)
+	select {
+	case <-c.ready:
+	case <-c.done:
+		w.t.Fatalf("%s ended: %s", command, c.output())
+	case <-time.After(time.Minute):
+		w.t.Fatalf("%s does not start: %s", command, c.output())
+	}
+	return c
+}
+
+// fork is spawnAs for who does not wait.
+func (w *world) fork(exe string, env []string, command string, extra ...string) *child {
+	w.t.Helper()
+	c := &child{t: w.t, ready: make(chan struct{}), done: make(chan struct{})}
 	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
 	// Without the option a race build sleeps for a second at every exit.
-	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), w.env...)
+	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	r, pw, err := os.Pipe()
 	if err != nil {
@@ -106,21 +131,13 @@ func (w *world) spawn(command string, extra ...string) *child {
 		w.t.Fatal(err)
 	}
 	_ = pw.Close()
-	ready := make(chan struct{})
-	go c.read(r, ready)
+	go c.read(r)
 	w.t.Cleanup(c.kill)
-	select {
-	case <-ready:
-	case <-c.done:
-		w.t.Fatalf("%s ended: %s", command, c.output())
-	case <-time.After(20 * time.Second):
-		w.t.Fatalf("%s does not start: %s", command, c.output())
-	}
 	return c
 }
 
 // read keeps the child's log and finds its addresses in it.
-func (c *child) read(r *os.File, ready chan struct{}) {
+func (c *child) read(r *os.File) {
 	defer r.Close()
 	announced := false
 	lines := bufio.NewScanner(r)
@@ -135,7 +152,7 @@ func (c *child) read(r *os.File, ready chan struct{}) {
 		}
 		announced = true
 		c.admin, c.http = "http://"+line.Admin, "http://"+line.HTTP
-		close(ready)
+		close(c.ready)
 	}
 }
 

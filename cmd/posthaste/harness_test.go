@@ -33,13 +33,19 @@ func runToEnd(t *testing.T, args ...string) result {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return runAs(t, exe, args...)
+}
+
+// runAs is runToEnd for another build of the program.
+func runAs(t *testing.T, exe string, args ...string) result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // a benchmark takes 10 s
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
-	err = cmd.Run()
+	err := cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
 		t.Fatalf("%v: %v: %s", args, err, errOut.String())

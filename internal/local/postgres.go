@@ -24,7 +24,7 @@ import (
 
 // Postgres is a running server that this process owns.
 type Postgres struct {
-	// Dir holds the data directory and the socket.
+	// Dir holds the data directory.
 	Dir string
 	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
 	Port int
@@ -98,7 +98,8 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 		return nil, err
 	}
 	for _, s := range append([]string{
-		"listen_addresses=127.0.0.1", "unix_socket_directories=" + dir, "wal_level=logical",
+		// A socket's path is at most a hundred bytes long, and a folder for temporary files may be deep.
+		"listen_addresses=127.0.0.1", "unix_socket_directories=", "wal_level=logical",
 		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off",
 		"timezone=UTC",
 	}, settings...) {
@@ -241,6 +242,9 @@ func (p *Postgres) ping(ctx context.Context) error {
 func (p *Postgres) URL(database string) string {
 	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/%s?sslmode=disable", p.Password, p.Port, database)
 }
+
+// Running reports whether the server's process is there.
+func (p *Postgres) Running() bool { return p.proc.Running() }
 
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
 func (p *Postgres) Stop(mode string) error {

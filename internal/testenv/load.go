@@ -338,8 +338,7 @@ func (o Oracle) read(tb testing.TB, read func() error) {
 // long all of it takes is the machine's affair.
 func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	tb.Helper()
-	n := math.MaxInt
-	for n > 0 {
+	for n := math.MaxInt; n > 0; time.Sleep(50 * time.Millisecond) { // it counts every row that is owed
 		Eventually(tb, within, func() error {
 			var now int
 			if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&now); err != nil {

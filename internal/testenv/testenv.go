@@ -8,20 +8,28 @@
 //
 // POSTHASTE_TEST_PG_BIN and POSTHASTE_TEST_REDIS_BIN select other servers than those found. Slots are per server, not
 // per database: use Database.Relay as the relay's name.
+//
+// Temporary files are in memory where there is room, those of child processes too, unless TMPDIR says where. A database
+// is 300 files, each test has one, and some file systems take long to make a file when many were deleted just before.
+// No test crashes the machine, so none can tell.
 package testenv
 
 import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +65,12 @@ func (quiet) Printf(context.Context, string, ...any) {}
 // Main runs the tests and stops the shared server. Use it as the whole of TestMain.
 func Main(m *testing.M) int {
 	redis.SetLogger(quiet{})
+	if os.Getenv("TMPDIR") == "" {
+		if dir := inMemory("/dev/shm"); dir != "" {
+			defer func() { _ = os.RemoveAll(dir) }()
+			_ = os.Setenv("TMPDIR", dir) // without, they are on the disk
+		}
+	}
 	code := m.Run()
 	if shared.pg != nil {
 		_ = shared.pg.Stop("immediate")
@@ -88,8 +102,8 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 	return &Server{pg}
 }
 
-// Standby starts an asynchronous standby of s, which connects to it through the address. s is restarted.
-func (s *Server) Standby(tb testing.TB, through string) *Server {
+// Snapshot is a server with what s has now, its slots, too, which is not started. s is restarted.
+func (s *Server) Snapshot(tb testing.TB) *Server {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "posthaste-pg-")
 	if err != nil {
@@ -100,29 +114,99 @@ func (s *Server) Standby(tb testing.TB, through string) *Server {
 	if err != nil {
 		tb.Fatalf("copy the server: %v", err)
 	}
+	return &Server{c}
+}
+
+// Standby starts an asynchronous standby of s, which connects to it through the address. s is restarted. Each setting
+// is "name=value".
+func (s *Server) Standby(tb testing.TB, through string, settings ...string) *Server {
+	tb.Helper()
+	c := s.Snapshot(tb)
 	host, port, _ := strings.Cut(through, ":")
-	primary := fmt.Sprintf("host=%s port=%s user=postgres password=%s", host, port, s.Password)
-	err = os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o600)
+	// The database is what slots are synchronized through.
+	primary := fmt.Sprintf("host=%s port=%s user=postgres password=%s dbname=postgres", host, port, s.Password)
+	signal := filepath.Join(c.Dir, "data", "standby.signal")
+	err := os.WriteFile(signal, nil, 0o600)
 	if err == nil && os.Geteuid() == 0 {
-		err = os.Chmod(filepath.Join(dir, "data", "standby.signal"), 0o666)
+		err = os.Chmod(signal, 0o666)
 	}
 	if err == nil {
-		err = c.Start(tb.Context(), "primary_conninfo="+primary, "hot_standby=on")
+		err = c.Start(tb.Context(), append([]string{"primary_conninfo=" + primary, "hot_standby=on"}, settings...)...)
 	}
 	if err != nil {
 		tb.Fatalf("start the standby: %v", err)
 	}
 	tb.Cleanup(func() { _ = c.Stop("immediate") })
-	return &Server{c}
+	return c
+}
+
+// Upgrade stops s, and has pg_upgrade move its databases to a new server, of the binaries in bin, or of the same ones.
+// The new server has a port of its own.
+func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
+	tb.Helper()
+	from, err := local.PostgresBin(tb.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if bin == "" {
+		bin = from
+	}
+	program := filepath.Join(bin, "pg_upgrade")
+	if _, err := os.Stat(program); err != nil {
+		tb.Fatalf("%v: POSTHASTE_TEST_PG_BIN, or POSTHASTE_TEST_PG_UPGRADE, has to name a folder with all of "+
+			"Postgres' programs", err)
+	}
+	dir, err := os.MkdirTemp("", "posthaste-pg-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	pg, err := startPostgresOf(bin, dir)
+	if err != nil {
+		tb.Fatalf("start postgres: %v", err)
+	}
+	// What moves has the old one's password, and pg_upgrade connects before and after that.
+	err = execOn(tb.Context(), pg.URL("postgres"), "ALTER ROLE postgres PASSWORD '"+s.Password+"'")
+	if err = errors.Join(err, pg.Stop("fast"), s.Stop("fast")); err != nil {
+		tb.Fatal(err)
+	}
+	pg.Password = s.Password
+	data := filepath.Join(dir, "data")
+	info, err := os.Stat(data)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	const logical = "-c wal_level=logical -c max_replication_slots=60 -c max_wal_senders=60"
+	cmd := exec.CommandContext(tb.Context(), program, "-U", "postgres",
+		"-b", from, "-d", filepath.Join(s.Dir, "data"), "-p", strconv.Itoa(s.Port), "-o", logical,
+		"-B", bin, "-D", data, "-P", strconv.Itoa(pg.Port), "-O", logical)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PGPASSWORD="+s.Password)
+	if os.Geteuid() == 0 { // Postgres refuses to run as root
+		owner := info.Sys().(*syscall.Stat_t)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("pg_upgrade: %v: %s", err, out)
+	}
+	if err := pg.Start(tb.Context()); err != nil {
+		tb.Fatalf("start the upgraded server: %v", err)
+	}
+	tb.Cleanup(func() { _ = pg.Stop("immediate") })
+	return &Server{pg}
 }
 
 func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	bin, err := local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	bin, err := local.PostgresBin(context.Background(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
 	if err != nil {
 		return nil, err
 	}
+	return startPostgresOf(bin, dir, settings...)
+}
+
+func startPostgresOf(bin, dir string, settings ...string) (*local.Postgres, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
 	pg, err := local.StartPostgres(ctx, bin, dir, append(append([]string{}, fast...), settings...)...)
 	if err != nil {
 		return nil, err
@@ -411,20 +495,22 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 const patience = 3
 
 // Eventually polls cond until it returns nil, and fails the test with its last error when that takes several times as
-// long as within, which is what it may take on a quiet machine.
+// long as within, which is what it may take on a quiet machine. The longer it has waited the less often it asks, every
+// 10 to 100 ms: most conditions ask a server, which others want to use meanwhile.
 func Eventually(tb testing.TB, within time.Duration, cond func() error) {
 	tb.Helper()
 	within *= patience
-	deadline := time.Now().Add(within)
+	began := time.Now()
 	for {
 		err := cond()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		waited := time.Since(began)
+		if waited > within {
 			tb.Fatalf("not within %v: %v", within, err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(min(max(waited/20, 10*time.Millisecond), 100*time.Millisecond))
 	}
 }
 

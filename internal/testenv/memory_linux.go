@@ -1,0 +1,75 @@
+package testenv
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const (
+	// room is how many bytes have to be free: several times what the servers of the tests hold at once.
+	room = 6 << 30
+	// noexec is the flag of a file system from which no program runs.
+	noexec = 0x8
+)
+
+// inMemory makes a folder for what this process writes in root, a file system in memory, or returns "" if there is no
+// room. The user of Postgres may pass through. Folders of processes that were killed go first: memory is dearer than a
+// disk.
+func inMemory(root string) string {
+	stem := filepath.Join(root, "posthaste-test-")
+	left, _ := filepath.Glob(stem + "*") // the pattern is a good one
+	for _, dir := range left {
+		pid, err := strconv.Atoi(strings.TrimPrefix(dir, stem))
+		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			_ = os.RemoveAll(dir)
+		}
+	}
+	var fs syscall.Statfs_t
+	if syscall.Statfs(root, &fs) != nil || fs.Flags&noexec != 0 || fs.Bavail*uint64(fs.Bsize) < room {
+		return ""
+	}
+	dir := stem + strconv.Itoa(os.Getpid())
+	if os.Mkdir(dir, 0o700) != nil || os.Chmod(dir, 0o755) != nil { // Mkdir heeds the umask
+		return ""
+	}
+	return dir
+}
+
+// SmallDisk puts what s writes as WAL on a disk of its own, of so many bytes, and returns where that is. It skips the
+// test where nothing may be mounted: who runs it is not root, or in a container that forbids it. s is restarted.
+func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
+	tb.Helper()
+	disk, err := os.MkdirTemp("", "posthaste-disk-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "mode=755,size="+strconv.Itoa(bytes)); err != nil {
+		_ = os.Remove(disk)
+		tb.Skipf("a disk cannot be mounted here: %v", err)
+	}
+	tb.Cleanup(func() {
+		_ = s.Stop("immediate") // it may be using the disk
+		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
+			tb.Errorf("unmount %s: %v", disk, err)
+		}
+		_ = os.Remove(disk)
+	})
+	if err := s.Stop("fast"); err != nil {
+		tb.Fatal(err)
+	}
+	wal := filepath.Join(s.Dir, "data", "pg_wal")
+	if out, err := exec.CommandContext(tb.Context(), "cp", "-a", wal, disk).CombinedOutput(); err != nil {
+		tb.Fatalf("copy the WAL: %v: %s", err, out)
+	}
+	err = errors.Join(os.RemoveAll(wal), os.Symlink(filepath.Join(disk, "pg_wal"), wal))
+	if err = errors.Join(err, s.Start(tb.Context())); err != nil {
+		tb.Fatal(err)
+	}
+	return disk
+}

@@ -1,0 +1,35 @@
+package testenv
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// A test that is killed leaves its servers' data behind, in memory: the next one removes it, and nobody else's.
+func TestWhatTheKilledLeaveInMemoryIsRemoved(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	ended := exec.CommandContext(t.Context(), "true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	folder := func(pid int) string { return filepath.Join(root, "posthaste-test-"+strconv.Itoa(pid)) }
+	left, others := folder(ended.Process.Pid), folder(os.Getppid())
+	for _, dir := range []string{left, others} {
+		if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if own := inMemory(root); own != "" && own != folder(os.Getpid()) { // "": a small disk
+		t.Errorf("the folder is %s", own)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("the folder of a process that has ended is still there")
+	}
+	if _, err := os.Stat(others); err != nil {
+		t.Errorf("the folder of a process that runs: %v", err)
+	}
+}

@@ -1,0 +1,15 @@
+//go:build !linux
+
+package testenv
+
+import "testing"
+
+// inMemory returns "": not every system has such a folder.
+func inMemory(string) string { return "" }
+
+// SmallDisk skips the test: not every system mounts a disk in memory the same way.
+func (s *Server) SmallDisk(tb testing.TB, _ int) string {
+	tb.Helper()
+	tb.Skip("a disk in memory is mounted on Linux alone")
+	return ""
+}
