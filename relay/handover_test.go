@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,6 +156,48 @@ func TestWhatRefusesAHandOver(t *testing.T) {
 			tr, _ := l.handOver(ctx)
 			if tr != c.want || l.failures != c.failures {
 				t.Errorf("%s: %s with %d failures, want %s with %d", name, tr, l.failures, c.want, c.failures)
+			}
+		})
+	}
+}
+
+// The server may take long to move the slot, for the hand-over or the keeper: it waits for standbys, and one of them
+// may be dead. Events are swept meanwhile, and a toggle is heard.
+func TestEventsDoNotWaitForTheSlotToBeMoved(t *testing.T) {
+	t.Parallel()
+	slow := func(w *world, _ *leadership) { w.plan = fault{"Slots.Advance", 0, late} }
+	for name, c := range map[string]struct {
+		disturb  func(w *world, l *leadership)
+		toggled  bool
+		want     transition
+		failures int
+	}{
+		"by the hand-over": {slow, false, onNotReady, 1},
+		"toggled":          {slow, true, onOver, 0},
+		"by the keeper": {func(_ *world, l *leadership) {
+			l.keeper.mu.Lock()
+			time.AfterFunc(callLimit, l.keeper.mu.Unlock)
+		}, false, onReady, 0},
+	} {
+		inHandOver(t, func(w *world, l *leadership) {
+			c.disturb(w, l)
+			var published atomic.Int64
+			time.AfterFunc(2*time.Second, func() {
+				w.event("order", "a")
+				if c.toggled {
+					w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+				}
+			})
+			time.AfterFunc(callLimit-time.Second, func() { published.Store(int64(len(w.published("outbox.order")))) })
+			began := time.Now()
+			tr, err := l.handOver(context.Background())
+			took := time.Since(began)
+			if tr != c.want || l.failures != c.failures || c.toggled && took > callLimit-time.Second {
+				t.Errorf("%s: %s after %v, %v, %d failures; want %s and %d", name, tr, took, err, l.failures, c.want,
+					c.failures)
+			}
+			if n := published.Load(); !c.toggled && n != 1 {
+				t.Errorf("%s: %d events were published meanwhile, want 1", name, n)
 			}
 		})
 	}

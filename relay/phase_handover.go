@@ -10,8 +10,13 @@ import (
 	"posthaste/outbox"
 )
 
-// visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
-const visibleWait = 5 * time.Second
+const (
+	// visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
+	visibleWait = 5 * time.Second
+	// movingWait is how long events wait for the slot to be moved. It takes milliseconds, as a rule; but the server
+	// waits for the standbys that it is to wait for (synchronized_standby_slots), and one of them may be dead.
+	movingWait = time.Second
+)
 
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
 func (l *leadership) handOver(ctx context.Context) (transition, error) {
@@ -28,7 +33,11 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	if _, err := l.drain(ctx, false); err != nil {
 		return refuse(err)
 	}
-	status, err := l.keeper.look(ctx)
+	var status outbox.SlotStatus
+	err := l.beside(ctx, func(ctx context.Context) (err error) { // the keeper may be moving it
+		status, err = l.keeper.look(ctx)
+		return err
+	})
 	if err != nil {
 		return refuse(err)
 	}
@@ -50,12 +59,49 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	}
 	l.noted = status.Confirmed
 	if visible {
-		if err := l.keeper.shortcut(ctx, lsn, xid); err != nil {
+		err := l.beside(ctx, func(ctx context.Context) error { return l.keeper.shortcut(ctx, lsn, xid) })
+		if err != nil {
 			return refuse(err)
 		}
 		l.noted = max(l.noted, lsn)
 	}
 	return onReady, nil
+}
+
+// beside runs fn, which needs the slot, and has events swept meanwhile if that takes long: they are before the mark
+// that the stream begins with. It returns when fn has.
+func (l *leadership) beside(ctx context.Context, fn func(ctx context.Context) error) error {
+	fctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() { answer <- fn(fctx) }()
+	late := time.NewTimer(movingWait)
+	defer late.Stop()
+	select {
+	case err := <-answer:
+		return err
+	case <-late.C:
+	}
+	var err error
+	answered := false
+	over := l.during(ctx, false, func(ctx context.Context) error {
+		return l.sweeps.while(ctx, l.gates, func(context.Context) (bool, error) {
+			select {
+			case err = <-answer:
+				answered = true
+			default:
+			}
+			return !answered, nil
+		})
+	})
+	if !answered {
+		cancel()
+		err = <-answer
+	}
+	if over != nil {
+		return over
+	}
+	return err
 }
 
 // evict frees the slot from another walsender: an earlier stream of ours that the server is still ending, or a dead

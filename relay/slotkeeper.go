@@ -68,9 +68,9 @@ func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
 // run looks at the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
 	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing
-	// any more: another instance has led, or another server.
+	// any more: another instance has led, or another server, which may never have had one.
 	k.mu.Lock()
-	k.last, k.next, k.still = time.Now(), slotTarget{}, false
+	k.last, k.next, k.still, k.known = time.Now(), slotTarget{}, false, false
 	k.mu.Unlock()
 	for ctx.Err() == nil {
 		next, err := k.tick(ctx)

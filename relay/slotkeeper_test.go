@@ -301,4 +301,15 @@ func TestTheKeeperBeginsAnew(t *testing.T) {
 			t.Errorf("target %+v, barrier %d, slot at %v", k.next, w.pg.state.Barrier, w.pg.slot.confirmed)
 		}
 	})
+	// Nor of a slot: the server may be another one, where nobody has dropped it.
+	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
+		k.know(true)
+		w.do(w.dropSlot)
+		ctx, cancel := context.WithTimeout(context.Background(), keepInterval)
+		defer cancel()
+		k.run(ctx)
+		if got := k.made(outbox.SlotStatus{}); got != madeNew {
+			t.Errorf("a slot would be made because it is %s, want %s", got, madeNew)
+		}
+	})
 }

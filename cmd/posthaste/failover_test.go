@@ -2,7 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -206,6 +210,53 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
+}
+
+// The disk of the WAL is full, under load: Postgres crashes, and crashes again when it is back. Readiness says so. When
+// there is room, everything goes on.
+func TestTheDiskOfTheWALIsFull(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		server := testenv.NewServer(t, "min_wal_size=32MB", "max_wal_size=32MB")
+		w := worldOf(t, server.Database(t), testenv.Redis(t))
+		disk := server.SmallDisk(t, 256<<20)
+		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
+		r := w.spawn("relay")
+		w.waitMode(mode, 20*time.Second)
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500, Tolerant: true})
+		w.waitCommitted(load, 500)
+		filler := filepath.Join(disk, "filler")
+		if err := os.WriteFile(filler, make([]byte, 256<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("the disk is not full: %v", err)
+		}
+		crashes := 0
+		testenv.Eventually(t, time.Minute, func() error {
+			// Soon it needs another segment.
+			_, err := w.db.Pool.Exec(t.Context(), "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
+			status, rerr := r.get("/readyz", nil)
+			if err != nil {
+				crashes++
+			}
+			if crashes == 0 || status != http.StatusServiceUnavailable {
+				return fmt.Errorf("readyz is %d, %w; Postgres: %w", status, rerr, err)
+			}
+			return nil
+		})
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if !server.Running() {
+				return server.Start(t.Context())
+			}
+			return w.db.Pool.Ping(t.Context())
+		})
+		w.waitMode(mode, 30*time.Second)
+		r.waitReady(t, http.StatusOK, "")
+		w.waitCommitted(load, load.Committed()+500)
+		load.Stop()
+		w.oracle.Check(t, load, 30*time.Second)
+	})
 }
 
 func TestSlotDropped(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,12 +23,13 @@ type replicated struct {
 	link, front *link.Link
 }
 
-func newReplicated(t *testing.T, mode string) *replicated {
+// newReplicated starts one. The standby has settings of its own, each "name=value".
+func newReplicated(t *testing.T, mode string, settings ...string) *replicated {
 	t.Helper()
 	server := testenv.NewServer(t)
 	r := &replicated{world: worldOf(t, server.Database(t), testenv.Redis(t)), server: server}
 	r.link = testenv.NewSwitch(t, hostOf(t, server.URL("")))
-	r.standby = server.Standby(t, r.link.Addr())
+	r.standby = server.Standby(t, r.link.Addr(), settings...)
 	r.front = testenv.NewSwitch(t, hostOf(t, server.URL("")))
 	r.pgURL = strings.Replace(r.db.URL, hostOf(t, r.db.URL), r.front.Addr(), 1)
 	r.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
@@ -37,14 +39,34 @@ func newReplicated(t *testing.T, mode string) *replicated {
 // other is the database of the standby.
 func (r *replicated) other() *testenv.Database {
 	r.t.Helper()
-	d := *r.db
-	d.URL = strings.Replace(r.db.URL, hostOf(r.t, r.db.URL), hostOf(r.t, r.standby.URL("")), 1)
+	return r.at(hostOf(r.t, r.standby.URL("")))
+}
+
+// at is the database by another address.
+func (w *world) at(addr string) *testenv.Database {
+	w.t.Helper()
+	d := *w.db
+	d.URL = testenv.Through(w.db.URL, addr)
 	var err error
-	if d.Pool, err = pgxpool.New(r.t.Context(), d.URL); err != nil {
-		r.t.Fatal(err)
+	if d.Pool, err = pgxpool.New(w.t.Context(), d.URL); err != nil {
+		w.t.Fatal(err)
 	}
-	r.t.Cleanup(d.Pool.Close)
+	w.t.Cleanup(d.Pool.Close)
 	return &d
+}
+
+// beSynchronous has commits wait for the standby from now on.
+func (r *replicated) beSynchronous() {
+	r.t.Helper()
+	r.db.Standby(r.t, "*")
+	testenv.Eventually(r.t, 20*time.Second, func() error {
+		var state string
+		err := r.db.Pool.QueryRow(r.t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
+		if err != nil || state != "sync" {
+			return fmt.Errorf("the standby is %q, %w", state, err)
+		}
+		return nil
+	})
 }
 
 // promote has the standby take over from a server that is killed. Its database is that of the world from then on.
@@ -76,15 +98,8 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 		first := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
 		first.Wait()
 		w.oracle.Check(t, first, 20*time.Second)
-		w.db.Standby(t, "*")
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var state string
-			err := w.db.Pool.QueryRow(t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
-			if err != nil || state != "sync" {
-				return fmt.Errorf("the standby is %q, %w", state, err)
-			}
-			return nil
-		})
+		w.beSynchronous()
+		r.signal(syscall.SIGSTOP) // or its mark may be there before the standby is cut off
 		last := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
 		last.Wait()
 		other := w.other()
@@ -97,6 +112,7 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 			return nil
 		})
 		w.link.To("127.0.0.1:1")
+		r.signal(syscall.SIGCONT)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if n := len(w.oracle.Entries(t, "order")); n == events {
 				return fmt.Errorf("%d entries", n)
