@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -339,11 +340,20 @@ func poisonous(w *world) {
 	w.event("item", "s")
 }
 
-// run lets the scenario happen with one fault, and returns how often each call was made.
-func (s scenario) run(t *testing.T, plan fault) (counts map[string]int, ok bool) {
+// result is what came of a scenario: how often each call was made, whether all faults struck, and whether every promise
+// was kept.
+type result struct {
+	counts     map[string]int
+	struck, ok bool
+}
+
+// run lets the scenario happen with faults, one after the other.
+func (s scenario) run(t *testing.T, plan ...fault) (r result) {
 	s.o.Window = 12
 	inWorld(t, s.o, func(w *world) {
-		w.plan = plan
+		if len(plan) > 0 {
+			w.plan, w.then = plan[0], plan[1:]
+		}
 		if s.desired != "" {
 			w.pg.state.Desired = s.desired
 		}
@@ -366,9 +376,9 @@ func (s scenario) run(t *testing.T, plan fault) (counts map[string]int, ok bool)
 		}
 		w.settles(mode)
 		w.judge()
-		counts, ok = w.counts, len(w.wrong) == 0
+		r = result{w.counts, w.struck && len(w.then) == 0, len(w.wrong) == 0}
 	})
-	return counts, ok
+	return r
 }
 
 // Whatever call of whatever port fails, in whatever way, in whatever situation: every committed event is in its stream
@@ -378,20 +388,98 @@ func TestCrashPoints(t *testing.T) {
 	for name, s := range scenarios {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			counts, ok := s.run(t, fault{})
-			if !ok {
+			r := s.run(t)
+			if !r.ok {
 				return
 			}
-			for _, f := range faultsOf(name, counts) {
+			for _, f := range faultsOf(name, r.counts) {
 				if s.led && f.kind >= killed && f.kind <= unlocked {
 					continue
 				}
-				if _, ok := s.run(t, f); !ok {
+				if !s.run(t, f).ok {
 					return
 				}
 			}
 		})
 	}
+}
+
+// Two kills, each before a call takes effect or when it has: every pair of calls and moments, in their order, in as
+// many situations as it takes until both have struck. POSTHASTE_TEST_PAIRS=all is for all pairs, not a sample.
+func TestPairsOfCrashPoints(t *testing.T) {
+	t.Parallel()
+	made := map[string]map[string]int{} // by scenario: the calls
+	calls := map[string]bool{}
+	for name, s := range scenarios {
+		if s.led {
+			continue
+		}
+		r := s.run(t)
+		if !r.ok {
+			return
+		}
+		made[name] = r.counts
+		for call := range r.counts {
+			calls[call] = true
+		}
+	}
+	share := uint32(200)
+	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
+		share = 20
+	}
+	if os.Getenv("POSTHASTE_TEST_PAIRS") == "all" {
+		share = 1
+	}
+	var apart atomic.Int64
+	t.Run("each", func(t *testing.T) {
+		for _, first := range slices.Sorted(maps.Keys(calls)) {
+			t.Run(first, func(t *testing.T) {
+				t.Parallel()
+				for _, second := range slices.Sorted(maps.Keys(calls)) {
+					for moments := range 4 {
+						a, b := fault{first, 0, killed + kind(moments/2)}, fault{second, 0, killed + kind(moments%2)}
+						h := fnv.New32a()
+						_, _ = h.Write([]byte(a.String() + b.String()))
+						if h.Sum32()%share != 0 {
+							continue
+						}
+						switch crossed, ok := pair(t, made, a, b, h.Sum32()/share); {
+						case !ok:
+							return
+						case !crossed:
+							apart.Add(1)
+							t.Logf("never one after the other: %v, %v", a, b)
+						}
+					}
+				}
+			})
+		}
+	})
+	t.Logf("%d calls; %d pairs never came one after the other", len(calls), apart.Load())
+}
+
+// pair looks for a scenario in which both faults strike, one after the other; which is tried first, and at which of its
+// calls the first fault strikes, is chosen by seed. What comes late leaves the second one little time, so at last the
+// first call of its kind is tried.
+func pair(t *testing.T, made map[string]map[string]int, a, b fault, seed uint32) (crossed, ok bool) {
+	names := slices.Sorted(maps.Keys(made))
+	for _, anywhere := range []bool{true, false} {
+		for n := range names {
+			name := names[(n+int(seed%uint32(len(names))))%len(names)]
+			counts := made[name]
+			if counts[a.call] == 0 || counts[b.call] == 0 {
+				continue
+			}
+			a.n = 0
+			if at := places(counts[a.call]); anywhere {
+				a.n = at[int(seed/64)%len(at)]
+			}
+			if r := scenarios[name].run(t, a, b); !r.ok || r.struck {
+				return r.struck, r.ok
+			}
+		}
+	}
+	return false, true
 }
 
 // faultsOf are the faults that a scenario is repeated with: of all that there are, or, but with POSTHASTE_TEST_FULL, a

@@ -32,8 +32,9 @@ type world struct {
 	grown     chan struct{} // closed, and made anew, when the WAL has grown
 	instances []*instance
 	plan      fault
-	struck    bool
-	calm      bool // Redis forgets nothing any more: who stops needs not notice it
+	then      []fault // follow when plan has struck, each counted from then on
+	struck    bool    // the last one has
+	calm      bool    // Redis forgets nothing any more: who stops needs not notice it
 	counts    map[string]int
 	trace     []step
 	wrong     []string
@@ -329,8 +330,13 @@ func call[T any](ctx context.Context, i *instance, name string, effect func() (T
 	if i.isDead() {
 		return none, errDead
 	}
-	if v, err = effect(); kind == unheard {
+	v, err = effect()
+	switch kind {
+	case unheard:
 		return none, errUnheard
+	case ended:
+		i.die(w.counts[name]%2 == 0)
+		return none, errDead
 	}
 	return v, err
 }
@@ -376,6 +382,8 @@ func (i *instance) enter(name string) kind {
 	case killed:
 		i.die(n%2 == 0)
 		w.after(time.Second, w.replace)
+	case ended:
+		w.after(time.Second, w.replace)
 	case frozen:
 		i.freeze()
 		w.after(0, w.replace)
@@ -392,7 +400,12 @@ func (i *instance) enter(name string) kind {
 			w.rd.drop(name)
 		}
 	}
-	return w.plan.kind
+	struck := w.plan.kind
+	if len(w.then) > 0 {
+		w.plan, w.then, w.struck = w.then[0], w.then[1:], false
+		w.plan.n += w.counts[w.plan.call]
+	}
+	return struck
 }
 
 func (i *instance) leave(name string, err error) {
@@ -416,6 +429,7 @@ const (
 	unheard       // it does what it should, and the reply is lost
 	late          // it is not answered in time, and does what it should when nobody waits any more
 	killed        // its process dies
+	ended         // it does what it should, and its process dies
 	frozen        // its process is stopped until it has lost its locks, and goes on
 	unlocked      // the lock session ends, and its process learns of that two seconds later
 	flushed       // it goes well, but Redis has just forgotten everything
@@ -423,7 +437,9 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"none", "refused", "unheard", "late", "killed", "frozen", "unlocked", "flushed", "dropped"}[k]
+	return [...]string{
+		"none", "refused", "unheard", "late", "killed", "ended", "frozen", "unlocked", "flushed", "dropped",
+	}[k]
 }
 
 // fault is one call that goes wrong: the nth, from 0, of its name.
