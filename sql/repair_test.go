@@ -16,7 +16,7 @@ import (
 
 // The marks that may have settled what a stream has lost are found behind its last entry, within the time that is to be
 // restored; what they have settled is listed in order, and read; and what was restored is looked for behind the same
-// mark when the stream loses that, too.
+// mark when the stream loses that, too, as far back as twice that time.
 func TestRepairs(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -140,6 +140,10 @@ func TestRepairs(t *testing.T) {
 	// What was restored is lost again: its entries are behind those that its marks know.
 	adopt(last(10))
 	same("restored, and lost again", missing(repairs(time.Hour, 1)[0]), byPart(ids[6:]...))
+	same("settled not longer ago than twice --restore", missing(repairs(165*time.Second, 1)[0]), byPart(ids[8:]...))
+	if n := len(missing(repairs(2*time.Minute, 1)[0])); n != 0 {
+		t.Errorf("all of it was settled longer ago than twice --restore: %d events are missing", n)
+	}
 	o = adopt(last(21))
 	if r := repairs(time.Hour, 1)[0]; len(missing(r)) != 4 {
 		t.Errorf("the earlier note is forgotten: %+v", r)

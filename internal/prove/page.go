@@ -37,10 +37,10 @@ func (r *Report) result() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", k.Name, k.About, k.Alone, k.InPairs,
 			k.Median, k.Worst, k.Waited)
 	}
-	b.WriteString("\n| figure, the largest of the relays | at a quarter | at the end | at most |\n|---|---|---|---|\n")
+	b.WriteString("\n| figure, of processes the largest | at a quarter | at the end | at most |\n|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(r.Growth)) {
 		g := r.Growth[name]
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.TrimPrefix(name, "relay "), figure(name, g.Quarter),
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, figure(name, g.Quarter),
 			figure(name, g.End), figure(name, g.Most))
 	}
 	return b.String()

@@ -199,6 +199,27 @@ func TestWhatIsTooOldIsExcused(t *testing.T) {
 	w.sees("", 2)
 }
 
+// … and what came back before, twice as long after it was first there.
+func TestWhatComesBackAgainAndAgainIsExcused(t *testing.T) {
+	t.Parallel()
+	for age, excused := range map[time.Duration]bool{excusedForGood: true, excusedForGood - 2*time.Minute: false} {
+		w := newWorld(t)
+		w.write(1, yes)
+		now := time.Now()
+		w.sees("", 1)
+		w.pass.mark(now.Add(-age - time.Minute))
+		w.pass.forgetType("cart")
+		w.pass.mark(now.Add(-excusedAfter - time.Minute))
+		w.sees("", 1) // it came back, not long ago
+		w.pass.mark(now)
+		w.pass.forgetType("cart")
+		if got := w.pass.excused(ref{w.a.number, 1}); got != excused {
+			t.Errorf("first seen %v ago: excused %v", age+time.Minute, got)
+		}
+		w.sees("", 1)
+	}
+}
+
 // A reader notices that Redis has gone back, and what of it nobody has done.
 func TestAReaderGoesBack(t *testing.T) {
 	t.Parallel()

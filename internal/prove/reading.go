@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -235,10 +236,10 @@ const (
 	flagExcused // Redis has forgotten it, and it is too old to have to come back
 )
 
-// passMark is how far each aggregate was.
+// passMark is how far each aggregate was, and how far it had ever been.
 type passMark struct {
-	at   time.Time
-	last []uint32
+	at         time.Time
+	last, ever []uint32
 }
 
 func newPass(t *truth) *pass { return &pass{truth: t} }
@@ -386,8 +387,11 @@ type typed struct {
 func (t typed) forget() { t.forgetType(t.typ) }
 
 // excusedAfter is from what age on an event that Redis forgets may stay away: --restore counts from when a relay
-// notices.
-const excusedAfter = restoreSpan - 2*time.Minute
+// notices. excusedForGood is the same for one that has come back before.
+const (
+	excusedAfter   = restoreSpan - 2*time.Minute
+	excusedForGood = 2*restoreSpan - 2*time.Minute
+)
 
 // markEvery is how often a pass notes how far it is.
 const markEvery = 10 * time.Second
@@ -399,22 +403,29 @@ func (p *pass) mark(now time.Time) {
 	if n := len(p.marks); n > 0 && now.Sub(p.marks[n-1].at) < markEvery {
 		return
 	}
-	m := passMark{at: now, last: make([]uint32, len(p.of))}
+	m := passMark{at: now, last: make([]uint32, len(p.of)), ever: make([]uint32, len(p.of))}
 	for i := range p.of {
-		m.last[i] = p.of[i].last
+		m.last[i], m.ever[i] = p.of[i].last, uint32(len(p.of[i].flags)) //nolint:gosec // as many as there are numbers
 	}
 	p.marks = append(p.marks, m)
-	for len(p.marks) > 1 && now.Sub(p.marks[1].at) > excusedAfter {
+	for len(p.marks) > 1 && now.Sub(p.marks[1].at) > excusedForGood {
 		p.marks = p.marks[1:]
 	}
 }
 
 // bound returns how far each aggregate was when what was lost at now need not come back.
-func (p *pass) bound(now time.Time) []uint32 {
-	if len(p.marks) > 0 && now.Sub(p.marks[0].at) > excusedAfter {
-		return p.marks[0].last
+func (p *pass) bound(now time.Time) (old []uint32) {
+	for _, m := range slices.Backward(p.marks) {
+		if age := now.Sub(m.at); age > excusedForGood {
+			for i := range min(len(old), len(m.ever)) {
+				old[i] = max(old[i], m.ever[i])
+			}
+			return old
+		} else if age > excusedAfter && old == nil {
+			old = slices.Clone(m.last)
+		}
 	}
-	return nil
+	return old
 }
 
 // excused tells whether an event may be missing.

@@ -78,10 +78,8 @@ type Counts struct {
 	// Redelivered are deliveries beyond the first, which the inbox had no second effect of.
 	Redelivered int `json:"redeliveries_without_inbox"`
 	Credits     int `json:"credits_moved"`
-	// Forked are accounts that a person has to look at, after Redis forgot what the ledger had.
-	Forked int `json:"accounts_frozen_for_fork"`
-	Faults int `json:"faults"`
-	Failed int `json:"faults_not_injected"`
+	Faults      int `json:"faults"`
+	Failed      int `json:"faults_not_injected"`
 }
 
 // Kind is a fault, and how long it took until everything flowed again after it.
@@ -256,9 +254,11 @@ func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
 		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
 }
 
-// grown are figures of the processes that should stay flat.
+// grown are figures of the processes and of the tables that should stay flat. The log keeps every event of a campaign,
+// so what counts is how much each takes.
 func (c *campaign) grown(ctx context.Context) map[string]float64 {
 	figures := map[string]float64{}
+	c.sizes(ctx, figures)
 	for _, p := range c.relays {
 		_, _ = p.get(ctx, "/metrics", func(body io.Reader) error {
 			text, err := io.ReadAll(body)
@@ -274,6 +274,20 @@ func (c *campaign) grown(ctx context.Context) map[string]float64 {
 		})
 	}
 	return figures
+}
+
+// sizes adds what the tables take, if Postgres answers.
+func (c *campaign) sizes(ctx context.Context, figures map[string]float64) {
+	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
+	defer cancel()
+	var table, indexes, marks float64
+	err := c.stage.pool.QueryRow(ctx, "SELECT pg_catalog.pg_table_size('outbox')::float8 / last_value::float8, "+
+		"pg_catalog.pg_indexes_size('outbox')::float8 / last_value::float8, "+
+		"pg_catalog.pg_total_relation_size('outbox_mark')::float8 FROM outbox_seq_seq").Scan(&table, &indexes, &marks)
+	if err == nil {
+		figures["outbox, bytes per event"], figures["outbox, bytes of indexes per event"] = table, indexes
+		figures["outbox_mark_bytes"] = marks
+	}
 }
 
 // metric finds a series without labels.
@@ -411,8 +425,8 @@ func (r *Report) sentences() []string {
 			time.Duration(r.Seconds)*time.Second),
 		fmt.Sprintf("%s orders for %s keys, %s answers repeated; %s effects with the inbox, %s redeliveries without",
 			comma(n.Orders), comma(n.Keys), comma(n.Repeated), comma(n.Effects), comma(n.Redelivered)),
-		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore; %d accounts are "+
-			"frozen because of it", n.Forgot, comma(n.Expired), n.Forked),
+		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore", n.Forgot,
+			comma(n.Expired)),
 		fmt.Sprintf("beyond what is documented, readiness was green for %.0f s while nothing flowed, and red for "+
 			"%.0f s while everything did; the verdict was wrong for %.0f s", r.Lies.Green, r.Lies.Red, r.Lies.Verdict),
 		fmt.Sprintf("WAL held back at most: %.0f MiB", float64(r.WALMost)/(1<<20)),

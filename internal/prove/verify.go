@@ -3,7 +3,6 @@ package prove
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -278,22 +277,6 @@ func (c *campaign) verifyEffects(ctx context.Context) error {
 	return nil
 }
 
-// allowForks takes the accounts out of r that are frozen because Redis forgot operations which the ledger had, and a
-// process did not know of yet: as docs/credits.md says, without replicas.
-func (c *campaign) allowForks(ctx context.Context, r *credits.Report) error {
-	if c.report.Counts.Forgot == 0 || c.config.Durability.String() != "none" {
-		return nil
-	}
-	var forked []uuid.UUID
-	err := c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_catalog.array_agg(user_id), '{}') FROM credit_accounts "+
-		"WHERE frozen = 'fork'").Scan(&forked)
-	r.Differences = slices.DeleteFunc(r.Differences, func(d credits.Difference) bool {
-		return slices.Contains(forked, d.UserID)
-	})
-	c.report.Counts.Forked = len(forked)
-	return err
-}
-
 // verifyCredits holds the balances against the ledger, and, unless Redis has forgotten something, against what clients
 // were answered.
 func (c *campaign) verifyCredits(ctx context.Context) error {
@@ -304,9 +287,6 @@ func (c *campaign) verifyCredits(ctx context.Context) error {
 		return err == nil && r.Pending == 0, err
 	})
 	if err != nil || c.breach() != nil {
-		return err
-	}
-	if err := c.allowForks(ctx, r); err != nil {
 		return err
 	}
 	if !r.Clean() {

@@ -1,8 +1,9 @@
 -- For notes of streams ($1), the entry behind which something is lost ($2), since when ($3) and when that was noticed ($4): the
 -- marks that may have settled what is lost, behind the first, up to the second; see loss_range. What an earlier repair has
--- published again has entries that its marks do not know: who loses these has to look behind the same mark. Nothing is older than
--- $5 before it was noticed. All notes are answered by one look at the marks: nobody
--- writes any until the streams are repaired.
+-- published again has entries that its marks do not know: who loses these has to look behind the same mark, but not behind what
+-- was settled longer ago than twice $5 before it was noticed: each loss would find what all before it had restored. Nothing else is
+-- older than $5 before it was noticed. All notes are answered by one look at the marks: nobody writes any until the streams are
+-- repaired.
 WITH note AS MATERIALIZED (
     SELECT n.*, pg_catalog.split_part(nullif(n.after_entry, ''), '-', 1)::numeric AS ms, pg_catalog.split_part(nullif(n.after_entry, ''), '-', 2)::numeric AS i,
            greatest(coalesce(n.since, '-infinity'), n.noticed - $5::interval) AS bound
@@ -15,11 +16,12 @@ WITH note AS MATERIALIZED (
       AND (n.ms IS NULL OR (pg_catalog.split_part(e.value, '-', 1)::numeric, pg_catalog.split_part(e.value, '-', 2)::numeric) > (n.ms, n.i))
     GROUP BY n.n
 ), again AS (
-    SELECT n.n, pg_catalog.min(r.touched_mark) AS mark
+    SELECT n.n, greatest(pg_catalog.min(r.touched_mark),
+        (SELECT pg_catalog.max(m.id) FROM outbox_mark m WHERE m.at < n.noticed - $5::interval - $5::interval)) AS mark
     FROM outbox_repair r JOIN note n ON n.stream = r.stream
     WHERE r.touched_mark IS NOT NULL AND r.done_at >= n.bound AND r.last_entry <> ''
       AND (n.ms IS NULL OR (pg_catalog.split_part(r.last_entry, '-', 1)::numeric, pg_catalog.split_part(r.last_entry, '-', 2)::numeric) > (n.ms, n.i))
-    GROUP BY n.n
+    GROUP BY n.n, n.noticed
 )
 SELECT n.n, least(l.mark, a.mark), (SELECT pg_catalog.max(m.id) FROM outbox_mark m WHERE m.settled IS NOT NULL)
 FROM note n LEFT JOIN lost l ON l.n = n.n LEFT JOIN again a ON a.n = n.n
