@@ -65,12 +65,12 @@ func v7() string {
 func TestFullDeductOverHTTP(t *testing.T) {
 	w := newCreditWorld(t, false, impatient(t), func(o *Options) {
 		o.Logger = nil
-		direct, err := credits.NewClient("redis://" + o.Redis.(*redis.Client).Options().Addr)
+		direct, connections, err := credits.NewClient("redis://" + o.Redis.(*redis.Client).Options().Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = direct.Close() })
-		o.Credits = credits.New(credits.Options{Redis: direct, Pool: o.Pool})
+		o.Credits = credits.New(credits.Options{Redis: direct, Connections: connections, Pool: o.Pool})
 	})
 	// The sync takes the same from both, so it works between the rounds only: it would bring them together.
 	drained := func() {
@@ -94,7 +94,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 		w.fund(names[i], 900_000_000)
 	}
 	gin.SetMode(gin.ReleaseMode)
-	c, err := credits.NewClient(w.redis.URL())
+	c, _, err := credits.NewClient(w.redis.URL())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,13 +23,13 @@ func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
 	t.Helper()
 	log := testenv.Logger(t)
 	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
-	made, err := credits.NewClient(w.redis.URL())
+	made, connections, err := credits.NewClient(w.redis.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := patient(made) // a balance that does not come within a second is another answer, too
 	t.Cleanup(func() { _ = c.Close() })
-	bank := credits.New(credits.Options{Redis: c, Pool: w.db.Pool, Logger: log})
+	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})
 	w.start(w.db.URL, w.redis.URL(), append([]func(*Options){func(o *Options) { o.Credits = bank }}, edit...)...)
 	if sync {
 		ctx, cancel := context.WithCancel(context.Background())

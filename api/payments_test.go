@@ -20,7 +20,7 @@ import (
 // functions end them earlier.
 func (w *world) relay() (stopSync, stopPayments func()) {
 	w.tb.Helper()
-	c, err := credits.NewClient(w.redis.URL())
+	c, connections, err := credits.NewClient(w.redis.URL())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func (w *world) relay() (stopSync, stopPayments func()) {
 		return stop
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
-	bank := credits.New(credits.Options{Redis: c, Pool: w.db.Pool, Logger: log})
+	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})
 	return background(credits.NewSync(credits.SyncOptions{Redis: c, Pool: w.db.Pool, Logger: log}).Run),
 		background(NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: bank, Logger: log}).Run)
 }

@@ -57,11 +57,11 @@ func child(text string) error {
 	}
 	o := Options{Pool: pool, Redis: patient(rdb), Lease: c.Lease}
 	if c.Credits {
-		client, err := credits.NewClient(c.Redis)
+		client, connections, err := credits.NewClient(c.Redis)
 		if err != nil {
 			return err
 		}
-		o.Credits = credits.New(credits.Options{Redis: patient(client), Pool: pool})
+		o.Credits = credits.New(credits.Options{Redis: patient(client), Connections: connections, Pool: pool})
 	}
 	s, err := New(o)
 	if err != nil {

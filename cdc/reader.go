@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"posthaste/internal/failpoint"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -185,6 +186,7 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 	}
 	// 0/0 = resume where the slot stands. A lower position is raised to that by the server; a higher one would skip
 	// events.
+	failpoint.Before("START_REPLICATION")
 	err = pglogrepl.StartReplication(ctx, c, r.opt.Slot, 0, pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
@@ -196,6 +198,7 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 		_ = c.Close(context.WithoutCancel(ctx))
 		return nil, err
 	}
+	failpoint.After("START_REPLICATION")
 	h, err := c.Hijack()
 	if err != nil {
 		_ = c.Close(context.WithoutCancel(ctx))

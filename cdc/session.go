@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"posthaste/internal/failpoint"
 	"posthaste/outbox"
 )
 
@@ -370,10 +371,12 @@ func (s *session) status(now time.Time, reply bool) error {
 	if err := s.conn.SetWriteDeadline(now.Add(writeTimeout)); err != nil {
 		return fmt.Errorf("set the write deadline: %w", err)
 	}
+	failpoint.Before("status")
 	if _, err := s.conn.Write(m[:]); err != nil {
 		s.broken = true
 		return fmt.Errorf("send the status: %w", err)
 	}
+	failpoint.After("status")
 	s.told, s.toldAt = flush, now
 	if reply && !s.asked {
 		s.asked, s.askedAt = true, now

@@ -59,6 +59,8 @@ const (
 type Options struct {
 	// Redis holds the balances; see NewClient. The caller closes it.
 	Redis redis.UniversalClient
+	// Connections are those of Redis. nil: what a server lacks that takes over is noticed up to a second late.
+	Connections *Connections
 	// Pool reaches Postgres. The caller closes it.
 	Pool *sql.Pool
 	// Durability is what every operation waits for.
@@ -120,6 +122,9 @@ func New(o Options) *Bank {
 		b.log = slog.New(slog.DiscardHandler)
 	}
 	b.log = b.log.With("component", "credits")
+	if o.Connections != nil {
+		o.Connections.bank.Store(b)
+	}
 	return b
 }
 

@@ -30,7 +30,7 @@ const (
 
 // child is one API process: it deducts 1 many times at once and prints how often that worked.
 func child(redisURL, pgURL, user string) int {
-	c, err := patientClient(redisURL)
+	c, connections, err := patientClient(redisURL)
 	if err != nil {
 		return 1
 	}
@@ -38,7 +38,7 @@ func child(redisURL, pgURL, user string) int {
 	if err != nil {
 		return 1
 	}
-	b := New(Options{Redis: c, Pool: pool})
+	b := New(Options{Redis: c, Connections: connections, Pool: pool})
 	n, _ := strconv.Atoi(os.Getenv(childCount))
 	ok, bad := hammer(b, uuid.MustParse(user), n)
 	if bad != nil {

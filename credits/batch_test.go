@@ -261,7 +261,9 @@ func TestAServerRefusesConnections(t *testing.T) {
 		}
 	}
 	set(">first")
-	b := w.newBank(func(o *Options) { o.Redis = w.client("redis://:first@" + w.redis.Addr() + "/0") })
+	b := w.newBank(func(o *Options) {
+		o.Redis, o.Connections = w.connected("redis://:first@" + w.redis.Addr() + "/0")
+	})
 	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil { // the look at the settings is fresh now
 		t.Fatal(err)
 	}

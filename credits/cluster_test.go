@@ -21,7 +21,7 @@ import (
 // cluster is three masters that share the slots, and a client of all of them with the settings of world.client.
 func cluster(t *testing.T,
 	start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer,
-	newClient func() *redis.ClusterClient,
+	newClient func() (redis.UniversalClient, *Connections),
 ) {
 	t.Helper()
 	const masters = 3
@@ -51,13 +51,13 @@ func cluster(t *testing.T,
 		}
 		return nil
 	})
-	return nodes, func() *redis.ClusterClient {
-		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
-			ReadTimeout: 30 * time.Second, PoolTimeout: patience,
-		})
+	return nodes, func() (redis.UniversalClient, *Connections) {
+		o := &redis.UniversalOptions{Addrs: addrs, MaxRedirects: 3, IsClusterMode: true}
+		connections := Configure(o)
+		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
+		c := redis.NewUniversalClient(o)
 		t.Cleanup(func() { _ = c.Close() })
-		return c
+		return c, connections
 	}
 }
 
@@ -87,10 +87,11 @@ func TestOnACluster(t *testing.T) {
 			t.Parallel()
 			nodes, newClient := cluster(t, start)
 			db, log := testenv.Postgres(t), testenv.Logger(t)
-			onCluster := func(o *Options) { o.Redis = newClient() }
+			onCluster := func(o *Options) { o.Redis, o.Connections = newClient() }
 			w := &world{tb: t, db: db, redis: nodes[0]}
 			w.bank = w.newBank(onCluster)
-			w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
+			c, _ := newClient()
+			w.sync = NewSync(SyncOptions{Redis: c, Pool: db.Pool, Logger: log})
 			users := make([]uuid.UUID, 12)
 			for i := range users { // four on each master: chance would leave one without any too often
 				for users[i] = uuid.New(); nodeOf(t, nodes, users[i]) != i%len(nodes); {
@@ -136,7 +137,7 @@ func TestOnACluster(t *testing.T) {
 			for _, u := range users {
 				w.inStep(u, 0)
 			}
-			r, err := Reconcile(t.Context(), newClient(), db.Pool, nil)
+			r, err := Reconcile(t.Context(), c, db.Pool, nil)
 			if err != nil || !r.Clean() || r.Accounts != len(users) || r.Cached != len(users) {
 				t.Errorf("reconciliation: %+v, %v", r, err)
 			}
@@ -177,8 +178,9 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	nodes, newClient := cluster(t, start)
 	db, log := testenv.Postgres(t), testenv.Logger(t)
 	w := &world{tb: t, db: db, redis: nodes[0]}
-	w.bank = w.newBank(func(o *Options) { o.Redis, o.Durability = newClient(), durable })
-	w.sync = NewSync(SyncOptions{Redis: newClient(), Pool: db.Pool, Logger: log})
+	c, connections := newClient()
+	w.bank = w.newBank(func(o *Options) { o.Redis, o.Connections, o.Durability = c, connections, durable })
+	w.sync = NewSync(SyncOptions{Redis: c, Pool: db.Pool, Logger: log})
 	user := w.funded(1_000_000) // more than the writers spend however long the move takes
 	stop := make(chan struct{})
 	var done atomic.Int64

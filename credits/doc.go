@@ -1,10 +1,10 @@
 // Package credits keeps users' balances in Redis and their ledger in Postgres.
 //
-//	rdb, _ := credits.NewClient(redisURL)                 // the caller closes it
-//	bank := credits.New(credits.Options{Redis: rdb, Pool: pool, Logger: log, Registerer: reg})
+//	rdb, connections, _ := credits.NewClient(redisURL)     // the caller closes it
+//	bank := credits.New(credits.Options{Redis: rdb, Connections: connections, Pool: pool, Logger: log})
 //	go bank.Run(ctx)                                       // keeps what it knows of the ledger fresh
 //	res, err := bank.Apply(ctx, credits.Op{User: user, ID: op, Fingerprint: fp, Kind: credits.Deduct, Amount: 50})
-//	sync := credits.NewSync(credits.SyncOptions{Redis: rdb, Pool: pool, Logger: log, Registerer: reg})
+//	sync := credits.NewSync(credits.SyncOptions{Redis: rdb, Pool: pool, Logger: log})
 //	go sync.Run(ctx)                                       // in the relay: from the streams into the ledger
 //
 // # How it works
@@ -22,6 +22,10 @@
 // operations: the function refuses, and closes the bucket for everybody. Sync then applies what is left of the stream,
 // raises the epoch in Postgres, counts what is missing, and opens the bucket under the new epoch; accounts of an older
 // epoch count as absent and are loaded from the ledger.
+//
+// What a process knows of the mark is up to a second old. So a server that it connects to for the first time, one that
+// was restarted or promoted perhaps, is compared with the marks as they are then, once the ledger has what was on its
+// way there, and before anything else is sent to it: buckets of which it lacks something are closed.
 //
 // An account is loaded only if the ledger has all of it: the loading function looks through the entries that the ledger
 // had not yet when it was read, and refuses if one of them is the account's.

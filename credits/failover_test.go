@@ -6,13 +6,17 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 )
 
@@ -40,24 +44,28 @@ func newPair(t *testing.T) *pair {
 	})
 	a := p.redis.Addr()
 	p.addr.Store(&a)
-	p.bank, p.sync = p.process(Durability{}),
-		NewSync(SyncOptions{Redis: p.following(), Pool: p.db.Pool, Logger: testenv.Logger(t)})
+	c, _ := p.following()
+	p.bank, p.sync = p.process(Durability{}), NewSync(SyncOptions{Redis: c, Pool: p.db.Pool, Logger: testenv.Logger(t)})
 	return p
 }
 
 // following is a client with the settings of NewClient that dials wherever the primary is.
-func (p *pair) following() *redis.Client {
-	own := again(p.client(p.redis.URL()))
+func (p *pair) following() (*redis.Client, *Connections) {
+	made, connections := p.connected(p.redis.URL())
+	own := again(made)
 	own.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: time.Second}).DialContext(ctx, network, *p.addr.Load())
 	}
 	c := redis.NewClient(own)
 	p.tb.Cleanup(func() { _ = c.Close() })
-	return c
+	return c, connections
 }
 
 func (p *pair) process(d Durability) *Bank {
-	return p.newBank(func(o *Options) { o.Redis, o.Durability = p.following(), d })
+	return p.newBank(func(o *Options) {
+		o.Redis, o.Connections = p.following()
+		o.Durability = d
+	})
 }
 
 // caughtUp waits until the replica has everything.
@@ -159,4 +167,240 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	wantEqual(t, "balance after the failover", r.Balance, 100-acked+1)
 	p.bank = p.process(Durability{})
 	p.inStep(user, 100-acked+1)
+}
+
+// A replica takes over that lacks what only the ledger and a process that is gone have seen. A process whose knowledge
+// of the ledger is old gives no number away that the ledger has: its first call already meets a closed bucket.
+func TestOldKnowledgeOnAStaleReplica(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	user := p.funded(100)
+	p.settle()
+	other := p.process(Durability{}) // never told of marks by itself: what it knows stays old
+	if _, err := other.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
+		t.Fatal(err)
+	}
+	p.settle()
+	p.caughtUp()
+	p.link.Down()
+	p.must(newOp(user, Deduct, 10), OK)
+	p.settle() // the ledger has 89, the replica and other do not know
+	p.failOver()
+	var wg sync.WaitGroup
+	for range 20 { // many connections at once
+		wg.Go(func() {
+			testenv.Eventually(t, 20*time.Second, func() error { // the first attempts meet the old connections
+				r, err := other.Apply(t.Context(), newOp(user, Deduct, 1))
+				if err == nil {
+					t.Errorf("an operation on the stale balance: %+v", r)
+				} else if !errors.Is(err, ErrRecovering) {
+					return err
+				}
+				return nil
+			})
+		})
+	}
+	wg.Wait()
+	p.settle()
+	p.bank = other
+	p.inStep(user, 89)
+	p.must(newOp(user, Deduct, 89), OK)
+	p.inStep(user, 0)
+	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+}
+
+// The same while what was taken out of the old server's streams is on its way into the ledger: that is waited for.
+func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	user := p.funded(100)
+	p.settle()
+	other := p.process(Durability{})
+	p.durableIn(other, newOp(user, Deduct, 1))
+	p.settle()
+	p.caughtUp()
+	p.link.Down()
+	p.must(newOp(user, Deduct, 10), OK)
+	at, goOn, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	p.sync.failpoint = func(name string) error {
+		if name == "before_commit" {
+			close(at)
+			<-goOn
+		}
+		return nil
+	}
+	go func() {
+		defer close(done)
+		_, _ = p.sync.round(context.Background()) // drops what it took from a server that is gone
+	}()
+	<-at
+	p.failOver()
+	for range 3 {
+		p.refusedBy(other, newOp(user, Deduct, 1))
+	}
+	close(goOn)
+	<-done
+	p.sync.failpoint = nil
+	p.closedFor(other, user)
+	p.settle()
+	p.bank = other
+	p.inStep(user, 89)
+	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+}
+
+// A replica takes over from before a bucket was rebuilt: it is in the epoch that old knowledge agrees with, which is
+// over.
+func TestAnOlderEpochOnAStaleReplica(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	user := p.funded(100)
+	p.settle()
+	other := p.process(Durability{})
+	p.durableIn(other, newOp(user, Deduct, 1))
+	p.settle()
+	p.caughtUp()
+	p.link.Down()
+	p.redis.Client.HSet(t.Context(), epochKey(Bucket(user)), "n", "0") // which is a loss
+	p.settle()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 10))
+		return err
+	})
+	p.settle()
+	p.failOver()
+	p.closedFor(other, user)
+	p.settle()
+	p.bank = other
+	p.inStep(user, 89)
+	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+}
+
+// durableIn carries out an operation in another process.
+func (p *pair) durableIn(b *Bank, op Op) {
+	p.tb.Helper()
+	if _, err := b.Apply(p.tb.Context(), op); err != nil {
+		p.tb.Fatal(err)
+	}
+}
+
+// refusedBy tries an operation in another process, in vain.
+func (p *pair) refusedBy(b *Bank, op Op) {
+	p.tb.Helper()
+	if r, err := b.Apply(p.tb.Context(), op); err == nil {
+		p.tb.Errorf("an operation on the stale balance: %+v", r)
+	}
+}
+
+// closedFor waits until a process finds the user's bucket closed, having done nothing before.
+func (p *pair) closedFor(b *Bank, user uuid.UUID) {
+	p.tb.Helper()
+	testenv.Eventually(p.tb, 20*time.Second, func() error { // the first attempts meet the old connections
+		r, err := b.Apply(p.tb.Context(), newOp(user, Deduct, 1))
+		if err == nil {
+			p.tb.Errorf("an operation on the stale balance: %+v", r)
+		} else if !errors.Is(err, ErrRecovering) {
+			return err
+		}
+		return nil
+	})
+}
+
+// Sentinels have no balances: a process that starts when there are some finds their primary through them.
+func TestThroughSentinel(t *testing.T) {
+	t.Parallel()
+	s := testenv.Sentinel(t, 1)
+	w := &world{tb: t, db: testenv.Postgres(t)}
+	client := func() (redis.UniversalClient, *Connections) {
+		o, err := redisurl.Parse(s.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := Configure(o)
+		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
+		u := redis.NewUniversalClient(o)
+		t.Cleanup(func() { _ = u.Close() })
+		return u, c
+	}
+	onSentinel := func(o *Options) { o.Redis, o.Connections = client() }
+	w.bank = w.newBank(onSentinel)
+	w.sync = NewSync(SyncOptions{Redis: w.bank.redis, Pool: w.db.Pool, Logger: testenv.Logger(t)})
+	user := uuid.New()
+	op := newOp(user, Add, 100)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		_, err := w.bank.Apply(t.Context(), op)
+		return err
+	})
+	w.settle()
+	b := w.newBank(onSentinel)
+	op = newOp(user, Deduct, 1)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		_, err := b.Apply(t.Context(), op)
+		return err
+	})
+}
+
+// One bucket whose keys hold something else is nobody else's trouble when a server is met.
+func TestABadBucketIsNobodyElsesTrouble(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user, bad := w.funded(100), w.funded(100)
+	for Bucket(bad) == Bucket(user) {
+		bad = w.funded(100)
+	}
+	w.settle()
+	w.redis.Client.HSet(t.Context(), epochKey(Bucket(bad)), "n", "abc")
+	p := &pair{world: w}
+	p.durableIn(w.newBank(), newOp(user, Deduct, 1))
+}
+
+// The same without Postgres: nothing is done on a server that is new, and whether it lacks anything cannot be known;
+// one that was met before is used, over new connections, too.
+func TestANewServerWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	var down atomic.Bool
+	config := w.db.Pool.Config()
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if down.Load() {
+			return errors.New("postgres is gone")
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	b := w.newBank(func(o *Options) { o.Pool = pool })
+	apply := func() error {
+		_, err := b.Apply(t.Context(), newOp(user, Deduct, 1))
+		return err
+	}
+	if err := apply(); err != nil {
+		t.Fatal(err)
+	}
+	down.Store(true)
+	pool.Reset()
+	kill := func() {
+		if err := w.redis.Client.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kill()
+	testenv.Eventually(t, 20*time.Second, apply)
+	w.redis.Restart(t)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		err := apply()
+		if err == nil {
+			t.Fatal("an operation on a server that nobody has compared with the ledger")
+		}
+		if !errors.Is(err, errNotMet) || !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown) {
+			return err
+		}
+		return nil
+	})
+	down.Store(false)
+	testenv.Eventually(t, 20*time.Second, apply)
 }

@@ -41,19 +41,21 @@ const (
 
 // NewClient returns a client for url, which names one server, a cluster or sentinels, in the forms of go-redis, as this
 // package wants it: nothing is resent behind our back, because only who knows what was sent can tell "nothing was done"
-// from "the outcome is unknown". The caller closes it.
-func NewClient(url string) (redis.UniversalClient, error) {
+// from "the outcome is unknown"; and the connections that a Bank of this client wants to hear of. The caller closes it.
+func NewClient(url string) (redis.UniversalClient, *Connections, error) {
 	o, err := redisurl.Parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("redis URL: %w", err)
+		return nil, nil, fmt.Errorf("redis URL: %w", err)
 	}
-	Configure(o)
-	return redis.NewUniversalClient(o), nil
+	connections := Configure(o)
+	return redis.NewUniversalClient(o), connections, nil
 }
 
 // Configure sets the options of this package's clients. Where the server is, who asks, and how they are connected stay
-// as they are in o.
-func Configure(o *redis.UniversalOptions) {
+// as they are in o. It returns what New needs to hear of the connections of a client made of them.
+func Configure(o *redis.UniversalOptions) *Connections {
+	c := &Connections{before: o.OnConnect}
+	o.OnConnect = c.onConnect
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 250 * time.Millisecond
@@ -66,6 +68,7 @@ func Configure(o *redis.UniversalOptions) {
 	o.Protocol = 2
 	o.DisableIdentity = true
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return c
 }
 
 // eachPrimary calls f on every primary at once.

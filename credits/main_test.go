@@ -46,23 +46,30 @@ func newWorld(tb testing.TB, config ...string) *world {
 // is tested, but where a test says so (see proxied).
 func (w *world) client(url string) *redis.Client {
 	w.tb.Helper()
-	c, err := patientClient(url)
+	c, _ := w.connected(url)
+	return c
+}
+
+// connected is client, with its connections.
+func (w *world) connected(url string) (*redis.Client, *Connections) {
+	w.tb.Helper()
+	c, connections, err := patientClient(url)
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
-	return c
+	return c, connections
 }
 
-func patientClient(url string) (*redis.Client, error) {
-	c, err := NewClient(url)
+func patientClient(url string) (*redis.Client, *Connections, error) {
+	c, connections, err := NewClient(url)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	o := again(c)
 	o.Dialer = nil // it has the other one's timeout
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
-	return redis.NewClient(o), c.Close()
+	return redis.NewClient(o), connections, c.Close()
 }
 
 // again are c's options for another client.
@@ -75,9 +82,12 @@ func again(c redis.UniversalClient) *redis.Options {
 // newBank is another process on the same servers.
 func (w *world) newBank(edit ...func(*Options)) *Bank {
 	w.tb.Helper()
-	o := Options{Redis: w.client(w.redis.URL()), Pool: w.db.Pool, Logger: testenv.Logger(w.tb)}
+	o := Options{Pool: w.db.Pool, Logger: testenv.Logger(w.tb)}
 	for _, f := range edit {
 		f(&o)
+	}
+	if o.Redis == nil {
+		o.Redis, o.Connections = w.connected(w.redis.URL())
 	}
 	return New(o)
 }
@@ -87,7 +97,7 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Proxy)) (*Bank, *testenv.Proxy) {
 	w.tb.Helper()
 	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
-	c, err := NewClient("redis://" + proxy.Addr() + "/0")
+	c, connections, err := NewClient("redis://" + proxy.Addr() + "/0")
 	if err != nil {
 		w.tb.Fatal(err)
 	}
@@ -98,7 +108,7 @@ func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Pr
 		c = redis.NewClient(own)
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
-	b, op := w.newBank(func(o *Options) { o.Redis = c }), newOp(user, Deduct, 1)
+	b, op := w.newBank(func(o *Options) { o.Redis, o.Connections = c, connections }), newOp(user, Deduct, 1)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		_, err := b.Apply(w.tb.Context(), op)
 		return err

@@ -130,6 +130,19 @@ func lockBuckets(ctx context.Context, tx pgx.Tx, buckets []int16) ([]LedgerBucke
 	return readBuckets(ctx, tx, "epoch_lock", buckets)
 }
 
+// settledBuckets is LedgerBuckets as soon as every operation that was taken out of Redis before it was called is in the
+// ledger, or will not be.
+func settledBuckets(ctx context.Context, pool *sql.Pool) (rows []LedgerBucket, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, query("epoch_settle")); err != nil {
+			return fmt.Errorf("wait for the sync: %w", err)
+		}
+		rows, err = LedgerBuckets(ctx, tx)
+		return err
+	})
+	return rows, err
+}
+
 func readBuckets(ctx context.Context, db sql.DB, name string, args ...any) ([]LedgerBucket, error) {
 	rows, err := db.Query(ctx, query(name), args...)
 	if err != nil {

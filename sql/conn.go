@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/failpoint"
 	"posthaste/internal/statement"
 )
 
@@ -106,4 +107,5 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 		Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3,
 	}}
 	cfg.DialFunc = d.DialContext
+	failpoint.Statements(cfg)
 }

@@ -30,7 +30,7 @@ type creditsReconcileCmd struct {
 // Run compares the balances; differences are a failure.
 func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.CreditsClient(ctx)
+		client, _, err := e.config.CreditsClient(ctx)
 		if err != nil {
 			return err
 		}
@@ -99,12 +99,14 @@ func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Con
 		return cli.Usage(fmt.Sprintf("user %q is not a UUID", user))
 	}
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		client, err := e.config.CreditsClient(ctx)
+		client, connections, err := e.config.CreditsClient(ctx)
 		if err != nil {
 			return err
 		}
 		defer client.Close()
-		bank := credits.New(credits.Options{Redis: client, Pool: pool, Durability: e.config.CreditDurability()})
+		bank := credits.New(credits.Options{
+			Redis: client, Connections: connections, Pool: pool, Durability: e.config.CreditDurability(),
+		})
 		return do(ctx, bank, client, pool, id)
 	})
 }

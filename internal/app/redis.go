@@ -71,9 +71,12 @@ func (c Config) RedisClient(ctx context.Context) (redis.UniversalClient, error) 
 	return c.client(ctx, c.RedisURL, sink.Configure)
 }
 
-// CreditsClient returns a client for credits; see credits.Configure. The caller closes it.
-func (c Config) CreditsClient(ctx context.Context) (redis.UniversalClient, error) {
-	return c.client(ctx, c.RedisURL, credits.Configure)
+// CreditsClient returns a client for credits, and its connections; see credits.Configure. The caller closes it.
+func (c Config) CreditsClient(ctx context.Context) (
+	client redis.UniversalClient, connections *credits.Connections, err error,
+) {
+	client, err = c.client(ctx, c.RedisURL, func(o *redis.UniversalOptions) { connections = credits.Configure(o) })
+	return client, connections, err
 }
 
 // ReaderClient returns a client that reads streams: it blocks for entries, so its timeouts are those of the library.

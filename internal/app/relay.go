@@ -66,6 +66,7 @@ func (p *Relay) build(ctx context.Context) error {
 	}
 	client, server := sink.NewBoundClient(options)
 	p.client = client
+	commands(client)
 	p.sink = sink.New(sink.Options{
 		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
@@ -114,7 +115,7 @@ func (p *Relay) names() {
 
 // buildCredits builds what the relay does for credits beside relaying.
 func (p *Relay) buildCredits(ctx context.Context) error {
-	client, err := p.config.CreditsClient(ctx)
+	client, connections, err := p.config.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}
@@ -124,7 +125,8 @@ func (p *Relay) buildCredits(ctx context.Context) error {
 	})
 	// Without an age for keys: what it repeats or takes back is old by nature.
 	p.bank = credits.New(credits.Options{
-		Redis: client, Pool: p.pool, Durability: p.config.CreditDurability(), Logger: p.log, Registerer: p.registry,
+		Redis: client, Connections: connections, Pool: p.pool, Durability: p.config.CreditDurability(), Logger: p.log,
+		Registerer: p.registry,
 	})
 	p.payments = api.NewPayments(api.PaymentsOptions{
 		Pool: p.pool, Credits: p.bank, Logger: p.log, Registerer: p.registry,

@@ -73,14 +73,14 @@ func (p *Serve) build(ctx context.Context) error {
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	creditsClient, err := c.CreditsClient(ctx)
+	creditsClient, connections, err := c.CreditsClient(ctx)
 	if err != nil {
 		return err
 	}
 	p.creditsClient = creditsClient
 	p.credits = credits.New(credits.Options{
-		Redis: creditsClient, Pool: p.pool, Durability: c.CreditDurability(), KeyMaxAge: c.KeyMaxAge, Logger: p.log,
-		Registerer: reg,
+		Redis: creditsClient, Connections: connections, Pool: p.pool, Durability: c.CreditDurability(),
+		KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
 	})
 	p.api, err = api.New(api.Options{
 		Pool: p.pool, Probe: p.adminPool, Redis: client, Guard: guard, Credits: p.credits, Keys: p.keys,

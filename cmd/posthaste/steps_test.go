@@ -1,0 +1,779 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+// stepsFile lists every step that others can see, as it was crossed: POSTHASTE_TEST_STEPS=write writes it anew.
+const stepsFile = "testdata/steps.txt"
+
+// noIO are the methods of the ports that send nothing.
+var noIO = map[string]string{
+	"Sink.Lane": "does no I/O", "Sink.Release": "does no I/O", "Sink.Missed": "counts",
+	"LanePublisher.Deliver": "does no I/O", "LanePublisher.Settled": "goes with the next publish",
+	"Delivery.Skip": "goes with the next publish", "Source.Settled": "goes with the next status",
+	"Store.Marker": "takes a connection", "Marker.Close": "gives it back",
+	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
+	"Sweep.Close": "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "poll's own steps",
+	"Sweeper.Drain": "poll's own steps", "Source.Run": "the reader's own steps",
+	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
+}
+
+// elsewhere are call sites that the story does not come to, or by chance alone, and why. TestCrashPoints, in memory,
+// comes to them.
+var elsewhere = map[string]string{
+	"claim.unreadable ParkRow":         "needs a row with broken data",
+	"comparison.progress Restoring":    "needs a repair that takes longer than five seconds",
+	"comparison.unsettled Owed":        "needs a Postgres that has gone back in time",
+	"gates.known NoteStream":           "needs a Postgres that has gone back in time, or chance",
+	"leadership.evict Evict":           "needs another walsender on the slot: a freeze brings it about",
+	"leadership.evict Status":          "needs another walsender on the slot: a freeze brings it about",
+	"lossCounter.count Tail":           "needs a loss that is not restored",
+	"leadership.layoutWaits SetActive": "needs a change of the streams per type that waits for a group",
+	"slotKeeper.enforce Evict":         "needs an advance that fails",
+	"slotKeeper.hidden State":          "needs a transaction that is older than five seconds at a hand-over",
+	"slotKeeper.hidden VisibleBelow":   "needs a transaction that is older than five seconds at a hand-over",
+	"sweeps.refresh Parked":            "needs --poison=block-key",
+	"worker.final Check":               "needs a claim that is fenced",
+}
+
+// callSites are the places in relay and poll that call a port, or poll's connection, as function and method; and all
+// functions there.
+func callSites(t *testing.T) (sites, functions map[string]bool) {
+	t.Helper()
+	root := testenv.Root(t)
+	list := func(args ...string) []string {
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
+		cmd.Dir = root
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("go list %v: %v", args, err)
+		}
+		return strings.Split(strings.TrimSpace(string(out)), "\n")
+	}
+	exports := map[string]string{}
+	for _, line := range list("-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./relay", "./poll") {
+		path, file, _ := strings.Cut(line, " ")
+		exports[path] = file
+	}
+	fset := token.NewFileSet()
+	imports := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(exports[path])
+	})
+	sites, functions = map[string]bool{}, map[string]bool{}
+	for _, dir := range []string{"relay", "poll"} {
+		var files []*ast.File
+		for _, name := range list("-f", `{{join .GoFiles "\n"}}`, "./"+dir) {
+			f, err := parser.ParseFile(fset, filepath.Join(root, dir, name), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, f)
+		}
+		info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
+		if _, err := (&types.Config{Importer: imports}).Check("posthaste/"+dir, fset, files, info); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok {
+					functions[nameOf(fn)] = true
+					ast.Inspect(fn, func(n ast.Node) bool {
+						if sel, ok := n.(*ast.SelectorExpr); ok {
+							if m := portMethod(info.Selections[sel]); m != "" && noIO[m] == "" {
+								sites[nameOf(fn)+" "+m[strings.Index(m, ".")+1:]] = true
+							}
+						}
+						return true
+					})
+				}
+			}
+		}
+	}
+	return sites, functions
+}
+
+// portMethod is the method of a port that is selected, or "".
+func portMethod(s *types.Selection) string {
+	if s == nil || s.Kind() != types.MethodVal {
+		return ""
+	}
+	recv := s.Recv()
+	if p, ok := recv.(*types.Pointer); ok {
+		recv = p.Elem()
+	}
+	named, ok := recv.(*types.Named)
+	if !ok || named.Obj().Pkg() == nil {
+		return ""
+	}
+	switch pkg, name := named.Obj().Pkg().Path(), named.Obj().Name(); {
+	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/sql" && name == "Sweep":
+		return name + "." + s.Obj().Name()
+	}
+	return ""
+}
+
+// nameOf is a function's name as package failpoint says it.
+func nameOf(fn *ast.FuncDecl) string {
+	if fn.Recv == nil {
+		return fn.Name.Name
+	}
+	typ := fn.Recv.List[0].Type
+	if p, ok := typ.(*ast.StarExpr); ok {
+		typ = p.X
+	}
+	return typ.(*ast.Ident).Name + "." + fn.Name.Name
+}
+
+// steps are those of the file: moment and step.
+func steps(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(stepsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// site is the place in the code that takes a step: a function, and the method that it calls.
+func site(step string) string {
+	fn, rest, _ := strings.Cut(step, " ")
+	method, _, _ := strings.Cut(rest, " ")
+	return fn + " " + method[strings.LastIndex(method, ".")+1:]
+}
+
+// Every place that takes a step which others can see has a failpoint, before and after it, that was crossed.
+func TestEveryStepHasAFailpoint(t *testing.T) {
+	t.Parallel()
+	crossed := map[string]bool{}
+	list := steps(t)
+	for _, s := range list {
+		moment, step, _ := strings.Cut(s, " ")
+		crossed[site(step)] = true
+		if moment == "before" && !slices.Contains(list, "after "+step) {
+			t.Errorf("there is nothing after %s", step)
+		}
+	}
+	sites, functions := callSites(t)
+	for _, s := range slices.Sorted(maps.Keys(sites)) {
+		if !crossed[s] && elsewhere[s] == "" {
+			t.Errorf("no failpoint was crossed at %s; if it is a new step: make steps", s)
+		}
+		if crossed[s] && elsewhere[s] != "" {
+			t.Errorf("%s was crossed, and is still listed as not to be", s)
+		}
+	}
+	for s := range elsewhere {
+		if !sites[s] {
+			t.Errorf("%s is not there any more", s)
+		}
+	}
+	for s := range crossed {
+		fn, _, _ := strings.Cut(s, " ")
+		if !functions[fn] && fn != "reader" {
+			t.Errorf("the file has %s, the code has not: make steps", s)
+		}
+	}
+}
+
+// builds are programs that were built for these tests.
+var builds = struct {
+	sync.Mutex
+	paths map[string]string
+}{paths: map[string]string{}}
+
+// built returns the program with a build tag, "" for none.
+func built(t *testing.T, tag string) string {
+	t.Helper()
+	builds.Lock()
+	defer builds.Unlock()
+	if p := builds.paths[tag]; p != "" {
+		return p
+	}
+	dir, err := os.MkdirTemp("", "posthaste-steps-") // for all tests; TestMain removes it
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "posthaste")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tag, "-o", path, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v: %s", err, out)
+	}
+	builds.paths[tag] = path
+	return path
+}
+
+// A program that is built without the tag has no failpoints.
+func TestAReleaseHasNoFailpoints(t *testing.T) {
+	t.Parallel()
+	root := testenv.Root(t)
+	for tag, want := range map[string]bool{"": false, "failpoints": true} {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags="+tag, "-f",
+			`{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}`, "./cmd/posthaste")
+		cmd.Dir = root
+		files, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := false
+		for file := range strings.Lines(string(files)) {
+			file = strings.TrimSpace(file)
+			if !strings.HasPrefix(file, root) {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = got || bytes.Contains(text, []byte(`Getenv("POSTHASTE_FAILPOINT`))
+		}
+		if got != want {
+			t.Errorf("tag %q: failpoints %v", tag, got)
+		}
+	}
+	for _, name := range []string{"Makefile", "Dockerfile", ".goreleaser.yaml"} {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || bytes.Contains(text, []byte("tags=failpoints")) {
+			t.Errorf("%s builds with failpoints, %v", name, err)
+		}
+	}
+}
+
+// storyLines is how many lines a story has.
+const storyLines = 10
+
+// story goes through what makes relays take all their steps, so many times, or until ctx ends.
+type story struct {
+	w *world
+	// whole: no stream is deleted. What is restored to a stream of an earlier number of streams per type is behind
+	// younger events in others, and only each stream is in order.
+	whole bool
+	told  chan struct{} // is closed at the end
+}
+
+// tell begins a story with a line.
+func (w *world) tell(ctx context.Context, first, times int, whole bool) *story {
+	s := &story{w: w, whole: whole, told: make(chan struct{})}
+	go func() {
+		defer close(s.told)
+		for n := 0; ctx.Err() == nil && n < times*storyLines; n++ {
+			s.line(ctx, (first+n)%storyLines)
+		}
+	}()
+	return s
+}
+
+// line does one thing. What fails is done again the next time around.
+func (s *story) line(ctx context.Context, n int) {
+	w := s.w
+	exec := func(stmt string, args ...any) { _, _ = w.db.Pool.Exec(ctx, stmt, args...) }
+	rest := func(d time.Duration) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(d):
+		}
+	}
+	slot := "posthaste_" + w.db.Relay
+	const evict = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active"
+	insert := func(typ string) {
+		exec("INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, 'a', 'one', "+
+			"'{}')", uuid.New(), typ)
+	}
+	refused := func() {
+		_ = w.redis.Client.Set(ctx, "outbox.refused", "not a stream", 0).Err()
+		insert("refused")
+	}
+	become := func(mode string) {
+		for range 100 {
+			var is bool
+			const query = "SELECT split_part(active_mode, '.', 1) = $1 FROM relay_state"
+			if ctx.Err() != nil || w.db.Pool.QueryRow(ctx, query, mode).Scan(&is) == nil && is {
+				return
+			}
+			rest(100 * time.Millisecond)
+		}
+	}
+	switch n {
+	case 0: // until the first audit
+		become("cdc")
+		rest(7 * time.Second)
+	case 1:
+		exec("UPDATE relay_state SET desired_mode = 'poll'")
+		become("poll")
+		refused()
+		rest(1500 * time.Millisecond)
+	case 2: // the idle slot follows
+		exec("SELECT pg_logical_emit_message(false, 'story', repeat('x', 6000000))")
+		rest(4 * time.Second)
+	case 3: // a new stream; and the slot that is streamed is helped along
+		exec("UPDATE relay_state SET desired_mode = 'auto'")
+		become("cdc")
+		insert("new" + uuid.NewString())
+		refused()
+		exec("SELECT pg_logical_emit_message(false, 'story', repeat('x', 6000000))")
+		rest(3 * time.Second)
+	case 4:
+		exec(evict, slot)
+		exec("SELECT pg_drop_replication_slot($1)", slot)
+		rest(1500 * time.Millisecond)
+	case 5:
+		if s.whole {
+			return
+		}
+		_ = w.redis.Client.Del(ctx, "outbox.invoice").Err()
+		rest(1500 * time.Millisecond)
+	case 6:
+		_ = w.redis.Client.Del(ctx, "{outbox.order}:gate").Err()
+		rest(1500 * time.Millisecond)
+	case 7: // the budget: an open transaction holds the WAL, so that the slot can be moved, and then only dropped
+		if tx, err := w.db.Pool.Begin(ctx); err == nil {
+			_, _ = tx.Exec(ctx, "SELECT pg_logical_emit_message(true, 'story', 'it holds the WAL from here on')")
+			for range 4 {
+				exec("SELECT pg_logical_emit_message(false, 'story', repeat('x', 5000000))")
+				rest(400 * time.Millisecond)
+			}
+			rest(3 * time.Second)
+			_ = tx.Rollback(context.WithoutCancel(ctx))
+		}
+	case 8:
+		exec("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid " +
+			"FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()")
+		rest(time.Second)
+	case 9:
+		become("cdc")
+		exec("ALTER PUBLICATION posthaste DROP TABLE outbox")
+		exec(evict, slot)
+		rest(2 * time.Second)
+	}
+}
+
+// stepWorld is a world with a load, and a program with failpoints.
+type stepWorld struct {
+	*world
+	load *testenv.Load
+	path string
+	// shards is how many streams a type is to have; resharded: it has been another number.
+	shards    int
+	resharded bool
+}
+
+func newStepWorld(t *testing.T) *stepWorld {
+	t.Helper()
+	// A server of its own: what another test writes would use up the budget of this one's slot, and its open
+	// transactions would hold up every slot that is made.
+	w := worldOf(t, testenv.NewServer(t).Database(t), testenv.Redis(t))
+	// Enough that something is under way at every step; more would be most of what the test costs.
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{
+		Rate: 40, Tolerant: true, Types: []string{"order", "invoice"}, Writers: 2,
+	})
+	return &stepWorld{world: w, load: load, path: built(t, "failpoints"), shards: 1}
+}
+
+// relay starts a relay. POSTHASTE_TEST_LOGS names where its log goes when the test fails.
+func (w *stepWorld) relay(env ...string) *child {
+	w.t.Helper()
+	return w.spawnAs(w.path, env, "relay", w.flags()...)
+}
+
+func (w *stepWorld) flags() []string {
+	return []string{"--wal-budget=16MiB", "--drain-timeout=3s", "--restore=all", perType(w.shards)}
+}
+
+// check stops the load and holds what there is against what was committed.
+func (w *stepWorld) check() {
+	w.t.Helper()
+	w.load.Stop()
+	testenv.Eventually(w.t, time.Minute, func() error {
+		_, err := w.db.Pool.Exec(w.t.Context(), "UPDATE relay_state SET desired_mode = 'auto'")
+		return err
+	})
+	w.oracle.Check(w.t, w.load, 2*time.Minute)
+	w.waitMode("cdc", time.Minute)
+}
+
+// patient is how often a story is told to a relay that has yet to cross a step: some come about by chance.
+const patient = 8
+
+// crosses has a relay come to a step, and waits until it is dead, or frozen.
+func (w *stepWorld) crosses(action, step string) *child {
+	w.t.Helper()
+	leader := w.prepare(step)
+	if leader != nil {
+		defer leader.kill()
+	}
+	return w.comes(action, step)
+}
+
+// prepare makes it possible that a relay comes to a step: another one may have to lead, or the streams to change.
+func (w *stepWorld) prepare(step string) (leader *child) {
+	w.t.Helper()
+	_, _ = w.db.Pool.Exec(w.t.Context(), "UPDATE relay_state SET desired_mode = 'auto'")
+	if strings.Contains(step, " follower.") {
+		leader = w.relay()
+		w.waitMode("cdc", time.Minute)
+	}
+	if resharding(step) {
+		before := w.relay()
+		w.waitMode("cdc", time.Minute)
+		w.waitShards(w.shards)
+		before.kill()
+		if w.shards *= 2; w.shards > outbox.Partitions {
+			w.shards = 1
+		}
+		w.resharded = !isOnce(step)
+	}
+	return leader
+}
+
+// comes starts a relay that is to come to a step, and waits until it is dead, or frozen.
+func (w *stepWorld) comes(action, step string) *child {
+	w.t.Helper()
+	c := w.fork(w.path, []string{"POSTHASTE_FAILPOINT=" + action + " " + step}, "relay", w.flags()...)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	s := w.tell(ctx, line(step), patient, w.resharded)
+	defer func() { cancel(); <-s.told }()
+	if strings.Contains(step, " leadership.standDown ") {
+		w.waitMode("cdc", time.Minute)
+		c.signal(syscall.SIGTERM)
+	}
+	for {
+		select {
+		case <-c.done:
+			if st, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !st.Signaled() {
+				w.t.Fatalf("%s: not crossed: %v: %s", step, c.cmd.ProcessState, c.output())
+			}
+			return c
+		case <-time.After(20 * time.Millisecond):
+		case <-s.told:
+			w.t.Fatalf("%s: not crossed", step)
+		}
+		if action == "stop" && frozen(c.cmd.Process.Pid) {
+			return c
+		}
+	}
+}
+
+// resharding tells whether a step belongs to a change of the streams per type.
+func resharding(step string) bool {
+	return slices.ContainsFunc([]string{
+		"leadership.changeLayout", "leadership.settleAll", "leadership.unread", "gates.follow",
+		"gates.adopt sink.Sink.Sharded",
+	}, func(part string) bool { return strings.Contains(step, " "+part) })
+}
+
+// frozen tells whether a process is stopped.
+func frozen(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(rest, []byte("T"))
+}
+
+// scenes are lines of the story, and the steps that relays come to because of them.
+var scenes = map[int][]string{
+	1: {
+		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.settle sql.Sweep.Park", "follower.",
+	},
+	3: {"slotKeeper.act", "publisher.park", "publisher.meet"},
+	4: {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},
+	5: {"comparison.", "leadership.suspect", "lossCounter.", "repairer.", "gates.adopt sink.Sink.Sharded"},
+	7: {"slotKeeper.enforce", "slotKeeper.advance"},
+	9: {"leadership.ensureSlot cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
+}
+
+// line is where a story begins that comes to a step soon.
+func line(step string) int {
+	for n, texts := range scenes {
+		if slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(step, " "+text) }) {
+			return n
+		}
+	}
+	return 0
+}
+
+// chosen are all steps of a kind for make steps, and a few of them otherwise, in an order that POSTHASTE_TEST_SEED
+// chooses. POSTHASTE_TEST_STEP is a regular expression of those that count.
+func chosen(t *testing.T, few int, which func(step string) bool) (list []string, random *rand.Rand) {
+	t.Helper()
+	if !full() && os.Getenv("POSTHASTE_TEST_STEPS") != "all" {
+		t.Log("only with POSTHASTE_TEST_FULL=1, or by make steps")
+		return nil, nil
+	}
+	seed := uint64(time.Now().UnixNano())
+	if s, err := strconv.ParseUint(os.Getenv("POSTHASTE_TEST_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("POSTHASTE_TEST_SEED=%d", seed)
+	random = rand.New(rand.NewPCG(seed, 2))
+	only := regexp.MustCompile(os.Getenv("POSTHASTE_TEST_STEP"))
+	list = slices.DeleteFunc(steps(t), func(s string) bool { return !which(s) || !only.MatchString(s) })
+	random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	if os.Getenv("POSTHASTE_TEST_STEPS") != "all" {
+		list = list[:min(few, len(list))]
+	}
+	return list, random
+}
+
+// once are steps that only the first relay of a database takes, and those that a change of the streams per type takes
+// when it finds a stream deleted.
+var once = []string{
+	"Register INSERT INTO relay_state", "Register UPDATE relay_state", "gates.adopt sink.Sink.Sharded",
+}
+
+// isOnce tells whether a step needs a world of its own.
+func isOnce(step string) bool {
+	return slices.ContainsFunc(once, func(text string) bool { return strings.Contains(step, text) })
+}
+
+// perWorld is how many steps are crossed in one world, one after the other: a world takes longer to make than a step to
+// cross.
+const perWorld = 12
+
+func anyStep(string) bool { return true }
+
+// inWorlds does something at each step, several to a world, and holds what is in the streams at the end against what
+// was committed.
+func inWorlds(t *testing.T, list []string, do func(w *stepWorld, step string)) {
+	t.Helper()
+	var chunks [][]string
+	var changing, others []string
+	for _, step := range list {
+		switch {
+		case isOnce(step):
+			chunks = append(chunks, []string{step})
+		case resharding(step):
+			changing = append(changing, step)
+		default:
+			others = append(others, step)
+		}
+	}
+	chunks = slices.AppendSeq(chunks, slices.Chunk(changing, perWorld))
+	chunks = slices.AppendSeq(chunks, slices.Chunk(others, perWorld))
+	for _, chunk := range chunks {
+		t.Run(chunk[0], func(t *testing.T) {
+			t.Parallel()
+			w := newStepWorld(t)
+			for _, step := range chunk {
+				began := time.Now()
+				do(w, step)
+				t.Logf("%s: %v", step, time.Since(began).Round(time.Millisecond))
+			}
+			w.relay()
+			w.check()
+		})
+	}
+}
+
+// A relay is killed before and after each step, and another one goes on.
+func TestAKillAtEachStep(t *testing.T) {
+	t.Parallel()
+	list, _ := chosen(t, 24, anyStep)
+	inWorlds(t, list, func(w *stepWorld, step string) {
+		w.crosses("kill", step)
+		next := w.relay()
+		w.waitWorks(next)
+		next.kill()
+	})
+}
+
+// A relay freezes before and after each step, and wakes up when another one has done its work.
+func TestAFreezeAtEachStep(t *testing.T) {
+	t.Parallel()
+	list, _ := chosen(t, 12, anyStep)
+	inWorlds(t, list, func(w *stepWorld, step string) {
+		zombie := w.crosses("stop", step)
+		next := w.relay()
+		w.waitWorks(next)
+		zombie.signal(syscall.SIGCONT)
+		w.waitCommitted(w.load, w.load.Committed()+30)
+		next.kill()
+		zombie.kill()
+	})
+}
+
+// waitWorks waits until a relay leads, and everything that was committed before is settled.
+func (w *stepWorld) waitWorks(next *child) {
+	w.t.Helper()
+	var before time.Time
+	testenv.Eventually(w.t, time.Minute, func() error {
+		return w.db.Pool.QueryRow(w.t.Context(), "SELECT clock_timestamp()").Scan(&before)
+	})
+	testenv.Eventually(w.t, 2*time.Minute, func() error {
+		if err := ready(next, "leader"); err != nil {
+			return err
+		}
+		var owed int
+		err := w.db.Pool.QueryRow(w.t.Context(), "SELECT count(*) FROM outbox_backlog WHERE created_at < $1",
+			before).Scan(&owed)
+		if err != nil || owed > 0 {
+			return fmt.Errorf("%d events wait, %w", owed, err)
+		}
+		return nil
+	})
+}
+
+// What only reads, by its first words and by its method; and functions that a SELECT changes something with.
+var (
+	reads = []string{
+		"SELECT", "SET LOCAL", "begin", "rollback", "info", "pipeline info", "pipeline hmget", "eval_ro",
+		"pipeline eval_ro",
+	}
+	readMethods = []string{
+		"Sink.Look", "Sink.Tail", "Sink.Check", "store.Audit", "store.KeepHistory WITH", "store.Repairs",
+		"Sweep.Begin", "marker.Look",
+	}
+	writes = []string{
+		"pg_create_logical_replication_slot(", "pg_drop_replication_slot(", "pg_replication_slot_advance(",
+		"pg_terminate_backend(", "advisory",
+	}
+)
+
+// leaves tells whether a relay that is killed at a step leaves something else than one that is killed at the step
+// before: it is behind a step that writes. What is in front of it finds what the write before that has left, and so
+// does what is behind a read.
+func leaves(step string) bool {
+	moment, step, _ := strings.Cut(step, " ")
+	_, call, _ := strings.Cut(step, " ")
+	_, what, _ := strings.Cut(call, " ")
+	has := func(list []string, in func(text, part string) bool) bool {
+		return slices.ContainsFunc(list, func(part string) bool { return in(call, part) || in(what, part) })
+	}
+	return moment == "after" &&
+		(has(writes, strings.Contains) || !has(reads, strings.HasPrefix) && !has(readMethods, strings.Contains))
+}
+
+// Pairs: a relay is killed at a step that leaves something, and the next one at a step that it takes because of that.
+// What those are is seen first, from a relay that goes on. POSTHASTE_TEST_PAIRS is how many of them are crossed for
+// each first step, all for all.
+func TestPairsOfKills(t *testing.T) {
+	t.Parallel()
+	list, random := chosen(t, 8, func(step string) bool { return leaves(step) && !isOnce(step) })
+	each := 1
+	if s := os.Getenv("POSTHASTE_TEST_PAIRS"); s == "all" {
+		each = math.MaxInt
+	} else if n, err := strconv.Atoi(s); err == nil {
+		each = n
+	}
+	for _, first := range list {
+		seed := random.Uint64()
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			w := newStepWorld(t)
+			seconds := slices.DeleteFunc(w.successor(first), func(step string) bool { return !leaves(step) })
+			rand.New(rand.NewPCG(seed, 3)).Shuffle(len(seconds), func(i, j int) {
+				seconds[i], seconds[j] = seconds[j], seconds[i]
+			})
+			t.Logf("the next relay takes %d steps that leave something", len(seconds))
+			for _, second := range seconds[:min(each, len(seconds))] {
+				w.crosses("kill", first)
+				w.comes("kill", second)
+				t.Logf("crossed: %s, %s", first, second)
+			}
+			w.relay()
+			w.check()
+		})
+	}
+}
+
+// successor are the steps that a relay takes until it works, after one was killed at a step.
+func (w *stepWorld) successor(first string) []string {
+	w.t.Helper()
+	w.crosses("kill", first)
+	file := filepath.Join(w.t.TempDir(), "steps")
+	next := w.relay("POSTHASTE_FAILPOINT_TRACE=" + file)
+	w.waitWorks(next)
+	next.kill()
+	return slices.Sorted(maps.Keys(traced(w.t, file)))
+}
+
+// traced are the steps of a trace.
+func traced(t *testing.T, files ...string) map[string]bool {
+	t.Helper()
+	steps := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step := range strings.Lines(string(text)) {
+			steps[strings.TrimSpace(step)] = true
+		}
+	}
+	return steps
+}
+
+// TestWriteSteps writes the file anew, from a run of the story by two relays, without what comes about by chance: a
+// transaction that is rolled back leaves nothing, so its end is no step.
+func TestWriteSteps(t *testing.T) {
+	if os.Getenv("POSTHASTE_TEST_STEPS") != "write" {
+		t.Log("only with POSTHASTE_TEST_STEPS=write")
+		return
+	}
+	all := slices.DeleteFunc(slices.Sorted(maps.Keys(crossings(t))), func(s string) bool {
+		_, step, _ := strings.Cut(s, " ")
+		return elsewhere[site(step)] != "" || strings.HasSuffix(s, " rollback")
+	})
+	if err := os.MkdirAll(filepath.Dir(stepsFile), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(stepsFile, []byte(strings.Join(all, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// crossings are the steps that two relays take in a story, and then with other streams per type.
+func crossings(t *testing.T) map[string]bool {
+	t.Helper()
+	dir := t.TempDir()
+	w := newStepWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var files []string
+	start := func() *child {
+		files = append(files, filepath.Join(dir, strconv.Itoa(len(files))))
+		return w.relay("POSTHASTE_FAILPOINT_TRACE=" + files[len(files)-1])
+	}
+	first, second := start(), start()
+	s := w.tell(ctx, 0, 2, false)
+	<-s.told
+	first.stop()
+	second.stop()
+	w.shards = 2
+	third := start()
+	w.waitShards(2)
+	w.waitMode("cdc", time.Minute)
+	w.waitCommitted(w.load, w.load.Committed()+30)
+	s.line(w.t.Context(), 5)
+	w.waitMode("cdc", time.Minute)
+	third.stop()
+	return traced(t, files...)
+}

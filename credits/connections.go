@@ -1,0 +1,254 @@
+package credits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
+)
+
+// Connections tells a Bank of each server that its client connects to, before anything else is sent there. It belongs
+// to one client; see Configure.
+type Connections struct {
+	// before is the hook that the client had.
+	before func(context.Context, *redis.Conn) error
+	bank   atomic.Pointer[Bank]
+
+	meets singleflight.Group
+	mu    sync.Mutex
+	// met is what became of the meetings with servers. One that succeeded had everything that the ledger had, or is
+	// closed where it had not.
+	met map[server]meeting
+}
+
+// server is a process of Redis with its history: another one, by a restart or a failover, may have less of it.
+type server struct{ run, history string }
+
+type meeting struct {
+	err error
+	at  time.Time
+}
+
+const (
+	// maxMet is how many servers are remembered.
+	maxMet = 1000
+	// meetAgain is how long the failure of a meeting counts for others, who would only wait for the same again.
+	meetAgain = 100 * time.Millisecond
+)
+
+// errNotMet means that it is not known what a server lacks. The connection is not used.
+var errNotMet = errors.New("what a new server of the balances lacks cannot be known")
+
+// onConnect is the client's hook for new connections. A process knows for up to a second less than the ledger: on a
+// server that lacks what the ledger has, it would give a number away that the ledger knows already.
+func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
+	if c.before != nil {
+		if err := c.before(ctx, cn); err != nil {
+			return err
+		}
+	}
+	b := c.bank.Load()
+	if b == nil {
+		return nil // the client is used for something else, or by nobody yet
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	s, role, err := identify(ctx, cn)
+	_, cluster := b.redis.(*redis.ClusterClient)
+	switch {
+	case err != nil:
+	case role == "": // a sentinel, or it does not say who it is
+		return nil
+	case role != "master" && cluster && !c.any():
+		return nil // it may be all that is known of the cluster, and says where the others are
+	case role != "master": // it may be promoted later, on this very connection
+		err = errors.New("the server is a replica")
+	default:
+		err = c.meet(ctx, b, cn, s)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w: %w", errNotSent, errNotMet, err)
+	}
+	return nil
+}
+
+// identify asks who answers; it has no role if the user may not know, or if it is a sentinel.
+func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err error) {
+	info, err := cn.Info(ctx, "server", "replication").Result()
+	if redis.HasErrorPrefix(err, "NOPERM") {
+		return server{}, "", nil
+	} else if err != nil {
+		return server{}, "", fmt.Errorf("ask the server who it is: %w", err)
+	}
+	return server{infoField(info, "run_id"), infoField(info, "master_replid")}, infoField(info, "role"), nil
+}
+
+// any tells whether a server was met with success.
+func (c *Connections) any() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.met {
+		if m.err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// meet closes the buckets of a server that lack what the ledger has, unless that was done before; once for all
+// connections that are made at the same time.
+func (c *Connections) meet(ctx context.Context, b *Bank, cn *redis.Conn, s server) error {
+	_, err, _ := c.meets.Do(s.run+s.history, func() (any, error) {
+		c.mu.Lock()
+		m, ok := c.met[s]
+		c.mu.Unlock()
+		if ok && (m.err == nil || time.Since(m.at) < meetAgain) {
+			return nil, m.err
+		}
+		err := b.compare(ctx, cn)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.met == nil || len(c.met) >= maxMet {
+			c.met = map[server]meeting{}
+		}
+		c.met[s] = meeting{err, time.Now()}
+		return nil, err
+	})
+	return err
+}
+
+// compare closes those buckets of a server of which it lacks something. What this process knows of the ledger is fresh
+// afterwards.
+func (b *Bank) compare(ctx context.Context, cn *redis.Conn) error {
+	rows, err := b.freshMarks(ctx)
+	if err != nil {
+		return err
+	}
+	for i, r := range rows {
+		b.learn(r)
+		if v := b.known(r.Bucket); v.epoch == r.Epoch {
+			rows[i].Mark = max(r.Mark, v.floor) // it may have been told of more than the ledger has
+		}
+	}
+	if len(rows) > 0 {
+		b.used.Store(true)
+	}
+	lost, err := lacking(ctx, cn, rows)
+	if err == nil && len(lost) > 0 {
+		err = b.closeLost(ctx, cn, lost)
+	}
+	return err
+}
+
+// freshMarks reads the ledger's marks, once for all that ask at the same time, and never from before they asked. What
+// was on its way into the ledger then is in it.
+func (b *Bank) freshMarks(ctx context.Context) ([]LedgerBucket, error) {
+	type read struct {
+		at   time.Time
+		rows []LedgerBucket
+	}
+	for asked := time.Now(); ; {
+		v, err, _ := b.loads.Do("marks", func() (any, error) {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+			defer cancel()
+			at := time.Now()
+			rows, err := settledBuckets(ctx, b.pool)
+			return read{at, rows}, err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if r, _ := v.(read); !r.at.Before(asked) {
+			return r.rows, nil
+		}
+	}
+}
+
+// lost is a bucket to close: its epoch in Redis, and a number that it has not reached.
+type lost struct {
+	bucket       int16
+	epoch, floor int64
+}
+
+// lacking returns the buckets of which the server behind cn lacks something: operations, or the epoch, under which a
+// process that knows of no other would go on. One without an epoch refuses every operation anyway. Buckets of other
+// nodes are none of its business.
+func lacking(ctx context.Context, cn *redis.Conn, rows []LedgerBucket) (list []lost, err error) {
+	for try := 0; ; try++ {
+		p := cn.Pipeline()
+		cmds := make([]*redis.Cmd, len(rows))
+		for i, r := range rows {
+			cmds[i] = p.FCallRO(ctx, fnLook, []string{epochKey(r.Bucket), streamKey(r.Bucket)})
+		}
+		if _, err := p.Exec(ctx); err != nil && !isReply(err) {
+			return nil, fmt.Errorf("look at the buckets: %w", err)
+		}
+		missing := false
+		list = list[:0]
+		for i, cmd := range cmds {
+			switch t, err := readState(cmd); {
+			case functionMissing(err):
+				missing = true
+			case movedAway(err):
+			case err != nil:
+				return nil, fmt.Errorf("look at bucket %d: %w", rows[i].Bucket, err)
+			case t.foreign, t.number() == 0, t.number() > rows[i].Epoch:
+			case t.number() < rows[i].Epoch:
+				list = append(list, lost{rows[i].Bucket, t.number(), max(rows[i].Mark, t.n+1)})
+			case t.n < rows[i].Mark:
+				list = append(list, lost{rows[i].Bucket, t.number(), rows[i].Mark})
+			}
+		}
+		if !missing {
+			return list, nil
+		}
+		if try > 0 {
+			return nil, errors.New("the server does not keep the functions")
+		}
+		if err := cn.FunctionLoadReplace(ctx, library).Err(); err != nil {
+			return nil, fmt.Errorf("load the functions: %w", err)
+		}
+	}
+}
+
+// closeLost closes buckets, unless the balances are known to be another database's: operations are refused there
+// anyway.
+func (b *Bank) closeLost(ctx context.Context, cn *redis.Conn, list []lost) error {
+	mine, known := b.owner.mine(ctx, true)
+	theirs, err := cn.Get(ctx, ownerKey).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+	case movedAway(err):
+		// Another node of the cluster knows. Before it has said so, nothing was carried out by this process, and
+		// nothing that it knows is older than this connection.
+		if known && b.owner.ours.Load() == nil {
+			return nil
+		}
+	case err != nil:
+		return fmt.Errorf("read the owner of the balances: %w", err)
+	case known && theirs != mine:
+		return nil
+	}
+	p := cn.Pipeline()
+	for _, l := range list {
+		p.FCall(ctx, fnCheck, []string{epochKey(l.bucket)}, l.epoch, l.floor)
+	}
+	cmds, sent := p.Exec(ctx)
+	if sent != nil && !isReply(sent) {
+		return fmt.Errorf("close buckets: %w", sent)
+	}
+	for i, cmd := range cmds {
+		// What makes this function fail makes every operation of the bucket fail.
+		if err := cmd.Err(); err != nil && !ofKeys(err) && !movedAway(err) {
+			return fmt.Errorf("close bucket %d: %w", list[i].bucket, err)
+		}
+	}
+	b.log.Warn("redis lacks operations that the ledger has: their buckets are closed until they are rebuilt",
+		"buckets", len(list))
+	return nil
+}
