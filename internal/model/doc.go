@@ -4,6 +4,8 @@
 // in its stream, out of order, published although it was not committed, or parked although it is published; and, when
 // nothing more can happen, whether everything is settled and no WAL is held back.
 //
+// TestRelaysDoWhatTheModelSays holds what relays have really done against the same machine, step by step.
+//
 // The table outbox is a log: a row is never deleted because it is settled. A row is settled if the mark of its part
 // holds it: a snapshot in which its transaction has ended, and a number that is not lower than its own.
 //

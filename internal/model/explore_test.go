@@ -17,6 +17,9 @@ type machine struct {
 	broken string
 	// prefix are the steps that come first, by a part of what they say; "" for none.
 	prefix string
+	// observed: relays keep their places, because somebody watches them. What the others do is the same: which relay
+	// is the first one makes no difference, and one that can do nothing any more is none.
+	observed bool
 	// labels: steps say what they are.
 	labels bool
 	out    []successor
@@ -43,7 +46,7 @@ func (m *machine) emit(s state, format string, args ...any) {
 // normalize makes one state of those in which nothing can differ any more.
 func (m *machine) normalize(s *state) {
 	// These may give an old owner its gate or its state back.
-	prune := m.broken == "" && s.budget.rdBack == 0 && s.budget.pgBack == 0
+	prune := !m.observed && m.broken == "" && s.budget.rdBack == 0 && s.budget.pgBack == 0
 	for i := range s.procs {
 		p := &s.procs[i]
 		if p.pc == idle {
@@ -59,7 +62,7 @@ func (m *machine) normalize(s *state) {
 	if s.late != (call{}) && prune && s.late.epoch < s.rd.gate.epoch {
 		s.late = call{}
 	}
-	if s.procs[0].pc == idle && s.procs[1].pc != idle {
+	if !m.observed && s.procs[0].pc == idle && s.procs[1].pc != idle {
 		s.procs[0], s.procs[1] = s.procs[1], s.procs[0]
 		if s.leader > 0 {
 			s.leader = 3 - s.leader

@@ -30,7 +30,7 @@ var faults = []string{
 	"crash crash", "assist crash", "pgcrash crash", "toggle lock", "assist toggle", "reply crash", "cure assist",
 	"cure lock", "cure pgback", "rdback lock", "flush lock", "rdback crash", "slot pgcrash", "slot lock",
 	"silent crash", "copy crash", "pgback rdback", "hang crash", "hang lock", "hang pgcrash", "silent pgcrash",
-	"silent lock", "silent hang",
+	"silent lock", "silent hang", "give", "give crash", "give lock", "give assist", "give pgcrash",
 }
 
 // Whatever happens within the bounds, each event is in the stream once, in order, and only if it was committed; what is

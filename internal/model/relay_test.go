@@ -114,7 +114,7 @@ func (m *machine) drift(s *state, i int) {
 
 // lead emits that an instance becomes the leader.
 func (m *machine) lead(s *state, i int) {
-	if s.leader == 0 && !s.pg.foreign && (i == 0 || s.procs[0].pc != idle) {
+	if s.leader == 0 && !s.pg.foreign && (m.observed || i == 0 || s.procs[0].pc != idle) {
 		n := *s
 		n.leader = int8(i + 1)
 		m.adopt(&n, i, "leads")

@@ -182,8 +182,9 @@ type proc struct {
 	part  int8 // from 1; 0: none is claimed
 	claim int8
 	mark  mark
-	// of a hand-over: the pass that it has written
-	pass bound
+	// of a hand-over: the pass that it has written; cleared: while polling, it was drained
+	pass    bound
+	cleared bool
 	// of a stream
 	pos       int8
 	next      int8 // the event of the transaction at pos that is next
@@ -239,7 +240,7 @@ type state struct {
 // budget is what may happen yet.
 type budget struct {
 	crash, lock, toggle, assist, pgCrash, pgBack, copy, rdBack int8
-	flush, silent, slot, drop, update, cure, reply, hang       int8
+	flush, silent, slot, drop, update, cure, reply, hang, give int8
 }
 
 func parseBudget(s string) (b budget) {
@@ -247,6 +248,7 @@ func parseBudget(s string) (b budget) {
 		"crash": &b.crash, "lock": &b.lock, "toggle": &b.toggle, "assist": &b.assist, "reply": &b.reply,
 		"pgcrash": &b.pgCrash, "pgback": &b.pgBack, "copy": &b.copy, "rdback": &b.rdBack, "flush": &b.flush,
 		"silent": &b.silent, "slot": &b.slot, "drop": &b.drop, "update": &b.update, "cure": &b.cure, "hang": &b.hang,
+		"give": &b.give,
 	}
 	for _, f := range strings.Fields(s) {
 		*counts[f]++ // an unknown fault is nil, and panics
@@ -313,11 +315,14 @@ func (m *machine) stuck(s *state, e int8) bool {
 	return m.plan.txs[m.plan.events[e].tx].stuck && !s.cured
 }
 
-// waits reports whether an event may wait for one that is stuck: in its part, or in the stream.
+// waits reports whether an event may wait for one that is stuck: in its part, in the stream, or because the leader
+// drains a pass, which it does in all parts before it goes on.
 func (m *machine) waits(s *state, e int8) bool {
 	for o := range int8(len(m.plan.events)) {
-		if _, _, seen := m.row(&s.pg, o); seen && m.stuck(s, o) && s.leader > 0 &&
-			(s.procs[s.leader-1].pc == streaming || m.part(&s.pg, o) == m.part(&s.pg, e)) {
+		if _, _, seen := m.row(&s.pg, o); !seen || !m.stuck(s, o) || s.leader == 0 {
+			continue
+		}
+		if l := &s.procs[s.leader-1]; l.pc == streaming || l.pass != (bound{}) || m.part(&s.pg, o) == m.part(&s.pg, e) {
 			return true
 		}
 	}

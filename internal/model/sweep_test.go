@@ -51,6 +51,13 @@ func (m *machine) sweep(s *state, i int) {
 		m.claim(s, i)
 		return
 	}
+	if s.budget.give > 0 { // the sweep ends, for a drain or another mode, and the relay goes on
+		n := *s
+		n.budget.give--
+		q := &n.procs[i]
+		q.part, q.claim, q.mark = 0, 0, mark{}
+		m.emit(n, "relay %d gives part %d back, whatever it has published", i+1, p.part-1)
+	}
 	part := p.part - 1
 	mine := m.owns(s, p) && (s.pg.claim[part] == p.claim || m.without("a mark's write asks for the claim"))
 	b := &p.mark.t
@@ -186,7 +193,7 @@ func (m *machine) claim(s *state, i int) {
 		q.last[part] = 0
 		m.emit(n, "relay %d claims part %d, with a pass before id %d", i+1, part, mk.t.xmax)
 	}
-	if !p.assistant && !p.poll && !p.adrift || p.pass != (bound{}) {
+	if !p.assistant && !p.adrift || p.pass != (bound{}) {
 		m.handOver(s, i, all)
 	}
 }
@@ -196,20 +203,32 @@ func (m *machine) passWritten(s *state, p *proc) bool {
 	return s.pg.pass == p.pass || m.without("the pass of a hand-over is written before it is used")
 }
 
-// handOver emits the steps from the sweep to the stream: a slot, a pass, one mark of it for every part.
+// handOver emits the steps from the sweep to the stream: a slot, a pass, one mark of it for every part. A pass may be
+// written anew, by a hand-over that drains more than once. While polling there is one pass, and no mark of it: it
+// settles what is in doubt.
 func (m *machine) handOver(s *state, i int, drained bool) {
 	p := &s.procs[i]
 	n := *s
 	q := &n.procs[i]
-	if p.pass == (bound{}) {
-		if !drained {
-			return
+	if p.poll {
+		switch {
+		case p.pass != (bound{}) && drained:
+			q.pass, q.cleared = bound{}, true
+			m.emit(n, "relay %d has drained its pass", i+1)
+		case p.pass == (bound{}) && !p.cleared:
+			m.writePass(s, i)
 		}
+		return
+	}
+	if p.pass == (bound{}) {
 		if !m.owns(s, p) {
 			m.again(s, i, "may not begin the hand-over")
 			return
 		}
 		if s.pg.slot < 0 {
+			if !drained {
+				return
+			}
 			n.pg.slot = s.pg.len
 			n.pg.barrier = s.pg.next
 			if m.without("a new slot has a barrier") {
@@ -219,15 +238,14 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 			m.emit(n, "relay %d makes a slot at %d", i+1, n.pg.slot)
 			return
 		}
-		if s.pg.barrier > 0 && !s.pg.snapshot().allBelow(s.pg.barrier) {
-			return
-		}
-		q.pass = bound{s.pg.snapshot(), s.pg.seq}
-		if !m.without("the pass of a hand-over is written before it is used") {
-			n.pg.pass = q.pass
-			n.pg.sync()
-		}
-		m.emit(n, "relay %d writes a pass before id %d", i+1, q.pass.xmax)
+	}
+	if s.pg.barrier > 0 && !s.pg.snapshot().allBelow(s.pg.barrier) {
+		return
+	}
+	if p.pass == (bound{}) || p.pass != (bound{s.pg.snapshot(), s.pg.seq}) && !p.adrift {
+		m.writePass(s, i)
+	}
+	if p.pass == (bound{}) {
 		return
 	}
 	if !drained && !m.without("all parts are drained before one mark is made") {
@@ -253,4 +271,20 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 	}
 	m.advance(&n, q)
 	m.emit(n, "relay %d makes one mark of the pass, and streams from %d", i+1, s.pg.slot)
+}
+
+// writePass emits that a relay writes a pass.
+func (m *machine) writePass(s *state, i int) {
+	if !m.owns(s, &s.procs[i]) {
+		m.again(s, i, "may not write a pass")
+		return
+	}
+	n := *s
+	q := &n.procs[i]
+	q.pass = bound{s.pg.snapshot(), s.pg.seq}
+	if !m.without("the pass of a hand-over is written before it is used") {
+		n.pg.pass = q.pass
+		n.pg.sync()
+	}
+	m.emit(n, "relay %d writes a pass before id %d", i+1, q.pass.xmax)
 }

@@ -1,0 +1,850 @@
+package model
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/failpoint"
+	"posthaste/internal/testenv"
+	"posthaste/outbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+// scene is what happens to relays that are watched. Its plan is what the test's transactions write, in their order.
+type scene struct {
+	name, plan string
+	play       func(r *run)
+}
+
+var scenes = []scene{
+	{"toggles and a kill", "A0 B1 A0 B1", func(r *run) {
+		first := r.relay(1)
+		r.mode("cdc")
+		r.commit()
+		r.settled()
+		r.desire("poll")
+		r.mode("poll")
+		r.commit()
+		r.settled()
+		r.commit()
+		r.desire("auto")
+		r.mode("cdc")
+		r.settled()
+		r.commit()
+		r.kill(first, 1)
+		r.relay(2)
+		r.settled()
+	}},
+	{"killed between publish and mark", "A0 A0", func(r *run) {
+		first := r.relay(1, "kill after publisher.deliver sink.delivery.Publish eval")
+		r.mode("cdc")
+		r.commit()
+		r.died(first, 1)
+		r.relay(2)
+		r.mode("cdc")
+		r.commit()
+		r.settled()
+	}},
+	{"frozen before it moves the mark", "A0 A0", func(r *run) {
+		first := r.relay(1, "stop before settler.move sql.marker.Move batch")
+		r.mode("cdc")
+		r.commit()
+		r.frozen(first, 1)
+		second := r.relay(2)
+		r.leads(second)
+		r.settled()
+		r.wake(first, 1)
+		r.commit()
+		r.settled()
+	}},
+	{"frozen before it publishes", "A0 A0", func(r *run) {
+		first := r.relay(1, "stop before publisher.deliver sink.delivery.Publish eval")
+		r.mode("cdc")
+		r.commit()
+		r.frozen(first, 1)
+		second := r.relay(2)
+		r.leads(second)
+		r.settled()
+		r.wake(first, 1)
+		r.commit()
+		r.settled()
+	}},
+	{"killed in the hand-over", "A0 B1 A0", func(r *run) {
+		r.commit()
+		first := r.relay(1, "kill before leadership.endHandOver sql.store.SettleAll batch")
+		r.died(first, 1)
+		r.commit()
+		r.relay(2)
+		r.mode("cdc")
+		r.commit()
+		r.settled()
+	}},
+	{"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1", func(r *run) {
+		r.desire("poll")
+		first := r.relay(1, "kill after attempt sink.delivery.Publish eval")
+		r.mode("poll")
+		r.relay(2)
+		r.commit()
+		r.commit()
+		r.died(first, 1)
+		r.settled()
+		r.commit()
+		r.settled()
+		r.commit()
+		r.settled()
+	}},
+	{"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1", func(r *run) {
+		r.desire("poll")
+		first := r.relay(1, "stop before claim.settle sql.Sweep.Settle WITH owner AS MATERIALIZED ( SELECT")
+		r.mode("poll")
+		r.commit()
+		r.frozen(first, 1)
+		second := r.relay(2)
+		r.leads(second)
+		r.commit()
+		r.settled()
+		r.wake(first, 1)
+		r.commit()
+		r.settled()
+	}},
+}
+
+// Relays in processes of their own take no step that the machine refuses: the one that is explored exhaustively.
+func TestRelaysDoWhatTheModelSays(t *testing.T) {
+	t.Parallel()
+	if !full {
+		t.Log("only with POSTHASTE_TEST_FULL=1: it builds a program, and starts servers and relays")
+		return
+	}
+	program := build(t)
+	for _, sc := range scenes {
+		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRun(t, program, sc)
+			sc.play(r)
+			c := r.record()
+			if dir := os.Getenv("POSTHASTE_TEST_TRACES"); dir != "" { // to keep them as testdata
+				text, err := json.Marshal(c)
+				if err == nil {
+					name := strings.NewReplacer(" ", "-", ":", "").Replace(sc.name) + ".json"
+					err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if refused := c.refused(t); refused != "" {
+				t.Errorf("the machine does not allow this: %s", refused)
+			}
+		})
+	}
+}
+
+// What relays did when this was recorded, the machine allows; and what they did that had a safeguard less, it refuses.
+// docs/proof.md says how to record them anew.
+func TestWhatRelaysDidOnce(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"allowed", "refused"} {
+		files, err := filepath.Glob("testdata/" + kind + "/*.json")
+		if err != nil || len(files) == 0 {
+			t.Fatalf("there is nothing of it, %v", err)
+		}
+		for _, name := range files {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c recording
+			if err = json.Unmarshal(text, &c); err != nil {
+				t.Fatal(err)
+			}
+			if refused := c.refused(t); (refused != "") != (kind == "refused") {
+				t.Errorf("%s: %s", name, refused)
+			}
+		}
+	}
+}
+
+// A recording that lacks a step is one of relays that did not take it.
+func TestNoStepCanBeMissing(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("testdata/allowed/toggles-and-a-kill.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []string{
+		" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
+		" sink.delivery.Publish ", " sql.store.SettleAll ",
+	} {
+		var c recording
+		if err := json.Unmarshal(text, &c); err != nil {
+			t.Fatal(err)
+		}
+		for _, moment := range []string{"before", "after"} {
+			i := slices.IndexFunc(c.Events, func(e failpoint.Event) bool {
+				return e.Moment == moment && strings.Contains(e.Step, step)
+			})
+			c.Events = slices.Delete(c.Events, i, i+1)
+		}
+		if c.refused(t) == "" {
+			t.Errorf("nobody misses%s", step)
+		}
+	}
+}
+
+// build returns a program with failpoints.
+func build(t *testing.T) string {
+	t.Helper()
+	if p := os.Getenv("POSTHASTE_TEST_FAILPOINTS"); p != "" {
+		return p
+	}
+	path := filepath.Join(t.TempDir(), "posthaste")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", "failpoints", "-o", path, "./cmd/posthaste")
+	cmd.Dir = testenv.Root(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v: %s", err, out)
+	}
+	return path
+}
+
+// run is a scene that is played on servers.
+type run struct {
+	*testing.T
+	scene
+	program, file string
+	db            *testenv.Database
+	redis         *testenv.RedisServer
+	plan          plan
+	base          int64     // the epoch before
+	parts         [2]int    // of the table
+	names         [2]string // an aggregate in each
+	ids           []uuid.UUID
+	procs         map[int]int // the relays' places, by pid
+	live          []*exec.Cmd
+	output        *os.File // what they say
+}
+
+func newRun(t *testing.T, program string, sc scene) *run {
+	t.Helper()
+	r := &run{
+		T: t, scene: sc, program: program, db: testenv.NewServer(t).Database(t), redis: testenv.Redis(t),
+		plan: parsePlan(sc.plan), procs: map[int]int{},
+	}
+	var err error
+	if r.output, err = os.Create(filepath.Join(t.TempDir(), "output")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.end()
+		_ = r.output.Close()
+		if said, err := os.ReadFile(r.output.Name()); t.Failed() {
+			t.Logf("%s, %v", said, err)
+		}
+	})
+	n := 0
+	for i := 0; n < 2; i++ {
+		name := "a" + strconv.Itoa(i)
+		part := testenv.Value[int](t, r.db, "SELECT (hashtextextended($1, 0) & 15::bigint)::integer", name)
+		if n == 0 || part != r.parts[0] {
+			r.names[n], r.parts[n] = name, part
+			n++
+		}
+	}
+	// A stream and a slot are there before anybody is watched.
+	first := r.relay(1)
+	r.insert(t.Context(), r.db.Pool, uuid.New(), r.names[0])
+	r.mode("cdc")
+	r.settled()
+	r.stop(first)
+	r.base = testenv.Value[int64](t, r.db, "SELECT epoch FROM relay_state")
+	r.file = filepath.Join(t.TempDir(), "log")
+	clear(r.procs)
+	return r
+}
+
+// relay starts a relay in a place, which may have a failpoint.
+func (r *run) relay(place int, failpoints ...string) *exec.Cmd {
+	r.Helper()
+	args := []string{
+		"relay", "--postgres-url=" + r.db.URL, "--redis-url=" + r.redis.URL(), "--relay-name=" + r.db.Relay,
+		"--admin-addr=127.0.0.1:0", "--sweep-workers=1", "--drain-timeout=3s", "--log-level=debug",
+	}
+	c := exec.Command(r.program, args...) //nolint:noctx // ended by the test
+	c.Env = os.Environ()
+	if r.file != "" {
+		c.Env = append(c.Env, "POSTHASTE_FAILPOINT_LOG="+r.file)
+	}
+	for _, f := range failpoints {
+		c.Env = append(c.Env, "POSTHASTE_FAILPOINT="+f)
+	}
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	c.Stdout, c.Stderr = r.output, r.output
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the signal is sent when the thread ends
+		started <- c.Start()
+		<-r.Context().Done()
+		_ = c.Process.Kill()
+	}()
+	if err := <-started; err != nil {
+		r.Fatal(err)
+	}
+	r.procs[c.Process.Pid] = place
+	r.live = append(r.live, c)
+	return c
+}
+
+// says appends a line of the test's to the log.
+func (r *run) says(moment, step string, values ...any) {
+	line, err := json.Marshal(failpoint.Event{Moment: moment, Step: step, Values: values})
+	if err != nil {
+		r.Fatal(err)
+	}
+	f, err := os.OpenFile(r.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer f.Close()
+	if _, err = f.Write(append(line, '\n')); err != nil {
+		r.Fatal(err)
+	}
+}
+
+type execer interface {
+	QueryRow(ctx context.Context, stmt string, args ...any) pgx.Row
+}
+
+func (r *run) insert(ctx context.Context, db execer, id uuid.UUID, aggregate string) {
+	r.Helper()
+	const stmt = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) " +
+		"VALUES ($1, 'order', $2, 'one', '{}') RETURNING seq"
+	if err := db.QueryRow(ctx, stmt, id, aggregate).Scan(new(int64)); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// commit does the next transaction of the plan.
+func (r *run) commit() {
+	r.Helper()
+	k := slices.IndexFunc(r.plan.events, func(e event) bool { return int(e.of) == len(r.ids) })
+	n := int(r.plan.events[k].tx)
+	tx, err := r.db.Pool.Begin(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.says("before", "insert", n)
+	for _, e := range r.plan.events {
+		if int(e.tx) == n {
+			id := uuid.New()
+			r.ids = append(r.ids, id)
+			r.insert(r.Context(), tx, id, r.names[e.part])
+		}
+	}
+	r.says("after", "insert", n)
+	r.says("before", "commit", n)
+	if err := tx.Commit(r.Context()); err != nil {
+		r.Fatal(err)
+	}
+	r.says("after", "commit", n)
+}
+
+func (r *run) wait(what, query string) {
+	r.Helper()
+	testenv.Eventually(r.T, 3*time.Minute, func() error {
+		var ok bool
+		err := r.db.Pool.QueryRow(r.Context(), query).Scan(&ok)
+		if err == nil && !ok {
+			err = errors.New("not yet: " + what)
+		}
+		return err
+	})
+}
+
+func (r *run) settled() {
+	r.Helper()
+	r.wait("all is settled", "SELECT count(*) = 0 FROM outbox_backlog")
+}
+
+func (r *run) mode(mode string) {
+	r.Helper()
+	r.wait(mode, "SELECT split_part(active_mode, '.', 1) = '"+mode+"' FROM relay_state")
+}
+
+func (r *run) desire(mode string) {
+	r.Helper()
+	r.db.Exec(r.T, "UPDATE relay_state SET desired_mode = $1", mode)
+}
+
+// leads waits until a relay has adopted.
+func (r *run) leads(c *exec.Cmd) {
+	r.Helper()
+	testenv.Eventually(r.T, 3*time.Minute, func() error {
+		for _, e := range r.events() {
+			if e.PID == c.Process.Pid && strings.Contains(e.Step, "leadership.record sql.store.SetActive") {
+				return nil
+			}
+		}
+		return errors.New("the other one does not lead")
+	})
+}
+
+func (r *run) stop(c *exec.Cmd) {
+	r.Helper()
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		r.Fatal(err)
+	}
+	_ = c.Wait()
+}
+
+func (r *run) kill(c *exec.Cmd, place int) {
+	r.Helper()
+	r.says("before", "kill", place)
+	_ = c.Process.Kill()
+	_ = c.Wait()
+}
+
+// died waits until a relay has come to its failpoint.
+func (r *run) died(c *exec.Cmd, place int) {
+	r.Helper()
+	_ = c.Wait()
+	r.says("before", "kill", place)
+}
+
+func (r *run) frozen(c *exec.Cmd, place int) {
+	r.Helper()
+	testenv.Eventually(r.T, 3*time.Minute, func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
+		if _, rest, _ := bytes.Cut(stat, []byte(") ")); err == nil && !bytes.HasPrefix(rest, []byte("T")) {
+			err = errors.New("not frozen")
+		}
+		return err
+	})
+	r.says("before", "freeze", place)
+}
+
+func (r *run) wake(c *exec.Cmd, place int) {
+	r.Helper()
+	r.says("before", "wake", place)
+	if err := c.Process.Signal(syscall.SIGCONT); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// end ends all relays.
+func (r *run) end() {
+	r.Helper()
+	for _, c := range r.live {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+}
+
+func (r *run) events() (list []failpoint.Event) {
+	text, err := os.ReadFile(r.file)
+	if err != nil {
+		r.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e failpoint.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			r.Fatal(err)
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// row is what the table knows of an event.
+type row struct {
+	Part     int
+	XID, Seq int64
+}
+
+// notedMark is a mark as the table has it, which keeps all of them.
+type notedMark struct {
+	Epoch         int64
+	Part          int
+	Settled, Pass string
+	Mode          string
+	High, Cursor  int64
+}
+
+// recording is what is left of a run.
+type recording struct {
+	Plan   string
+	Base   int64
+	Parts  [2]int
+	IDs    []uuid.UUID
+	Relays map[int]int // the relays' places, by pid
+	Rows   []row
+	Marks  []notedMark
+	Events []failpoint.Event
+}
+
+// looked are the steps that the machine knows.
+var looked = []string{
+	" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.store.Gated", " sql.Sweep.Claim ",
+	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Release ", " sink.delivery.Publish ",
+	" sql.store.BeginPass ", " sql.store.SettleAll ", " sql.marker.Move ", " sql.marker.Look ",
+	" sink.Sink.ForgetDoubt ",
+}
+
+// record ends a run.
+func (r *run) record() *recording {
+	r.Helper()
+	r.end()
+	c := &recording{Plan: r.scene.plan, Base: r.base, Parts: r.parts, IDs: r.ids, Relays: r.procs}
+	for _, e := range r.events() {
+		if e.PID == 0 || slices.ContainsFunc(looked, func(step string) bool { return strings.Contains(e.Step, step) }) {
+			if strings.Contains(e.Step, " sql.store.Adopt ") { // the rest says where it ran
+				e.Values = e.Values[:min(3, len(e.Values))]
+			}
+			c.Events = append(c.Events, e)
+		}
+	}
+	for _, id := range r.ids {
+		var w row
+		const query = "SELECT part, xid::text::bigint, seq FROM outbox WHERE id = $1"
+		if err := r.db.Pool.QueryRow(r.Context(), query, id).Scan(&w.Part, &w.XID, &w.Seq); err != nil {
+			r.Fatal(err)
+		}
+		c.Rows = append(c.Rows, w)
+	}
+	const marks = "SELECT epoch, part, coalesce(settled::text, ''), coalesce(pass::text, ''), coalesce(mode, ''), " +
+		"coalesce(hi, 0), coalesce(cursor, 0) FROM outbox_mark ORDER BY id"
+	rows, err := r.db.Pool.Query(r.Context(), marks)
+	if err != nil {
+		r.Fatal(err)
+	}
+	var w notedMark
+	_, err = pgx.ForEachRow(rows, []any{&w.Epoch, &w.Part, &w.Settled, &w.Pass, &w.Mode, &w.High, &w.Cursor},
+		func() error {
+			c.Marks = append(c.Marks, w)
+			return nil
+		})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return c
+}
+
+// reader makes operations of a recording.
+type reader struct {
+	*recording
+	testing.TB
+	used map[int]bool // marks whose operation is known
+}
+
+// refused holds a recording against the machine. It returns "" or what the machine does not allow.
+func (c *recording) refused(tb testing.TB) string {
+	tb.Helper()
+	rd := &reader{c, tb, map[int]bool{}}
+	w := newWatch(c.Plan)
+	for i, e := range c.Events {
+		if e.PID == 0 {
+			w.ops = append(w.ops, rd.own(i)...)
+			continue
+		}
+		if e.Moment == "before" {
+			end := 1 + slices.IndexFunc(c.Events[i+1:], func(o failpoint.Event) bool {
+				return o.PID == e.PID && o.Goroutine == e.Goroutine
+			})
+			if end > 0 {
+				end += i + 1
+			}
+			if o := rd.op(i, end); o != nil {
+				w.ops = append(w.ops, o)
+			}
+		}
+	}
+	what, most := w.accept()
+	tb.Logf("%d operations, %d states at once", len(w.ops), most)
+	if what == "" {
+		return ""
+	}
+	for _, o := range w.ops {
+		what += fmt.Sprintf("\n%d to %d: %s", o.begin, o.end, o.says)
+	}
+	return what
+}
+
+// own are the operations of the test itself.
+func (r *reader) own(i int) (ops []*op) {
+	list := r.Events
+	e := list[i]
+	if e.Moment != "before" {
+		return nil
+	}
+	n := int(number(e.Values[0]))
+	if e.Step == "insert" || e.Step == "commit" {
+		n++ // transactions count from 1
+	}
+	end := i + 2 + slices.IndexFunc(list[i+1:], func(o failpoint.Event) bool { return o.PID == 0 && o.Step == e.Step })
+	do := func(end int, apply func(w *watch, s state) []state) {
+		ops = append(ops, &op{says: fmt.Sprintf("the test: %s %d", e.Step, n), begin: i + 1, end: end, apply: apply})
+	}
+	step := func(format string) func(w *watch, s state) []state {
+		return func(w *watch, s state) []state { return w.next(s, fmt.Sprintf(format, n)) }
+	}
+	switch e.Step {
+	case "insert":
+		do(end, func(w *watch, s state) (list []state) {
+			for _, t := range step("transaction %d has its id")(w, s) {
+				list = append(list, step("transaction %d writes its rows")(w, t)...)
+			}
+			return list
+		})
+	case "commit":
+		do(end, step("transaction %d has its commit record"))
+		do(end, step("transaction %d is visible"))
+	case "kill", "wake":
+		do(0, step("relay %d is killed"))
+	case "freeze":
+		do(0, step("relay %d loses its lock"))
+	}
+	return ops
+}
+
+func number(v any) float64 {
+	n, _ := v.(float64)
+	return n
+}
+
+func text(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+// events of what is in the stream, by their ids in hex.
+func (r *reader) named(ids string) (events []int8) {
+	for ; len(ids) >= 32; ids = ids[32:] {
+		for e, id := range r.IDs {
+			if strings.ReplaceAll(id.String(), "-", "") == ids[:32] {
+				events = append(events, int8(e))
+			}
+		}
+	}
+	return events
+}
+
+// holds are the events that a mark holds, of those that are of its part.
+func (r *reader) holds(part int, settled string, hi int64, pass string, high, cursor int64) (held, of set) {
+	sees := func(text string, xid int64) bool {
+		if text == "" {
+			return false
+		}
+		s, err := outbox.ParseSnapshot(text)
+		if err != nil {
+			r.Fatal(err)
+		}
+		return s.Sees(uint64(xid))
+	}
+	for e, row := range r.Rows {
+		if part >= 0 && row.Part != part {
+			continue
+		}
+		of = of.with(int8(e))
+		if sees(settled, row.XID) && row.Seq <= hi || row.Seq <= cursor && row.Seq <= high && sees(pass, row.XID) {
+			held = held.with(int8(e))
+		}
+	}
+	return held, of
+}
+
+// taken finds a mark that an operation wrote, once.
+func (r *reader) taken(is func(w *notedMark) bool) *notedMark {
+	for i := range r.Marks {
+		if w := &r.Marks[i]; !r.used[i] && is(w) {
+			r.used[i] = true
+			return w
+		}
+	}
+	return nil
+}
+
+// op is what a relay asked in a line, answered in the line end, 0 if it never was.
+func (r *reader) op(i, end int) *op {
+	list := r.Events
+	e := list[i]
+	relay, v := r.Relays[e.PID], e.Values
+	who := fmt.Sprintf("relay %d ", relay)
+	o := &op{says: fmt.Sprintf("relay %d: %s %.200v", relay, e.Step, v), begin: i + 1, end: end}
+	var reply []any
+	failed := false
+	if end > 0 && len(list[end-1].Values) == 2 {
+		reply, _ = list[end-1].Values[0].([]any)
+		failed = text(list[end-1].Values[1]) != ""
+	}
+	o.says += fmt.Sprintf(" -> %v", reply)
+	answer := ""
+	if len(reply) > 0 {
+		answer = text(reply[0])
+	}
+	is := func(step string) bool { return strings.Contains(e.Step, step) }
+	if failed && is(" eval") && strings.Contains(text(list[end-1].Values[1]), "NOSCRIPT") {
+		return nil
+	}
+	known := end > 0 && !failed
+	switch {
+	case is(" sql.store.Adopt "):
+		epoch := int64(number(v[2]))
+		step := fmt.Sprintf(": epoch %d,", epoch-r.Base)
+		o.apply = either(who, step)
+		if slices.ContainsFunc(list[i:], func(n failpoint.Event) bool {
+			return n.PID == e.PID && strings.Contains(n.Step, "sink.Sink.Adopt") && n.Moment == "before" &&
+				text(n.Values[4]) == strconv.FormatInt(epoch, 10)
+		}) {
+			o.apply = func(w *watch, s state) []state { return w.next(s, who, step) }
+		}
+	case is(" sink.Sink.Adopt "):
+		epoch, err := strconv.ParseInt(text(v[4]), 10, 64)
+		if err != nil {
+			r.Fatal(err)
+		}
+		o.apply = func(w *watch, s state) (list []state) {
+			if s.rd.gate.epoch == int8(epoch-r.Base) {
+				list = append(list, s)
+			} else if answer == "OK" || !known {
+				list = slices.DeleteFunc(w.next(s, who+"raises the gate"), func(t state) bool {
+					return t.rd.gate.epoch != int8(epoch-r.Base)
+				})
+			}
+			if answer != "OK" {
+				list = append(list, s)
+			}
+			return list
+		}
+	case is("leadership.tryGates sql.store.Gated"):
+		o.apply = func(w *watch, s state) []state { return w.next(s, who+"looks: missing") }
+		if !known {
+			o.apply = either(who + "looks: missing")
+		}
+	case is(" sql.Sweep.Claim "):
+		return r.claim(i, o)
+	case is(" sink.delivery.Publish "):
+		lane := int8(streamLane)
+		if text(v[6]) != "s" {
+			lane = int8(slices.IndexFunc(r.Parts[:], func(p int) bool { return strconv.Itoa(p) == text(v[6]) }))
+		}
+		events := r.named(text(v[12]))
+		if answer == "OK" {
+			o.apply = publish(relay, lane, events, int(number(reply[1])-number(reply[2])), false)
+		} else if known {
+			o.apply = publish(relay, lane, events, 0, true)
+		} else {
+			o.apply = func(w *watch, s state) (list []state) {
+				for fresh := range len(events) + 1 {
+					list = append(list, publish(relay, lane, events, fresh, false)(w, s)...)
+				}
+				return append(list, s)
+			}
+		}
+	case is(" sql.Sweep.Settle "):
+		part, settled, hi := int(number(v[3])), text(v[5]), int64(number(v[6]))
+		pass, high, cursor := text(v[7]), int64(number(v[8])), int64(number(v[9]))
+		step := who + "has swept part " + strconv.Itoa(slices.Index(r.Parts[:], part))
+		if pass != "" {
+			step = who + "writes cursor"
+		}
+		held, of := r.holds(part, settled, hi, pass, high, cursor)
+		o.apply = not(step)
+		if r.taken(func(w *notedMark) bool {
+			return w.Epoch == int64(number(v[1])) && w.Part == part && w.Settled == settled && w.High == hi &&
+				w.Pass == pass && w.Cursor == cursor
+		}) != nil {
+			o.apply = marked(step, held, of)
+		}
+	case is(" sql.store.BeginPass "):
+		o.apply = func(_ *watch, s state) []state { return []state{s} }
+		epoch := int64(number(v[1]))
+		if w := r.taken(func(w *notedMark) bool { return w.Epoch == epoch && w.Settled == "" }); w != nil {
+			seen, _ := r.holds(-1, w.Pass, 1<<62, "", 0, 0)
+			o.apply = func(m *watch, s state) (list []state) {
+				list = m.next(s, who+"writes a pass")
+				if p := s.procs[relay-1]; p.pass == (bound{s.pg.snapshot(), s.pg.seq}) || p.cleared {
+					list = append(list, s) // again the same
+				}
+				return slices.DeleteFunc(list, func(t state) bool {
+					for e := range r.Rows {
+						xid, _, there := m.row(&t.pg, int8(e))
+						if there && seen.has(int8(e)) != t.pg.snapshot().sees(xid) || !there && seen.has(int8(e)) {
+							return true
+						}
+					}
+					return false
+				})
+			}
+		}
+	case is(" sql.store.SettleAll "), is(" sql.marker.Move "):
+		settled, hi, mode := text(v[3]), int64(number(v[4])), text(v[5])
+		step := who + "moves the mark"
+		if mode == "poll" {
+			step = who + "makes one mark of the pass"
+		}
+		held, of := r.holds(-1, settled, hi, "", 0, 0)
+		o.apply = not(step)
+		if r.taken(func(w *notedMark) bool {
+			return w.Epoch == int64(number(v[1])) && w.Part == -1 && w.Settled == settled && w.Mode == mode
+		}) != nil {
+			o.apply = marked(step, held, of)
+		}
+	case is(" sql.marker.Look "):
+		o.apply = either(who + "looks: owed")
+	case is(" sink.Sink.ForgetDoubt "):
+		o.apply = func(w *watch, s state) []state {
+			list := w.next(s, who+"forgets the doubt")
+			if s.rd.gate.doubt == 0 || answer != "OK" {
+				list = append(list, s)
+			}
+			return list
+		}
+	default:
+		return nil
+	}
+	return o
+}
+
+// claim is the claim of a part with the snapshot of its pass, which is taken by the next statement.
+func (r *reader) claim(i int, o *op) *op {
+	list := r.Events
+	e := list[i]
+	var own []int
+	for k := i + 1; k < len(list) && len(own) < 4; k++ {
+		if list[k].PID == e.PID && list[k].Goroutine == e.Goroutine {
+			own = append(own, k)
+		}
+	}
+	begun := func(n int, step string) bool { return len(own) > n && strings.Contains(list[own[n]].Step, step) }
+	if !begun(1, " sql.Sweep.Begin ") || begun(3, " sql.Sweep.Release ") {
+		return nil // somebody else has it, or there is nothing to do
+	}
+	part := slices.Index(r.Parts[:], int(number(list[own[1]].Values[0])))
+	step := fmt.Sprintf("relay %d claims part %d,", r.Relays[e.PID], part)
+	o.end = 0
+	o.apply = either(step)
+	if len(own) > 3 {
+		o.end = own[2] + 1
+		o.apply = func(w *watch, s state) []state { return w.next(s, step) }
+	}
+	return o
+}
