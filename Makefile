@@ -25,7 +25,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full mutations test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-versions mutations steps test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,13 +38,23 @@ demo: ## see it work on its own servers; with ARGS=--once it exits when done
 	@$(MAKE) --no-print-directory build
 	@exec ./bin/posthaste demo $(ARGS)
 
+# Packages whose tests run without the race detector: they start whole programs, hundreds of times, or only compute, and the
+# detector would have more than a tenth of their time. What could race in a program is in packages whose own tests run
+# under it. Those of internal/bench and internal/demo have whole relays in their own process, at full rate and with the
+# mode switched under load; and RACED are tests of the program that run under it.
+PLAIN := posthaste/cmd/posthaste posthaste posthaste/internal/model
+RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|RedisKilledAndRestarted|SlotDropped|CreditsEndToEnd)$$
+
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler
 	@# Two packages at a time, because linking a test is for one core, and three tests of each even on two cores: each starts
 	@# its own servers and processes, and mostly waits for them. A program with the race detector sleeps for a second before it
 	@# ends, by default, and the tests start hundreds. `make check` has all of go vet.
 	@# The one that takes longest begins first.
-	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 3 -timeout 30m ./cmd/posthaste ./...
+	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN)
+	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 3 -timeout 30m \
+		$(filter-out $(PLAIN),$(shell $(GO) list ./...))
+	$(GO) test -race -vet=off -parallel 5 -timeout 30m -run '$(RACED)' ./cmd/posthaste
 	$(GRAFANA) test -count=1 ./...
 	$(CONTAIN) test -count=1 ./...
 
@@ -55,9 +65,22 @@ test-full: ## the same at full counts, and the memory and timing bounds, seriall
 	POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 30m ./cmd/posthaste ./...
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 
+test-versions: ## core fault tests on Postgres 14 to 18, Redis, Valkey, and the version before; ARGS="postgres-18 upgrade" selects
+	@./scripts/ensure.sh redis valkey node
+	@./scripts/test-versions.sh $(ARGS)
+
 mutations: ## take each safeguard out of a copy of the code, and see a test go red; ARGS selects
 	@./scripts/ensure.sh postgres redis
 	@$(GO) run ./internal/mutations $(ARGS)
+
+# PAIRS is how many second steps are crossed behind each first one; PAIRS=all crosses all pairs that docs/proof.md defines.
+PAIRS    ?= 4
+
+steps: ## write down every step that others can see, kill and freeze a relay at each, and at pairs of them
+	@./scripts/ensure.sh postgres redis
+	POSTHASTE_TEST_STEPS=write $(GO) test -run '^TestWriteSteps$$' -count=1 -timeout 10m ./cmd/posthaste
+	POSTHASTE_TEST_STEPS=all POSTHASTE_TEST_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 0 -v \
+		-run '^Test(EveryStepHasAFailpoint|AKillAtEachStep|AFreezeAtEachStep|PairsOfKills)$$' ./cmd/posthaste
 
 # The pages run in Debian's chromium, against processes that a Go test starts; node only drives it.
 BROWSER := api/admin/console/browser

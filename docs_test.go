@@ -149,6 +149,31 @@ func TestDocsNames(t *testing.T) {
 	}
 }
 
+// TestVersionsScriptNamesTests: a name that matches no test would run nothing, and pass.
+func TestVersionsScriptNamesTests(t *testing.T) {
+	t.Parallel()
+	tests := map[string]bool{}
+	eachFile(t, func(name, text string) {
+		for _, m := range testFuncPattern.FindAllStringSubmatch(text, -1) {
+			tests[m[1]] = tests[m[1]] || strings.HasPrefix(name, "cmd/posthaste/")
+		}
+	})
+	n := 0
+	for line := range strings.Lines(read(t, "scripts/test-versions.sh")) {
+		if !regexp.MustCompile(`^(relay|of_\w+)\+?=`).MatchString(line) {
+			continue
+		}
+		for _, name := range regexp.MustCompile(`\b[A-Z]\w+`).FindAllString(line, -1) {
+			if n++; !tests["Test"+name] {
+				t.Errorf("cmd/posthaste has no test %s", "Test"+name)
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("only %d tests are named", n)
+	}
+}
+
 // eachFile visits everything that is not documentation, and not this file.
 func eachFile(t *testing.T, visit func(name, text string)) {
 	t.Helper()

@@ -266,4 +266,40 @@ var mutations = []mutation{
 		replacement: "SELECT $1::date, $2::text, CASE WHEN $3::uuid IS NOT NULL THEN gen_random_uuid() END FROM",
 		pkg:         "./consumer", test: "TestEffectExactlyOnce",
 	},
+	{
+		safeguard: "a loss of a shared stream is told to all", about: "the others are not told",
+		file: "sink/lua/adopt.lua", old: "other ~= name and lacks(key, last_id) then", replacement: "false then",
+		pkg: "./sink", test: "TestALossIsToldToAllWhoShare",
+	},
+	{
+		safeguard: "other streams of a type wait until all is read", about: "they do not",
+		file: "relay/phase_layout.go", old: "list, err := l.unread(ctx)",
+		replacement: "list, err := []outbox.Unread(nil), error(nil)",
+		pkg:         "./relay", test: "TestAChangeOfTheLayoutWaits|TestCrashPoints",
+	},
+	{
+		safeguard: "a node's guard fails alone", about: "one breaker for all nodes",
+		file: "idem/node.go", old: "n := g.nodes.m[addr]", replacement: "addr = \"\"\nn := g.nodes.m[addr]",
+		pkg: "./idem", test: "TestAMasterThatIsDownIsNobodyElses",
+	},
+	{
+		safeguard: "a server that lacks operations is refused", about: "it goes on",
+		file: "credits/lua/credits_v1.lua", old: "if h[1] == epoch and n >= seen then return n end",
+		replacement: "if h[1] == epoch then return n end", pkg: "./credits", test: "TestAStaleReplicaTakesOver",
+	},
+	{
+		safeguard: "a new server is compared with the ledger", about: "it is not",
+		file: "credits/connections.go", old: "if ok && (m.err == nil ||",
+		replacement: "if true || ok && (m.err == nil ||", pkg: "./credits", test: "TestOldKnowledgeOnAStaleReplica",
+	},
+	{
+		safeguard: "what is on its way into the ledger is waited for", about: "it is not",
+		file: "credits/connections.go", old: "settledBuckets(ctx, b.pool)", replacement: "LedgerBuckets(ctx, b.pool)",
+		pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
+	},
+	{
+		safeguard: "an operation happens once", about: "its outcome is forgotten",
+		file: "credits/lua/credits_v1.lua", old: "local prev = redis.call('GET', idem)",
+		replacement: "local prev = nil", pkg: "./credits", test: "TestExactlyTheBalanceCanBeSpent",
+	},
 }

@@ -1,0 +1,31 @@
+package main
+
+// modelled names, for safeguards of the code, what the exhaustive models lack when they go without: a name of
+// TestEverySafeguardOfTheMarkIsNeeded in internal/model, or of TestModel in idem.
+var modelled = map[string]string{
+	"a lost reply publishes once":                 "the gate asks for the number",
+	"batches are numbered":                        "the gate asks for the number",
+	"what is in doubt is not published again":     "doubt stays until it is settled",
+	"a claim inherits what the one before left":   "a claim inherits doubt",
+	"an earlier claim is fenced":                  "the gate asks for the claim",
+	"a gate that went back in time is noticed":    "the gate asks how far it has come",
+	"older owners are fenced":                     "the gate asks for the epoch",
+	"a lost gate is a gap":                        "a gate that is new is not whole",
+	"adoption turns what is unsettled into doubt": "unsettled ids become doubt",
+	"nothing is published to a restarted server":  "nothing is published before the stream is whole",
+	"a mark is the owner's":                       "a mark's write asks for the epoch",
+	"marks move only forward":                     "the mark never sees less than before",
+	"the mark of a part is its owner's":           "a mark's write asks for the claim",
+	"a claim is the owner's":                      "a mark's write asks for the server",
+	"a park is the owner's":                       "a park asks for the epoch",
+	"one order per key":                           "without the unique index",
+	"streams are repaired before anything newer":  "nothing is published before the stream is whole",
+	"what is in the stream is not restored":       "what is in the stream is in doubt",
+	"a restart of Redis is noticed":               "the gate's count is noted",
+	"a hand-over waits for older transactions":    "a new slot has a barrier",
+	"a hand-over ends with a pass over the table": "all parts are drained before one mark is made",
+	"a mark moves on evidence":                    "a transaction is done as a whole",
+	"what the stream has missed is noticed":       "a missed row is noticed",
+	"flights are settled without a gap":           "only what is settled is confirmed",
+	"only what is contiguous is confirmed":        "only what is settled is confirmed",
+}
