@@ -159,9 +159,9 @@ type Sink interface {
 	// Missed counts streams that were found to be gone like ErrGap.
 	Missed(streams int)
 	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating
-	// it is harmless. intact: stream and gate were found so, and if they are not any more nothing is done. Errors:
-	// ErrGap for that, *FencedError when the gate has seen a later owner, *ForeignError when the stream belongs to
-	// another database.
+	// it is harmless. intact: Look has found stream and gate so, and if they are not any more, or the gate is an older
+	// one, nothing is done. Errors: ErrGap for that, *FencedError when the gate has seen a later owner, *ForeignError
+	// when the stream belongs to another database.
 	Adopt(ctx context.Context, stream string, o Owner, intact bool) error
 	// Recall adds events that are in the stream to the doubt set. last is the stream's last entry, as far as is known:
 	// the gate takes note of it.

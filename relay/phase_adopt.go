@@ -151,8 +151,8 @@ func (l *leadership) repair(ctx context.Context) error {
 type found struct {
 	// server is the one that is published to from now on; see outbox.Sink.
 	server string
-	// suspects are the streams that may lack something, or whose gates do; intact are those that have a gate, and have
-	// forgotten nothing that it knows of.
+	// suspects are the streams that may lack something, or whose gates do; intact are those that have a gate, which is
+	// not older than what is known of it, and have forgotten nothing that it knows of.
 	suspects []outbox.StreamState
 	intact   map[string]bool
 	// delivered tells whether anything was ever settled.
@@ -214,7 +214,7 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 	f.intact = map[string]bool{}
 	var gone []string
 	for _, s := range states {
-		f.intact[s.Stream] = s.Gate && !s.Forgot
+		f.intact[s.Stream] = s.Gate && !s.Forgot && s.Missing == 0
 		if s.Beyond(st.Owner) {
 			f.beyond = max(f.beyond, s.Epoch)
 		}

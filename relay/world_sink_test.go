@@ -74,6 +74,7 @@ func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string) ([]out
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
+				s.i.let[name] = max(s.i.let[name], g.n)
 				st.Source, st.Epoch, st.Nonce = g.owner.Source.String(), g.owner.Epoch, g.owner.Nonce.String()
 			}
 			st.Last, st.Behind = r.last(name)
@@ -125,7 +126,7 @@ func (s memSink) Missed(int) {}
 
 func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	n, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (int64, error) {
-		if intact && (r.gates[stream] == nil || r.forgot(stream)) {
+		if intact && (r.gates[stream] == nil || r.forgot(stream) || r.gates[stream].n < s.i.let[stream]) {
 			return 0, outbox.ErrGap
 		}
 		return r.adopt(stream, o)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/outbox"
+	"posthaste/sink"
 )
 
 func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
@@ -143,6 +144,44 @@ func TestALostGateIsAGap(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who adopts means the gate that it has seen. An older one that has taken its place since does not know what is in the
+// stream and not settled, and would let it through again.
+func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	l := f.lane(f.adopted(1))
+	events := makeEvents(3)
+	f.publish(l, events[0])
+	earlier, err := f.server.Client.Dump(ctx, gate).Result()
+	f.must(err)
+	f.publish(l, events[1:]...)
+	fresh, _ := newSink(t, f.client, sink.Options{}) // it has published nothing
+	look := func() outbox.StreamState {
+		t.Helper()
+		states, err := fresh.Look(ctx, f.source, []string{stream})
+		f.must(err)
+		return states[0]
+	}
+	if st := look(); !st.Intact() || st.Missing != 0 {
+		t.Fatalf("found %+v, want it intact", st)
+	}
+	f.do("RESTORE", gate, 0, earlier, "REPLACE")
+	wantGap(t, fresh.Adopt(ctx, stream, f.owner(2), true))
+	if st := look(); !st.Behind || st.Missing != 2 {
+		t.Fatalf("found %+v, want it behind, with 2 missing", st)
+	}
+	// Who knows that, and finds what is missing in the stream, may have it.
+	o := f.owner(3)
+	f.must(fresh.Adopt(ctx, stream, o, false))
+	f.must(fresh.Recall(ctx, o, stream, []uuid.UUID{events[1].ID, events[2].ID}, look().Last))
+	if r := f.publish(fresh.Lane(stream, o, streamLane(o)), events...); r.Suppressed != 3 {
+		t.Errorf("%d suppressed, want 3", r.Suppressed)
+	}
+	f.wantStored(events...)
+	f.must(fresh.Adopt(ctx, stream, f.owner(4), true))
 }
 
 // A restored database has older numbers than the gate.

@@ -505,6 +505,7 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]
 			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1,
 			Missing: max(s.memory(stream).Load()-number(reply, 1), 0), Source: text(reply, 6),
 		}
+		raise(s.memory(stream), number(reply, 1)) // who adopts it next means this gate, not an older one
 		epoch, rest, _ := strings.Cut(text(reply, 7), "|")
 		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
 		out[i].Nonce, _, _ = strings.Cut(rest, "|")

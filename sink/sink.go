@@ -108,24 +108,27 @@ func gateKey(stream string) string {
 	return "{" + stream + "}:gate"
 }
 
+// whatever is the least that a gate has to have let through when anything will do.
+const whatever int64 = -1
+
 // Adopt implements outbox.Sink.
 func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	if intact {
-		return s.adopt(ctx, stream, o, "0", "1")
+		return s.adopt(ctx, stream, o, "0", s.memory(stream).Load())
 	}
-	return s.adopt(ctx, stream, o, "0", "0")
+	return s.adopt(ctx, stream, o, "0", whatever)
 }
 
 // TakeOver is Adopt for a stream that another database was the last to write: its gate becomes o's, and what that
 // database left unsettled becomes doubt. On a gate of o's own database it is Adopt, with Adopt's errors.
 func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) error {
-	return s.adopt(ctx, stream, o, "1", "0")
+	return s.adopt(ctx, stream, o, "1", whatever)
 }
 
-func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force, intact string) error {
+func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string, least int64) error {
 	call := func(keys []any) ([]any, error) {
 		return run(ctx, s.client, adoptScript, append(keys, o.Source.String(), o.Epoch, o.Nonce.String(), force,
-			intact, s.name()))
+			least, s.name()))
 	}
 	reply, err := call(s.keys(stream, o.Source))
 	if err == nil && text(reply, 0) == "KEYS" { // it is shared, and is to be so no longer

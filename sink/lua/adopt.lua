@@ -3,14 +3,14 @@
 --
 -- A gate of the same source in the other form, shared or not, becomes this one; with force those of others that are in the way,
 -- too. It is one step: whoever is killed has changed the form, with all that the gate knows, or has not.
--- KEYS stream, the gate of one that is not shared, where it is shared this source's. ARGV source, epoch, nonce, force ("1": take it from another source), intact
--- ("1": the caller has seen a gate, and a stream that has forgotten nothing; {GAP} if that is so no more), the source field of
--- this database's entries if it shares the stream, else ''
+-- KEYS stream, the gate of one that is not shared, where it is shared this source's. ARGV source, epoch, nonce, force ("1": take it from another source), let
+-- (the caller has seen a gate that had let through so many events, and a stream that has forgotten nothing; {GAP} if that is so no
+-- more. -1: whatever there is will do), the source field of this database's entries if it shares the stream, else ''
 -- Answers {OK, n}, {GAP}, {FENCED, epoch}, {FOREIGN, source}; {UNSHARED, source}: another database does not share it; {SHARED,
 -- name}: others do; {NAMED, source}: another one has the same name; {FORM}: this owner has raised it in the other form; {KEYS}: the
 -- third key is needed
 local stream, base = KEYS[1], KEYS[2]
-local source, epoch, nonce, force, intact, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5] == '1', ARGV[6]
+local source, epoch, nonce, force, least, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', tonumber(ARGV[5]), ARGV[6]
 local own = base .. ':' .. source
 local gate = name ~= '' and own or base
 
@@ -63,7 +63,7 @@ for _, key in ipairs(from) do
     if g[3] and (not last or forgot(last, 1, g[3])) then last = g[3] end
   end
 end
-if intact and (gone or not known) then return {'GAP'} end
+if least >= 0 and (gone or not known or n < least) then return {'GAP'} end
 
 local doubt, drop, seen = {}, {}, {}
 local function doubtful(f)
