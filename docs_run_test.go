@@ -340,7 +340,7 @@ func (g *guide) run(p page, list []block) {
 		}
 		script.WriteString(text)
 	}
-	ctx, cancel := context.WithTimeout(g.t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(g.t.Context(), 10*time.Minute)
 	defer cancel()
 	file := filepath.Join(g.dir, "page.sh")
 	g.must(os.WriteFile(file, []byte(script.String()), 0o600))
