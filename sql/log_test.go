@@ -139,6 +139,28 @@ func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 	return at
 }
 
+// What is counted is what the view has, whatever is under way; and never more than was asked for.
+func TestTheBacklogIsTheViews(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	fillLog(t, d)
+	const oldest = "SELECT extract(epoch FROM now() - min(created_at))::bigint FROM outbox_backlog"
+	want := testenv.Value[int64](t, d, "SELECT count(*) FROM outbox_backlog")
+	if want < 40 {
+		t.Fatalf("%d events wait: not the case", want)
+	}
+	for _, most := range []int64{0, 1, 20, want, want + 1} {
+		n, age, err := sql.Backlog(t.Context(), d.Pool, most)
+		must(t, err)
+		if most > 0 && n != min(want, most) || most == 0 && n != want {
+			t.Errorf("at most %d: %d are counted, the view has %d", most, n, want)
+		}
+		if least := testenv.Value[int64](t, d, oldest); age < time.Duration(least-1)*time.Second || age > time.Hour {
+			t.Errorf("at most %d: the oldest is %v old, the view's %d s", most, age, least)
+		}
+	}
+}
+
 // What a replay reads is what the view says, between any two times, whatever the pages; each event once, and those of
 // an aggregate in order. Another reader goes on from every place.
 func TestReadLog(t *testing.T) {

@@ -475,14 +475,19 @@ func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 func (s *store) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	return Backlog(ctx, s.pool)
+	return Backlog(ctx, s.pool, 0)
 }
 
-// Backlog returns the number of undelivered events and the age of the oldest.
-func Backlog(ctx context.Context, db DB) (int64, time.Duration, error) {
+// Backlog returns the number of undelivered events, most at most (0: all are counted), and the age of the oldest: if there
+// are more, of those that were counted and of the next of each part to be swept.
+func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, error) {
+	var limit *int64
+	if most > 0 {
+		limit = &most
+	}
 	var rows int64
 	var seconds float64
-	if err := db.QueryRow(ctx, query("backlog")).Scan(&rows, &seconds); err != nil {
+	if err := db.QueryRow(ctx, query("backlog"), limit).Scan(&rows, &seconds); err != nil {
 		return 0, 0, fmt.Errorf("count the backlog: %w", err)
 	}
 	return rows, time.Duration(max(seconds, 0) * float64(time.Second)), nil

@@ -86,16 +86,8 @@ func (b Backlog) size() string {
 
 // readBacklog counts what is in the outbox, most rows at most; 0: all of them.
 func readBacklog(ctx context.Context, pool *pgxpool.Pool, most int64) (Backlog, error) {
-	if most == 0 {
-		rows, oldest, err := sql.Backlog(ctx, pool)
-		return Backlog{Rows: rows, OldestSeconds: oldest.Seconds()}, err
-	}
-	var b Backlog
-	if err := pool.QueryRow(ctx, query("backlog_bounded"), most).Scan(&b.Rows, &b.OldestSeconds); err != nil {
-		return b, fmt.Errorf("count the backlog: %w", err)
-	}
-	b.AtLeast, b.OldestSeconds = b.Rows == most, max(b.OldestSeconds, 0)
-	return b, nil
+	rows, oldest, err := sql.Backlog(ctx, pool, most)
+	return Backlog{Rows: rows, AtLeast: most > 0 && rows == most, OldestSeconds: oldest.Seconds()}, err
 }
 
 // Slot is the replication slot's state.
