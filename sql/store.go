@@ -478,8 +478,8 @@ func (s *store) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	return Backlog(ctx, s.pool, 0)
 }
 
-// Backlog returns the number of undelivered events, most at most (0: all are counted), and the age of the oldest: if there
-// are more, of those that were counted and of the next of each part to be swept.
+// Backlog returns the number of undelivered events, most at most (0: all are counted), and the age of the oldest: if
+// there are more, of those that were counted and of the next of each part to be swept.
 func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, error) {
 	var limit *int64
 	if most > 0 {
