@@ -80,7 +80,7 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	}
 	cfg.MaxConns = 2
 	for name, value := range map[string]string{
-		"plan_cache_mode": "force_custom_plan", "jit": "off",
+		"plan_cache_mode": "force_custom_plan",
 		// Young partitions have no statistics: by them a page would be read by sorting the day.
 		"enable_seqscan": "off", "enable_bitmapscan": "off",
 	} {

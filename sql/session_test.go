@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 	"posthaste/sql"
@@ -73,6 +74,27 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 		if marks != "on" {
 			t.Errorf("%s: posthaste.marks is %s, want on", name, marks)
 		}
+	}
+}
+
+// No statement is compiled, whoever asks: for a few rows of many parts that takes far longer than the answer.
+func TestNothingIsCompiled(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	for name, config := range map[string]func() (*pgxpool.Config, error){
+		"admin":  func() (*pgxpool.Config, error) { return sql.PoolConfig(d.URL, "public", "admin") },
+		"relay":  func() (*pgxpool.Config, error) { return sql.RelayPoolConfig(d.URL, "public") },
+		"orders": func() (*pgxpool.Config, error) { return sql.OrderPoolConfig(d.URL, "public") },
+		"replay": func() (*pgxpool.Config, error) { return sql.ReplayConfig(d.URL, "public") },
+	} {
+		cfg, err := config()
+		must(t, err)
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		must(t, err)
+		if got := testenv.Value[string](t, &testenv.Database{Pool: pool}, "SHOW jit"); got != "off" {
+			t.Errorf("%s: jit is %s", name, got)
+		}
+		pool.Close()
 	}
 }
 

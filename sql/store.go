@@ -42,8 +42,8 @@ func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Sto
 }
 
 // RelayPoolConfig is PoolConfig for the relay's own statements. They touch the end of a log, of which statistics never
-// know, always through an index. So the planner is told to use that, in its order, and never to compile: it would read
-// and sort the whole log to find the few rows that are owed.
+// know, always through an index. So the planner is told to use that, in its order: it would read and sort the whole log
+// to find the few rows that are owed.
 func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "relay")
 	if err != nil {
@@ -58,7 +58,7 @@ func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 
 var queueSettings = map[string]string{
 	"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "enable_incremental_sort": "off",
-	"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off", "plan_cache_mode": "force_generic_plan",
+	"enable_hashjoin": "off", "enable_mergejoin": "off", "plan_cache_mode": "force_generic_plan",
 	"idle_in_transaction_session_timeout": "10s",
 }
 
