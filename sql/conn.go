@@ -93,7 +93,7 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	cfg.RuntimeParams["row_security"] = "off"
 	// What waits for a row goes on with what has become of it.
 	cfg.RuntimeParams["default_transaction_isolation"] = "read committed"
-	// What is asked here reads a few rows of many parts, which looks expensive: compiling it takes a hundred times as long
+	// What is asked here reads a few rows of many parts, which looks expensive: compiling it takes many times as long
 	// as the answer, on a busy machine 20 s of a processor for a count of what is owed.
 	cfg.RuntimeParams["jit"] = "off"
 	// Sessions of older versions, which settle by deleting, do not say this. See the trigger outbox_guard.
