@@ -4,5 +4,8 @@ set -eu
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-"$1" prove --duration="$2" --seed="$3" --report="$dir"
+if ! "$1" prove --duration="$2" --seed="$3" --report="$dir"; then
+	trap - EXIT # the report says what went wrong
+	exit 1
+fi
 scripts/proof-page.sh "$dir"
