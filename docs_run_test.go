@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -194,9 +193,9 @@ func (g *guide) layOut() {
 	// What runs until it is interrupted, is interrupted.
 	g.must(os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
 case " $* " in
-*" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+program(g.t)+` "$@" ;;
+*" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+testenv.Program(g.t, "")+` "$@" ;;
 esac
-exec `+program(g.t)+` "$@"
+exec `+testenv.Program(g.t, "")+` "$@"
 `), 0o755))
 	pgBin, err := local.PostgresBin(g.t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
 	g.must(err)
@@ -221,40 +220,13 @@ func (g *guide) environ() []string {
 	return env
 }
 
-var built struct {
-	once sync.Once
-	path string
-	err  error
-}
-
-// program returns the binary, built once.
-func program(t *testing.T) string {
-	t.Helper()
-	built.once.Do(func() {
-		dir, err := os.MkdirTemp("", "posthaste-docs-")
-		if err != nil {
-			built.err = err
-			return
-		}
-		built.path = filepath.Join(dir, "posthaste")
-		//nolint:noctx // it serves all tests, not the one that came first
-		if out, err := exec.Command("go", "build", "-o", built.path, "./cmd/posthaste").CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("build: %w\n%s", err, out)
-		}
-	})
-	if built.err != nil {
-		t.Fatal(built.err)
-	}
-	return built.path
-}
-
 // process is a running posthaste.
 type process struct{ admin, http string }
 
 // start runs a command of posthaste until the test ends, and waits until it has said where it listens.
 func (g *guide) start(command string) process {
 	g.t.Helper()
-	cmd := exec.Command(program(g.t), command, "--log-format=json") //nolint:noctx // ended below
+	cmd := exec.Command(testenv.Program(g.t, ""), command, "--log-format=json") //nolint:noctx // ended below
 	cmd.Env = g.environ()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := cmd.StderrPipe()

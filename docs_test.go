@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"posthaste/internal/testenv"
 )
 
 // page is one Markdown file, its name relative to the root.
@@ -201,7 +203,7 @@ func eachFile(t *testing.T, visit func(name, text string)) {
 // the line, and does nothing. What a page only outlines (…, [ID], a|b) is not a command.
 func TestDocsCommands(t *testing.T) {
 	t.Parallel()
-	program := program(t)
+	program := testenv.Program(t, "")
 	makefile := read(t, "Makefile")
 	tried := map[string]bool{}
 	for _, p := range pages(t) {

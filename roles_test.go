@@ -25,13 +25,7 @@ import (
 	"posthaste/sql"
 )
 
-func TestMain(m *testing.M) {
-	code := testenv.Main(m)
-	if built.path != "" {
-		_ = os.RemoveAll(filepath.Dir(built.path))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 // passwords are those that roles.sql is told to set.
 var passwords = map[string]string{"posthaste": "o'wner", "posthaste_api": "api"}

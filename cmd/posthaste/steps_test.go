@@ -20,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -203,33 +202,6 @@ func TestEveryStepHasAFailpoint(t *testing.T) {
 	}
 }
 
-// builds are programs that were built for these tests.
-var builds = struct {
-	sync.Mutex
-	paths map[string]string
-}{paths: map[string]string{}}
-
-// built returns the program with a build tag, "" for none.
-func built(t *testing.T, tag string) string {
-	t.Helper()
-	builds.Lock()
-	defer builds.Unlock()
-	if p := builds.paths[tag]; p != "" {
-		return p
-	}
-	dir, err := os.MkdirTemp("", "posthaste-steps-") // for all tests; TestMain removes it
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "posthaste")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", tag, "-o", path, ".")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v: %s", err, out)
-	}
-	builds.paths[tag] = path
-	return path
-}
-
 // A program that is built without the tag has no failpoints.
 func TestAReleaseHasNoFailpoints(t *testing.T) {
 	t.Parallel()
@@ -393,7 +365,7 @@ func newStepWorld(t *testing.T) *stepWorld {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{
 		Rate: 40, Tolerant: true, Types: []string{"order", "invoice"}, Writers: 2,
 	})
-	return &stepWorld{world: w, load: load, path: built(t, "failpoints"), shards: 1}
+	return &stepWorld{world: w, load: load, path: testenv.Program(t, "failpoints"), shards: 1}
 }
 
 // relay starts a relay. POSTHASTE_TEST_LOGS names where its log goes when the test fails.

@@ -63,30 +63,8 @@ var scenes = []scene{
 		r.commit()
 		r.settled()
 	}},
-	{"frozen before it moves the mark", "A0 A0", func(r *run) {
-		first := r.relay(1, "stop before settler.move sql.marker.Move batch")
-		r.mode("cdc")
-		r.commit()
-		r.frozen(first, 1)
-		second := r.relay(2)
-		r.leads(second)
-		r.settled()
-		r.wake(first, 1)
-		r.commit()
-		r.settled()
-	}},
-	{"frozen before it publishes", "A0 A0", func(r *run) {
-		first := r.relay(1, "stop before publisher.deliver sink.delivery.Publish eval")
-		r.mode("cdc")
-		r.commit()
-		r.frozen(first, 1)
-		second := r.relay(2)
-		r.leads(second)
-		r.settled()
-		r.wake(first, 1)
-		r.commit()
-		r.settled()
-	}},
+	{"frozen before it moves the mark", "A0 A0", frozenBefore("settler.move sql.marker.Move batch")},
+	{"frozen before it publishes", "A0 A0", frozenBefore("publisher.deliver sink.delivery.Publish eval")},
 	{"killed in the hand-over", "A0 B1 A0", func(r *run) {
 		r.commit()
 		first := r.relay(1, "kill before leadership.endHandOver sql.store.SettleAll batch")
@@ -127,6 +105,22 @@ var scenes = []scene{
 	}},
 }
 
+// frozenBefore lets a relay that streams freeze before a step, and wake up when another one has done its work.
+func frozenBefore(step string) func(r *run) {
+	return func(r *run) {
+		first := r.relay(1, "stop before "+step)
+		r.mode("cdc")
+		r.commit()
+		r.frozen(first, 1)
+		second := r.relay(2)
+		r.leads(second)
+		r.settled()
+		r.wake(first, 1)
+		r.commit()
+		r.settled()
+	}
+}
+
 // Relays in processes of their own take no step that the machine refuses: the one that is explored exhaustively.
 func TestRelaysDoWhatTheModelSays(t *testing.T) {
 	t.Parallel()
@@ -134,7 +128,7 @@ func TestRelaysDoWhatTheModelSays(t *testing.T) {
 		t.Log("only with POSTHASTE_TEST_FULL=1: it builds a program, and starts servers and relays")
 		return
 	}
-	program := build(t)
+	program := testenv.Program(t, "failpoints")
 	for _, sc := range scenes {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
@@ -208,21 +202,6 @@ func TestNoStepCanBeMissing(t *testing.T) {
 			t.Errorf("nobody misses%s", step)
 		}
 	}
-}
-
-// build returns a program with failpoints.
-func build(t *testing.T) string {
-	t.Helper()
-	if p := os.Getenv("POSTHASTE_TEST_FAILPOINTS"); p != "" {
-		return p
-	}
-	path := filepath.Join(t.TempDir(), "posthaste")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-tags", "failpoints", "-o", path, "./cmd/posthaste")
-	cmd.Dir = testenv.Root(t)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v: %s", err, out)
-	}
-	return path
 }
 
 // run is a scene that is played on servers.

@@ -78,6 +78,9 @@ func Main(m *testing.M) int {
 	if shared.dir != "" {
 		_ = os.RemoveAll(shared.dir)
 	}
+	if programs.dir != "" {
+		_ = os.RemoveAll(programs.dir)
+	}
 	return code
 }
 
