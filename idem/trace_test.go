@@ -122,6 +122,17 @@ func (p *play) begin(i int) bool {
 	return d.Outcome == Proceed
 }
 
+// takesOver begins an attempt when the lease of another one has ended.
+func (p *play) takesOver(i int) {
+	p.t.Helper()
+	testenv.Eventually(p.t, time.Second, func() error {
+		if !p.begin(i) {
+			return fmt.Errorf("attempt %d: %s", i, p.reply[i].last)
+		}
+		return nil
+	})
+}
+
 // work inserts the row or finds it; it fails, or its COMMIT is not answered, and then it is done again.
 func (p *play) work(i int, fails, silent bool) bool {
 	began := time.Now()
@@ -344,15 +355,13 @@ func TestTheModelRefusesAWeakGuard(t *testing.T) {
 		}},
 		{scriptRelease, "st=='P' and tk==ARGV[1]", "true", 20 * time.Millisecond, func(p *play) {
 			p.begin(0)
-			time.Sleep(50 * time.Millisecond)
-			p.begin(1)
+			p.takesOver(1)
 			p.work(0, true, false)
 			p.abort(0)
 		}},
 		{scriptPublish, "if st=='C'", "if false", 20 * time.Millisecond, func(p *play) {
 			p.begin(0)
-			time.Sleep(50 * time.Millisecond)
-			p.begin(1)
+			p.takesOver(1)
 			p.work(0, false, false)
 			p.work(1, false, false)
 			p.commit(0)
