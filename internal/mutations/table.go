@@ -147,6 +147,11 @@ var mutations = []mutation{
 		replacement: "if err == nil {", pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
+		safeguard: "no older gate than the one seen is adopted", about: "what it had let through is not asked",
+		file: "sink/lua/adopt.lua", old: "or n < least) then", replacement: ") then",
+		pkg: "./sink", test: "TestAGateThatIsOlderThanTheOneSeenIsNotAdopted",
+	},
+	{
 		safeguard: "streams are repaired before anything newer", about: "they are not",
 		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx)
 `,
