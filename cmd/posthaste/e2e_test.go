@@ -92,14 +92,20 @@ func (w *world) spawn(command string, extra ...string) *child {
 func (w *world) spawnAs(exe string, env []string, command string, extra ...string) *child {
 	w.t.Helper()
 	c := w.fork(exe, env, command, extra...)
+	c.started()
+	return c
+}
+
+// started waits until the child listens.
+func (c *child) started() {
+	c.t.Helper()
 	select {
 	case <-c.ready:
 	case <-c.done:
-		w.t.Fatalf("%s ended: %s", command, c.output())
+		c.t.Fatalf("%s ended: %s", c.cmd.Args[1], c.output())
 	case <-time.After(time.Minute):
-		w.t.Fatalf("%s does not start: %s", command, c.output())
+		c.t.Fatalf("%s does not start: %s", c.cmd.Args[1], c.output())
 	}
-	return c
 }
 
 // fork is spawnAs for who does not wait.
@@ -165,7 +171,7 @@ func (c *child) logged(text string) bool { return strings.Contains(c.output(), t
 // what it has done is seen elsewhere.
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
-	testenv.Eventually(c.t, 20*time.Second, func() error {
+	testenv.Eventually(c.t, time.Minute, func() error {
 		if !c.logged(text) {
 			return fmt.Errorf("nothing is logged of %q: %s", text, c.output())
 		}
