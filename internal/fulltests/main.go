@@ -1,0 +1,98 @@
+// Program fulltests prints, for `make test-full`, a regular expression of the tests that POSTHASTE_TEST_FULL changes:
+// those that mention the variable, or something of their package's tests that does. All others were run by `make test`
+// just as they are. It goes by names, so it may name a test too many, and none too few.
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"log"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const variable = `"POSTHASTE_TEST_FULL"`
+
+func main() {
+	packages := map[string]uses{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		dir := filepath.Dir(path)
+		if packages[dir] == nil {
+			packages[dir] = uses{}
+		}
+		return packages[dir].read(path)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var tests []string
+	for _, u := range packages {
+		tests = append(tests, u.tests()...)
+	}
+	slices.Sort(tests)
+	fmt.Printf("^(%s)$\n", strings.Join(slices.Compact(tests), "|"))
+}
+
+// uses is what each function and variable of a package's tests mentions, by name.
+type uses map[string]map[string]bool
+
+func (u uses) read(path string) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			u.note(d.Name.Name, d)
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				if v, ok := s.(*ast.ValueSpec); ok {
+					for _, name := range v.Names {
+						u.note(name.Name, v)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (u uses) note(name string, n ast.Node) {
+	if u[name] == nil {
+		u[name] = map[string]bool{}
+	}
+	ast.Inspect(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Ident:
+			u[name][n.Name] = true
+		case *ast.BasicLit:
+			u[name][n.Value] = true
+		}
+		return true
+	})
+}
+
+// tests are those that mention the variable, or what mentions it.
+func (u uses) tests() (list []string) {
+	seen := map[string]bool{variable: true}
+	for next := []string{variable}; len(next) > 0; next = next[1:] {
+		for name, mentioned := range u {
+			if mentioned[next[0]] && !seen[name] {
+				seen[name] = true
+				next = append(next, name)
+				if strings.HasPrefix(name, "Test") {
+					list = append(list, name)
+				}
+			}
+		}
+	}
+	return list
+}
