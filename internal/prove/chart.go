@@ -60,12 +60,17 @@ func (r *Report) chart() string {
 	d.axis(lagTop, lagHeight, lag, "seconds that the oldest event waits")
 	d.line(lagTop, lagHeight, lag, at, waiting, "#cf222e")
 	d.label(modeTop-5, "mode: streamed (green), swept (yellow), neither (grey)")
+	from := 0
 	for i := 1; i < len(r.Samples); i++ {
+		if i+1 < len(r.Samples) && r.Samples[i+1].Mode == r.Samples[i].Mode {
+			continue
+		}
 		color := map[outbox.Mode]string{outbox.ModeCDC: "#2da44e", outbox.ModePoll: "#d4a72c"}[r.Samples[i].Mode]
 		if color == "" {
 			color = "#bbb"
 		}
-		d.bar(modeTop, r.Samples[i-1].At, r.Samples[i].At, color, string(r.Samples[i].Mode))
+		d.bar(modeTop, r.Samples[from].At, r.Samples[i].At, color, string(r.Samples[i].Mode))
+		from = i
 	}
 	d.label(faultTop+barHeight+14, "faults, from their beginning until everything flows again")
 	for _, p := range r.Rounds {
