@@ -9,7 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"log"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,7 +30,8 @@ func main() {
 		return packages[dir].read(path)
 	})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Fprintln(os.Stderr, "fulltests:", err)
+		os.Exit(1)
 	}
 	var tests []string
 	for _, u := range packages {
