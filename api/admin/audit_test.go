@@ -64,7 +64,7 @@ func (w *world) request(t *testing.T, pattern string) (method, path, body string
 	id := uuid.New()
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
 		error, class, attempts)
-		VALUES ($1, 1, 'order', 'a', 'x', '{"card":"4111"}', now(), 'refused', 'wrongtype', 3)`, id)
+		VALUES ($1, 1, 'order', 'a', 'x', '{"card":"4111111111111111"}', now(), 'refused', 'wrongtype', 3)`, id)
 	method, path, _ = strings.Cut(pattern, " ")
 	switch {
 	case strings.HasSuffix(path, "/mode"):
@@ -107,7 +107,7 @@ func TestEveryChangeLeavesAnEntry(t *testing.T) {
 			strings.Count(lines, `"action":"`+action+`"`) != 1 {
 			t.Errorf("%s: logged %s", pattern, lines)
 		}
-		for _, secret := range []string{"4111", "secret", page[3]} {
+		for _, secret := range []string{"4111111111111111", "secret", page[3]} {
 			if strings.Contains(log.String(), secret) || strings.Contains(fmt.Sprintf("%+v %s", e, e.Detail), secret) {
 				t.Errorf("%s: the entry has %q", pattern, secret)
 			}
@@ -174,14 +174,14 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 		headers            []string
 	}{
 		{"PUT", "/console/api/mode", `{"mode":"poll"}`, "refused", "no token of the page", page[:2]},
-		{"PUT", "/relay/mode", `4111`, "refused", "bad request", page},
-		{"PUT", "/relay/mode", `{"mode":"4111"}`, "refused", "unprocessable entity", page},
+		{"PUT", "/relay/mode", `4111111111111111`, "refused", "bad request", page},
+		{"PUT", "/relay/mode", `{"mode":"4111111111111111"}`, "refused", "unprocessable entity", page},
 		{"DELETE", "/relay/dead/" + uuid.NewString(), "", "refused", "not parked", page},
-		{"DELETE", "/relay/dead/4111", "", "refused", "bad request", page},
+		{"DELETE", "/relay/dead/4111111111111111", "", "refused", "bad request", page},
 	} {
 		w.call(t, c.method, c.path, c.body, c.headers...)
 		if e := w.entries(t)[0]; e.Outcome != c.outcome || e.Reason != c.reason ||
-			strings.Contains(fmt.Sprintf("%+v %s", e, e.Detail), "4111") {
+			strings.Contains(fmt.Sprintf("%+v %s", e, e.Detail), "4111111111111111") {
 			t.Errorf("%s %s %s: %+v %s", c.method, c.path, c.body, e, e.Detail)
 		}
 	}

@@ -55,9 +55,9 @@ func TestAChangeLeavesItsOutcome(t *testing.T) {
 		{sql.ErrUnreadable, refused, "unreadable"},
 		{context.DeadlineExceeded, failed, "timeout"},
 		{context.Canceled, failed, "interrupted"},
-		{errors.New("the payload is 4111"), failed, "error"},
-		{redisError("NOPERM this user 4111"), failed, "redis NOPERM"},
-		{redisError("Unexpected 4111"), failed, "redis"},
+		{errors.New("the payload is 4111111111111111"), failed, "error"},
+		{redisError("NOPERM this user 4111111111111111"), failed, "redis NOPERM"},
+		{redisError("Unexpected 4111111111111111"), failed, "redis"},
 		{errPartly, failed, "partly"},
 	} {
 		trail, db, out := newTrail(t)
@@ -89,8 +89,8 @@ func TestAChangeLeavesItsOutcome(t *testing.T) {
 		}
 		line := out.String()
 		if strings.Count(line, "\n") != 1 || !strings.Contains(line, `"outcome":"`+c.outcome+`"`) ||
-			!strings.Contains(line, bob.Actor) || strings.Contains(line, "4111") ||
-			strings.Contains(string(l[0].Detail), "4111") {
+			!strings.Contains(line, bob.Actor) || strings.Contains(line, "4111111111111111") ||
+			strings.Contains(string(l[0].Detail), "4111111111111111") {
 			t.Errorf("%v: logged %s", c.err, line)
 		}
 	}
