@@ -171,7 +171,7 @@ func (c *child) logged(text string) bool { return strings.Contains(c.output(), t
 // what it has done is seen elsewhere.
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
-	testenv.Eventually(c.t, time.Minute, func() error {
+	testenv.Eventually(c.t, 20*time.Second, func() error {
 		if !c.logged(text) {
 			return fmt.Errorf("nothing is logged of %q: %s", text, c.output())
 		}
