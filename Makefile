@@ -58,15 +58,13 @@ test: ## install what tests need, run every test against real servers
 	$(GRAFANA) test -count=1 ./...
 	$(CONTAIN) test -count=1 ./...
 
-# The packages with tests that have other counts then; `make test` has run all of the others, as they are.
-FULL = $(shell grep -rl --include='*_test.go' POSTHASTE_TEST_FULL . | xargs -n1 dirname | sort -u)
-
-# The counts of the acceptance list, then the tests that bound memory or time. Those have the build tag "full" and the name
-# TestFull…, and run alone, in sequence and without the race detector, which would distort the figures.
+# The counts of the acceptance list, the two longest packages first; `make test` has run all other tests as they are. Then
+# the tests that bound memory or time. Those have the build tag "full" and the name TestFull…, and run alone, in sequence
+# and without the race detector, which would distort the figures.
 test-full: ## larger counts where there are any, and the memory and timing bounds, serially
 	@./scripts/ensure.sh $(SERVERS)
-	POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 45m \
-		-run "$$($(GO) run ./internal/fulltests)" ./cmd/posthaste ./relay $(FULL)
+	chosen="$$($(GO) run ./internal/fulltests ./cmd/posthaste ./relay)" && \
+		POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 45m $$chosen
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 
 test-versions: ## core fault tests on Postgres 14 to 18, Redis, Valkey, and the version before; ARGS="postgres-18 upgrade" selects

@@ -1,6 +1,7 @@
-// Program fulltests prints, for `make test-full`, a regular expression of the tests that POSTHASTE_TEST_FULL changes:
-// those that mention the variable, or something of their package's tests that does. All others were run by `make test`
-// just as they are. It goes by names, so it may name a test too many, and none too few.
+// Program fulltests prints, as arguments of go test, the tests that POSTHASTE_TEST_FULL changes, and their packages:
+// tests that mention the variable, or something of their package's tests that does. make test-full runs those; all
+// others were run by make test just as they are. It goes by names, so it may name a test too many, and none too few.
+// Its arguments are packages that are to come first.
 package main
 
 import (
@@ -33,12 +34,16 @@ func main() {
 		fmt.Fprintln(os.Stderr, "fulltests:", err)
 		os.Exit(1)
 	}
-	var tests []string
-	for _, u := range packages {
-		tests = append(tests, u.tests()...)
+	var tests, dirs []string
+	for dir, u := range packages {
+		if list := u.tests(); len(list) > 0 {
+			tests, dirs = append(tests, list...), append(dirs, "./"+filepath.ToSlash(dir))
+		}
 	}
 	slices.Sort(tests)
-	fmt.Printf("^(%s)$\n", strings.Join(slices.Compact(tests), "|"))
+	slices.Sort(dirs)
+	dirs = slices.Concat(os.Args[1:], dirs)
+	fmt.Printf("-run ^(%s)$ %s\n", strings.Join(slices.Compact(tests), "|"), strings.Join(dirs, " "))
 }
 
 // uses is what each function and variable of a package's tests mentions, by name.
