@@ -116,7 +116,7 @@ func TestWaitAOF(t *testing.T) {
 
 func TestAOFWithoutWaitAOFIsANamedError(t *testing.T) {
 	t.Parallel()
-	f := on(t, testenv.Redis(t), sink.Options{Durability: sink.Durability{AOF: true}})
+	f := on(t, withoutWaitAOF(t), sink.Options{Durability: sink.Durability{AOF: true}})
 	err := f.sink.Ready(t.Context())
 	wantNotReady(t, err, "no_waitaof")
 	for _, word := range []string{"WAITAOF", "Redis 7.2", "replicas=N"} {
@@ -129,6 +129,20 @@ func TestAOFWithoutWaitAOFIsANamedError(t *testing.T) {
 	if err := f.confirm(o, time.Second); err == nil {
 		t.Error("confirmed what nobody can know")
 	}
+}
+
+// withoutWaitAOF is a server like Redis before 7.2, whichever the tests are run on.
+func withoutWaitAOF(t *testing.T) *testenv.RedisServer {
+	t.Helper()
+	server := testenv.Redis(t)
+	known, err := server.Client.Do(t.Context(), "COMMAND", "INFO", "WAITAOF").Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if known[0] == nil {
+		return server
+	}
+	return testenv.Redis(t, `rename-command WAITAOF ""`)
 }
 
 func wantNotReady(t testing.TB, err error, reason string) {
