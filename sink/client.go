@@ -2,11 +2,13 @@ package sink
 
 import (
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/redisurl"
+	"posthaste/internal/socket"
 )
 
 // NewClient returns a client for a publisher. url names one server, a cluster or sentinels, in the forms of go-redis.
@@ -29,6 +31,9 @@ func Configure(o *redis.UniversalOptions) {
 	// By default a context's deadline is ignored once a command has been sent.
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 2 * time.Second
+	if o.Dialer == nil && o.TLSConfig == nil {
+		o.Dialer = socket.Quiet((&net.Dialer{Timeout: o.DialTimeout, KeepAlive: 5 * time.Minute}).DialContext)
+	}
 	o.ReadTimeout = 3 * time.Second
 	o.WriteTimeout = 3 * time.Second
 	// A batch is megabytes; the default buffer makes a system call of every 32 KiB of it.

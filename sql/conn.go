@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/failpoint"
+	"posthaste/internal/socket"
 	"posthaste/internal/statement"
 )
 
@@ -109,6 +110,6 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	d := &net.Dialer{Timeout: cfg.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3,
 	}}
-	cfg.DialFunc = d.DialContext
+	cfg.DialFunc = pgconn.DialFunc(socket.Quiet(d.DialContext))
 	failpoint.Statements(cfg)
 }

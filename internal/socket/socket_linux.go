@@ -1,0 +1,149 @@
+package socket
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+)
+
+// conn is a socket with calls of its own. Close, deadlines and addresses are those of the connection in it.
+type conn struct {
+	net.Conn
+	raw     syscall.RawConn
+	network string
+	in, out half
+}
+
+// half is one direction: a call under way, and the function that makes it, which is made once.
+type half struct {
+	mu   sync.Mutex
+	buf  []byte
+	n    int
+	err  syscall.Errno
+	call func(fd uintptr) bool
+}
+
+func quiet(c net.Conn) net.Conn {
+	switch c.(type) {
+	case *net.TCPConn, *net.UnixConn:
+	default:
+		return c
+	}
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return c
+	}
+	q := &conn{Conn: c, raw: raw, network: c.LocalAddr().Network()}
+	q.in.call, q.out.call = q.in.read, q.out.write
+	return q
+}
+
+// read reads once. It returns false where there is nothing to read, and is called again when there is.
+func (h *half) read(fd uintptr) bool {
+	n, err := again(syscall.SYS_READ, fd, h.buf)
+	h.n, h.err = n, err
+	return err != syscall.EAGAIN
+}
+
+// write writes all. It returns false where there is no room, and is called again when there is.
+func (h *half) write(fd uintptr) bool {
+	for h.n < len(h.buf) {
+		n, err := again(syscall.SYS_WRITE, fd, h.buf[h.n:])
+		if err != 0 {
+			h.err = err
+			return err != syscall.EAGAIN
+		}
+		h.n, h.err = h.n+n, 0
+	}
+	return true
+}
+
+// again makes a call until no signal interrupts it. The descriptor is non-blocking, and b is not empty.
+func again(trap, fd uintptr, b []byte) (int, syscall.Errno) {
+	for {
+		//nolint:gosec // a system call takes an address
+		n, _, err := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+		switch err {
+		case 0:
+			return int(n), 0
+		case syscall.EINTR:
+		default:
+			return 0, err
+		}
+	}
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	h := &c.in
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.buf, h.n, h.err = b, 0, 0
+	err := c.raw.Read(h.call)
+	h.buf = nil
+	switch {
+	case err != nil:
+		return 0, c.failed("read", err)
+	case h.err != 0:
+		return 0, c.failed("read", os.NewSyscallError("read", h.err))
+	case h.n == 0:
+		return 0, io.EOF
+	}
+	return h.n, nil
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	h := &c.out
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.buf, h.n, h.err = b, 0, 0
+	err := c.raw.Write(h.call)
+	h.buf = nil
+	switch {
+	case err != nil:
+		return h.n, c.failed("write", err)
+	case h.err != 0:
+		return h.n, c.failed("write", os.NewSyscallError("write", h.err))
+	}
+	return h.n, nil
+}
+
+// failed is the error that Go's own connection would have.
+func (c *conn) failed(op string, err error) error {
+	var raw *net.OpError
+	if errors.As(err, &raw) { // of the wait: "raw-read"
+		err = raw.Err
+	}
+	return &net.OpError{Op: op, Net: c.network, Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
+
+// SyscallConn implements syscall.Conn for go-redis, which looks at a connection before it takes it out of its pool.
+func (c *conn) SyscallConn() (syscall.RawConn, error) { return looker{c.raw}, nil }
+
+// looker is a RawConn that calls what reads only if there is something to read, or the connection has ended: go-redis
+// looks with a call that wakes the thread.
+type looker struct{ syscall.RawConn }
+
+// Read implements syscall.RawConn.
+func (l looker) Read(f func(fd uintptr) bool) error {
+	nothing := false
+	err := l.Control(func(fd uintptr) {
+		var b [1]byte
+		//nolint:gosec // a system call takes an address
+		_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1,
+			syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+		nothing = err == syscall.EAGAIN
+	})
+	if err != nil || nothing {
+		return err
+	}
+	return l.RawConn.Read(f)
+}
