@@ -11,6 +11,7 @@ type relayCmd struct{}
 
 // Run relays until a signal.
 func (relayCmd) Run(ctx context.Context, e *env) error {
+	defer app.OneProcessor()()
 	p, err := app.NewRelay(ctx, e.config, e.config.Logger())
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 		"outbox_slot_max_keep_bytes",
 		"outbox_wire_idle_seconds", `outbox_scrape_errors_total{collector="slot"}`, `outbox_suppressed_total{`,
 		`outbox_publish_errors_total{`,
-		"redis_memory_ratio", "redis_eviction_unsafe")
+		"redis_memory_ratio", "redis_eviction_unsafe", "go_sched_gomaxprocs_threads 1")
 	present(t, api, `idem_requests_total{`, `idem_script_seconds_count{`)
 	w.waitMode("cdc", 20*time.Second)
 	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {

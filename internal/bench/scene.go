@@ -142,7 +142,7 @@ func (s *scene) streamOf(i int) string {
 }
 
 // relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process,
-// without the sync of credits.
+// without the sync of credits, and like that one on one processor.
 func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *app.Relay) error) error {
 	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
 		return err
@@ -150,6 +150,7 @@ func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx conte
 	if err := sql.SetDesired(ctx, s.pool, s.config.RelayName, mode); err != nil {
 		return err
 	}
+	defer app.OneProcessor()()
 	p, err := app.NewRelay(ctx, s.config, s.log)
 	if err != nil {
 		return err
