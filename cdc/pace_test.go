@@ -27,8 +27,11 @@ func TestPace(t *testing.T) {
 	}{
 		"now and then":              {3, 300, 5 * time.Millisecond, 0, 0},
 		"900 transactions a second": {3, 300, time.Second / 900, 0, 0},
-		"2,000 a second":            {3, 300, time.Second / 2000, pauseMost, pauseMost},
-		"2,000, gathered":           {12, 300, 2 * time.Millisecond, pauseMost, pauseMost},
+		"1,200 a second":            {3, 300, time.Second / 1200, 890 * time.Microsecond, 910 * time.Microsecond},
+		"2,000 a second":            {3, 300, time.Second / 2000, 1490 * time.Microsecond, 1510 * time.Microsecond},
+		"2,000, gathered":           {12, 300, 2 * time.Millisecond, 1490 * time.Microsecond, 1510 * time.Microsecond},
+		"5,000, gathered":           {60, 300, 4 * time.Millisecond, 3700 * time.Microsecond, 3800 * time.Microsecond},
+		"8,000, gathered":           {96, 300, 4 * time.Millisecond, 3900 * time.Microsecond, 4100 * time.Microsecond},
 		"60,000 a second":           {90, 300, 450 * time.Microsecond, 450 * time.Microsecond, 500 * time.Microsecond},
 		"a backlog":                 {300, 100, 300 * time.Microsecond, pauseLeast, pauseLeast},
 		"large rows":                {2, 100_000, 300 * time.Microsecond, pauseLeast, pauseLeast},
@@ -48,7 +51,7 @@ func TestPaceAfterAWhile(t *testing.T) {
 		t.Errorf("a pause of %v before the first message", got)
 	}
 	paced(&p, 50, 3, 300, time.Second/2000)
-	if got := p.pause(p.at.Add(pauseMost + 1)); got != 0 {
+	if got := p.pause(p.at.Add(quiet + 1)); got != 0 {
 		t.Errorf("a pause of %v with nothing to wait for", got)
 	}
 	if got := paced(&p, 1, 3, 300, time.Minute); got != 0 {
@@ -60,7 +63,7 @@ func TestPaceAfterAWhile(t *testing.T) {
 func TestPacesSettle(t *testing.T) {
 	t.Parallel()
 	p := newPace(time.Unix(0, 0))
-	pause := pauseMost
+	pause := pauseAt
 	for range 200 {
 		pause = paced(&p, 1, 3*pauseMessages, 100, pause+50*time.Microsecond)
 	}
