@@ -47,12 +47,12 @@ RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|RedisKilledAndRestarted|S
 
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler
-	@# Two packages at a time, because linking a test is for one core, and three or four tests of each even on two cores: each starts
+	@# Two packages at a time, because linking a test is for one core, and four to six tests of each even on two cores: each starts
 	@# its own servers and processes, and mostly waits for them. A program with the race detector sleeps for a second before it
 	@# ends, by default, and the tests start hundreds. `make check` has all of go vet.
 	@# The one that takes longest begins first.
-	$(GO) test -vet=off -p 2 -parallel 4 -timeout 30m -skip '$(RACED)' $(PLAIN)
-	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 3 -timeout 30m \
+	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN)
+	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 4 -timeout 30m \
 		$(filter-out $(PLAIN),$(shell $(GO) list ./...))
 	$(GO) test -race -vet=off -parallel 5 -timeout 30m -run '$(RACED)' ./cmd/posthaste
 	$(GRAFANA) test -count=1 ./...
