@@ -43,7 +43,7 @@ type Server struct {
 	names map[instance]string
 }
 
-// member is what is kept of one address. Server.mu guards it.
+// member is what is kept of one address. Server.mu guards it, but for server, which stays.
 type member struct {
 	server *Server
 	// bound is the process that is met; the zero one if it cannot be known.
@@ -306,11 +306,12 @@ func (s *Sink) bind(ctx context.Context) (string, error) {
 		return p.String(), err
 	}
 	s.server.mu.Lock()
-	s.server.one, s.server.any = member{server: s.server, first: true}, false
+	one := &s.server.one
+	one.bound, one.met, one.first, s.server.any = instance{}, false, true, false
 	s.server.mu.Unlock()
 	p, err := identify(ctx, s.client)
 	if err == nil {
-		err = s.server.one.meet(p)
+		err = one.meet(p)
 	}
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
