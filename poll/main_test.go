@@ -96,8 +96,9 @@ func (r *rig) must(err error) {
 }
 
 func (r *rig) scope() outbox.Scope {
+	owner := r.owner // a sweep that runs keeps it when the rig gets another
 	return outbox.Scope{
-		Owner: r.owner,
+		Owner: owner,
 		Ensure: func(ctx context.Context, stream string) error {
 			if r.ensure != nil {
 				if err := r.ensure(stream); err != nil {
@@ -110,7 +111,7 @@ func (r *rig) scope() outbox.Scope {
 			if done {
 				return nil
 			}
-			if err := r.sink.Adopt(ctx, stream, r.owner, false); err != nil {
+			if err := r.sink.Adopt(ctx, stream, owner, false); err != nil {
 				return err
 			}
 			r.mu.Lock()
@@ -118,7 +119,7 @@ func (r *rig) scope() outbox.Scope {
 			r.mu.Unlock()
 			return nil
 		},
-		Lane:    func(stream string, id outbox.Lane) outbox.LanePublisher { return r.sink.Lane(stream, r.owner, id) },
+		Lane:    func(stream string, id outbox.Lane) outbox.LanePublisher { return r.sink.Lane(stream, owner, id) },
 		Claimed: func(context.Context) error { return nil },
 		Blocked: func(*outbox.Event) string { return "" },
 		Published: func(_ string, events []*outbox.Event, suppressed int) {
