@@ -1,6 +1,8 @@
 package sink
 
 import (
+	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"time"
@@ -31,9 +33,11 @@ func Configure(o *redis.UniversalOptions) {
 	// By default a context's deadline is ignored once a command has been sent.
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 2 * time.Second
-	if o.Dialer == nil && o.TLSConfig == nil {
-		o.Dialer = socket.Quiet((&net.Dialer{Timeout: o.DialTimeout, KeepAlive: 5 * time.Minute}).DialContext)
+	if o.Dialer == nil {
+		o.Dialer = dialer(o)
 	}
+	// By default it depends on the number of processors, of which a relay has one. Several wait for replicas at a time.
+	o.PoolSize = max(o.PoolSize, 64)
 	o.ReadTimeout = 3 * time.Second
 	o.WriteTimeout = 3 * time.Second
 	// A batch is megabytes; the default buffer makes a system call of every 32 KiB of it.
@@ -44,5 +48,19 @@ func Configure(o *redis.UniversalOptions) {
 	o.DisableIdentity = true
 	if o.ClientName == "" {
 		o.ClientName = "posthaste"
+	}
+}
+
+// dialer is that of go-redis, with quiet connections where there is no TLS.
+func dialer(o *redis.UniversalOptions) socket.Dial {
+	d := &net.Dialer{Timeout: o.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3,
+	}}
+	plain := socket.Quiet(d.DialContext)
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if o.TLSConfig != nil {
+			return (&tls.Dialer{NetDialer: d, Config: o.TLSConfig}).DialContext(ctx, network, addr)
+		}
+		return plain(ctx, network, addr)
 	}
 }

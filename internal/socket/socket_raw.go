@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64)
+
 package socket
 
 import (
@@ -44,7 +46,7 @@ func quiet(c net.Conn) net.Conn {
 
 // read reads once. It returns false where there is nothing to read, and is called again when there is.
 func (h *half) read(fd uintptr) bool {
-	n, err := again(syscall.SYS_READ, fd, h.buf)
+	n, err := again(syscall.SYS_RECVFROM, fd, h.buf, 0)
 	h.n, h.err = n, err
 	return err != syscall.EAGAIN
 }
@@ -52,7 +54,10 @@ func (h *half) read(fd uintptr) bool {
 // write writes all. It returns false where there is no room, and is called again when there is.
 func (h *half) write(fd uintptr) bool {
 	for h.n < len(h.buf) {
-		n, err := again(syscall.SYS_WRITE, fd, h.buf[h.n:])
+		n, err := again(syscall.SYS_SENDTO, fd, h.buf[h.n:], syscall.MSG_NOSIGNAL)
+		if n == 0 && err == 0 {
+			err = syscall.EIO // it says neither that there is no room nor why
+		}
 		if err != 0 {
 			h.err = err
 			return err != syscall.EAGAIN
@@ -62,11 +67,12 @@ func (h *half) write(fd uintptr) bool {
 	return true
 }
 
-// again makes a call until no signal interrupts it. The descriptor is non-blocking, and b is not empty.
-func again(trap, fd uintptr, b []byte) (int, syscall.Errno) {
+// again makes a call that does not wait, until no signal interrupts it. b is not empty.
+func again(trap, fd uintptr, b []byte, flags uintptr) (int, syscall.Errno) {
 	for {
 		//nolint:gosec // a system call takes an address
-		n, _, err := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+		n, _, err := syscall.RawSyscall6(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+			syscall.MSG_DONTWAIT|flags, 0, 0)
 		switch err {
 		case 0:
 			return int(n), 0
@@ -136,10 +142,7 @@ type looker struct{ syscall.RawConn }
 func (l looker) Read(f func(fd uintptr) bool) error {
 	nothing := false
 	err := l.Control(func(fd uintptr) {
-		var b [1]byte
-		//nolint:gosec // a system call takes an address
-		_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1,
-			syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+		_, err := again(syscall.SYS_RECVFROM, fd, make([]byte, 1), syscall.MSG_PEEK)
 		nothing = err == syscall.EAGAIN
 	})
 	if err != nil || nothing {
