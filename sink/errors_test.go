@@ -2,6 +2,7 @@ package sink_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -351,11 +352,32 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := c.(*redis.Client).Options()
-		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 {
-			t.Errorf("%s: retries %d, context timeouts %v, protocol %d", url, o.MaxRetries, o.ContextTimeoutEnabled,
-				o.Protocol)
+		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 || o.PoolSize < 64 {
+			t.Errorf("%s: retries %d, context timeouts %v, protocol %d, %d connections", url, o.MaxRetries,
+				o.ContextTimeoutEnabled, o.Protocol, o.PoolSize)
 		}
 		_ = c.Close()
+	}
+}
+
+// Nothing is sent in plain text for the order in which options were set.
+func TestTLSThatIsAskedForAfterTheRest(t *testing.T) {
+	t.Parallel()
+	ca := testenv.NewCA(t)
+	server := testenv.RedisTLS(t, ca)
+	o := &redis.UniversalOptions{Addrs: []string{server.Addr()}}
+	sink.Configure(o)
+	o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{ca.Pair(t)}, RootCAs: ca.Pool}
+	c := redis.NewUniversalClient(o)
+	defer c.Close()
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Error(err)
+	}
+	o.TLSConfig.RootCAs = testenv.NewCA(t).Pool
+	other := redis.NewUniversalClient(o)
+	defer other.Close()
+	if err := other.Ping(t.Context()).Err(); err == nil {
+		t.Error("a certificate of somebody else is accepted")
 	}
 }
 
