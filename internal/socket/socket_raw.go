@@ -22,11 +22,14 @@ type conn struct {
 
 // half is one direction: a call under way, and the function that makes it, which is made once.
 type half struct {
-	mu   sync.Mutex
-	buf  []byte
-	n    int
-	err  syscall.Errno
+	op   string
+	wait func(call func(fd uintptr) bool) error
 	call func(fd uintptr) bool
+
+	mu  sync.Mutex
+	buf []byte
+	n   int
+	err syscall.Errno
 }
 
 func quiet(c net.Conn) net.Conn {
@@ -40,13 +43,14 @@ func quiet(c net.Conn) net.Conn {
 		return c
 	}
 	q := &conn{Conn: c, raw: raw, network: c.LocalAddr().Network()}
-	q.in.call, q.out.call = q.in.read, q.out.write
+	q.in.op, q.in.wait, q.in.call = "read", raw.Read, q.in.read
+	q.out.op, q.out.wait, q.out.call = "write", raw.Write, q.out.write
 	return q
 }
 
 // read reads once. It returns false where there is nothing to read, and is called again when there is.
 func (h *half) read(fd uintptr) bool {
-	n, err := again(syscall.SYS_RECVFROM, fd, h.buf, 0)
+	n, err := recv(fd, h.buf)
 	h.n, h.err = n, err
 	return err != syscall.EAGAIN
 }
@@ -54,7 +58,7 @@ func (h *half) read(fd uintptr) bool {
 // write writes all. It returns false where there is no room, and is called again when there is.
 func (h *half) write(fd uintptr) bool {
 	for h.n < len(h.buf) {
-		n, err := again(syscall.SYS_SENDTO, fd, h.buf[h.n:], syscall.MSG_NOSIGNAL)
+		n, err := send(fd, h.buf[h.n:])
 		if n == 0 && err == 0 {
 			err = syscall.EIO // it says neither that there is no room nor why
 		}
@@ -88,47 +92,34 @@ func (c *conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	h := &c.in
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.buf, h.n, h.err = b, 0, 0
-	err := c.raw.Read(h.call)
-	h.buf = nil
-	switch {
-	case err != nil:
-		return 0, c.failed("read", err)
-	case h.err != 0:
-		return 0, c.failed("read", os.NewSyscallError("read", h.err))
-	case h.n == 0:
+	n, err := c.do(&c.in, b)
+	if n == 0 && err == nil {
 		return 0, io.EOF
 	}
-	return h.n, nil
+	return n, err
 }
 
 // Write implements net.Conn.
-func (c *conn) Write(b []byte) (int, error) {
-	h := &c.out
+func (c *conn) Write(b []byte) (int, error) { return c.do(&c.out, b) }
+
+// do makes a call, and waits as long as the deadline lets it. Its error is what Go's own connection would have.
+func (c *conn) do(h *half, b []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.buf, h.n, h.err = b, 0, 0
-	err := c.raw.Write(h.call)
+	err := h.wait(h.call)
 	h.buf = nil
-	switch {
-	case err != nil:
-		return h.n, c.failed("write", err)
-	case h.err != 0:
-		return h.n, c.failed("write", os.NewSyscallError("write", h.err))
+	if err == nil && h.err == 0 {
+		return h.n, nil
 	}
-	return h.n, nil
-}
-
-// failed is the error that Go's own connection would have.
-func (c *conn) failed(op string, err error) error {
+	if err == nil {
+		err = os.NewSyscallError(h.op, h.err)
+	}
 	var raw *net.OpError
 	if errors.As(err, &raw) { // of the wait: "raw-read"
 		err = raw.Err
 	}
-	return &net.OpError{Op: op, Net: c.network, Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+	return h.n, &net.OpError{Op: h.op, Net: c.network, Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
 // SyscallConn implements syscall.Conn for go-redis, which looks at a connection before it takes it out of its pool.

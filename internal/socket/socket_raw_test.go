@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"posthaste/internal/socket"
+	"posthaste/internal/testenv"
 )
 
 // pair returns a connection of this package, and the other end.
@@ -53,9 +55,8 @@ func onBoth(t *testing.T, test func(t *testing.T, ours, theirs net.Conn)) {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
 			ours, theirs := pair(t, network)
-			if _, own := ours.(interface {
-				ReadFrom(r io.Reader) (int64, error)
-			}); own || ours.LocalAddr() == nil {
+			switch ours.(type) {
+			case *net.TCPConn, *net.UnixConn:
 				t.Fatalf("%T is Go's own connection", ours)
 			}
 			test(t, ours, theirs)
@@ -106,12 +107,12 @@ func TestTheEnd(t *testing.T) {
 			t.Errorf("behind the end: %d, %v", n, err)
 		}
 		var err error
-		for range 100 { // the first may still find room
-			if _, err = ours.Write(make([]byte, 1000)); err != nil {
-				break
+		testenv.Eventually(t, 10*time.Second, func() error { // the first may still find room
+			if _, err = ours.Write(make([]byte, 1000)); err == nil {
+				return errors.New("what nobody can have is written")
 			}
-			time.Sleep(time.Millisecond)
-		}
+			return nil
+		})
 		var op *net.OpError
 		if !errors.As(err, &op) || op.Op != "write" || op.Timeout() ||
 			!errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
@@ -178,6 +179,17 @@ func look(t *testing.T, c net.Conn) (asked bool, n int, err error) {
 	return asked, n, errors.Join(err, rerr)
 }
 
+// seen waits until the pool's look finds so many bytes: none at the end.
+func seen(t *testing.T, c net.Conn, want int) {
+	t.Helper()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if asked, n, err := look(t, c); !asked || n != want || err != nil {
+			return fmt.Errorf("asked %v, %d bytes, %w; want %d", asked, n, err, want)
+		}
+		return nil
+	})
+}
+
 func TestAPoolSeesWhatHasEnded(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, ours, theirs net.Conn) {
@@ -187,26 +199,17 @@ func TestAPoolSeesWhatHasEnded(t *testing.T) {
 		if _, err := theirs.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		until(t, func() bool { asked, n, err := look(t, ours); return asked && n == 1 && err == nil })
+		seen(t, ours, 1)
 		if n, err := ours.Read(make([]byte, 10)); n != 1 || err != nil {
 			t.Errorf("what was looked at is gone: %d, %v", n, err)
 		}
 		theirs.Close()
-		until(t, func() bool { asked, n, err := look(t, ours); return asked && n == 0 && err == nil })
+		seen(t, ours, 0)
 		ours.Close()
 		if _, _, err := look(t, ours); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("a closed one: %v", err)
 		}
 	})
-}
-
-func until(t *testing.T, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not become so")
-		}
-	}
 }
 
 func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
