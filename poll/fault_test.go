@@ -139,17 +139,16 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(1, 5)
 	o.URL = testenv.Through(r.db.URL, pg.Addr())
-	var lost atomic.Int64
-	var marks int
-	count := func() int { return testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }
+	var lost, marks atomic.Int64
+	count := func() int64 { return testenv.Value[int64](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }
 	o.Sink = hooked{r.sink, func() {
 		if n := lost.Add(1); n == 3 {
-			marks = count()
+			marks.Store(count())
 			pg.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		}
 	}}
 	r.run(o)
-	r.eventually(20*time.Second, "a mark without an answer", func() bool { return lost.Load() == 3 && count() > marks })
+	r.eventually(20*time.Second, "a mark without an answer", func() bool { return lost.Load() == 3 && count() > marks.Load() })
 	pg.Down() // or it would take as long as a call may
 	pg.Remove("lost")
 	pg.Up()

@@ -48,18 +48,18 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	for n := range 4 {
 		between = append(between, r.insert("order", names[1], fmt.Sprintf(`{"n":%d}`, n)))
 	}
-	var second uuid.UUID
+	second := make(chan uuid.UUID, 1)
 	var once sync.Once
 	r.published = func([]*outbox.Event) {
 		once.Do(func() {
 			r.must(tx.Commit(t.Context()))
-			second = r.insert("order", late, `{"n":2}`)
+			second <- r.insert("order", late, `{"n":2}`)
 		})
 	}
 	r.run(r.options(1, 1))
 	r.oracle().WaitEmpty(t, 20*time.Second)
 	r.eventually(20*time.Second, "six entries", func() bool { return len(r.entries("order")) == 6 })
-	if got, want := r.entries("order"), append(between, first, second); !slices.Equal(got, want) {
+	if got, want := r.entries("order"), append(between, first, <-second); !slices.Equal(got, want) {
 		t.Errorf("published %v, want %v", got, want)
 	}
 }
