@@ -89,25 +89,6 @@ func (c *Consumer) lost(stream string, n int) {
 	c.log.Error("pending entries were trimmed from the stream: events lost", "stream", stream, "entries", n)
 }
 
-// claimAll takes over what has been idle for too long, and removes consumers that are gone.
-func (c *Consumer) claimAll(ctx context.Context) {
-	for _, stream := range c.streams.list() {
-		if ctx.Err() != nil {
-			return
-		}
-		var err error
-		if c.mayRun(stream) {
-			err = c.claim(ctx, stream, c.opt.ClaimIdle)
-		}
-		if err == nil {
-			err = c.removeIdle(ctx, stream)
-		}
-		if ctx.Err() == nil && !noGroup(err) && !errors.Is(err, errNoLease) {
-			c.outages.note("claim", stream, err)
-		}
-	}
-}
-
 // claim takes over what has been idle for at least the given time.
 func (c *Consumer) claim(ctx context.Context, stream string, idle time.Duration) error {
 	return c.takeAll(ctx, stream, strconv.FormatInt(idle.Milliseconds(), 10), "0-0")
@@ -126,6 +107,18 @@ func (c *Consumer) takeAll(ctx context.Context, stream, mode, cursor string) (er
 
 // noGroup reports an error that the reader repairs by creating the group.
 func noGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }
+
+// removeAll removes consumers that are gone.
+func (c *Consumer) removeAll(ctx context.Context) {
+	for _, stream := range c.streams.list() {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := c.removeIdle(ctx, stream); ctx.Err() == nil && !noGroup(err) {
+			c.outages.note("remove", stream, err)
+		}
+	}
+}
 
 // removeIdle removes consumers of the group that have nothing pending and have given no sign of life for long. Removing
 // one that lives after all does no harm: its next read brings it back.

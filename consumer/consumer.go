@@ -82,7 +82,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		intake.Go(func() { c.discover(ctx, c.shards) })
 	}
 	intake.Go(func() { c.readers(ctx) })
-	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.claimAll) })
+	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.removeAll) })
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
 	intake.Go(func() { c.watch(ctx) })
 	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })

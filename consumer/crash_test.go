@@ -270,6 +270,38 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
 
+// A process that stands still for about as long as its lease lasts may find it over, let go of events, and have it again
+// a moment later. What it still has in memory does not run before what it has let go of.
+func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	cfg := childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Workers: 8, Ordered: true,
+		Journal: "journal",
+	}
+	n := scale(60_000, 8000)
+	fill(t, r.Client, "outbox.order", n, 20)
+	p := spawn(t, cfg)
+	for i := 0; r.Client.LLen(t.Context(), "journal").Val() < int64(n); i++ {
+		before := r.Client.LLen(t.Context(), "journal").Val()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if got := r.Client.LLen(t.Context(), "journal").Val(); got < min(before+100, int64(n)) {
+				return fmt.Errorf("%d events, %d before", got, before)
+			}
+			return nil
+		})
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(cfg.ClaimIdle*2/3 + time.Duration(i%10)*cfg.ClaimIdle/20)
+		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
+	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+}
+
 // An event that kills the process is given up after its attempts, and takes none of the events that merely waited in
 // the same process with it.
 func TestEventThatKillsTheProcess(t *testing.T) {

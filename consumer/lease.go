@@ -61,8 +61,23 @@ func (l *leases) answered(stream string, other bool) {
 // another reports whether another consumer is to read the stream, as far as this one knows.
 func (l *leases) another(stream string) bool { return l.get(stream).other }
 
-func (l *leases) set(stream string, until time.Time) {
+// begin notes that a lease is had; from now on events of stream may run.
+func (l *leases) begin(stream string, until time.Time) {
 	l.change(stream, func(one *lease) { one.until = until })
+}
+
+// end notes that it is over.
+func (l *leases) end(stream string) { l.begin(stream, time.Time{}) }
+
+// extend lets the lease last until then. One that is over already stays so, and extend returns false: it may have been
+// seen to be over, and whoever begins anew begins with everything that is pending.
+func (l *leases) extend(stream string, until time.Time) (ok bool) {
+	l.change(stream, func(one *lease) {
+		if ok = time.Until(one.until) > 0; ok {
+			one.until = until
+		}
+	})
+	return ok
 }
 
 func (l *leases) valid(stream string) bool { return l.left(stream) > 0 }
@@ -96,21 +111,37 @@ func fenced(cmd *redis.Cmd) ([]any, error) {
 	return cmd.Slice()
 }
 
-// lease takes or renews the lease of stream and notes how long it lasts by our own clock, counted from before the call.
-func (c *Consumer) lease(ctx context.Context, stream string) (string, error) {
+// lease takes or renews the lease of stream in Redis, and returns until when it lasts by our own clock, counted from before
+// the call.
+func (c *Consumer) lease(ctx context.Context, stream string) (got string, until time.Time, err error) {
 	ttl := c.opt.ClaimIdle
 	began := time.Now()
-	got, err := c.callLease(ctx, stream, ttl)
+	got, err = c.callLease(ctx, stream, ttl)
 	if ctx.Err() == nil {
 		c.outages.note("lease", stream, err)
 	}
 	if err == nil {
 		c.leases.answered(stream, got == "held")
 	}
-	if err == nil && got != "held" {
-		c.leases.set(stream, began.Add(ttl-ttl/10))
+	return got, began.Add(ttl - ttl/10), err
+}
+
+// renew lets the lease go on. errNoLease: it is over, or was for a moment, in which somebody else may have had it.
+func (c *Consumer) renew(ctx context.Context, stream string) error {
+	turn := c.leases.turn(stream)
+	got, until, err := c.lease(ctx, stream)
+	switch {
+	case err != nil:
+		return err
+	case turn != c.leases.turn(stream): // the reader has taken a later one meanwhile, which is what counts
+		return nil
+	case got != "renewed":
+		c.leases.end(stream)
+		return errNoLease
+	case !c.leases.extend(stream, until):
+		return errNoLease
 	}
-	return got, err
+	return nil
 }
 
 // release gives the lease up.
@@ -127,30 +158,33 @@ func (c *Consumer) callLease(ctx context.Context, stream string, ttl time.Durati
 // takeTurn makes what this process has asked for before void, if Redis has not carried it out yet.
 func (c *Consumer) takeTurn(ctx context.Context, stream string) error {
 	c.leases.next(stream)
-	got, err := c.lease(ctx, stream)
-	if err == nil && got == "held" {
-		err = errNoLease
-	}
-	return err
+	return c.renew(ctx, stream)
 }
+
+// leaseWait is how long something that needs the lease waits until it looks again.
+func (c *Consumer) leaseWait() time.Duration { return min(c.opt.ClaimIdle/10, 500*time.Millisecond) }
 
 // readOrdered reads stream whenever it has the lease, until ctx ends.
 func (c *Consumer) readOrdered(ctx context.Context, stream string) {
 	for ctx.Err() == nil {
-		got, err := c.lease(ctx, stream)
+		got, until, err := c.lease(ctx, stream)
 		if err != nil || got == "held" {
-			pause.For(ctx, min(c.opt.ClaimIdle/10, 500*time.Millisecond))
+			pause.For(ctx, c.leaseWait())
 			continue
 		}
+		c.leases.begin(stream, until)
 		c.log.Info("lease taken", "stream", stream)
 		c.term(ctx, stream)
-		if ctx.Err() == nil {
+		if ctx.Err() == nil { // else what waits is given back
 			c.log.Warn("lease lost", "stream", stream)
+			c.queues.drop(stream)
 		}
 	}
 }
 
-// term reads stream while the lease can be renewed.
+// term reads stream while the lease can be renewed. It returns when the lease is over and nothing of the stream is put
+// into the queues any more: what is there has to go before the lease is had again, because events that were let go of,
+// or that another consumer had meanwhile, may come before it.
 func (c *Consumer) term(ctx context.Context, stream string) {
 	ctx, end := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -158,19 +192,9 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 	defer end()
 	only := []string{stream}
 	wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
-	for {
+	for ctx.Err() == nil && c.leases.valid(stream) {
 		pause.For(ctx, c.opt.ClaimIdle/5)
-		if ctx.Err() != nil {
-			return
-		}
-		turn := c.leases.turn(stream)
-		got, err := c.lease(ctx, stream)
-		if err == nil && turn != c.leases.turn(stream) {
-			continue // the reader has taken a later one meanwhile
-		}
-		// A lease that had to be taken anew may have been somebody else's meanwhile: begin again with what is pending.
-		if (err == nil && got != "renewed") || !c.leases.valid(stream) {
-			c.leases.set(stream, time.Time{})
+		if err := c.renew(ctx, stream); errors.Is(err, errNoLease) {
 			return
 		}
 	}

@@ -58,7 +58,7 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C, errs *[]er
 
 // redisOps are the values of the label op of outbox_consumer_redis_errors_total.
 var redisOps = []string{
-	"discover", "prepare", "read", "claim", "hold", "begin", "reload", "dead", "ack", "inspect", "lease",
+	"discover", "prepare", "read", "claim", "remove", "hold", "begin", "reload", "dead", "ack", "inspect", "lease",
 }
 
 func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {

@@ -33,7 +33,7 @@ func (c *Consumer) work(ctx context.Context) {
 // process runs one entry to an end: acknowledged, waiting for a retry, dead, or somebody else's.
 func (c *Consumer) process(ctx context.Context, e *entry) {
 	if !c.mayRun(e.stream) {
-		c.queues.done(e, false) // it stays pending, for whoever holds the lease
+		c.queues.retry(e, c.leaseWait()) // it is dropped with all that waits before the lease is had again
 		return
 	}
 	if e.values == nil && !c.reload(ctx, e) {
@@ -53,6 +53,10 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	// A fresh entry's first attempt needs no note, and certainly is ours; of one that this process has had for long
 	// without a sign of life (it was paused) that must be asked.
 	if (e.attempt > 1 || e.stale) && !c.begin(ctx, e) {
+		return
+	}
+	if !c.mayRun(e.stream) { // what was just asked for may have taken long
+		c.queues.retry(e, c.leaseWait())
 		return
 	}
 	if g, _ := e.values["for_group"].(string); g != "" && g != c.opt.Group {
@@ -147,7 +151,7 @@ func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 		c.again(e, "begin", err)
 		return false
 	case owned == 0:
-		c.queues.done(e, false)
+		c.queues.leave(e)
 		return false
 	}
 	c.outages.note("begin", e.stream, nil)

@@ -75,7 +75,7 @@ type queues struct {
 
 	mu        sync.Mutex
 	work      *sync.Cond
-	space     bell // for who waits for room: the readers, and who takes over pending entries
+	space     bell // for the readers, who wait for room
 	held      map[entryRef]*entry
 	bySubject map[queueKey]*queue
 	free      []*queue
@@ -90,8 +90,8 @@ type queues struct {
 	// moves counts what happens to entries, for the watchdog.
 	moves   int64
 	stopped bool
-	// takes counts the readers of pending entries under way; forgotten is what was acknowledged meanwhile, which such a
-	// reader may have seen as pending and must not bring back.
+	// takes counts the readers of pending entries under way; forgotten is what was acknowledged or has died meanwhile,
+	// which such a reader may have seen as pending and must not bring back. What was let go of it may.
 	takes     int
 	forgotten map[entryRef]struct{}
 }
@@ -250,6 +250,17 @@ func (qs *queues) done(e *entry, ack bool) {
 	qs.activate(q)
 }
 
+// leave ends e's run because another consumer has it by now, or has finished it.
+func (qs *queues) leave(e *entry) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	qs.moves++
+	q := e.queue
+	q.running = nil
+	qs.letGo(e)
+	qs.activate(q)
+}
+
 // retry ends e's run and runs it again after delay; its queue waits that long. An entry that belongs to another
 // consumer by now is dropped instead.
 func (qs *queues) retry(e *entry, delay time.Duration) {
@@ -258,8 +269,7 @@ func (qs *queues) retry(e *entry, delay time.Duration) {
 	q := e.queue
 	q.running = nil
 	if e.moved {
-		qs.unload(e)
-		qs.forget(e)
+		qs.letGo(e)
 		qs.activate(q)
 		return
 	}
@@ -269,16 +279,24 @@ func (qs *queues) retry(e *entry, delay time.Duration) {
 	}
 	q.delayed = true
 	qs.delayed++
-	q.timer = time.AfterFunc(delay, func() {
+	var t *time.Timer
+	t = time.AfterFunc(delay, func() {
 		qs.mu.Lock()
 		defer qs.mu.Unlock()
-		if q.delayed {
-			q.delayed, q.timer = false, nil
-			qs.delayed--
+		if q.timer == t {
+			qs.wake(q)
 			qs.activate(q)
 		}
 	})
+	q.timer = t
 	qs.space.ring()
+}
+
+// wake ends q's wait for a retry.
+func (qs *queues) wake(q *queue) {
+	q.timer.Stop()
+	q.delayed, q.timer = false, nil
+	qs.delayed--
 }
 
 func (qs *queues) forget(e *entry) {
@@ -286,6 +304,14 @@ func (qs *queues) forget(e *entry) {
 	if qs.takes > 0 {
 		qs.forgotten[e.ref()] = struct{}{}
 	}
+}
+
+// letGo forgets e, which may come back.
+func (qs *queues) letGo(e *entry) {
+	qs.unload(e)
+	delete(qs.held, e.ref())
+	e.queue = nil
+	qs.space.ring()
 }
 
 // acked forgets entries whose acknowledgement has reached Redis.
@@ -329,9 +355,30 @@ func (qs *queues) lose(ref entryRef) {
 	}
 	if i := slices.Index(e.queue.entries, e); i >= 0 {
 		e.queue.entries = slices.Delete(e.queue.entries, i, i+1)
-		qs.unload(e)
-		qs.forget(e)
-		qs.space.ring()
+		qs.letGo(e)
+	}
+}
+
+// drop lets go of what stream's queues hold. What runs may end.
+func (qs *queues) drop(stream string) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for key, q := range qs.bySubject {
+		if key.stream != stream {
+			continue
+		}
+		for _, e := range q.entries {
+			qs.letGo(e)
+		}
+		clear(q.entries)
+		q.entries = q.first[:0]
+		if q.running != nil {
+			q.running.moved = true
+		}
+		if q.delayed {
+			qs.wake(q)
+		}
+		qs.activate(q)
 	}
 }
 

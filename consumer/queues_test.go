@@ -40,7 +40,7 @@ func TestCapacityIsFoundWhenTheLastQueueIsTaken(t *testing.T) {
 	}
 }
 
-// The reader and the claimer wait for room, the reader for more of it. Everybody is told of every change: the first may
+// Two readers wait for room, one for more of it. Everybody is told of every change: the first may
 // find too little, and must not have used up what the other one waits for.
 func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 	t.Parallel()
@@ -60,20 +60,20 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 			e, _ := l.next()
 			l.done(e, true)
 		}
-		var reader, claimer int
+		var reader, other int
 		go func() { reader = l.capacity(t.Context(), 32) }()
 		synctest.Wait()
-		go func() { claimer = l.capacity(t.Context(), 16) }()
+		go func() { other = l.capacity(t.Context(), 16) }()
 		synctest.Wait()
 		l.acked(es[:8])
 		synctest.Wait()
-		if reader > 0 || claimer > 0 {
-			t.Fatalf("room for %d and %d while 56 of %d are not acknowledged", reader, claimer, window)
+		if reader > 0 || other > 0 {
+			t.Fatalf("room for %d and %d while 56 of %d are not acknowledged", reader, other, window)
 		}
 		l.acked(es[8:])
 		synctest.Wait()
-		if reader != window || claimer != window {
-			t.Errorf("room for %d and %d, want %d: somebody waits forever", reader, claimer, window)
+		if reader != window || other != window {
+			t.Errorf("room for %d and %d, want %d: somebody waits forever", reader, other, window)
 		}
 	})
 }

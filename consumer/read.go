@@ -67,14 +67,16 @@ type reader struct {
 	prepared map[string]bool
 	// later are the streams that could not be prepared, and when to try again.
 	later map[string]time.Time
-	count batchSize
-	conn  readConn
+	// claimed is when it last looked for idle entries.
+	claimed time.Time
+	count   batchSize
+	conn    readConn
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
 	return &reader{
 		c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{},
-		count: newBatchSize(c.opt.Window), conn: readConn{c: c},
+		count: newBatchSize(c.opt.Window), claimed: time.Now(), conn: readConn{c: c},
 	}
 }
 
@@ -104,6 +106,7 @@ func (r *reader) loop(ctx context.Context) error {
 		case err != nil:
 			return err
 		case len(names) > 0 && r.c.queues.capacity(ctx, r.count.want()) > 0:
+			r.claimIdle(ctx, names)
 			err = r.read(ctx, names)
 		}
 		if err != nil {
@@ -115,6 +118,24 @@ func (r *reader) loop(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// claimIdle takes over, now and then, what has been idle for too long. It is the reader that does so, because the streams
+// are prepared then: beside a preparation, newer entries that are idle could pass older ones that are not.
+func (r *reader) claimIdle(ctx context.Context, names []string) {
+	if time.Since(r.claimed) < r.c.opt.ClaimIdle/3 {
+		return
+	}
+	for _, name := range names {
+		err := r.c.claim(ctx, name, r.c.opt.ClaimIdle)
+		if ctx.Err() != nil {
+			return
+		}
+		if !noGroup(err) && !errors.Is(err, errNoLease) {
+			r.c.outages.note("claim", name, err)
+		}
+	}
+	r.claimed = time.Now()
 }
 
 // label names the stream of a reader that has only one.
