@@ -23,8 +23,8 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 	if !c.mayRun(stream) { // what another consumer works on would be taken from it
 		return "", errNoLease
 	}
-	c.queues.beginTake()
-	defer c.queues.endTake()
+	c.queues.beginTake(stream)
+	defer c.queues.endTake(stream)
 	keys, token := c.fence(stream)
 	reply, err := fenced(takeScript.Run(ctx, onceScripter{c.client}, keys, c.opt.Group, c.opt.Consumer, mode, cursor,
 		count.want(), token))

@@ -177,6 +177,7 @@ func (c *Consumer) readOrdered(ctx context.Context, stream string) {
 		c.term(ctx, stream)
 		if ctx.Err() == nil { // else what waits is given back
 			c.log.Warn("lease lost", "stream", stream)
+			c.leases.end(stream)
 			c.queues.drop(stream)
 		}
 	}
@@ -191,7 +192,9 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 	defer wg.Wait()
 	defer end()
 	only := []string{stream}
-	wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
+	r := newReader(c, func() []string { return only })
+	r.over = end
+	wg.Go(func() { r.run(ctx) })
 	for ctx.Err() == nil && c.leases.valid(stream) {
 		pause.For(ctx, c.opt.ClaimIdle/5)
 		if err := c.renew(ctx, stream); errors.Is(err, errNoLease) {

@@ -223,3 +223,57 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		t.Errorf("order and attempts %v", got)
 	}
 }
+
+// Events that wait for long, each of a subject of its own, take more than half of the window. What is left is used: for what
+// is new, and for what somebody else has left behind.
+func TestHalfAWindowIsEnough(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var ran atomic.Int64
+	start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, ClaimIdle: time.Second, Window: 200,
+		Backoff: func(int) time.Duration { return time.Hour },
+		Handler: func(_ context.Context, ev consumer.Event) error {
+			if ev.Subject == "other" {
+				ran.Add(1)
+			} else if number(t, ev) < 0 {
+				return consumer.Unavailable(errBoom)
+			}
+			return nil
+		},
+	})
+	fill(t, r.Client, "outbox.order", 3000, 50) // the reads are large now
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	const waiting = 130
+	for i := range waiting {
+		add(t, r.Client, "outbox.order", event{uuid.NewString(), fmt.Sprintf("w%d", i), -1})
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count; n != waiting {
+			return fmt.Errorf("%d entries wait", n)
+		}
+		return nil
+	})
+	id := add(t, r.Client, "outbox.order", event{uuid.NewString(), "other", 1})
+	times := func(n int64) {
+		t.Helper()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if got := ran.Load(); got != n {
+				return fmt.Errorf("it ran %d times", got)
+			}
+			return nil
+		})
+	}
+	times(1)
+	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
+	testenv.Eventually(t, 20*time.Second, func() error { // when it is acknowledged
+		if n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count; n != waiting {
+			return fmt.Errorf("%d entries wait", n)
+		}
+		return nil
+	})
+	if err := r.Client.Do(t.Context(), left...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	times(2)
+}

@@ -55,10 +55,6 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	if (e.attempt > 1 || e.stale) && !c.begin(ctx, e) {
 		return
 	}
-	if !c.mayRun(e.stream) { // what was just asked for may have taken long
-		c.queues.retry(e, c.leaseWait())
-		return
-	}
 	if g, _ := e.values["for_group"].(string); g != "" && g != c.opt.Group {
 		c.finish(e) // given back from a dead stream to another group
 		return

@@ -90,16 +90,15 @@ type queues struct {
 	// moves counts what happens to entries, for the watchdog.
 	moves   int64
 	stopped bool
-	// takes counts the readers of pending entries under way; forgotten is what was acknowledged or has died meanwhile,
-	// which such a reader may have seen as pending and must not bring back. What was let go of it may.
-	takes     int
-	forgotten map[entryRef]struct{}
+	// takes are the streams whose pending entries are being read, and what of them was acknowledged or has died meanwhile:
+	// the reader may have seen it as pending and must not bring it back. What was let go of it may.
+	takes map[string]map[entryRef]struct{}
 }
 
 func newQueues(window int, fresh time.Duration) *queues {
 	qs := &queues{
 		window: window, fresh: fresh, held: make(map[entryRef]*entry, window),
-		bySubject: make(map[queueKey]*queue, window), forgotten: map[entryRef]struct{}{},
+		bySubject: make(map[queueKey]*queue, window), takes: map[string]map[entryRef]struct{}{},
 	}
 	qs.work = sync.NewCond(&qs.mu)
 	return qs
@@ -116,7 +115,7 @@ func (qs *queues) add(es []*entry) int {
 			h.seen, h.moved = e.seen, false
 			continue
 		}
-		if _, ok := qs.forgotten[ref]; ok {
+		if _, ok := qs.takes[e.stream][ref]; ok {
 			continue
 		}
 		n++
@@ -301,8 +300,8 @@ func (qs *queues) wake(q *queue) {
 
 func (qs *queues) forget(e *entry) {
 	delete(qs.held, e.ref())
-	if qs.takes > 0 {
-		qs.forgotten[e.ref()] = struct{}{}
+	if forgotten := qs.takes[e.stream]; forgotten != nil {
+		forgotten[e.ref()] = struct{}{}
 	}
 }
 
@@ -326,19 +325,17 @@ func (qs *queues) acked(es []*entry) {
 	qs.space.ring()
 }
 
-// beginTake and endTake surround reading pending entries.
-func (qs *queues) beginTake() {
+// beginTake and endTake surround reading pending entries of stream, which its reader alone does.
+func (qs *queues) beginTake(stream string) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	qs.takes++
+	qs.takes[stream] = map[entryRef]struct{}{}
 }
 
-func (qs *queues) endTake() {
+func (qs *queues) endTake(stream string) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	if qs.takes--; qs.takes == 0 {
-		clear(qs.forgotten)
-	}
+	delete(qs.takes, stream)
 }
 
 // lose drops an entry that another consumer owns now, unless it runs already.

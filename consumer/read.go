@@ -19,6 +19,11 @@ const (
 	block = 500 * time.Millisecond
 	// holdFor is how long a reader keeps a connection of the pool to itself.
 	holdFor = time.Second
+	// claimFor is how long a reader looks for idle entries before it reads again.
+	claimFor = 20 * time.Millisecond
+	// leastBatch is how many entries a read asks for at least, and roomFor how long it waits for room for more.
+	leastBatch = 16
+	roomFor    = 100 * time.Millisecond
 	// maxBatch is how many entries one read asks for, at most, per stream.
 	maxBatch = 500
 	// batchBytes is what one read should return, at most, judged by what the entries before it weighed.
@@ -67,16 +72,19 @@ type reader struct {
 	prepared map[string]bool
 	// later are the streams that could not be prepared, and when to try again.
 	later map[string]time.Time
-	// claimed is when it last looked for idle entries.
-	claimed time.Time
-	count   batchSize
-	conn    readConn
+	// claimed is when it last began to look for idle entries; unclaimed are the streams that it has still to look at.
+	claimed   time.Time
+	unclaimed []string
+	// over is called when the lease turns out to be over, in ordered mode.
+	over  func()
+	count batchSize
+	conn  readConn
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
 	return &reader{
 		c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{},
-		count: newBatchSize(c.opt.Window), claimed: time.Now(), conn: readConn{c: c},
+		count: newBatchSize(c.opt.Window), claimed: time.Now(), over: func() {}, conn: readConn{c: c},
 	}
 }
 
@@ -105,9 +113,12 @@ func (r *reader) loop(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case len(names) > 0 && r.c.queues.capacity(ctx, r.count.want()) > 0:
-			r.claimIdle(ctx, names)
-			err = r.read(ctx, names)
+		case len(names) > 0:
+			if err = r.claimIdle(ctx, names); err == nil {
+				if n := r.room(ctx); n > 0 {
+					err = r.read(ctx, names, n)
+				}
+			}
 		}
 		if err != nil {
 			return err
@@ -120,22 +131,55 @@ func (r *reader) loop(ctx context.Context) error {
 	return nil
 }
 
-// claimIdle takes over, now and then, what has been idle for too long. It is the reader that does so, because the streams
-// are prepared then: beside a preparation, newer entries that are idle could pass older ones that are not.
-func (r *reader) claimIdle(ctx context.Context, names []string) {
-	if time.Since(r.claimed) < r.c.opt.ClaimIdle/3 {
-		return
+// room waits until there is room for the next read and returns how many entries that may ask for; 0 if it is time to look
+// for idle entries first. Large reads are cheaper, so little room is used only if it does not become more for a while: what
+// takes the rest may wait for long.
+func (r *reader) room(ctx context.Context) int {
+	want := r.count.want()
+	if n, _ := r.c.queues.tryCapacity(want); n >= want || len(r.unclaimed) > 0 {
+		return max(0, min(n, want))
 	}
-	for _, name := range names {
-		err := r.c.claim(ctx, name, r.c.opt.ClaimIdle)
-		if ctx.Err() != nil {
-			return
+	if r.wait(ctx, time.Now().Add(roomFor), want) > 0 {
+		return want
+	}
+	return min(want, r.wait(ctx, r.claimed.Add(r.c.opt.ClaimIdle/3), min(want, leastBatch)))
+}
+
+// wait waits for room for n entries until then, and returns how much there is; 0 if there is less.
+func (r *reader) wait(ctx context.Context, until time.Time, n int) int {
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	return r.c.queues.capacity(ctx, n)
+}
+
+// claimIdle takes over, now and then, what has been idle for too long; of many streams some, and the others before the
+// next reads. It is the reader that does so, because the streams are prepared then: beside a preparation, newer entries
+// that are idle could pass older ones that are not.
+func (r *reader) claimIdle(ctx context.Context, names []string) error {
+	began := time.Now()
+	if began.Sub(r.claimed) >= r.c.opt.ClaimIdle/3 {
+		r.claimed = began
+		if len(r.unclaimed) == 0 {
+			r.unclaimed = slices.Clone(names)
 		}
-		if !noGroup(err) && !errors.Is(err, errNoLease) {
+	}
+	for len(r.unclaimed) > 0 && time.Since(began) < claimFor {
+		name := r.unclaimed[0]
+		r.unclaimed = r.unclaimed[1:]
+		if !r.prepared[name] {
+			continue
+		}
+		switch err := r.c.claim(ctx, name, r.c.opt.ClaimIdle); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case noGroup(err), errors.Is(err, errNoLease):
+		case err != nil && !isServerError(err):
+			return err // what it has taken over without an answer is ours, and comes before anything newer
+		default:
 			r.c.outages.note("claim", name, err)
 		}
 	}
-	r.claimed = time.Now()
+	return nil
 }
 
 // label names the stream of a reader that has only one.
@@ -169,6 +213,7 @@ func (r *reader) ready(ctx context.Context) ([]string, error) {
 			}
 			if err := r.prepare(ctx, name); err != nil {
 				if errors.Is(err, errNoLease) {
+					r.over()
 					continue
 				}
 				if !isServerError(err) {
@@ -209,12 +254,12 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 }
 
 // read waits for new entries of the streams and puts them into the queues, once or a few times.
-func (r *reader) read(ctx context.Context, names []string) error {
+func (r *reader) read(ctx context.Context, names []string, n int) error {
 	var err error
 	if r.c.opt.Ordered { // the lease says which of its holder's reads count
-		err = r.readLeased(ctx, names[0], r.count.want())
+		err = r.readLeased(ctx, names[0], n)
 	} else {
-		err = r.conn.with(ctx, names[0], func() error { return r.readOn(ctx, names) })
+		err = r.conn.with(ctx, names[0], func() error { return r.readOn(ctx, names, n) })
 	}
 	if err != nil && strings.Contains(err.Error(), "NOGROUP") {
 		r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
@@ -226,15 +271,15 @@ func (r *reader) read(ctx context.Context, names []string) error {
 
 // readOn reads on the connection that this reader holds, and gives it back after a while, or when there is something
 // else to do first: the pool may have no other one for those who acknowledge.
-func (r *reader) readOn(ctx context.Context, names []string) error {
+func (r *reader) readOn(ctx context.Context, names []string, n int) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
-		want := r.count.want()
-		if n, _ := r.c.queues.tryCapacity(want); n < want {
-			return nil
-		}
-		if err := r.readGroup(ctx, names, want); err != nil {
+		if err := r.readGroup(ctx, names, n); err != nil {
 			return err
+		}
+		n = r.count.want()
+		if free, _ := r.c.queues.tryCapacity(n); free < n {
+			return nil
 		}
 	}
 	return nil
@@ -312,7 +357,7 @@ type batchSize struct{ max, n int }
 
 func newBatchSize(window int) batchSize {
 	limit := max(1, min(maxBatch, window/2))
-	return batchSize{max: limit, n: min(limit, 16)}
+	return batchSize{max: limit, n: min(limit, leastBatch)}
 }
 
 func (b *batchSize) want() int { return b.n }
