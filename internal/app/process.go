@@ -110,7 +110,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 			// The console's client: a question of an operator takes no connection of the API's.
 			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
 		},
-		Ready: ready, Gatherer: p.registry, Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
+		Ready: ready, Gatherer: withRuntime(p.registry), Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
 		Access: admin.Access{
 			Token: c.AdminToken, ReadToken: c.AdminReadToken, Addr: c.AdminAddr, Bound: p.admin.Addr(),
 			Hosts: c.AdminHosts,
@@ -162,10 +162,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// newRegistry returns a registry with what every process exports.
+// newRegistry returns a registry with what every process exports beside what withRuntime adds.
 func newRegistry(version string) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "posthaste_build_info",
 		Help: "Always 1; the version is the label.",
@@ -173,6 +172,14 @@ func newRegistry(version string) *prometheus.Registry {
 	info.WithLabelValues(version).Set(1)
 	reg.MustRegister(info)
 	return reg
+}
+
+// withRuntime adds what the Go runtime and the kernel say of this process. It is apart because it is dear to gather: the
+// console, which asks its process every second, does without.
+func withRuntime(reg *prometheus.Registry) prometheus.Gatherer {
+	system := prometheus.NewRegistry()
+	system.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return prometheus.Gatherers{reg, system}
 }
 
 // ServeHTTP runs h on l until ctx ends, then lets what is in flight finish.

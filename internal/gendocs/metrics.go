@@ -69,9 +69,6 @@ func collect(all map[string]*exported, process string, reg *prometheus.Registry)
 			continue
 		}
 		name := m[1]
-		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
-			continue
-		}
 		x := all[name]
 		if x == nil {
 			x = &exported{
