@@ -270,8 +270,8 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
 
-// A process that stands still for about as long as its lease lasts may find it over, let go of events, and have it again
-// a moment later. What it still has in memory does not run before what it has let go of.
+// A process that stands still for about as long as its lease lasts may find it over, let go of events, and have it
+// again a moment later. What it still has in memory does not run before what it has let go of.
 func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

@@ -71,8 +71,8 @@ func TestRedisGoneAndBack(t *testing.T) {
 }
 
 // The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader
-// waits for room. When the way is repaired a first acknowledgement makes too little of it, the others come all at once; it
-// goes on.
+// waits for room. When the way is repaired a first acknowledgement makes too little of it, the others come all at
+// once; it goes on.
 func TestAPartitionIsSurvived(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

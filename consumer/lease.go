@@ -111,8 +111,8 @@ func fenced(cmd *redis.Cmd) ([]any, error) {
 	return cmd.Slice()
 }
 
-// lease takes or renews the lease of stream in Redis, and returns until when it lasts by our own clock, counted from before
-// the call.
+// lease takes or renews the lease of stream in Redis, and returns until when it lasts by our own clock, counted from
+// before the call.
 func (c *Consumer) lease(ctx context.Context, stream string) (got string, until time.Time, err error) {
 	ttl := c.opt.ClaimIdle
 	began := time.Now()

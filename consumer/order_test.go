@@ -224,8 +224,8 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	}
 }
 
-// Events that wait for long, each of a subject of its own, take more than half of the window. What is left is used: for what
-// is new, and for what somebody else has left behind.
+// Events that wait for long, each of a subject of its own, take more than half of the window. What is left is used:
+// for what is new, and for what somebody else has left behind.
 func TestHalfAWindowIsEnough(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

@@ -90,8 +90,8 @@ type queues struct {
 	// moves counts what happens to entries, for the watchdog.
 	moves   int64
 	stopped bool
-	// takes are the streams whose pending entries are being read, and what of them was acknowledged or has died meanwhile:
-	// the reader may have seen it as pending and must not bring it back. What was let go of it may.
+	// takes are the streams whose pending entries are being read, and what of them was acknowledged or has died
+	// meanwhile: the reader may have seen it as pending and must not bring it back. What was let go of it may.
 	takes map[string]map[entryRef]struct{}
 }
 

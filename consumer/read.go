@@ -131,9 +131,9 @@ func (r *reader) loop(ctx context.Context) error {
 	return nil
 }
 
-// room waits until there is room for the next read and returns how many entries that may ask for; 0 if it is time to look
-// for idle entries first. Large reads are cheaper, so little room is used only if it does not become more for a while: what
-// takes the rest may wait for long.
+// room waits until there is room for the next read and returns how many entries that may ask for; 0 if it is time to
+// look for idle entries first. Large reads are cheaper, so little room is used only if it does not become more for a
+// while: what takes the rest may wait for long.
 func (r *reader) room(ctx context.Context) int {
 	want := r.count.want()
 	if n, _ := r.c.queues.tryCapacity(want); n >= want || len(r.unclaimed) > 0 {

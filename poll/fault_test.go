@@ -148,7 +148,8 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 		}
 	}}
 	r.run(o)
-	r.eventually(20*time.Second, "a mark without an answer", func() bool { return lost.Load() == 3 && count() > marks.Load() })
+	r.eventually(20*time.Second, "a mark without an answer",
+		func() bool { return lost.Load() == 3 && count() > marks.Load() })
 	pg.Down() // or it would take as long as a call may
 	pg.Remove("lost")
 	pg.Up()

@@ -174,8 +174,8 @@ func newRegistry(version string) *prometheus.Registry {
 	return reg
 }
 
-// withRuntime adds what the Go runtime and the kernel say of this process. It is apart because it is dear to gather: the
-// console, which asks its process every second, does without.
+// withRuntime adds what the Go runtime and the kernel say of this process. It is apart because it is dear to gather:
+// the console, which asks its process every second, does without.
 func withRuntime(reg *prometheus.Registry) prometheus.Gatherer {
 	system := prometheus.NewRegistry()
 	system.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -8,7 +8,8 @@
 // The thread that is not woken is also the one that interrupts a goroutine which computes for more than 10 ms. It still
 // wakes for timers and for other system calls. So this is for processes whose goroutines do little at a time.
 //
-// In a program that is built for the race detector the calls are Go's own, which tell it what they are before and behind.
+// In a program that is built for the race detector the calls are Go's own, which tell it what they are before and
+// behind.
 //
 // On systems other than Linux on amd64 and arm64 the connections are Go's own.
 package socket
