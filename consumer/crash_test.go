@@ -282,10 +282,11 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	n := scale(60_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)
 	p := spawn(t, cfg)
-	for i := 0; r.Client.LLen(t.Context(), "journal").Val() < int64(n); i++ {
-		before := r.Client.LLen(t.Context(), "journal").Val()
+	ran := func() int64 { return r.Client.LLen(t.Context(), "journal").Val() }
+	for i := 0; ran() < int64(n); i++ {
+		before := ran()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if got := r.Client.LLen(t.Context(), "journal").Val(); got < min(before+100, int64(n)) {
+			if got := ran(); got < min(before+100, int64(n)) {
 				return fmt.Errorf("%d events, %d before", got, before)
 			}
 			return nil
@@ -293,7 +294,13 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(cfg.ClaimIdle*2/3 + time.Duration(i%10)*cfg.ClaimIdle/20)
+		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if left := r.Client.PTTL(t.Context(), "{outbox.order}:lease:g").Val(); left >= max(least, 0) {
+				return fmt.Errorf("the lease lasts for another %v", left)
+			}
+			return nil
+		})
 		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}

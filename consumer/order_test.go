@@ -248,12 +248,7 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	for i := range waiting {
 		add(t, r.Client, "outbox.order", event{uuid.NewString(), fmt.Sprintf("w%d", i), -1})
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count; n != waiting {
-			return fmt.Errorf("%d entries wait", n)
-		}
-		return nil
-	})
+	waitPending(t, r.Client, waiting)
 	id := add(t, r.Client, "outbox.order", event{uuid.NewString(), "other", 1})
 	times := func(n int64) {
 		t.Helper()
@@ -265,13 +260,13 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 		})
 	}
 	times(1)
-	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	testenv.Eventually(t, 20*time.Second, func() error { // when it is acknowledged
 		if n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count; n != waiting {
 			return fmt.Errorf("%d entries wait", n)
 		}
 		return nil
 	})
+	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	if err := r.Client.Do(t.Context(), left...).Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -170,8 +170,8 @@ type running struct {
 func (r *rig) run(o poll.Options) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &running{stop: cancel, done: make(chan error, 1)}
-	s := poll.New(o)
-	go func() { run.done <- s.Run(ctx, r.scope()) }()
+	s, scope := poll.New(o), r.scope()
+	go func() { run.done <- s.Run(ctx, scope) }()
 	r.tb.Cleanup(func() {
 		cancel()
 		select {
