@@ -77,3 +77,65 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 		}
 	})
 }
+
+// A worker finds no lease, and before it has put its entry back everything is dropped, and taken over again: the entry
+// is not passed by those behind it. One that nobody has taken over again goes.
+func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
+	t.Parallel()
+	l := newQueues(64, time.Hour)
+	entries := func(from int) (es []*entry) {
+		for n := from; n <= 3; n++ {
+			id := strconv.Itoa(n) + "-0"
+			es = append(es, &entry{
+				stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1,
+				seen: time.Now(),
+			})
+		}
+		return es
+	}
+	l.add(entries(1))
+	first, _ := l.next()
+	l.drop("other")
+	if n := l.counts(); n.held != 3 {
+		t.Fatalf("%d entries are held when another stream's are dropped, want 3", n.held)
+	}
+	l.drop("s")
+	if n := l.counts(); n.held != 1 || n.loaded != 1 {
+		t.Fatalf("%d entries are held, %d with payload; want the one that runs", n.held, n.loaded)
+	}
+	l.add(entries(1))
+	l.retry(first, 0)
+	for _, want := range []string{"1-0", "2-0", "3-0"} {
+		e, _ := l.next()
+		if e.id != want {
+			t.Fatalf("%s runs, want %s", e.id, want)
+		}
+		if want != "3-0" {
+			l.done(e, true)
+			continue
+		}
+		l.drop("s")
+		l.retry(e, 0)
+	}
+	if n := l.counts(); n.held != 2 || n.held != n.unacked || n.loaded != 0 {
+		t.Errorf("%d entries are held, %d of them done and %d with payload; want 2, 2 and 0", n.held, n.unacked,
+			n.loaded)
+	}
+}
+
+// A renewal that is answered when the lease is over by this process's clock does not bring it back.
+func TestALeaseThatIsOverStaysOver(t *testing.T) {
+	t.Parallel()
+	l, later := newLeases(), time.Now().Add(time.Hour)
+	if l.extend("s", later) || l.valid("s") {
+		t.Error("a lease that nobody has had is extended")
+	}
+	l.begin("s", later)
+	if !l.extend("s", later.Add(time.Hour)) || l.left("s") < time.Hour {
+		t.Error("a lease is not extended")
+	}
+	l.begin("s", time.Now())
+	if l.extend("s", later) || l.valid("s") {
+		t.Error("a lease that is over is extended")
+	}
+}
