@@ -334,3 +334,24 @@ func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
 		}
 	})
 }
+
+// What an adoption has seen in a stream may be gone when it tells the gate. It tells it all the same, which makes the
+// gate notice.
+func TestWhatIsRecalledIsGone(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.order")
+		w.event("order", "a")
+		w.rd.ids++
+		e := entry{id: w.rd.ids, Event: w.pg.log[0].rows[0].Event}
+		w.rd.streams["outbox.order"] = &stream{last: e.id, entries: []entry{e}}
+		w.pg.delivered = true
+		w.plan = fault{"Sink.Recall", 0, dropped}
+		if _, err := l.adopt(context.Background()); err != nil || !w.struck {
+			t.Fatalf("%v, recalled: %v", err, w.struck)
+		}
+		if g := w.rd.gates["outbox.order"]; len(g.doubt) != 1 || !w.rd.forgot("outbox.order") {
+			t.Errorf("%d events are in doubt", len(g.doubt))
+		}
+	})
+}

@@ -140,8 +140,17 @@ func (r *redis) lacks(name string, g *gate) bool {
 }
 
 func (r *redis) has(name string, id uuid.UUID) bool {
-	s := r.streams[name]
-	return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return e.ID == id })
+	return r.entry(name, id) > 0
+}
+
+// entry is the number of an event's entry, or 0 if the stream does not have it.
+func (r *redis) entry(name string, id uuid.UUID) int64 {
+	if s := r.streams[name]; s != nil {
+		if n := slices.IndexFunc(s.entries, func(e entry) bool { return e.ID == id }); n >= 0 {
+			return s.entries[n].id
+		}
+	}
+	return 0
 }
 
 // adopt raises a gate: adopt.lua.

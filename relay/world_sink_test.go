@@ -107,12 +107,8 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 		if err != nil {
 			return nothing{}, err
 		}
-		for _, id := range ids {
-			for _, e := range r.streams[stream].entries {
-				if e.ID == id {
-					g.doubt[id] = doubtful{entry: e.id}
-				}
-			}
+		for _, id := range ids { // also those that have gone since they were seen: the last entry tells
+			g.doubt[id] = doubtful{entry: r.entry(stream, id)}
 		}
 		if e := outbox.NewEntry(uuid.UUID{}, last); int64(e.Millis) > g.last {
 			g.last = int64(e.Millis)

@@ -184,6 +184,26 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	f.must(fresh.Adopt(ctx, stream, f.owner(4), true))
 }
 
+// What was seen in a stream may be gone when its gate is told of it: then the gate lacks it, and says so.
+func TestWhatIsRecalledIsGone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	event := makeEvent()
+	receipt := f.publish(f.lane(f.adopted(1)), event)
+	f.do("DEL", stream, gate)
+	o := f.adopted(2)
+	f.must(f.sink.Recall(t.Context(), o, stream, []uuid.UUID{event.ID}, receipt.Last))
+	f.wantDoubt(1)
+	for range 2 {
+		_, err := f.lane(o).Deliver([]*outbox.Event{event}).Publish(t.Context())
+		wantGap(t, err)
+	}
+	o = f.adopted(3)
+	f.wantDoubt(0)
+	f.publish(f.lane(o), event)
+	f.wantStored(event)
+}
+
 // A restored database has older numbers than the gate.
 func TestARestoredDatabaseIsFencedByTheGatesEpoch(t *testing.T) {
 	t.Parallel()
