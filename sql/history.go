@@ -24,7 +24,14 @@ const trimTime = 10 * time.Second
 func (s *store) Housekeep(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	_, err := s.pool.Exec(ctx, query("dead_published"))
+	// Looking which may be forgotten costs more than anything else that is asked once a second. Mostly there are none.
+	var dead int64
+	var ended bool
+	err := s.pool.QueryRow(ctx, query("dead_look")).Scan(&dead, &ended)
+	if err != nil || !ended {
+		return dead, err
+	}
+	_, err = s.pool.Exec(ctx, query("dead_published"))
 	dead, countErr := CountDead(ctx, s.pool)
 	return dead, errors.Join(err, countErr)
 }
