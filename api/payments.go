@@ -235,7 +235,7 @@ func (r *Payments) Run(ctx context.Context) error {
 				break
 			}
 		}
-		if pause.For(ctx, paymentsEvery) != nil {
+		if pause.Tick(ctx, paymentsEvery) != nil {
 			return nil
 		}
 	}

@@ -113,7 +113,7 @@ func (s *Sync) Run(ctx context.Context) error {
 		if len(s.rows) == 0 {
 			wait = max(wait, lookEvery) // nobody uses credits
 		}
-		if wait > 0 && pause.For(ctx, wait) != nil {
+		if wait > 0 && pause.Tick(ctx, wait) != nil {
 			break
 		}
 	}

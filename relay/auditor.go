@@ -70,7 +70,7 @@ type auditor struct {
 
 // run audits until ctx ends or there is a finding, which it returns.
 func (a *auditor) run(ctx context.Context) error {
-	for pause.For(ctx, auditInterval) == nil {
+	for pause.Tick(ctx, auditInterval) == nil {
 		if err := a.once(ctx); err != nil {
 			a.metrics.auditFailures.WithLabelValues(slotReason(err)).Inc()
 			return err

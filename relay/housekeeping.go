@@ -49,7 +49,7 @@ func (h *housekeeper) run(ctx context.Context) {
 		}
 		h.countDead(ctx)
 		h.keepStreams(ctx)
-		pause.About(ctx, trimInterval)
+		pause.Tick(ctx, trimInterval)
 	}
 }
 

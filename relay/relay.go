@@ -267,7 +267,7 @@ func (r *Relay) watchSink(ctx context.Context) {
 		} else {
 			r.health.clear(conditionRedis)
 		}
-		pause.For(ctx, time.Second)
+		pause.Tick(ctx, time.Second)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -147,12 +148,14 @@ func (s *settler) start(at outbox.Pass) {
 // due is when to look next.
 func (s *settler) due(last bool) time.Time {
 	rest := lookShare * s.took
-	wait := max(markInterval, min(rest, lookPause))
+	wait := min(rest, lookPause)
 	switch {
 	case last, !s.troubled.IsZero() && len(s.stuck) == 0:
 		wait = markGap
 	case s.hurried, s.window.halfFull(): // a look that took long must not hold up the stream for longer
 		wait = max(markGap, min(rest, markInterval))
+	case wait < markInterval:
+		return pause.NextTick(s.looked, markInterval)
 	}
 	return s.looked.Add(wait)
 }

@@ -77,7 +77,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			k.log.Debug("slot upkeep", "err", err)
 		}
-		pause.For(ctx, next)
+		pause.Tick(ctx, next)
 	}
 }
 

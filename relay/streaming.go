@@ -15,7 +15,7 @@ const (
 	// goodStream is how long a stream must have run for the next hand-over to come without delay.
 	goodStream = 10 * time.Second
 	// guardInterval is how often a leader that streams looks whether it still may.
-	guardInterval = 400 * time.Millisecond
+	guardInterval = 500 * time.Millisecond
 )
 
 // streaming is one run of the slot reader: reader, publisher, settler and auditor, each a goroutine, are joined here
@@ -133,7 +133,7 @@ func (s *streaming) started(ctx context.Context) error {
 // lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to
 // end it.
 func (s *streaming) lead(intake context.Context) error {
-	look := time.NewTicker(guardInterval)
+	look := time.NewTimer(time.Until(pause.NextTick(time.Now(), guardInterval)))
 	defer look.Stop()
 	for intake.Err() == nil {
 		select {
@@ -147,7 +147,8 @@ func (s *streaming) lead(intake context.Context) error {
 				s.running.Store(true)
 			}
 			s.begun <- err // there is room: it is asked once
-		case <-look.C:
+		case now := <-look.C:
+			look.Reset(pause.NextTick(now, guardInterval).Sub(now))
 			well := s.running.Load() && time.Since(s.since) > goodStream
 			if err := s.guard(intake, well); err != nil {
 				return err

@@ -119,7 +119,7 @@ func (w *watchdog) run(ctx context.Context) {
 			f = w.untold(w.moved.Load(), time.Now())
 		}
 		w.stand(f)
-		pause.For(ctx, watchInterval)
+		pause.Tick(ctx, watchInterval)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"posthaste/api/admin/console"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/internal/pause"
 	"posthaste/relay"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -54,6 +55,7 @@ type process struct {
 }
 
 func newProcess(c Config, log *slog.Logger) process {
+	pause.Spread()
 	reg := newRegistry(c.Version)
 	return process{config: c, log: log, registry: reg, refused: newRefusals(reg)}
 }

@@ -4,6 +4,7 @@ package pause
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,6 +18,29 @@ func For(ctx context.Context, d time.Duration) error {
 	}
 	return ctx.Err() // also when both came at once
 }
+
+// Tick waits until the next tick: see [NextTick].
+func Tick(ctx context.Context, d time.Duration) error {
+	now := time.Now()
+	return For(ctx, NextTick(now, d).Sub(now))
+}
+
+// NextTick returns the tick that is about d behind a moment: d/2 at least, less than 3*d/2. Whoever in this process
+// asks for ticks of d, or of a multiple of it, has them at the same moments, so that the process, and the servers that
+// it asks, wake up once for all of them.
+func NextTick(after time.Time, d time.Duration) time.Time {
+	on := after.Add(time.Duration(phase.Load()))
+	passed := on.Sub(on.Truncate(d))
+	if passed > d/2 {
+		passed -= d
+	}
+	return after.Add(d - passed)
+}
+
+// Spread gives this process ticks at moments of its own. Without it they are where the clock's seconds begin.
+func Spread() { phase.CompareAndSwap(0, 1+int64(rand.N(time.Hour))) } //nolint:gosec // spreads ticks, no secret
+
+var phase atomic.Int64
 
 // About is For with d spread by [Jitter].
 func About(ctx context.Context, d time.Duration) error { return For(ctx, Jitter(d)) }

@@ -31,3 +31,33 @@ func TestFor(t *testing.T) {
 		}
 	})
 }
+
+func TestTick(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for i := range 20 {
+			after := time.Now()
+			_ = pause.For(t.Context(), time.Duration(i)*73*time.Millisecond) // what is done at each tick takes so long
+			half := pause.NextTick(time.Now(), time.Second/2)
+			second := pause.NextTick(time.Now(), time.Second)
+			if d := second.Sub(half) % (time.Second / 2); d != 0 {
+				t.Errorf("those who wait for a second are %v apart from those who wait for half of one", d)
+			}
+			began := time.Now()
+			if err := pause.Tick(t.Context(), time.Second); err != nil || !time.Now().Equal(second) {
+				t.Errorf("%v after %v, the tick is %v away", err, time.Since(began), second.Sub(began))
+			}
+			if d := time.Since(began); d < time.Second/2 || d >= 3*time.Second/2 {
+				t.Errorf("%v", d)
+			}
+			if d := time.Since(after); i > 0 && i < 7 && d != time.Second {
+				t.Errorf("%d: a tick is %v behind the last", i, d)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := pause.Tick(ctx, time.Hour); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	})
+}

@@ -47,6 +47,7 @@ import (
 
 	"posthaste/internal/audit"
 	"posthaste/internal/ops"
+	"posthaste/internal/pause"
 	"posthaste/internal/shared"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -170,21 +171,16 @@ func (c *Console) Run(ctx context.Context) error {
 
 // sample adds to the ring every second and tells the viewers.
 func (c *Console) sample(ctx context.Context) error {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case now := <-t.C:
-			seen := c.watch.look(now)
-			leads, shared := c.leads()
-			c.ring.add(now, leads, shared, seen)
-			if c.hub.watched() {
-				c.hub.send("state", c.assemble(now))
-			}
+	for pause.Tick(ctx, time.Second) == nil {
+		now := time.Now()
+		seen := c.watch.look(now)
+		leads, shared := c.leads()
+		c.ring.add(now, leads, shared, seen)
+		if c.hub.watched() {
+			c.hub.send("state", c.assemble(now))
 		}
 	}
+	return nil
 }
 
 // leads reports whether this process is the one whose metrics tell of the backlog, and whether it shares the
