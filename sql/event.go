@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Event is what a writer says about an event; the table fills in the rest.
@@ -45,10 +46,13 @@ func InsertEvent(ctx context.Context, tx pgx.Tx, e Event) (uuid.UUID, error) {
 		s := string(b)
 		headers = &s
 	}
-	_, err := tx.Exec(ctx, query("insert_event"), e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload),
-		headers)
+	_, err := tx.Exec(ctx, query("insert_event"), uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type,
+		string(e.Payload), headers)
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("insert event %s: %w", e.ID, err)
 	}
 	return e.ID, nil
 }
+
+// uuidParam is a parameter that pgx writes as it is: a uuid.UUID it makes a text of, which it parses.
+func uuidParam(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

@@ -157,8 +157,8 @@ func orderArgs(o *Order, e *Event) ([]any, error) {
 		status = &o.RespStatus
 	}
 	args := []any{
-		o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Fence, o.Amount, o.Currency, o.Status, status, o.RespBody,
-		o.CreatedAt, o.PayWith,
+		uuidParam(o.ID), uuidParam(o.UserID), o.Key[:], o.Fingerprint, o.Fence, o.Amount, o.Currency, o.Status, status,
+		o.RespBody, o.CreatedAt, o.PayWith,
 	}
 	if e == nil {
 		return append(args, nil, nil, nil, nil, nil, nil), nil
@@ -167,7 +167,7 @@ func orderArgs(o *Order, e *Event) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(args, e.ID, e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers), nil
+	return append(args, uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers), nil
 }
 
 // errHungUp means that the server had ended the connection before anything was sent.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"posthaste/internal/statement"
 )
@@ -35,7 +36,7 @@ const idleLimit = "60s"
 // must be in tx's search path.
 func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, err error) {
 	id, day := locate(eventID)
-	tag, err := tx.Exec(ctx, query("once"), day, group, id, idleLimit)
+	tag, err := tx.Exec(ctx, query("once"), day, group, pgtype.UUID{Bytes: id, Valid: true}, idleLimit)
 	if err != nil {
 		return false, fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
 	}

@@ -1,16 +1,31 @@
 // Package statement finds SQL statements that a package embeds, one file each in its folder queries.
 package statement
 
-import "embed"
+import (
+	"embed"
+	"strings"
+)
 
 // In returns a function that returns the text of queries/<name>.sql in files. It panics for a name that is not there:
 // the files are embedded, so a missing one is a broken build.
 func In(files embed.FS) func(name string) string {
-	return func(name string) string {
-		b, err := files.ReadFile("queries/" + name + ".sql")
+	list, err := files.ReadDir("queries")
+	if err != nil {
+		panic(err)
+	}
+	texts := make(map[string]string, len(list))
+	for _, f := range list {
+		b, err := files.ReadFile("queries/" + f.Name())
 		if err != nil {
 			panic(err)
 		}
-		return string(b)
+		texts[strings.TrimSuffix(f.Name(), ".sql")] = string(b)
+	}
+	return func(name string) string {
+		text, ok := texts[name]
+		if !ok {
+			panic("no statement is called " + name)
+		}
+		return text
 	}
 }
