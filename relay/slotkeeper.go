@@ -77,7 +77,8 @@ func (k *slotKeeper) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			k.log.Debug("slot upkeep", "err", err)
 		}
-		pause.Tick(ctx, next)
+		// Never longer than that: the disk fills meanwhile.
+		pause.For(ctx, min(next, time.Until(pause.NextTick(time.Now(), next))))
 	}
 }
 
