@@ -78,7 +78,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 			k.log.Debug("slot upkeep", "err", err)
 		}
 		// Never longer than that: the disk fills meanwhile.
-		pause.For(ctx, min(next, time.Until(pause.NextTick(time.Now(), next))))
+		pause.For(ctx, min(next, pause.UntilTick(next)))
 	}
 }
 

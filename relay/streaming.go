@@ -133,7 +133,7 @@ func (s *streaming) started(ctx context.Context) error {
 // lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to
 // end it.
 func (s *streaming) lead(intake context.Context) error {
-	look := time.NewTimer(time.Until(pause.NextTick(time.Now(), guardInterval)))
+	look := time.NewTimer(pause.UntilTick(guardInterval))
 	defer look.Stop()
 	for intake.Err() == nil {
 		select {
@@ -147,8 +147,8 @@ func (s *streaming) lead(intake context.Context) error {
 				s.running.Store(true)
 			}
 			s.begun <- err // there is room: it is asked once
-		case now := <-look.C:
-			look.Reset(pause.NextTick(now, guardInterval).Sub(now))
+		case <-look.C:
+			look.Reset(pause.UntilTick(guardInterval))
 			well := s.running.Load() && time.Since(s.since) > goodStream
 			if err := s.guard(intake, well); err != nil {
 				return err

@@ -138,7 +138,7 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 			}
 		}
 		after(stallAfter, "")
-		after(2*watchInterval, "part 3 stands at row 11")
+		after(2*watchInterval, "stalled: rows wait in 1 parts, and nothing has moved for 40s; part 3 stands at row 11")
 		store.gone.Store(true)
 		after(watchInterval, "")
 		store.err.Store(true)

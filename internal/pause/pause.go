@@ -20,10 +20,10 @@ func For(ctx context.Context, d time.Duration) error {
 }
 
 // Tick waits until the next tick: see [NextTick].
-func Tick(ctx context.Context, d time.Duration) error {
-	now := time.Now()
-	return For(ctx, NextTick(now, d).Sub(now))
-}
+func Tick(ctx context.Context, d time.Duration) error { return For(ctx, UntilTick(d)) }
+
+// UntilTick returns how far away the next tick is: see [NextTick].
+func UntilTick(d time.Duration) time.Duration { return time.Until(NextTick(time.Now(), d)) }
 
 // NextTick returns the tick that is about d behind a moment: d/2 at least, less than 3*d/2. Whoever in this process
 // asks for ticks of d, or of a multiple of it, has them at the same moments, so that the process, and the servers that
