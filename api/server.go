@@ -65,7 +65,8 @@ type Options struct {
 
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
-	pool *sql.Pool
+	pool   *sql.Pool
+	orders *sql.Placer
 	// probe is for looks at Postgres.
 	probe *sql.Pool
 	ready shared.Look[Readiness]
@@ -106,8 +107,8 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("api: Options has both Keys and Tokens")
 	}
 	s := &Server{
-		pool: o.Pool, poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis, credits: o.Credits, accept: o.Accept,
-		keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		pool: o.Pool, orders: sql.NewPlacer(o.Pool), poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis,
+		credits: o.Credits, accept: o.Accept, keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
 	if s.probe = o.Probe; s.probe == nil {

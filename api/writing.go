@@ -60,7 +60,7 @@ func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *
 func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
 	w.s.fail(ctx, "before_insert")
 	w.doubt = true // should it panic
-	created, err = sql.PlaceOrder(ctx, w.s.pool, o, e)
+	created, err = w.s.orders.Place(ctx, o, e)
 	w.doubt = errors.Is(err, sql.ErrCommitUnknown)
 	if err != nil || created {
 		return o, created, err

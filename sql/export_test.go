@@ -17,3 +17,13 @@ func SessionOf(s *Sweep) DB { return s.conn }
 
 // Awaits is what PlaceOrder asks before it sends.
 var Awaits = awaits
+
+// Waiting is how many orders wait for their turn.
+func Waiting(w *Placer) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.waiting)
+}
+
+// BrokenPlacer panics when it inserts.
+func BrokenPlacer() *Placer { return &Placer{most: 1} }

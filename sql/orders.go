@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -40,11 +42,12 @@ var orderSettings = map[string]string{
 }
 
 var (
-	orderInsertSQL = query("order_insert")
-	orderByKeySQL  = query("order_by_key")
-	orderByIDSQL   = query("order_by_id")
-	orderListSQL   = query("order_list")
-	orderPurgeSQL  = query("order_purge")
+	orderInsertSQL     = query("order_insert")
+	orderInsertManySQL = query("order_insert_many")
+	orderByKeySQL      = query("order_by_key")
+	orderByIDSQL       = query("order_by_id")
+	orderListSQL       = query("order_list")
+	orderPurgeSQL      = query("order_purge")
 )
 
 var (
@@ -112,15 +115,49 @@ func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
 // Errors: ErrCommitUnknown; ErrOrderLocked and any other mean that nothing was written. RetryOrder tells whether a new
 // connection may do better.
 func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed bool, err error) {
-	args, err := orderArgs(o, e)
+	p, err := newPlacement(o, e)
 	if err != nil {
 		return false, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
+	err = insert(ctx, pool, []*placement{p})
+	return p.placed, err
+}
+
+// placement is an order that is to be inserted, and what has become of it.
+type placement struct {
+	order   *Order
+	event   *Event // nil: it announces nothing
+	headers *string
+
+	// placed is true only after the commit.
+	placed bool
+
+	// These are a Placer's. err is that of the group; alone: to be tried by itself instead. done is closed when both
+	// are set. ctx is the caller's.
+	err   error
+	alone bool
+	done  chan struct{}
+	ctx   context.Context //nolint:containedctx // it ends with the call
+}
+
+func newPlacement(o *Order, e *Event) (*placement, error) {
+	p := &placement{order: o, event: e}
+	if e == nil {
+		return p, nil
+	}
+	var err error
+	p.headers, err = encodeHeaders(e.Headers)
+	return p, err
+}
+
+// insert inserts a group of orders, no two with one id, in one statement, and says of each if it was placed. It fails
+// for all of them, with an error of PlaceOrder, and then none is placed.
+func insert(ctx context.Context, pool *Pool, group []*placement) error {
 	conn, err := acquire(ctx, pool)
 	if err != nil {
-		return false, fmt.Errorf("insert order %s: get a connection: %w", o.ID, err)
+		return fmt.Errorf("%s: get a connection: %w", inserting(group), err)
 	}
 	defer conn.Release()
 	// Whether the statement was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to what was sent
@@ -129,19 +166,46 @@ func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed boo
 		err = awaits(ctx, conn.Conn())
 	}
 	if err != nil {
-		return false, fmt.Errorf("insert order %s: %w", o.ID, err)
+		return fmt.Errorf("%s: %w", inserting(group), err)
 	}
-	// Exec returns when the server is ready for the next statement, which it is after the commit.
-	tag, err := conn.Exec(ctx, orderInsertSQL, args...)
+	ids, err := send(ctx, conn.Conn(), group)
 	switch {
 	case err == nil:
-		return tag.RowsAffected() == 1, nil
+		for _, p := range group {
+			p.placed = slices.Contains(ids, p.order.ID)
+		}
+		return nil
 	case !definite(err):
 		err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	case SQLState(err) == pgerrcode.LockNotAvailable:
 		err = ErrOrderLocked
 	}
-	return false, fmt.Errorf("insert order %s: %w", o.ID, err)
+	return fmt.Errorf("%s: %w", inserting(group), err)
+}
+
+func inserting(group []*placement) string {
+	if len(group) == 1 {
+		return fmt.Sprintf("insert order %s", group[0].order.ID)
+	}
+	return fmt.Sprintf("insert %d orders", len(group))
+}
+
+// send sends the statement, and returns the ids of what it has inserted when the server is ready for the next one,
+// which it is after the commit.
+func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]uuid.UUID, error) {
+	if len(group) == 1 { // it costs the server a fifth less this way
+		p := group[0]
+		tag, err := c.Exec(ctx, orderInsertSQL, p.args()...)
+		if err != nil || tag.RowsAffected() != 1 {
+			return nil, err
+		}
+		return []uuid.UUID{p.order.ID}, nil
+	}
+	rows, err := c.Query(ctx, orderInsertManySQL, columnsOf(group)...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
 func acquire(ctx context.Context, pool *Pool) (*pgxpool.Conn, error) {
@@ -150,8 +214,9 @@ func acquire(ctx context.Context, pool *Pool) (*pgxpool.Conn, error) {
 	return pool.Acquire(ctx)
 }
 
-// orderArgs are the values for order_insert.
-func orderArgs(o *Order, e *Event) ([]any, error) {
+// args are the values for order_insert.
+func (p *placement) args() []any {
+	o, e := p.order, p.event
 	var status *int
 	if o.RespStatus != 0 {
 		status = &o.RespStatus
@@ -161,13 +226,40 @@ func orderArgs(o *Order, e *Event) ([]any, error) {
 		o.RespBody, o.CreatedAt, o.PayWith,
 	}
 	if e == nil {
-		return append(args, nil, nil, nil, nil, nil, nil), nil
+		return append(args, nil, nil, nil, nil, nil, nil)
 	}
-	headers, err := encodeHeaders(e.Headers)
-	if err != nil {
-		return nil, err
+	return append(args, uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type, string(e.Payload), p.headers)
+}
+
+// columnsOf are the values for order_insert_many: a column each.
+func columnsOf(group []*placement) []any {
+	n := len(group)
+	ids, users, events := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	keys, fingerprints, bodies := make([][]byte, n), make([][]byte, n), make([][]byte, n)
+	fences, amounts, answers := make([]int64, n), make([]int64, n), make([]int, n)
+	currencies, statuses, pays := make([]string, n), make([]string, n), make([]string, n)
+	types, aggregates, kinds := make([]string, n), make([]string, n), make([]string, n)
+	payloads, headers := make([]string, n), make([]string, n)
+	created := make([]time.Time, n)
+	for i, p := range group {
+		o := p.order
+		ids[i], users[i], keys[i], fingerprints[i] = uuidParam(o.ID), uuidParam(o.UserID), o.Key[:], o.Fingerprint
+		fences[i], amounts[i], currencies[i], statuses[i] = o.Fence, o.Amount, o.Currency, o.Status
+		answers[i], bodies[i], created[i], pays[i] = o.RespStatus, o.RespBody, o.CreatedAt, o.PayWith
+		e := p.event
+		if e == nil {
+			continue
+		}
+		events[i], types[i], aggregates[i], kinds[i] = uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type
+		payloads[i] = string(e.Payload)
+		if p.headers != nil {
+			headers[i] = *p.headers
+		}
 	}
-	return append(args, uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type, string(e.Payload), headers), nil
+	return []any{
+		ids, users, keys, fingerprints, fences, amounts, currencies, statuses, answers, bodies, created, pays,
+		events, types, aggregates, kinds, payloads, headers,
+	}
 }
 
 // errHungUp means that the server had ended the connection before anything was sent.

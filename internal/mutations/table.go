@@ -141,6 +141,16 @@ var mutations = []mutation{
 		pkg:         "./api", test: "TestWithoutRedisOrdersFlowAndStayUnique",
 	},
 	{
+		safeguard: "one event per order", about: "two attempts with one id are one statement's",
+		file: "sql/placer.go", old: " || ids[p.order.ID] {", replacement: " {",
+		pkg: "./sql", test: "TestOneKeyTwiceInAGroup",
+	},
+	{
+		safeguard: "an order that is refused costs no other", about: "its group is refused with it",
+		file: "sql/placer.go", old: "alone := len(group) > 1 && refused(err)", replacement: "alone := false",
+		pkg: "./sql", test: "TestWhatIsRefusedOfAGroup",
+	},
+	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
 		file:        "relay/phase_adopt.go",
 		old:         "if err = l.raiseGates(ctx, f.intact); err == nil {",
