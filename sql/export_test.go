@@ -25,5 +25,8 @@ func Waiting(w *Placer) int {
 	return len(w.waiting)
 }
 
+// Patient has w let orders wait for as long as a test may take, and still tries them by themselves.
+func Patient(w *Placer) { w.turn, w.alone = time.Minute, time.Minute }
+
 // BrokenPlacer panics when it inserts.
-func BrokenPlacer() *Placer { return &Placer{most: 1} }
+func BrokenPlacer() *Placer { return &Placer{turn: time.Minute} }

@@ -121,12 +121,18 @@ func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed boo
 	}
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	err = insert(ctx, pool, []*placement{p})
+	conn, err := acquire(ctx, pool, orderAcquireTimeout)
+	if err != nil {
+		return false, fmt.Errorf("insert order %s: get a connection: %w", p.id, err)
+	}
+	defer conn.Release()
+	err = insert(ctx, conn, []*placement{p})
 	return p.placed, err
 }
 
 // placement is an order that is to be inserted, and what has become of it.
 type placement struct {
+	id      uuid.UUID
 	order   *Order
 	event   *Event // nil: it announces nothing
 	headers *string
@@ -143,7 +149,7 @@ type placement struct {
 }
 
 func newPlacement(o *Order, e *Event) (*placement, error) {
-	p := &placement{order: o, event: e}
+	p := &placement{id: o.ID, order: o, event: e}
 	if e == nil {
 		return p, nil
 	}
@@ -154,12 +160,7 @@ func newPlacement(o *Order, e *Event) (*placement, error) {
 
 // insert inserts a group of orders, no two with one id, in one statement, and says of each if it was placed. It fails
 // for all of them, with an error of PlaceOrder, and then none is placed.
-func insert(ctx context.Context, pool *Pool, group []*placement) error {
-	conn, err := acquire(ctx, pool)
-	if err != nil {
-		return fmt.Errorf("%s: get a connection: %w", inserting(group), err)
-	}
-	defer conn.Release()
+func insert(ctx context.Context, conn *pgxpool.Conn, group []*placement) (err error) {
 	// Whether the statement was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to what was sent
 	// is lost, pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
 	if err = ctx.Err(); err == nil {
@@ -172,7 +173,7 @@ func insert(ctx context.Context, pool *Pool, group []*placement) error {
 	switch {
 	case err == nil:
 		for _, p := range group {
-			p.placed = slices.Contains(ids, p.order.ID)
+			p.placed = slices.Contains(ids, p.id)
 		}
 		return nil
 	case !definite(err):
@@ -185,7 +186,7 @@ func insert(ctx context.Context, pool *Pool, group []*placement) error {
 
 func inserting(group []*placement) string {
 	if len(group) == 1 {
-		return fmt.Sprintf("insert order %s", group[0].order.ID)
+		return fmt.Sprintf("insert order %s", group[0].id)
 	}
 	return fmt.Sprintf("insert %d orders", len(group))
 }
@@ -199,7 +200,7 @@ func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]uuid.UUID, er
 		if err != nil || tag.RowsAffected() != 1 {
 			return nil, err
 		}
-		return []uuid.UUID{p.order.ID}, nil
+		return []uuid.UUID{p.id}, nil
 	}
 	rows, err := c.Query(ctx, orderInsertManySQL, columnsOf(group)...)
 	if err != nil {
@@ -208,8 +209,8 @@ func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]uuid.UUID, er
 	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
-func acquire(ctx context.Context, pool *Pool) (*pgxpool.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, orderAcquireTimeout)
+func acquire(ctx context.Context, pool *Pool, within time.Duration) (*pgxpool.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	return pool.Acquire(ctx)
 }

@@ -20,6 +20,9 @@ const (
 	// on a server that is well. Behind one that takes longer, because of a lock or the disk, others go on another
 	// connection.
 	groupHolds = 5 * time.Millisecond
+	// aloneWithin is how long after it came an order may still be tried by itself. Later its client has waited for long
+	// enough to be told to try again.
+	aloneWithin = 2500 * time.Millisecond
 )
 
 // Placer places orders, as PlaceOrder does. An order that comes alone goes at once. Orders that come while others are
@@ -27,34 +30,30 @@ const (
 // It is safe for concurrent use.
 type Placer struct {
 	pool *Pool
-	// most is how many groups are under way at most: the other connections are for reading.
-	most int
-	// holds is groupHolds but in tests.
-	holds time.Duration
+	// These are groupHolds, orderAcquireTimeout and aloneWithin but in tests.
+	holds, turn, alone time.Duration
 
 	mu      sync.Mutex
 	waiting []*placement
-	// groups are under way; holding says that the latest of them keeps others waiting.
-	groups  int
+	// holding says that a group keeps others waiting: it waits for a connection, or has begun a moment ago.
 	holding bool
 }
 
-// NewPlacer returns one that inserts over half of the connections of pool, which is one of OrderPoolConfig. It does no
-// I/O.
+// NewPlacer returns one that inserts over the connections of pool, which is one of OrderPoolConfig. It does no I/O.
 func NewPlacer(pool *Pool) *Placer {
-	return &Placer{pool: pool, most: max(1, int(pool.Config().MaxConns)/2), holds: groupHolds}
+	return &Placer{pool: pool, holds: groupHolds, turn: orderAcquireTimeout, alone: aloneWithin}
 }
 
 // Place inserts o, and e beside it, in one transaction, which may have orders of other calls in it. All else is as with
-// PlaceOrder, its errors, too. Where the server refuses a group, each of its orders is tried by itself: one that cannot
-// be written does not keep others from it. A lock that one waits for is waited for by its group.
+// PlaceOrder, its errors, too, but that it may take 7.5 s. Where the server refuses a group, each of its orders is
+// tried by itself: one that cannot be written does not keep others from it. What a group waits for, its connection and
+// each lock of one of its orders, all of it wait for.
 func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, err error) {
 	p, err := newPlacement(o, e)
 	if err != nil {
 		return false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
-	defer cancel()
+	arrived := time.Now()
 	p.ctx, p.done = ctx, make(chan struct{})
 	w.mu.Lock()
 	w.waiting = append(w.waiting, p)
@@ -63,16 +62,25 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 	if err := w.wait(ctx, p); err != nil {
 		return false, err
 	}
-	if p.alone {
-		err := insert(ctx, w.pool, []*placement{p})
-		return p.placed, err
+	left := w.alone - time.Since(arrived)
+	if !p.alone || left <= 0 {
+		return p.placed, p.err
 	}
-	return p.placed, p.err
+	conn, err := acquire(ctx, w.pool, left)
+	if err != nil {
+		return false, fmt.Errorf("insert order %s: get a connection: %w", p.id, err)
+	}
+	defer conn.Release()
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	err = insert(ctx, conn, []*placement{p})
+	return p.placed, err
 }
 
-// wait returns when p is done, or an error.
+// wait returns when p is done, or an error. Only what has been sent may be in doubt, and nothing is sent for those who
+// have given up.
 func (w *Placer) wait(ctx context.Context, p *placement) error {
-	t := time.NewTimer(orderAcquireTimeout)
+	t := time.NewTimer(w.turn)
 	defer t.Stop()
 	cause := context.DeadlineExceeded
 	select {
@@ -83,13 +91,13 @@ func (w *Placer) wait(ctx context.Context, p *placement) error {
 		cause = ctx.Err()
 	}
 	if w.withdraw(p) {
-		return fmt.Errorf("insert order %s: wait for those before it: %w", p.order.ID, cause)
+		return fmt.Errorf("insert order %s: get a connection: %w", p.id, cause)
 	}
 	select {
 	case <-p.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%w: insert order %s: %w", ErrCommitUnknown, p.order.ID, ctx.Err())
+		return fmt.Errorf("%w: insert order %s: %w", ErrCommitUnknown, p.id, ctx.Err())
 	}
 }
 
@@ -107,47 +115,46 @@ func (w *Placer) withdraw(p *placement) bool {
 
 // next begins with those that wait, if it may. It is called with mu held.
 func (w *Placer) next() {
-	if w.holding || w.groups >= w.most || len(w.waiting) == 0 {
+	if w.holding || len(w.waiting) == 0 {
 		return
 	}
-	w.holding, w.groups = true, w.groups+1
-	go w.place(w.take())
+	w.holding = true
+	// For a trace the statement is that of the first.
+	go w.place(context.WithoutCancel(w.waiting[0].ctx))
+}
+
+// letGo has the next group begin.
+func (w *Placer) letGo() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.holding = false
+	w.next()
 }
 
 // take returns the next group. Several attempts to pay one order give it the same id: they go one after the other, so
 // that one of them has placed it, with its event, and the others have not.
 func (w *Placer) take() []*placement {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	group, rest := w.waiting[:0:0], w.waiting[:0:0]
 	ids := make(map[uuid.UUID]bool, len(w.waiting))
 	for _, p := range w.waiting {
-		if len(group) == groupMost || ids[p.order.ID] {
+		if len(group) == groupMost || ids[p.id] {
 			rest = append(rest, p)
 			continue
 		}
-		ids[p.order.ID] = true
+		ids[p.id] = true
 		group = append(group, p)
 	}
 	w.waiting = rest
 	return group
 }
 
-// place inserts a group, and has the next one begin.
-func (w *Placer) place(group []*placement) {
-	// Only one group holds others at a time: the next begins when this one has let go, here or below.
-	t := time.AfterFunc(w.holds, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.holding = false
-		w.next()
-	})
-	err := w.insert(group)
-	w.mu.Lock()
-	w.groups--
-	if t.Stop() {
-		w.holding = false
-	}
-	w.next()
-	w.mu.Unlock()
+// place inserts a group, and tells its callers.
+func (w *Placer) place(ctx context.Context) {
+	letGo := sync.OnceFunc(w.letGo)
+	group, err := w.insert(ctx, letGo)
+	letGo()
 	alone := len(group) > 1 && refused(err)
 	for _, p := range group {
 		p.err, p.alone = err, alone
@@ -155,17 +162,36 @@ func (w *Placer) place(group []*placement) {
 	}
 }
 
-// insert is a group's, whoever of its callers is still there. A panic is no other request's end.
-func (w *Placer) insert(group []*placement) (err error) {
+// insert inserts those that wait when it has a connection, and returns them; letGo is called when they have been at it
+// for long. A panic is no other request's end.
+func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, err error) {
 	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("%w: panic: %v\n%s", ErrCommitUnknown, v, debug.Stack())
+		v := recover()
+		if v == nil {
+			return
 		}
+		if group == nil {
+			group = w.take()
+		}
+		err = fmt.Errorf("%w: panic: %v\n%s", ErrCommitUnknown, v, debug.Stack())
 	}()
-	// For a trace the statement is the first one's.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(group[0].ctx), orderTimeout)
+	conn, err := acquire(ctx, w.pool, orderAcquireTimeout)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, nil // those who have waited for as long have given up
+	}
+	group = w.take()
+	if err != nil {
+		return group, fmt.Errorf("%s: get a connection: %w", inserting(group), err)
+	}
+	defer conn.Release()
+	if len(group) == 0 {
+		return nil, nil
+	}
+	t := time.AfterFunc(w.holds, letGo)
+	defer t.Stop()
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	return insert(ctx, w.pool, group)
+	return group, insert(ctx, conn, group)
 }
 
 // refused reports whether the server has answered that it does not write a group, so that nothing of it is written, and

@@ -14,12 +14,13 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 
-// placer returns one with so many connections, and the sessions of the API.
-func placer(tb testing.TB, url string, conns int32) *sql.Placer {
+// apiPool connects as the API does.
+func apiPool(tb testing.TB, url string, conns int32) *pgxpool.Pool {
 	tb.Helper()
 	cfg, err := sql.OrderPoolConfig(url, "public")
 	must(tb, err)
@@ -27,7 +28,7 @@ func placer(tb testing.TB, url string, conns int32) *sql.Placer {
 	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
 	must(tb, err)
 	tb.Cleanup(pool.Close)
-	return sql.NewPlacer(pool)
+	return pool
 }
 
 // pair is an order and its event.
@@ -53,49 +54,59 @@ func placing(ctx context.Context, w *sql.Placer, p pair) <-chan result {
 	return done
 }
 
-// gather has orders wait behind one that waits for its key, in this order, and returns what lets them go. That one
-// announces nothing.
-func gather(t *testing.T, d *testenv.Database, w *sql.Placer, list []pair) (results []<-chan result, free func()) {
+// gathering is a Placer whose only connection is taken.
+type gathering struct {
+	t *testing.T
+	w *sql.Placer
+	// free gives the connection back.
+	free func()
+	n    int
+}
+
+func gather(t *testing.T, url string) *gathering {
 	t.Helper()
-	first, _ := newOrder(uuid.New(), 0)
-	tx := holdKey(t, d, first)
-	head := placing(t.Context(), w, pair{first, nil})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if testenv.Value[int](t, d, "SELECT count(*) FROM pg_stat_activity "+
-			"WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
-			return errors.New("the first does not wait")
+	pool := apiPool(t, url, 1)
+	conn, err := pool.Acquire(t.Context())
+	must(t, err)
+	g := &gathering{t: t, w: sql.NewPlacer(pool), free: sync.OnceFunc(conn.Release)}
+	t.Cleanup(g.free)
+	sql.Patient(g.w)
+	return g
+}
+
+// add has p wait behind those before it.
+func (g *gathering) add(ctx context.Context, p pair) <-chan result {
+	g.t.Helper()
+	done := placing(ctx, g.w, p)
+	g.n++
+	testenv.Eventually(g.t, 20*time.Second, func() error {
+		if n := sql.Waiting(g.w); n != g.n {
+			return fmt.Errorf("%d wait, not %d", n, g.n)
 		}
 		return nil
 	})
-	for i, p := range list {
-		results = append(results, placing(t.Context(), w, p))
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := sql.Waiting(w); n != i+1 {
-				return fmt.Errorf("%d wait, not %d", n, i+1)
-			}
-			return nil
-		})
+	return done
+}
+
+func (g *gathering) addAll(list []pair) (results []<-chan result) {
+	g.t.Helper()
+	for _, p := range list {
+		results = append(results, g.add(g.t.Context(), p))
 	}
-	return results, func() {
-		t.Helper()
-		must(t, tx.Rollback(t.Context()))
-		if r := <-head; !r.placed {
-			t.Errorf("the first: %v, %v", r.placed, r.err)
-		}
-	}
+	return results
 }
 
 func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := placer(t, d.URL, 2)
+	g := gather(t, d.URL)
 	list := pairs(5)
 	list[1].e.Headers = nil
 	list[2].o.Fence, list[2].o.PayWith = 7, sql.PayCredits
 	refused := list[3].o
 	refused.Status, refused.RespStatus, refused.RespBody, list[3].e = sql.OrderRejected, 402, []byte("no"), nil
-	results, free := gather(t, d, w, list)
-	free()
+	results := g.addAll(list)
+	g.free()
 	for i, r := range results {
 		if r := <-r; !r.placed || r.err != nil {
 			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
@@ -125,7 +136,7 @@ func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 			t.Errorf("the event of order %d: %v, %v", i, is, err)
 		}
 	}
-	if got := counts(t, d); got != "6 orders, 4 events" {
+	if got := counts(t, d); got != "5 orders, 4 events" {
 		t.Error(got)
 	}
 	var transactions int
@@ -141,12 +152,12 @@ func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 func TestOneKeyTwiceInAGroup(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := placer(t, d.URL, 2)
+	g := gather(t, d.URL)
 	list := pairs(6)
 	list[1].o.UserID, list[1].o.Key = list[0].o.UserID, list[0].o.Key
 	list[3], list[4] = list[2], list[2]
-	results, free := gather(t, d, w, list)
-	free()
+	results := g.addAll(list)
+	g.free()
 	placed := make([]int, len(list))
 	for i, r := range results {
 		r := <-r
@@ -160,7 +171,7 @@ func TestOneKeyTwiceInAGroup(t *testing.T) {
 	if placed[0]+placed[1] != 1 || placed[2]+placed[3]+placed[4] != 1 || placed[5] != 1 {
 		t.Errorf("placed %v", placed)
 	}
-	if got := counts(t, d); got != "4 orders, 3 events" {
+	if got := counts(t, d); got != "3 orders, 3 events" {
 		t.Error(got)
 	}
 }
@@ -178,7 +189,7 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			w := placer(t, d.URL, 2)
+			g := gather(t, d.URL)
 			list := pairs(4)
 			bad := list[2]
 			if trigger == "" {
@@ -189,8 +200,8 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 					bad.o.ID, bad.e.ID))
 				d.Exec(t, trigger+" EXECUTE FUNCTION refuse()")
 			}
-			results, free := gather(t, d, w, list)
-			free()
+			results := g.addAll(list)
+			g.free()
 			for i, r := range results {
 				r := <-r
 				switch {
@@ -203,68 +214,57 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 					t.Errorf("the bad one: %v, %v", r.placed, r.err)
 				}
 			}
-			if got := counts(t, d); got != "4 orders, 3 events" {
+			if got := counts(t, d); got != "3 orders, 3 events" {
 				t.Error(got)
 			}
 		})
 	}
 }
 
-// A group was sent, and something happens to its connection: nobody knows about any of it.
+// A group was sent, and something happens to its connection: nobody knows about any of it. Or to the patience of its
+// first caller: the others are not concerned.
 func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		happens func(u *unanswered)
+		unknown int
 		want    string
 	}{
 		"the backend is terminated": {func(u *unanswered) {
 			u.d.Exec(u.t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 				WHERE datname = current_database() AND application_name = 'posthaste api'`)
-		}, "1 orders, 0 events"},
+		}, 3, "0 orders, 0 events"},
 		"the reply is lost": {func(u *unanswered) {
 			u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 			u.g.Open()
-			eventually(u.t, u.d, "4 orders, 3 events")
+			eventually(u.t, u.d, "3 orders, 3 events")
 			u.p.Down()
-		}, "4 orders, 3 events"},
-		"the callers give up": {func(u *unanswered) { u.giveUp() }, "4 orders, 3 events"},
+		}, 3, "3 orders, 3 events"},
+		"the first gives up": {func(u *unanswered) { u.giveUp() }, 1, "3 orders, 3 events"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
 			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
-			w := placer(t, testenv.Through(d.URL, p.Addr()), 2)
-			g := d.Gate(t, "outbox")
-			list := pairs(3)
-			results, free := gather(t, d, w, list[1:])
+			gate := d.Gate(t, "outbox")
+			g := gather(t, testenv.Through(d.URL, p.Addr()))
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
-			// This one's caller may give up.
-			results = append(results, placing(ctx, w, list[0]))
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if n := sql.Waiting(w); n != 3 {
-					return fmt.Errorf("%d wait", n)
+			list := pairs(3)
+			results := append([]<-chan result{g.add(ctx, list[0])}, g.addAll(list[1:])...)
+			g.free()
+			gate.Wait()
+			c.happens(&unanswered{t, d, p, gate, giveUp})
+			for i, done := range results {
+				if i == c.unknown { // those before have heard already
+					gate.Open()
 				}
-				return nil
-			})
-			free()
-			g.Wait()
-			c.happens(&unanswered{t, d, p, g, giveUp})
-			if name == "the callers give up" {
-				if r := <-results[2]; r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) {
-					t.Errorf("who gave up: %v, %v", r.placed, r.err)
-				}
-				g.Open()
-				for i, r := range results[:2] { // the others are not concerned
-					if r := <-r; !r.placed || r.err != nil {
-						t.Errorf("order %d: %v, %v", i, r.placed, r.err)
-					}
-				}
-			} else {
-				for i, r := range results {
-					if r := <-r; r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err) {
-						t.Errorf("order %d: %v, %v, want ErrCommitUnknown", i, r.placed, r.err)
-					}
+				r := <-done
+				switch {
+				case i >= c.unknown && (!r.placed || r.err != nil):
+					t.Errorf("order %d: %v, %v", i, r.placed, r.err)
+				case i < c.unknown && (r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err)):
+					t.Errorf("order %d: %v, %v, want ErrCommitUnknown", i, r.placed, r.err)
 				}
 			}
 			eventually(t, d, c.want)
@@ -272,32 +272,26 @@ func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 	}
 }
 
-// Whose turn has not come may give up, and knows that nothing was written.
+// Who has not been sent may give up, and knows that nothing was written, nor will be.
 func TestWhoWaitsMayGiveUp(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := placer(t, d.URL, 2)
+	g := gather(t, d.URL)
 	list := pairs(3)
-	results, free := gather(t, d, w, list[:2])
 	ctx, giveUp := context.WithCancel(t.Context())
-	third := placing(ctx, w, list[2])
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := sql.Waiting(w); n != 3 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return nil
-	})
+	first := g.add(ctx, list[0])
+	results := g.addAll(list[1:])
 	giveUp()
-	if r := <-third; r.placed || !errors.Is(r.err, context.Canceled) || errors.Is(r.err, sql.ErrCommitUnknown) {
+	if r := <-first; r.placed || !errors.Is(r.err, context.Canceled) || errors.Is(r.err, sql.ErrCommitUnknown) {
 		t.Errorf("who gave up: %v, %v", r.placed, r.err)
 	}
-	free()
+	g.free()
 	for i, r := range results {
 		if r := <-r; !r.placed || r.err != nil {
 			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
 		}
 	}
-	if got := counts(t, d); got != "3 orders, 2 events" {
+	if got := counts(t, d); got != "2 orders, 2 events" {
 		t.Error(got)
 	}
 }
@@ -306,10 +300,11 @@ func TestWhoWaitsMayGiveUp(t *testing.T) {
 func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := placer(t, d.URL, 4)
-	first, e := newOrder(uuid.New(), 1)
-	tx := holdKey(t, d, first)
-	slow := placing(t.Context(), w, pair{first, e})
+	w := sql.NewPlacer(apiPool(t, d.URL, 2))
+	first := pairs(1)[0]
+	tx := holdKey(t, d, first.o)
+	slow := placing(t.Context(), w, first)
+	waits(t, d, 1)
 	for i, p := range pairs(10) {
 		if placed, err := w.Place(t.Context(), p.o, p.e); !placed || err != nil {
 			t.Fatalf("order %d: %v, %v", i, placed, err)
@@ -317,7 +312,7 @@ func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	}
 	select {
 	case r := <-slow:
-		t.Errorf("the key was not held: %v, %v", r.placed, r.err)
+		t.Fatalf("the first was waited for: %v, %v", r.placed, r.err)
 	default:
 	}
 	must(t, tx.Rollback(t.Context()))
@@ -326,22 +321,73 @@ func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	}
 }
 
-// A server that does not answer is waited for as long as for a connection, by those who have sent nothing.
+// waits returns when so many sessions wait for a lock.
+func waits(t *testing.T, d *testenv.Database, sessions int) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		const waiting = "SELECT count(*) FROM pg_stat_activity " +
+			"WHERE datname = current_database() AND wait_event_type = 'Lock'"
+		if n := testenv.Value[int](t, d, waiting); n < sessions {
+			return fmt.Errorf("%d wait for a lock", n)
+		}
+		return nil
+	})
+}
+
+// While nothing can be written, as while an index is made, every order is told so: none is in doubt, whether it waited
+// for its turn, for a connection, or for the lock.
+func TestALockedTableLeavesNothingUnknown(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	w := sql.NewPlacer(apiPool(t, d.URL, 3))
+	tx, err := d.Pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN SHARE MODE")
+	must(t, err)
+	var wg sync.WaitGroup
+	for range 10 {
+		for _, p := range pairs(4) {
+			wg.Go(func() {
+				placed, err := w.Place(t.Context(), p.o, p.e)
+				if placed || err == nil || errors.Is(err, sql.ErrCommitUnknown) {
+					t.Errorf("%v, %v", placed, err)
+				}
+			})
+		}
+		must(t, pause.For(t.Context(), 100*time.Millisecond))
+	}
+	wg.Wait()
+	must(t, tx.Rollback(t.Context()))
+	if got := counts(t, d); got != "0 orders, 0 events" {
+		t.Error(got)
+	}
+}
+
+// Without a connection an order is waited with no longer than for one.
 func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	cfg := d.Pool.Config() // without limits of the server
-	cfg.MaxConns = 2
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	pool := apiPool(t, d.URL, 1)
+	conn, err := pool.Acquire(t.Context())
 	must(t, err)
-	t.Cleanup(pool.Close)
-	list := pairs(2)
-	results, _ := gather(t, d, sql.NewPlacer(pool), list)
+	w := sql.NewPlacer(pool)
+	var results []<-chan result
+	for _, p := range pairs(3) {
+		results = append(results, placing(t.Context(), w, p))
+	}
 	for i, r := range results {
 		r := <-r
 		if r.placed || !errors.Is(r.err, context.DeadlineExceeded) || errors.Is(r.err, sql.ErrCommitUnknown) {
 			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
 		}
+	}
+	conn.Release()
+	p := pairs(1)[0]
+	if placed, err := w.Place(t.Context(), p.o, p.e); !placed || err != nil {
+		t.Errorf("the next: %v, %v", placed, err)
+	}
+	if got := counts(t, d); got != "1 orders, 1 events" {
+		t.Error(got)
 	}
 }
 
@@ -349,7 +395,7 @@ func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 func TestGroupsOfTwoProcessesDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	processes := []*sql.Placer{placer(t, d.URL, 2), placer(t, d.URL, 2)}
+	processes := []*sql.Placer{sql.NewPlacer(apiPool(t, d.URL, 2)), sql.NewPlacer(apiPool(t, d.URL, 2))}
 	const orders = 40
 	for range 25 {
 		one := pairs(orders)

@@ -142,13 +142,18 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "one event per order", about: "two attempts with one id are one statement's",
-		file: "sql/placer.go", old: " || ids[p.order.ID] {", replacement: " {",
+		file: "sql/placer.go", old: " || ids[p.id] {", replacement: " {",
 		pkg: "./sql", test: "TestOneKeyTwiceInAGroup",
 	},
 	{
 		safeguard: "an order that is refused costs no other", about: "its group is refused with it",
 		file: "sql/placer.go", old: "alone := len(group) > 1 && refused(err)", replacement: "alone := false",
 		pkg: "./sql", test: "TestWhatIsRefusedOfAGroup",
+	},
+	{
+		safeguard: "an order that was sent is not given up", about: "it is when the first of its group is",
+		file: "sql/placer.go", old: "context.WithoutCancel(w.waiting[0].ctx)", replacement: "w.waiting[0].ctx",
+		pkg: "./sql", test: "TestWhatIsNotAnsweredOfAGroupIsUnknown",
 	},
 	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
