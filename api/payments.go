@@ -261,6 +261,9 @@ func (r *Payments) purge(ctx context.Context) {
 func (r *Payments) round(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, paymentsWork)
 	defer cancel()
+	if due, err := sql.PaymentsDue(ctx, r.pool); err != nil || !due {
+		return 0, err
+	}
 	for {
 		n, err := sql.ConfirmPayments(ctx, r.pool, paymentsBatch)
 		if err != nil {

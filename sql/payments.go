@@ -94,6 +94,15 @@ type DuePayment struct {
 	Age time.Duration
 }
 
+// PaymentsDue reports whether any payment is due.
+func PaymentsDue(ctx context.Context, db DB) (bool, error) {
+	var due bool
+	if err := db.QueryRow(ctx, query("payment_look")).Scan(&due); err != nil {
+		return false, fmt.Errorf("look for payments that are due: %w", err)
+	}
+	return due, nil
+}
+
 // DuePayments takes up to limit payments that are due, oldest first. Each is due again after hold, for whoever comes
 // then.
 func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]DuePayment, error) {

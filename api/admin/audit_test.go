@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
@@ -32,7 +33,7 @@ func newAudited(t *testing.T) (*world, *bytes.Buffer) {
 		o.ReadToken, o.Logger = "look", slog.New(slog.NewJSONHandler(&log, nil))
 		o.Console = console.New(console.Options{
 			RelayName: o.RelayName, StreamPrefix: "outbox.", Pool: o.Pool, Redis: client, Slots: o.Slots,
-			Gatherer: o.Gatherer,
+			Metrics: prometheus.NewRegistry(),
 		})
 	})
 	return w, &log

@@ -101,7 +101,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if err := p.guarded(); err != nil {
 		return err
 	}
-	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Gatherer: p.registry, Logger: p.log})
+	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
 	if err != nil {
 		return err
 	}

@@ -72,8 +72,8 @@ type Options struct {
 	Slots outbox.Slots
 	// Relay is the relay of this process, if it is one.
 	Relay *relay.Relay
-	// Gatherer has the metrics of this process.
-	Gatherer prometheus.Gatherer
+	// Metrics are those of this process: its registry.
+	Metrics prometheus.Collector
 	// Doctor is what the doctor looks at.
 	Doctor ops.DoctorOptions
 	Logger *slog.Logger
@@ -111,7 +111,7 @@ func New(o Options) *Console {
 	}
 	c := &Console{
 		o: o, log: o.Logger.With("component", "console"), mux: http.NewServeMux(), csrf: rand.Text(), hub: newHub(),
-		ring: newRing(o.Gatherer), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
+		ring: newRing(o.Metrics), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
 	}
 	c.watch = newWatch(c)
 	c.entries.Timeout = callTimeout

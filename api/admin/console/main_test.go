@@ -59,9 +59,10 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	metrics := prometheus.NewRegistry()
 	o := console.Options{
 		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots,
-		Gatherer: prometheus.NewRegistry(),
+		Metrics: metrics,
 		Doctor: ops.DoctorOptions{
 			PostgresURL: w.db.URL, Redis: &redis.UniversalOptions{Addrs: []string{w.redis.Addr()}},
 			Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
@@ -79,7 +80,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	go func() { done <- c.Run(ctx) }()
 	srv := httptest.NewUnstartedServer(admin.Handler(admin.Options{
 		Source: ops.Source{Pool: pool, RelayName: w.db.Relay, Slots: slots},
-		Ready:  http.NotFoundHandler(), Gatherer: o.Gatherer, Console: c,
+		Ready:  http.NotFoundHandler(), Gatherer: metrics, Console: c,
 	}))
 	srv.Config.ReadTimeout = 2 * time.Second // the stream has to outlive it
 	srv.Config.IdleTimeout = time.Minute     // or a request may meet a connection that the server is closing

@@ -3,6 +3,7 @@ package console
 import (
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,7 +69,9 @@ func (m *meter) read(c *counter) *float64 {
 
 // ring keeps the last samples.
 type ring struct {
-	gather prometheus.Gatherer
+	metrics prometheus.Collector
+	// names are those of the metrics that are read, "" for all others.
+	names map[*prometheus.Desc]string
 
 	mu      sync.Mutex
 	samples [ringSize]Sample
@@ -92,7 +95,7 @@ type reading struct {
 	counts                                   []uint64 // cumulative, by bounds, then everything
 }
 
-func newRing(g prometheus.Gatherer) *ring { return &ring{gather: g} }
+func newRing(c prometheus.Collector) *ring { return &ring{metrics: c} }
 
 // add takes a sample. leads tells whether the gauges of this process are those of the leader, shared whether other
 // processes may be publishing beside it.
@@ -164,62 +167,94 @@ func (r *ring) latest() *Sample {
 	return &s
 }
 
-// read sums up the metrics of this process. What cannot be gathered counts as nothing.
+// read sums up the metrics of this process. It looks at six of hundreds, and not in the way in which a scrape is
+// answered: most of what a relay does while nothing happens would be this. What cannot be read counts as nothing.
 func (r *ring) read() reading {
-	families, _ := r.gather.Gather()
 	var m reading
-	for _, f := range families {
-		switch f.GetName() {
-		case "outbox_published_total":
-			m.published = sum(f)
-		case "outbox_backlog_rows":
-			m.backlog = sum(f)
-		case "outbox_backlog_oldest_seconds":
-			m.oldest = sum(f)
-		case "outbox_mode_switches_total":
-			m.gaps = sum(f, outbox.ReasonGap)
-		case "outbox_events_written_total":
-			m.serves, m.orders = true, sum(f)
-		case "outbox_commit_to_publish_seconds":
+	all := make(chan prometheus.Metric, 64)
+	go func() {
+		defer close(all)
+		r.metrics.Collect(all)
+	}()
+	for metric := range all {
+		name := r.name(metric.Desc())
+		if name == "" {
+			continue
+		}
+		var v dto.Metric
+		if metric.Write(&v) != nil {
+			continue
+		}
+		switch value := v.GetCounter().GetValue() + v.GetGauge().GetValue(); name {
+		case published:
+			m.published += value
+		case backlogRows:
+			m.backlog += value
+		case backlogOldest:
+			m.oldest += value
+		case modeSwitches:
+			gap := func(l *dto.LabelPair) bool { return l.GetValue() == outbox.ReasonGap }
+			if slices.ContainsFunc(v.GetLabel(), gap) {
+				m.gaps += value
+			}
+		case eventsWritten:
+			m.serves = true
+			m.orders += value
+		case commitToPublish:
 			m.relays = true
-			m.bounds, m.counts = buckets(f)
+			m.add(v.GetHistogram())
 		}
 	}
 	return m
 }
 
-// sum adds up a family, or what in it has one of the label values.
-func sum(f *dto.MetricFamily, labelled ...string) float64 {
-	total := 0.0
-	for _, m := range f.GetMetric() {
-		if len(labelled) > 0 && !slices.ContainsFunc(m.GetLabel(),
-			func(l *dto.LabelPair) bool { return slices.Contains(labelled, l.GetValue()) }) {
-			continue
-		}
-		total += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+// What is read of the metrics of this process.
+const (
+	published       = "outbox_published_total"
+	backlogRows     = "outbox_backlog_rows"
+	backlogOldest   = "outbox_backlog_oldest_seconds"
+	modeSwitches    = "outbox_mode_switches_total"
+	eventsWritten   = "outbox_events_written_total"
+	commitToPublish = "outbox_commit_to_publish_seconds"
+)
+
+// descsMost bounds names: a collector may make its descriptions anew each time.
+const descsMost = 10_000
+
+// name returns the name of what is read, "" for all others. Only a description's text tells its name.
+func (r *ring) name(d *prometheus.Desc) string {
+	name, known := r.names[d]
+	if known {
+		return name
 	}
-	return total
+	text := d.String()
+	for _, n := range []string{published, backlogRows, backlogOldest, modeSwitches, eventsWritten, commitToPublish} {
+		if strings.Contains(text, `fqName: "`+n+`"`) {
+			name = n
+		}
+	}
+	if r.names == nil || len(r.names) >= descsMost {
+		r.names = map[*prometheus.Desc]string{}
+	}
+	r.names[d] = name
+	return name
 }
 
-// buckets adds up the histograms of a family, which have the same bounds.
-func buckets(f *dto.MetricFamily) (bounds []float64, counts []uint64) {
-	for _, m := range f.GetMetric() {
-		h := m.GetHistogram()
-		if counts == nil {
-			counts = make([]uint64, len(h.GetBucket())+1)
-			for _, b := range h.GetBucket() {
-				bounds = append(bounds, b.GetUpperBound())
-			}
+// add adds a histogram; all have the same bounds.
+func (m *reading) add(h *dto.Histogram) {
+	if m.counts == nil {
+		m.counts = make([]uint64, len(h.GetBucket())+1)
+		for _, b := range h.GetBucket() {
+			m.bounds = append(m.bounds, b.GetUpperBound())
 		}
-		if len(h.GetBucket())+1 != len(counts) {
-			continue
-		}
-		for i, b := range h.GetBucket() {
-			counts[i] += b.GetCumulativeCount()
-		}
-		counts[len(counts)-1] += h.GetSampleCount()
 	}
-	return bounds, counts
+	if len(h.GetBucket())+1 != len(m.counts) {
+		return
+	}
+	for i, b := range h.GetBucket() {
+		m.counts[i] += b.GetCumulativeCount()
+	}
+	m.counts[len(m.counts)-1] += h.GetSampleCount()
 }
 
 // percentile reads a percentile of what came between two readings of a histogram, in the middle of its bucket's range

@@ -12,7 +12,7 @@ import (
 )
 
 // relayMetrics are what a relay and its sink register.
-func relayMetrics(tb testing.TB) prometheus.Gatherer {
+func relayMetrics(tb testing.TB) *prometheus.Registry {
 	tb.Helper()
 	reg := prometheus.NewRegistry()
 	relay.New(relay.Options{Registerer: reg})
@@ -108,13 +108,13 @@ func TestWhatSeveralPublishIsCountedInRedis(t *testing.T) {
 // A relay counts the few events that it writes itself; that is not what all have written.
 func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 	t.Parallel()
-	for relays, reg := range map[bool]prometheus.Registerer{
-		true:  relayMetrics(t).(prometheus.Registerer),
+	for relays, reg := range map[bool]*prometheus.Registry{
+		true:  relayMetrics(t),
 		false: prometheus.NewRegistry(),
 	} {
 		written := prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_events_written_total", Help: "x"})
 		reg.MustRegister(written)
-		r := newRing(reg.(prometheus.Gatherer))
+		r := newRing(reg)
 		r.add(time.Unix(1, 0), relays, false, seen{})
 		written.Add(3)
 		r.add(time.Unix(2, 0), relays, false, seen{})
