@@ -64,7 +64,8 @@ type idle struct {
 const (
 	// idleEvents have been relayed before: connections are open, statements prepared, tables not empty.
 	idleEvents = 1000
-	// idleWarm is how long what they caused may take.
+	// idleWarm is how long what they caused may take, at least. The rest of what is as long as a measurement is for
+	// sessions: each prepares a statement when it is first asked, and plans it anew the first five times.
 	idleWarm = 2 * time.Second
 )
 
@@ -119,7 +120,7 @@ func (i *idle) relay(ctx context.Context, mode outbox.Mode) error {
 func (i *idle) quiet(ctx context.Context, w *row, more func(used, now usage, seconds float64)) error {
 	i.progress.count.Store(0)
 	debug.FreeOSMemory() // what earlier measurements have left is none of this one's memory
-	if err := pause.For(ctx, idleWarm); err != nil {
+	if err := pause.For(ctx, max(idleWarm, i.c.Duration)); err != nil {
 		return err
 	}
 	used, began := i.usage(ctx), time.Now()
