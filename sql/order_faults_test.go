@@ -16,12 +16,12 @@ import (
 	"posthaste/sql"
 )
 
-// orderPool connects as the API does.
-func orderPool(tb testing.TB, url string) *pgxpool.Pool {
+// orderPool connects as the API does, with so many connections.
+func orderPool(tb testing.TB, url string, conns int32) *pgxpool.Pool {
 	tb.Helper()
 	cfg, err := sql.OrderPoolConfig(url, "public")
 	must(tb, err)
-	cfg.MaxConns = 1
+	cfg.MaxConns = conns
 	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
 	must(tb, err)
 	tb.Cleanup(pool.Close)
@@ -49,7 +49,7 @@ func send(ctx context.Context, pool *pgxpool.Pool) <-chan result {
 func TestTheServerLimitsOrders(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	pool := orderPool(t, d.URL+"&statement_timeout=0&lock_timeout=0")
+	pool := orderPool(t, d.URL+"&statement_timeout=0&lock_timeout=0", 1)
 	for name, want := range map[string]string{
 		"statement_timeout": "4500ms", "lock_timeout": "2s", "idle_in_transaction_session_timeout": "5s",
 	} {
@@ -86,6 +86,21 @@ type unanswered struct {
 	giveUp func()
 }
 
+// loseReply has the order committed, which it is when want is there, and its answer go astray.
+func (u *unanswered) loseReply(want string) {
+	u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	u.g.Open()
+	eventually(u.t, u.d, want)
+	u.p.Down()
+}
+
+// terminate ends the sessions of the API.
+func terminate(tb testing.TB, d *testenv.Database) {
+	tb.Helper()
+	d.Exec(tb, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'posthaste api'`)
+}
+
 // The order was sent, and then something happens to the connection, or to the patience of who sent it.
 func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 	t.Parallel()
@@ -93,20 +108,12 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 		happens func(u *unanswered)
 		want    string
 	}{
-		"the backend is terminated": {func(u *unanswered) {
-			u.d.Exec(u.t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-				WHERE datname = current_database() AND application_name = 'posthaste api'`)
-		}, "0 orders, 0 events"},
+		"the backend is terminated": {func(u *unanswered) { terminate(u.t, u.d) }, "0 orders, 0 events"},
 		"the connection is cut before the commit": {func(u *unanswered) {
 			u.p.Down()
 			u.g.Open()
 		}, "1 orders, 1 events"},
-		"the reply is lost": {func(u *unanswered) {
-			u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-			u.g.Open()
-			eventually(u.t, u.d, "1 orders, 1 events")
-			u.p.Down()
-		}, "1 orders, 1 events"},
+		"the reply is lost": {func(u *unanswered) { u.loseReply("1 orders, 1 events") }, "1 orders, 1 events"},
 		// pgx asks the server to cancel
 		"the client gives up": {func(u *unanswered) { u.giveUp() }, "0 orders, 0 events"},
 	} {
@@ -114,7 +121,7 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
 			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
-			pool := orderPool(t, testenv.Through(d.URL, p.Addr()))
+			pool := orderPool(t, testenv.Through(d.URL, p.Addr()), 1)
 			g := d.Gate(t, "outbox")
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
@@ -159,7 +166,7 @@ func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			pool := orderPool(t, d.URL)
+			pool := orderPool(t, d.URL, 1)
 			if c.trigger == "" {
 				d.Gate(t, "outbox") // for longer than a statement may take
 			} else {
@@ -184,12 +191,11 @@ func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 func TestAConnectionThatDiedInThePool(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	pool := orderPool(t, d.URL)
+	pool := orderPool(t, d.URL, 1)
 	if r := <-send(t.Context(), pool); !r.placed || r.err != nil {
 		t.Fatal(r.err)
 	}
-	d.Exec(t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-		WHERE datname = current_database() AND application_name = 'posthaste api'`)
+	terminate(t, d)
 	r := <-send(t.Context(), pool)
 	switch {
 	case r.err == nil && r.placed: // the pool looks itself when a connection was idle for long
@@ -209,7 +215,7 @@ func TestAConnectionThatDiedInThePool(t *testing.T) {
 func TestAConnectionThatIsBeingRead(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	conn, err := orderPool(t, d.URL).Acquire(t.Context())
+	conn, err := orderPool(t, d.URL, 1).Acquire(t.Context())
 	must(t, err)
 	defer conn.Release()
 	reads, idle := conn.Conn().PgConn().Conn(), make(chan error)
@@ -233,7 +239,7 @@ func TestAConnectionThatIsBeingRead(t *testing.T) {
 func TestAnOrderThatWaitsForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
-	pool := orderPool(t, d.URL)
+	pool := orderPool(t, d.URL, 1)
 	d.Standby(t, "gone")
 	t.Cleanup(func() { // dropping the database would wait too
 		for _, stmt := range []string{"ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"} {

@@ -121,11 +121,18 @@ func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed boo
 	}
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	conn, err := acquire(ctx, pool, orderAcquireTimeout)
+	return insertAlone(ctx, pool, orderAcquireTimeout, p)
+}
+
+// insertAlone inserts one order, for which it waits so long for a connection.
+func insertAlone(ctx context.Context, pool *Pool, within time.Duration, p *placement) (placed bool, err error) {
+	conn, err := acquire(ctx, pool, within)
 	if err != nil {
 		return false, fmt.Errorf("insert order %s: get a connection: %w", p.id, err)
 	}
 	defer conn.Release()
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
 	err = insert(ctx, conn, []*placement{p})
 	return p.placed, err
 }

@@ -115,14 +115,7 @@ func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
 	second, e2 := newOrder(user, 1)
 	got := make(chan bool)
 	go func() { got <- place(t, d, second, e2) }()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if testenv.Value[int](t, d,
-			"SELECT count(*) FROM pg_stat_activity "+
-				"WHERE datname = current_database() AND wait_event_type = 'Lock'") == 0 {
-			return errors.New("the second does not wait")
-		}
-		return nil
-	})
+	waiting(t, d, 1)
 	must(t, first.Rollback(t.Context()))
 	if !<-got {
 		t.Error("the second did not take the place of the first")
@@ -140,7 +133,7 @@ func TestALockedKeyIsNotWaitedForForever(t *testing.T) {
 	holdKey(t, d, o)
 	second, e2 := newOrder(user, 1)
 	start := time.Now()
-	_, err := sql.PlaceOrder(t.Context(), orderPool(t, d.URL), second, e2)
+	_, err := sql.PlaceOrder(t.Context(), orderPool(t, d.URL, 1), second, e2)
 	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 8*time.Second {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}

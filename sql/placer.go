@@ -66,15 +66,7 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 	if !p.alone || left <= 0 {
 		return p.placed, p.err
 	}
-	conn, err := acquire(ctx, w.pool, left)
-	if err != nil {
-		return false, fmt.Errorf("insert order %s: get a connection: %w", p.id, err)
-	}
-	defer conn.Release()
-	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
-	defer cancel()
-	err = insert(ctx, conn, []*placement{p})
-	return p.placed, err
+	return insertAlone(ctx, w.pool, left, p)
 }
 
 // wait returns when p is done, or an error. Only what has been sent may be in doubt, and nothing is sent for those who

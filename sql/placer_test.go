@@ -12,24 +12,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
-
-// apiPool connects as the API does.
-func apiPool(tb testing.TB, url string, conns int32) *pgxpool.Pool {
-	tb.Helper()
-	cfg, err := sql.OrderPoolConfig(url, "public")
-	must(tb, err)
-	cfg.MaxConns = conns
-	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
-	must(tb, err)
-	tb.Cleanup(pool.Close)
-	return pool
-}
 
 // pair is an order and its event.
 type pair struct {
@@ -65,7 +52,7 @@ type gathering struct {
 
 func gather(t *testing.T, url string) *gathering {
 	t.Helper()
-	pool := apiPool(t, url, 1)
+	pool := orderPool(t, url, 1)
 	conn, err := pool.Acquire(t.Context())
 	must(t, err)
 	g := &gathering{t: t, w: sql.NewPlacer(pool), free: sync.OnceFunc(conn.Release)}
@@ -230,15 +217,9 @@ func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 		unknown int
 		want    string
 	}{
-		"the backend is terminated": {func(u *unanswered) {
-			u.d.Exec(u.t, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-				WHERE datname = current_database() AND application_name = 'posthaste api'`)
-		}, 3, "0 orders, 0 events"},
+		"the backend is terminated": {func(u *unanswered) { terminate(u.t, u.d) }, 3, "0 orders, 0 events"},
 		"the reply is lost": {func(u *unanswered) {
-			u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-			u.g.Open()
-			eventually(u.t, u.d, "3 orders, 3 events")
-			u.p.Down()
+			u.loseReply("3 orders, 3 events")
 		}, 3, "3 orders, 3 events"},
 		"the first gives up": {func(u *unanswered) { u.giveUp() }, 1, "3 orders, 3 events"},
 	} {
@@ -300,11 +281,11 @@ func TestWhoWaitsMayGiveUp(t *testing.T) {
 func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := sql.NewPlacer(apiPool(t, d.URL, 2))
+	w := sql.NewPlacer(orderPool(t, d.URL, 2))
 	first := pairs(1)[0]
 	tx := holdKey(t, d, first.o)
 	slow := placing(t.Context(), w, first)
-	waits(t, d, 1)
+	waiting(t, d, 1)
 	for i, p := range pairs(10) {
 		if placed, err := w.Place(t.Context(), p.o, p.e); !placed || err != nil {
 			t.Fatalf("order %d: %v, %v", i, placed, err)
@@ -321,25 +302,12 @@ func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	}
 }
 
-// waits returns when so many sessions wait for a lock.
-func waits(t *testing.T, d *testenv.Database, sessions int) {
-	t.Helper()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		const waiting = "SELECT count(*) FROM pg_stat_activity " +
-			"WHERE datname = current_database() AND wait_event_type = 'Lock'"
-		if n := testenv.Value[int](t, d, waiting); n < sessions {
-			return fmt.Errorf("%d wait for a lock", n)
-		}
-		return nil
-	})
-}
-
 // While nothing can be written, as while an index is made, every order is told so: none is in doubt, whether it waited
 // for its turn, for a connection, or for the lock.
 func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	w := sql.NewPlacer(apiPool(t, d.URL, 3))
+	w := sql.NewPlacer(orderPool(t, d.URL, 3))
 	tx, err := d.Pool.Begin(t.Context())
 	must(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN SHARE MODE")
@@ -367,7 +335,7 @@ func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	pool := apiPool(t, d.URL, 1)
+	pool := orderPool(t, d.URL, 1)
 	conn, err := pool.Acquire(t.Context())
 	must(t, err)
 	w := sql.NewPlacer(pool)
@@ -395,7 +363,7 @@ func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 func TestGroupsOfTwoProcessesDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	processes := []*sql.Placer{sql.NewPlacer(apiPool(t, d.URL, 2)), sql.NewPlacer(apiPool(t, d.URL, 2))}
+	processes := []*sql.Placer{sql.NewPlacer(orderPool(t, d.URL, 2)), sql.NewPlacer(orderPool(t, d.URL, 2))}
 	const orders = 40
 	for range 25 {
 		one := pairs(orders)

@@ -95,7 +95,9 @@ type reading struct {
 	counts                                   []uint64 // cumulative, by bounds, then everything
 }
 
-func newRing(c prometheus.Collector) *ring { return &ring{metrics: c} }
+func newRing(c prometheus.Collector) *ring {
+	return &ring{metrics: c, names: map[*prometheus.Desc]string{}}
+}
 
 // add takes a sample. leads tells whether the gauges of this process are those of the leader, shared whether other
 // processes may be publishing beside it.
@@ -233,8 +235,8 @@ func (r *ring) name(d *prometheus.Desc) string {
 			name = n
 		}
 	}
-	if r.names == nil || len(r.names) >= descsMost {
-		r.names = map[*prometheus.Desc]string{}
+	if len(r.names) >= descsMost {
+		clear(r.names)
 	}
 	r.names[d] = name
 	return name
