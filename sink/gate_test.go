@@ -2,8 +2,6 @@ package sink_test
 
 import (
 	"context"
-	"fmt"
-	"regexp"
 	"strconv"
 	"testing"
 
@@ -298,34 +296,6 @@ func TestDoubtSurvivesAdoptionAfterAdoption(t *testing.T) {
 		f.wantDoubt(350)
 	}
 	f.wantStored(events...)
-}
-
-// What a version before this one left unsettled is in doubt as well, and that version stays away from what it would
-// misread: it knows an owner by these two words alone.
-func TestAGateOfAnEarlierVersion(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	events := makeEvents(5)
-	f.publish(f.lane(f.adopted(1)), events...)
-	batch := "1"
-	for i, e := range events[:3] {
-		entry := fmt.Sprintf("179523083396%d-0", i)
-		batch += string(e.ID[:]) + string([]byte{byte(len(entry) + i%2*128)}) + entry
-	}
-	f.do("HSET", gate, "u:s:1", batch, "doubt", "2", "d:"+string(events[3].ID[:]), "a|1795230833965-0",
-		"d:"+string(events[4].ID[:]), "3|5|1|1795230833965-1")
-	o := f.adopted(2)
-	f.wantDoubt(5)
-	if r := f.publish(f.lane(o), events...); r.Suppressed != 5 {
-		t.Errorf("%d suppressed, want 5", r.Suppressed)
-	}
-	f.wantStored(events...)
-	f.wantDoubt(0)
-	owner, err := f.server.Client.HGet(t.Context(), gate, "owner").Result()
-	f.must(err)
-	if regexp.MustCompile(`^\d+\|[0-9a-f]+$`).MatchString(owner) {
-		t.Errorf("an earlier version knows the owner %q", owner)
-	}
 }
 
 func TestForgetDoubt(t *testing.T) {

@@ -507,9 +507,9 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]
 			Missing: max(s.memory(stream).Load()-number(reply, 1), 0), Source: text(reply, 6),
 		}
 		raise(s.memory(stream), number(reply, 1)) // who adopts it next means this gate, not an older one
-		epoch, rest, _ := strings.Cut(text(reply, 7), "|")
+		epoch, nonce, _ := strings.Cut(text(reply, 7), "|")
 		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
-		out[i].Nonce, _, _ = strings.Cut(rest, "|")
+		out[i].Nonce = nonce
 		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {
 			if out[i].Behind, err = s.behind(ctx, stream, out[i].Last); err != nil {
 				return nil, err

@@ -284,8 +284,7 @@ func assess(stream string, v []any, o outbox.Owner) error {
 	if source != o.Source.String() {
 		return foreign(stream, "FOREIGN", source)
 	}
-	number, rest, _ := strings.Cut(owner, "|")
-	nonce, _, _ := strings.Cut(rest, "|")
+	number, nonce, _ := strings.Cut(owner, "|")
 	epoch, err := strconv.ParseInt(number, 10, 64)
 	switch {
 	case err != nil || epoch < o.Epoch:

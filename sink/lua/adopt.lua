@@ -44,7 +44,7 @@ local lost = {}
 for _, key in ipairs(from) do
   local g = redis.call('HMGET', key, 'owner', 'n', 'last', 'gone')
   if ours[key] and g[1] then
-    local e, m = string.match(g[1], '^(%d+)|(%x+)')
+    local e, m = string.match(g[1], '^(%d+)|(%x+)$')
     local theirs, mine = tonumber(e), tonumber(epoch)
     if theirs == mine and m == nonce then
       if key ~= gate then return {'FORM'} end
@@ -95,15 +95,15 @@ for other, theirs in pairs(name ~= '' and names or {}) do
     local g = redis.call('HMGET', key, 'owner', 'gone')
     local e = tonumber(string.match(g[1] or '1|', '^(%d+)'))
     -- One that is told again has had its owner taken already.
-    told[key] = g[2] and (g[1] or '0|0|ids') or int(math.max(e - 1, 0)) .. '|0|ids'
+    told[key] = g[2] and (g[1] or '0|0') or int(math.max(e - 1, 0)) .. '|0'
   end
 end
 
 -- From here on nothing fails.
-redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce .. '|ids')
+redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
 if ours[gate] == nil and gate == own then
   redis.call('DEL', own) -- it is of an earlier register
-  redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce .. '|ids')
+  redis.call('HSET', gate, 'source', source, 'owner', epoch .. '|' .. nonce)
 end
 for _, key in ipairs(from) do
   if key ~= gate then redis.call('DEL', key) end
@@ -126,7 +126,7 @@ if name == '' then return {'OK', n} end
 
 if not id then
   id, names = source .. '|' .. epoch .. '|' .. nonce, {}
-  redis.call('HSET', base, 'source', SHARED, 'owner', '0|0|ids', 'id', id)
+  redis.call('HSET', base, 'source', SHARED, 'owner', '0|0', 'id', id)
 end
 for other, theirs in pairs(names) do
   if theirs == source and other ~= name then redis.call('HDEL', base, 's:' .. other) end

@@ -2,7 +2,7 @@
 --
 -- The gate is a hash:
 --   source     uuid of the database that publishes here
---   owner      epoch|nonce|ids of the leadership; the last word keeps out versions that would misread the batches
+--   owner      epoch|nonce of the leadership
 --   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s", "r" (what is restored) or a part's number
 --   u:<lane>:<number>  an unsettled batch: "+" (complete) or "-", then 16 bytes of id for each event that is in the stream
 --   d:<id>     an event in doubt: where it came from. "a" for what an adoption found, "<lane>|<claim>|<number>" for what an
@@ -11,9 +11,6 @@
 --   n          how many events it has let through; begins anew where the stream has forgotten them
 --   last       the entry id of the last of them
 --   confirmed  written by the barrier only
---
--- Earlier versions kept entry ids, too: their batches begin with "1" or "0", and have per event the id, one byte with the
--- length of the entry id (+128 if the entry was an earlier owner's), and the entry id.
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
 -- and the first write is one that Redis refuses when it is out of memory.
@@ -39,7 +36,7 @@ end
 local function assess(gsource, gowner, source, epoch, nonce)
   if not gsource or not gowner then return {'GAP'} end
   if gsource ~= source then return {'FOREIGN', gsource} end
-  local e, n = string.match(gowner, '^(%d+)|(%x+)')
+  local e, n = string.match(gowner, '^(%d+)|(%x+)$')
   local theirs, mine = tonumber(e), tonumber(epoch)
   if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end
   if theirs < mine then return {'GAP'} end
@@ -54,13 +51,7 @@ end
 
 -- each calls f(id) for every event of an unsettled batch.
 local function each(batch, f)
-  local old = string.find(batch, '^[01]')
-  local at = 2
-  while at <= #batch do
-    f(string.sub(batch, at, at + 15))
-    at = at + 16
-    if old then at = at + 1 + string.byte(batch, at) % 128 end
-  end
+  for at = 2, #batch, 16 do f(string.sub(batch, at, at + 15)) end
 end
 
 -- hset writes pairs (field, value, field, value, …) and returns how many fields are new.

@@ -31,7 +31,7 @@ if next(old) and doubt > 0 then
   local all, drop = redis.call('HGETALL', gate), {}
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 2) == 'd:' then
-      local key, number = string.match(all[i + 1], '^(%w+|%d+)|(%d+)')
+      local key, number = string.match(all[i + 1], '^(%w+|%d+)|(%d+)$')
       if key and old[key] and tonumber(number) <= old[key] then drop[#drop + 1] = all[i] end
     end
   end
