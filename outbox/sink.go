@@ -21,7 +21,7 @@ func (n Nonce) String() string { return hex.EncodeToString(n[:]) }
 // Owner is who may publish: the leadership written in relay_state. Instances that sweep beside the leader act under
 // the leader's owner.
 type Owner struct {
-	// Source identifies the database the events come from; a gate refuses any other.
+	// Source identifies the database that the events come from. Each has a gate of its own for each stream.
 	Source uuid.UUID
 	// Epoch is raised by one at every adoption. It is the fencing token.
 	Epoch int64
@@ -74,7 +74,8 @@ type StreamState struct {
 	Last string
 	// Unknown is set if the table does not know that the stream was published to. Sink.Look does not set it.
 	Unknown bool
-	// Source, Epoch and Nonce are the gate's owner, as text; "" and 0 without one.
+	// Source, Epoch and Nonce are the gate's owner, as text; "" and 0 without one. If neither database shares the
+	// stream, the gate may be another database's.
 	Source string
 	Epoch  int64
 	Nonce  string
@@ -161,14 +162,15 @@ type Sink interface {
 	// Adopt raises the gate of stream to o and turns what earlier owners left unsettled into the doubt set. Repeating
 	// it is harmless. intact: Look has found stream and gate so, and if they are not any more, or the gate is an older
 	// one, nothing is done. Errors: ErrGap for that, *FencedError when the gate has seen a later owner, *ForeignError
-	// when the stream belongs to another database.
+	// when other databases publish to the stream, and they or this one do not share it.
 	Adopt(ctx context.Context, stream string, o Owner, intact bool) error
 	// Recall adds events that are in the stream to the doubt set. last is the stream's last entry, as far as is known:
 	// the gate takes note of it.
 	Recall(ctx context.Context, o Owner, stream string, ids []uuid.UUID, last string) error
 	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
 	Lane(stream string, o Owner, l Lane) LanePublisher
-	// Check returns nil if the gates of all streams still belong to o; ErrGap or *FencedError otherwise.
+	// Check returns nil if the gates of all streams still belong to o and are registered; ErrGap or *FencedError
+	// otherwise.
 	Check(ctx context.Context, o Owner, streams []string) error
 	// Confirm is the barrier before a mark is written: it returns nil only if every gate still has o and the marked
 	// batches, and everything published so far has reached the configured durability.
@@ -202,7 +204,7 @@ type LanePublisher interface {
 type Delivery interface {
 	// Publish makes one attempt, bounded by ctx. nil: every event is in the stream (or was skipped) and the receipt is
 	// final. *PoisonError: the sink refuses one event for its own sake; retry, or call Skip and publish again. ErrGap,
-	// *FencedError, *ForeignError: the lane is finished. Anything else is transient: call Publish again.
+	// *FencedError: the lane is finished. Anything else is transient: call Publish again.
 	Publish(ctx context.Context) (Receipt, error)
 	// Skip gives up the event that the last *PoisonError named and, of those behind it, every one for which also
 	// (unless it is nil) returns true. It returns the places of the latter.
@@ -233,7 +235,7 @@ func (*FencedError) Permanent() bool { return true }
 // ForeignError means that the stream is another database's, or that of several and not to be published to like this.
 type ForeignError struct {
 	Stream string
-	// Source is the other database's identity.
+	// Source is the other database's identity, or that of one of several.
 	Source string
 	// Reason says what is in the way, and what to do; "" if the stream was last written by another database, and is
 	// not shared.

@@ -35,11 +35,8 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 			})
 		}, fencedBy(1)},
 		{
-			"foreign", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) },
-			func(err error) bool {
-				var foreign *outbox.ForeignError
-				return errors.As(err, &foreign)
-			},
+			"another database", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) },
+			func(err error) bool { return errors.Is(err, outbox.ErrGap) },
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

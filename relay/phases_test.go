@@ -175,7 +175,7 @@ func TestGatesAreWatched(t *testing.T) {
 			fatal            bool
 		}{
 			"down":    {func() { w.rd.down = true }, func() { w.rd.down = false }, false},
-			"foreign": {func() { owner.Source[0]++ }, func() { owner.Source[0]-- }, false},
+			"foreign": {func() { owner.Source[0]++ }, func() { owner.Source[0]-- }, true},
 			"fenced":  {func() { owner.Epoch++ }, func() { owner.Epoch-- }, true},
 			"moved":   {w.rd.restart, func() { w.rd.run-- }, true},
 		} {

@@ -109,10 +109,8 @@ func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 	switch {
 	case r.away[name]:
 		return nil, errDown
-	case g == nil:
+	case g == nil, g.owner.Source != o.Source:
 		return nil, outbox.ErrGap
-	case g.owner.Source != o.Source:
-		return nil, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
 	case g.owner.Epoch > o.Epoch, g.owner.Epoch == o.Epoch && g.owner.Nonce != o.Nonce:
 		return nil, &outbox.FencedError{Stream: name, Epoch: g.owner.Epoch}
 	case g.owner.Epoch < o.Epoch:

@@ -42,7 +42,7 @@ type call struct {
 }
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
-	args := append([]any{"evalsha", publishScript.sha}, s.gateArgs(stream, o)...)
+	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
 	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
 	// Whoever listened to a channel has heard what is published again.
 	return call{args: args, pubsub: s.pubsub && l.Part != outbox.RestoreLane}

@@ -77,7 +77,7 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	if s.durable.none() {
 		write = "0"
 	}
-	calls := callsByStream(marks, func(stream string) []any { return append(s.gateArgs(stream, o), write) })
+	calls := callsByStream(marks, func(stream string) []any { return append(gateArgs(stream, o), write) })
 	if s.durable.none() {
 		return s.verdicts("confirm", calls, runAll(ctx, s.client, confirmScript, calls))
 	}

@@ -83,8 +83,8 @@ func TestEveryClassPasses(t *testing.T) {
 		},
 		{
 			class: "gatetype",
-			begin: func(f *fixture) { f.do("RENAME", gate, "{outbox.order}:aside"); f.do("SET", gate, "x") },
-			end:   func(f *fixture) { f.do("RENAME", "{outbox.order}:aside", gate) },
+			begin: func(f *fixture) { f.do("RENAME", f.gate(), "{outbox.order}:aside"); f.do("SET", f.gate(), "x") },
+			end:   func(f *fixture) { f.do("RENAME", "{outbox.order}:aside", f.gate()) },
 		},
 	} {
 		t.Run(c.class, func(t *testing.T) {

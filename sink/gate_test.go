@@ -80,16 +80,22 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	f := newFixture(t)
 	o := f.adopted(50)
 	events := makeEvents(3)
-	f.publish(f.lane(o), events[:2]...)
+	l := f.lane(o)
+	f.publish(l, events[:2]...)
 	other := outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}
 	ctx := t.Context()
 	wantForeign(t, f.sink.Adopt(ctx, stream, other, false), f.source)
-	wantForeign(t, f.sink.Check(ctx, other, []string{stream}), f.source)
-	wantForeign(t, f.sink.Confirm(ctx, other, firstMark(other)), f.source)
-	wantForeign(t, f.sink.Settled(ctx, other, firstMark(other)), f.source)
+	if st, err := f.sink.Look(ctx, other.Source, []string{stream}); err != nil || !st[0].Intact() ||
+		st[0].Source != f.source.String() || st[0].Epoch != 50 {
+		t.Errorf("looked at: %+v, %v; want the gate of the database that has the stream", st, err)
+	}
+	wantGap(t, f.sink.Check(ctx, other, []string{stream}))
+	wantGap(t, f.sink.Confirm(ctx, other, firstMark(other)))
+	wantGap(t, f.sink.Settled(ctx, other, firstMark(other)))
 	_, err := f.lane(other).Deliver(events[2:]).Publish(ctx)
-	wantForeign(t, err, f.source)
+	wantGap(t, err)
 	f.wantStored(events[:2]...)
+	f.must(f.sink.Check(ctx, o, []string{stream}))
 
 	f.must(f.sink.TakeOver(ctx, stream, other))
 	f.must(f.sink.TakeOver(ctx, stream, other))
@@ -100,16 +106,19 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	if r.Suppressed != 2 {
 		t.Errorf("%d suppressed, want 2", r.Suppressed)
 	}
-	wantForeign(t, f.sink.Check(ctx, o, []string{stream}), other.Source)
+	wantGap(t, f.sink.Check(ctx, o, []string{stream}))
+	_, err = l.Deliver(makeEvents(1)).Publish(ctx)
+	wantGap(t, err)
+	wantForeign(t, f.sink.Adopt(ctx, stream, f.owner(51), false), other.Source)
 }
 
 func TestALostGateIsAGap(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(f *fixture, earlier string){
 		"flushed": func(f *fixture, _ string) { f.do("FLUSHALL") },
-		"deleted": func(f *fixture, _ string) { f.do("DEL", gate) },
+		"deleted": func(f *fixture, _ string) { f.do("DEL", f.gate()) },
 		"restored": func(f *fixture, earlier string) {
-			f.do("RESTORE", gate, 0, earlier, "REPLACE")
+			f.do("RESTORE", f.gate(), 0, earlier, "REPLACE")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +128,7 @@ func TestALostGateIsAGap(t *testing.T) {
 			l := f.lane(o)
 			events := makeEvents(4)
 			f.publish(l, events[0])
-			earlier, err := f.server.Client.Dump(t.Context(), gate).Result()
+			earlier, err := f.server.Client.Dump(t.Context(), f.gate()).Result()
 			f.must(err)
 			r := f.publish(l, events[1])
 			mark := []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: r.Number}}
@@ -153,7 +162,7 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	l := f.lane(f.adopted(1))
 	events := makeEvents(3)
 	f.publish(l, events[0])
-	earlier, err := f.server.Client.Dump(ctx, gate).Result()
+	earlier, err := f.server.Client.Dump(ctx, f.gate()).Result()
 	f.must(err)
 	f.publish(l, events[1:]...)
 	fresh, _ := newSink(t, f.client, sink.Options{}) // it has published nothing
@@ -166,7 +175,7 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	if st := look(); !st.Intact() || st.Missing != 0 {
 		t.Fatalf("found %+v, want it intact", st)
 	}
-	f.do("RESTORE", gate, 0, earlier, "REPLACE")
+	f.do("RESTORE", f.gate(), 0, earlier, "REPLACE")
 	wantGap(t, fresh.Adopt(ctx, stream, f.owner(2), true))
 	if st := look(); !st.Behind || st.Missing != 2 {
 		t.Fatalf("found %+v, want it behind, with 2 missing", st)
@@ -188,7 +197,7 @@ func TestWhatIsRecalledIsGone(t *testing.T) {
 	f := newFixture(t)
 	event := makeEvent()
 	receipt := f.publish(f.lane(f.adopted(1)), event)
-	f.do("DEL", stream, gate)
+	f.do("DEL", stream, f.gate())
 	o := f.adopted(2)
 	f.must(f.sink.Recall(t.Context(), o, stream, []uuid.UUID{event.ID}, receipt.Last))
 	f.wantDoubt(1)
@@ -310,7 +319,7 @@ func TestForgetDoubt(t *testing.T) {
 	f.wantDoubt(0)
 	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
 	if n := len(f.fields("")); n != 4 {
-		t.Errorf("%d fields left, want source, owner, the number of events and the last of them", n)
+		t.Errorf("%d fields left, want its owner and register, the number of events and the last of them", n)
 	}
 }
 
@@ -406,9 +415,8 @@ func TestTheGateStaysSmall(t *testing.T) {
 	}
 	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
 	if n := len(f.fields("")); n != 5 {
-		t.Errorf("%d fields in the gate, want source, owner, the number of events, the last of them and one lane: %q",
-			n,
-			f.fields(""))
+		t.Errorf("%d fields in the gate, want its owner and register, the number of events, the last of them and one "+
+			"lane: %q", n, f.fields(""))
 	}
 	f.adopted(2)
 	f.wantDoubt(0)

@@ -54,11 +54,18 @@ func TestALateCallPublishesNothing(t *testing.T) {
 	if n := f.client.XLen(t.Context(), stream).Val(); n != 2 {
 		t.Errorf("%d entries, want 2", n)
 	}
+	f.do("DEL", f.gate())
+	if reply, err := f.client.Do(t.Context(), late...).Result(); err != nil {
+		t.Fatalf("%v, %v", reply, err)
+	}
+	if n := f.client.XLen(t.Context(), stream).Val(); n != 2 {
+		t.Errorf("%d entries without the gate, want 2", n)
+	}
 	f.do("FLUSHDB")
 	if reply, err := f.client.Do(t.Context(), late...).Result(); err != nil {
 		t.Fatalf("%v, %v", reply, err)
 	}
-	if n := f.client.Exists(t.Context(), stream, gate).Val(); n != 0 {
+	if n := f.client.Exists(t.Context(), stream, f.gate()).Val(); n != 0 {
 		t.Errorf("the stream or the gate is there again")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -74,8 +75,7 @@ func (r *Replay) noteKey() string { return "{posthaste}:replay:" + r.o.Name }
 
 // recordKey is in the stream's Cluster slot.
 func recordKey(stream, run string) string {
-	gate := gateKey(stream)
-	return gate[:len(gate)-len(":gate")] + ":replay:" + run
+	return strings.TrimSuffix(registerKey(stream), ":gate") + ":replay:" + run
 }
 
 // Find returns the note of the replay, or nil if it was never begun.
@@ -248,8 +248,8 @@ func (r *Replay) args(stream, from string) []any {
 		side = "1"
 	}
 	return []any{
-		3, stream, gateKey(stream), recordKey(stream, r.run), side, r.o.Database.String(), r.owner,
-		ReplayKept.Milliseconds(), r.o.Source, from,
+		4, stream, registerKey(stream), gateKey(stream, r.o.Database), recordKey(stream, r.run), side,
+		r.o.Database.String(), r.owner, ReplayKept.Milliseconds(), r.o.Source, from,
 	}
 }
 
@@ -279,13 +279,8 @@ func (r *Replay) answer(stream string, v []any) error {
 		return &ReplayError{"a relay publishes to it: omit --to to replay into the events' own " +
 			"streams, or name another stream"}
 	case "FOREIGN":
-		if text(v, 1) == sharedSource {
-			return &ReplayError{"other databases share it, and this one does not publish to it: name another " +
-				"stream with --to"}
-		}
-		return &ReplayError{fmt.Sprintf(
-			"another database (source %s) publishes to it: name another stream with --to, or see posthaste adopt",
-			text(v, 1))}
+		return &ReplayError{fmt.Sprintf("another database (%s, source %s) publishes to it, and this one does not: "+
+			"name another stream with --to, or see posthaste adopt", text(v, 2), text(v, 1))}
 	}
 	return errors.New("unexpected reply to the replay script")
 }

@@ -75,7 +75,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	f.adopted(3)
-	gateBefore := f.server.Client.HGetAll(ctx, gate).Val()
+	gateBefore := f.server.Client.HGetAll(ctx, f.gate()).Val()
 	r := f.replay("a", f.client, false)
 	if n, err := r.Find(ctx); err != nil || n != nil {
 		t.Fatalf("found %+v, %v before the beginning", n, err)
@@ -121,7 +121,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 	if c := f.take(again); c != "" {
 		t.Errorf("begun again at %q", c)
 	}
-	if after := f.server.Client.HGetAll(ctx, gate).Val(); fmt.Sprint(after) != fmt.Sprint(gateBefore) {
+	if after := f.server.Client.HGetAll(ctx, f.gate()).Val(); fmt.Sprint(after) != fmt.Sprint(gateBefore) {
 		t.Errorf("the gate was %v and is %v", gateBefore, after)
 	}
 	for _, key := range f.server.Client.Keys(ctx, "*:replay:*").Val() {

@@ -15,11 +15,14 @@ import (
 	"posthaste/outbox"
 )
 
+//go:embed lua/ids.lua
+var idsLua string
+
 //go:embed lua/gate.lua
 var gateLua string
 
-//go:embed lua/shared.lua
-var sharedLua string
+//go:embed lua/register.lua
+var registerLua string
 
 //go:embed lua/adopt.lua
 var adoptLua string
@@ -70,22 +73,22 @@ var replayBeginLua string
 var replayNoteLua string
 
 var (
-	adoptScript   = newScript(gateLua + sharedLua + adoptLua)
-	publishScript = newScript(gateLua + sharedLua + publishLua)
-	confirmScript = newScript(gateLua + confirmLua)
-	settleScript  = newScript(gateLua + settleLua)
-	forgetScript  = newScript(gateLua + forgetLua)
-	recallScript  = newScript(gateLua + recallLua)
-	lookScript    = newScript(gateLua + sharedLua + lookLua)
+	adoptScript   = newScript(idsLua + gateLua + registerLua + adoptLua)
+	publishScript = newScript(idsLua + gateLua + registerLua + publishLua)
+	confirmScript = newScript(idsLua + gateLua + confirmLua)
+	settleScript  = newScript(idsLua + gateLua + settleLua)
+	forgetScript  = newScript(idsLua + gateLua + forgetLua)
+	recallScript  = newScript(idsLua + gateLua + recallLua)
+	lookScript    = newScript(idsLua + gateLua + registerLua + lookLua)
 	tailScript    = newScript(tailLua)
-	trimScript    = newScript(trimLua)
-	observeScript = newReader(observeLua)
+	trimScript    = newScript(idsLua + trimLua)
+	observeScript = newReader(idsLua + observeLua)
 
-	dropScript      = newScript(gateLua + sharedLua + dropLua)
-	leaveScript     = newScript(gateLua + sharedLua + leaveLua)
-	dropGroupScript = newScript(dropGroupLua)
+	dropScript      = newScript(idsLua + gateLua + registerLua + dropLua)
+	leaveScript     = newScript(idsLua + gateLua + registerLua + leaveLua)
+	dropGroupScript = newScript(idsLua + dropGroupLua)
 
-	replayScript      = newScript(gateLua + sharedLua + replayLua)
+	replayScript      = newScript(idsLua + gateLua + registerLua + replayLua)
 	replayBeginScript = newScript(replayBeginLua)
 	replayNoteScript  = newScript(replayNoteLua)
 )
@@ -186,11 +189,6 @@ func verdict(stream string, reply []any) error {
 			return fmt.Errorf("the gate's epoch: %w", err)
 		}
 		return &outbox.FencedError{Stream: stream, Epoch: epoch}
-	case "FORM":
-		return fmt.Errorf("stream %q was adopted by this relay with another --shared-streams: %w", stream,
-			outbox.ErrGap)
-	case "FOREIGN", "UNSHARED", "SHARED", "NAMED":
-		return foreign(stream, word, text(reply, 1))
 	}
 	return fmt.Errorf("unknown reply from the gate: %q", strings.ToValidUTF8(word, "?"))
 }

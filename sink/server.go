@@ -487,7 +487,7 @@ func (s *Sink) stays(ctx context.Context) error {
 func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: append(s.keys(stream, source), source.String(), s.name())}
+		calls[i] = streamCall{stream: stream, args: append(keys(stream, source), source.String(), s.name())}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	cmds := runAll(pctx, s.client, lookScript, calls)

@@ -122,11 +122,11 @@ func TestAGateThatWentBackIsAGap(t *testing.T) {
 	o := f.adopted(1)
 	part := func(claim int64) outbox.LanePublisher { return f.sink.Lane(stream, o, partLane(3, claim)) }
 	f.publish(part(1), makeEvents(2)...)
-	old, err := f.server.Client.Dump(t.Context(), gate).Result()
+	old, err := f.server.Client.Dump(t.Context(), f.gate()).Result()
 	f.must(err)
 	f.publish(part(2), makeEvents(2)...)
-	f.do("DEL", gate)
-	f.must(f.server.Client.Restore(t.Context(), gate, 0, old).Err())
+	f.do("DEL", f.gate())
+	f.must(f.server.Client.Restore(t.Context(), f.gate(), 0, old).Err())
 	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}); err != nil || states[0].Missing != 2 ||
 		!states[0].Gate {
 		t.Errorf("looked at: %+v, %v; want 2 missing", states, err)
@@ -160,7 +160,7 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 		t.Errorf("noticed again: %+v, %v", states, err)
 	}
 	f.publish(l, makeEvents(2)...)
-	if n := f.server.Client.HGet(t.Context(), gate, "n").Val(); n != "2" {
+	if n := f.server.Client.HGet(t.Context(), f.gate(), "n").Val(); n != "2" {
 		t.Errorf("the gate has let %s events through, want 2: it counts anew", n)
 	}
 }

@@ -28,15 +28,12 @@ func sharing(t *testing.T, n int) []*fixture {
 	return list
 }
 
-// formed returns the same database with streams that are shared, or not.
-func (f *fixture) formed(name string, shared bool) *fixture {
+// set returns the same database with streams that are shared, or not.
+func (f *fixture) set(name string, shared bool) *fixture {
 	again := *f
 	again.sink, again.reg = newSink(f, f.client, sink.Options{Shared: shared, Source: name})
 	return &again
 }
-
-// gateOf is where a database has its gate of a shared stream.
-func (f *fixture) gateOf() string { return gate + ":" + f.source.String() }
 
 // refused checks that an error is foreign, and says what to do.
 func refused(t testing.TB, err error, texts ...string) {
@@ -90,10 +87,11 @@ func TestSharedStreams(t *testing.T) {
 
 	alone := on(t, a.server, sink.Options{Source: "/posthaste/c"})
 	o := alone.owner(1)
-	refused(t, alone.sink.Adopt(t.Context(), stream, o, false), "/posthaste/", "--shared-streams", "posthaste adopt")
-	refused(t, alone.sink.Check(t.Context(), o, []string{stream}), "--shared-streams")
-	refused(t, alone.sink.Confirm(t.Context(), o, firstMark(o)), "--shared-streams")
-	refused(t, second(alone.lane(o).Deliver(events[8:]).Publish(t.Context())), "--shared-streams")
+	refused(t, alone.sink.Adopt(t.Context(), stream, o, false), "/posthaste/a, /posthaste/b", "--shared-streams",
+		"posthaste adopt")
+	wantGap(t, alone.sink.Check(t.Context(), o, []string{stream}))
+	wantGap(t, alone.sink.Confirm(t.Context(), o, firstMark(o)))
+	wantGap(t, second(alone.lane(o).Deliver(events[8:]).Publish(t.Context())))
 	if st := alone.look(); st.Source == o.Source.String() || st.Epoch != 0 {
 		t.Errorf("looked at: %+v", st)
 	}
@@ -119,7 +117,7 @@ func TestASecondDatabaseOfTheSameName(t *testing.T) {
 	events := makeEvents(4)
 	la := a.lane(o)
 	a.publish(la, events[:2]...)
-	moved := a.formed("/posthaste/a", true)
+	moved := a.set("/posthaste/a", true)
 	moved.source = uuid.New()
 	first := moved.owner(1)
 	refused(t, moved.sink.Adopt(t.Context(), stream, first, false), "same name", a.source.String(), "--relay-name",
@@ -136,13 +134,13 @@ func TestASecondDatabaseOfTheSameName(t *testing.T) {
 	a.wantStored(events[:3]...)
 }
 
-// A stream becomes shared, and is not shared any more, with all that its gate knows; and whoever leads with the other
-// setting does not take it from under the leader.
-func TestAStreamBecomesSharedAndBack(t *testing.T) {
+// Whether a stream is shared changes with an adoption that has a higher epoch. The gate keeps all that it knows, and a
+// relay of the same owner with the other setting does not change it.
+func TestSharingIsTurnedOnAndOff(t *testing.T) {
 	t.Parallel()
 	alone := on(t, testenv.Redis(t), sink.Options{Source: "/posthaste/a"})
-	shared := alone.formed("/posthaste/a", true)
-	events := makeEvents(12)
+	shared := alone.set("/posthaste/a", true)
+	events := makeEvents(13)
 	o := alone.adopted(1)
 	l := alone.lane(o)
 	alone.publish(l, events[:3]...)
@@ -157,12 +155,12 @@ func TestAStreamBecomesSharedAndBack(t *testing.T) {
 	later := shared.owner(2)
 	shared.must(shared.sink.Adopt(t.Context(), stream, later, true))
 	wantGap(t, alone.sink.Adopt(t.Context(), stream, later, true))
-	refused(t, second(l.Deliver(events[4:5]).Publish(t.Context())), "is shared")
+	wantFenced(t, second(l.Deliver(events[4:5]).Publish(t.Context())), 2)
 	ls := shared.lane(later)
 	if r := shared.publish(ls, events[:6]...); r.Suppressed != 4 {
 		t.Errorf("%d suppressed, want 4", r.Suppressed)
 	}
-	if n := shared.server.Client.HGet(t.Context(), shared.gateOf(), "n").Val(); n != "6" {
+	if n := shared.server.Client.HGet(t.Context(), shared.gate(), "n").Val(); n != "6" {
 		t.Errorf("the gate has let %s events through, want 6", n)
 	}
 	b.publish(b.lane(b.adopted(5)), events[6])
@@ -181,28 +179,51 @@ func TestAStreamBecomesSharedAndBack(t *testing.T) {
 	if r := alone.publish(alone.lane(third), slices.Concat(events[:6], events[7:9])...); r.Suppressed != 6 {
 		t.Errorf("%d suppressed, want 6", r.Suppressed)
 	}
-	wantGap(t, second(ls.Deliver(events[9:10]).Publish(t.Context())))
+	wantFenced(t, second(ls.Deliver(events[9:10]).Publish(t.Context())), 3)
 	wantGap(t, b.sink.Check(t.Context(), b.owner(5), []string{stream}))
+	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(6), false), "does not share it")
 	alone.wantStored(events[:9]...)
-	if keys := alone.server.Client.Keys(t.Context(), "*gate*").Val(); len(keys) != 1 {
-		t.Errorf("gates %v", keys)
+	if keys := alone.server.Client.Keys(t.Context(), "*gate*").Val(); len(keys) != 2 {
+		t.Errorf("keys %v, want the register and one gate", keys)
 	}
-	// By force it is taken from all who share it.
-	shared.adopted(4)
+	// By force it is taken from all who share it, also under an owner that shares it until then.
+	fourth := shared.adopted(4)
 	ob := b.adopted(6)
 	b.publish(b.lane(ob), events[9])
-	fifth := alone.owner(5)
-	alone.must(alone.sink.TakeOver(t.Context(), stream, fifth))
-	if r := alone.publish(alone.lane(fifth), events[9], events[10]); r.Suppressed != 1 {
-		t.Errorf("%d suppressed, want 1", r.Suppressed)
+	lf := shared.lane(fourth)
+	shared.publish(lf, events[10])
+	alone.must(alone.sink.TakeOver(t.Context(), stream, fourth))
+	wantGap(t, second(lf.Deliver(events[12:]).Publish(t.Context())))
+	wantGap(t, shared.sink.Adopt(t.Context(), stream, fourth, false))
+	fifth := alone.adopted(5)
+	if r := alone.publish(alone.lane(fifth), events[9], events[10], events[11]); r.Suppressed != 2 {
+		t.Errorf("%d suppressed, want 2", r.Suppressed)
 	}
-	wantGap(t, second(b.lane(ob).Deliver(events[11:]).Publish(t.Context())))
+	wantGap(t, second(b.lane(ob).Deliver(events[12:]).Publish(t.Context())))
 	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(7), true), "does not share it")
-	// And by force somebody who shares it takes it from who does not.
+	// And by force a database that shares it takes it from one that does not.
 	ob = b.owner(8)
 	b.must(b.sink.TakeOver(t.Context(), stream, ob))
-	b.publish(b.lane(ob), events[11])
+	b.publish(b.lane(ob), events[12])
 	alone.wantStored(events...)
+	refused(t, alone.sink.Adopt(t.Context(), stream, alone.owner(6), true), "is shared by /posthaste/b")
+	shared.adopted(7)
+}
+
+// By force, the setting of the owner's relay counts: "posthaste adopt" may run with another one.
+func TestTakingOverLeavesTheSettingToTheRelay(t *testing.T) {
+	t.Parallel()
+	shared := sharing(t, 1)[0]
+	alone := shared.set("/posthaste/a", false)
+	shared.adopted(1)
+	o := shared.owner(2)
+	alone.must(alone.sink.TakeOver(t.Context(), stream, o))
+	shared.must(shared.sink.TakeOver(t.Context(), stream, o))
+	b := on(t, shared.server, sink.Options{Shared: true, Source: "/posthaste/b"})
+	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(1), false), "does not share it")
+	wantGap(t, shared.sink.Adopt(t.Context(), stream, o, false))
+	shared.adopted(3)
+	b.adopted(1)
 }
 
 // Whoever publishes first to a stream that was deleted makes it anew, and no entry there tells the others that theirs
@@ -308,6 +329,50 @@ func TestASecondLossIsTold(t *testing.T) {
 	}
 }
 
+// A database that does not share its streams is not listed among those that do. When it has left one, another database
+// may have the stream.
+func TestLeavingAStreamThatIsNotShared(t *testing.T) {
+	t.Parallel()
+	a := newFixture(t)
+	a.publish(a.lane(a.adopted(1)), makeEvent())
+	if got, err := sink.Sharing(t.Context(), a.client, []string{stream}); err != nil || len(got) > 0 {
+		t.Errorf("shared by %v, %v", got, err)
+	}
+	b := on(t, a.server, sink.Options{Shared: true, Source: "/posthaste/b"})
+	refused(t, b.sink.Adopt(t.Context(), stream, b.owner(1), false), "does not share it")
+	if ok, err := sink.Leave(t.Context(), a.client, stream, "/posthaste/test"); err != nil || !ok {
+		t.Errorf("a leaves: %v, %v", ok, err)
+	}
+	if st := on(t, a.server, sink.Options{Source: "/posthaste/c"}).look(); st.Gate {
+		t.Errorf("looked at: %+v; want no gate of any database", st)
+	}
+	b.publish(b.lane(b.adopted(1)), makeEvent())
+	a.must(a.set("/posthaste/test", true).sink.Adopt(t.Context(), stream, a.owner(2), false))
+}
+
+// Without its register a gate does not count, also if no other database uses the stream.
+func TestALostRegisterOfOneDatabase(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	event := makeEvent()
+	r := f.publish(f.lane(o), event)
+	old := f.client.Dump(t.Context(), register).Val()
+	f.do("DEL", register)
+	wantGap(t, f.sink.Check(t.Context(), o, []string{stream}))
+	if st := f.look(); st.Gate || st.Last != r.Last {
+		t.Errorf("looked at: %+v", st)
+	}
+	wantGap(t, f.sink.Adopt(t.Context(), stream, f.owner(2), true))
+	o = f.adopted(2)
+	f.must(f.sink.Recall(t.Context(), o, stream, []uuid.UUID{event.ID}, r.Last))
+	f.must(f.sink.Check(t.Context(), o, []string{stream}))
+	f.must(f.client.RestoreReplace(t.Context(), register, 0, old).Err()) // nor does it count under an older one
+	wantGap(t, f.sink.Check(t.Context(), o, []string{stream}))
+	f.do("XTRIM", stream, "MAXLEN", "0")
+	wantGap(t, second(f.lane(o).Deliver(makeEvents(1)).Publish(t.Context())))
+}
+
 // A register that is gone, with the stream or not, takes the word of all gates with it: nobody can know what others
 // have noticed since.
 func TestALostRegister(t *testing.T) {
@@ -318,7 +383,7 @@ func TestALostRegister(t *testing.T) {
 	events := makeEvents(4)
 	a.publish(a.lane(oa), events[0])
 	b.publish(b.lane(ob), events[1])
-	a.do("DEL", stream, gate)
+	a.do("DEL", stream, register)
 	wantGap(t, second(a.lane(oa).Deliver(events[2:3]).Publish(t.Context())))
 	oa = a.adopted(2)
 	a.publish(a.lane(oa), events[2])
@@ -344,7 +409,7 @@ func TestTheTailOfASharedStream(t *testing.T) {
 	la, lb := a.lane(oa), b.lane(ob)
 	events := makeEvents(3)
 	first := a.publish(la, events[0])
-	old, err := a.server.Client.Dump(t.Context(), a.gateOf()).Result()
+	old, err := a.server.Client.Dump(t.Context(), a.gate()).Result()
 	a.must(err)
 	b.publish(lb, makeEvents(1200)...)
 	if st := a.look(); !st.Intact() || st.Last != first.Last {
@@ -364,11 +429,11 @@ func TestTheTailOfASharedStream(t *testing.T) {
 	if st := a.look(); !st.Intact() || st.Last != middle.Last {
 		t.Errorf("behind others: %+v", st)
 	}
-	a.must(a.server.Client.RestoreReplace(t.Context(), a.gateOf(), 0, old).Err())
+	a.must(a.server.Client.RestoreReplace(t.Context(), a.gate(), 0, old).Err())
 	if st := a.look(); !st.Behind || st.Last != first.Last || st.Missing != 1 {
 		t.Errorf("with an old gate: %+v", st)
 	}
-	a.do("DEL", a.gateOf())
+	a.do("DEL", a.gate())
 	if st := a.look(); st.Gate || st.Last != "" {
 		t.Errorf("without a gate, among others: %+v", st)
 	}
@@ -440,7 +505,7 @@ func TestAReplayIntoASharedStream(t *testing.T) {
 	}
 	a.must(replay(a.source, false))
 	for source, text := range map[uuid.UUID]string{
-		b.source: "other databases share it", a.source: "a relay publishes to it",
+		b.source: "another database (/posthaste/a", a.source: "a relay publishes to it",
 	} {
 		if err := replay(source, source == a.source); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("got %v, want %q", err, text)

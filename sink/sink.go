@@ -1,9 +1,9 @@
 // Package sink publishes events to Redis Streams and Pub/Sub, and makes every publish safe to repeat.
 //
-// Beside each stream lives its gate, a hash in the same Cluster slot. One script per batch checks the gate, appends the
-// entries and notes what it appended, so a lost reply, a crash or a second owner can neither lose an event nor publish
-// it twice. A gate that does not know its caller any more (flushed, restored, failed over) answers GAP: adopt again and
-// publish what the table still owes.
+// Each database has a gate for each stream, a hash in the same Cluster slot. One script per batch checks the gate,
+// appends the entries and notes what it appended, so a lost reply, a crash or a second owner can neither lose an event
+// nor publish it twice. A gate that does not know its caller any more (flushed, restored, failed over) answers GAP:
+// adopt again and publish what is unsettled.
 package sink
 
 import (
@@ -100,12 +100,17 @@ func (s *Sink) memory(stream string) *atomic.Int64 {
 	return v.(*atomic.Int64)
 }
 
-// gateKey returns the key of the gate of a stream that is not shared, which is in the same Cluster slot.
-func gateKey(stream string) string {
+// registerKey returns the key of a stream's register, which is in the same Cluster slot. See lua/register.lua.
+func registerKey(stream string) string {
 	if open := strings.IndexByte(stream, '{'); open >= 0 && strings.IndexByte(stream[open+1:], '}') > 0 {
 		return stream + ":gate" // a prefix with a hash tag of its own
 	}
 	return "{" + stream + "}:gate"
+}
+
+// gateKey returns the key of the gate of a database. See lua/gate.lua.
+func gateKey(stream string, source uuid.UUID) string {
+	return registerKey(stream) + ":" + source.String()
 }
 
 // whatever is the least that a gate has to have let through when anything will do.
@@ -119,22 +124,24 @@ func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact 
 	return s.adopt(ctx, stream, o, "0", whatever)
 }
 
-// TakeOver is Adopt for a stream that another database was the last to write: its gate becomes o's, and what that
-// database left unsettled becomes doubt. On a gate of o's own database it is Adopt, with Adopt's errors.
+// TakeOver is Adopt for a stream that other databases exclude o's from. They are taken out of the register, and the
+// events that they left unsettled become doubt. Without such a database it is Adopt, with Adopt's errors.
 func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) error {
 	return s.adopt(ctx, stream, o, "1", whatever)
 }
 
 func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string, least int64) error {
-	call := func(keys []any) ([]any, error) {
-		return run(ctx, s.client, adoptScript, append(keys, o.Source.String(), o.Epoch, o.Nonce.String(), force,
-			least, s.name()))
+	alone := "1"
+	if s.shared {
+		alone = "0"
 	}
-	reply, err := call(s.keys(stream, o.Source))
-	if err == nil && text(reply, 0) == "KEYS" { // it is shared, and is to be so no longer
-		reply, err = call(sharedKeys(stream, o.Source))
-	}
-	if err == nil {
+	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), o.Source.String(), force, least, s.source,
+		alone))
+	switch {
+	case err != nil:
+	case text(reply, 0) == "FOREIGN":
+		err = s.foreign(stream, reply)
+	default:
 		err = verdict(stream, reply)
 	}
 	if err == nil {
@@ -212,7 +219,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 		if ids = ids[n:]; len(ids) == 0 {
 			known = last
 		}
-		reply, err := run(ctx, s.client, recallScript, append(s.gateArgs(stream, o), known, blob))
+		reply, err := run(ctx, s.client, recallScript, append(gateArgs(stream, o), known, blob))
 		if err == nil {
 			err = verdict(stream, reply)
 		}
@@ -222,33 +229,32 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 	}
 }
 
-// Check implements outbox.Sink. Beside the errors named there it returns *outbox.ForeignError.
+// Check implements outbox.Sink.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	pipe := s.client.Pipeline()
 	cmds, lengths := make([]*redis.SliceCmd, len(streams)), make([]*redis.IntCmd, len(streams))
 	registers := make([]*redis.SliceCmd, len(streams))
 	for i, stream := range streams {
-		cmds[i] = pipe.HMGet(ctx, s.gateOf(stream, o), "source", "owner", "n", "last", "reg")
+		cmds[i] = pipe.HMGet(ctx, gateKey(stream, o.Source), "owner", "last", "reg")
+		registers[i] = pipe.HMGet(ctx, registerKey(stream), "id")
 		lengths[i] = pipe.XLen(ctx, stream)
-		if s.shared {
-			registers[i] = pipe.HMGet(ctx, gateKey(stream), "id", "s:"+s.source)
-		}
 	}
 	_, sent := pipe.Exec(ctx)
 	var first error
 	for i, stream := range streams {
 		v, err := cmds[i].Result()
-		if err == nil && len(v) != 5 { // a connection that was refused is nobody's error in particular
+		register, rerr := registers[i].Result()
+		if err == nil {
+			err = rerr
+		}
+		if err == nil && len(v)+len(register) != 4 { // no command has the error of a connection that was refused
 			err = sent
 		}
 		if err == nil {
-			err = assess(stream, v, o)
+			err = assess(stream, v, register[0], o)
 		}
-		if err == nil && s.shared {
-			err = registered(stream, registers[i], sent, v[4], o)
-		}
-		// One that is empty may have been deleted, and made anew by a consumer.
-		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[3] != nil {
+		// An empty stream may have been deleted, and made again by a consumer.
+		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[1] != nil {
 			err = s.remembers(ctx, stream, o)
 		}
 		first = graver(first, s.failed("check", stream, err))
@@ -274,15 +280,11 @@ func (s *Sink) remembers(ctx context.Context, stream string, o outbox.Owner) err
 	return err
 }
 
-// assess is what the scripts' assess does, for a gate that was only read.
-func assess(stream string, v []any, o outbox.Owner) error {
-	source, _ := v[0].(string)
-	owner, _ := v[1].(string)
-	if source == "" || owner == "" {
+// assess is what the scripts' assess does, for a gate that was only read. register is the id of the stream's register.
+func assess(stream string, gate []any, register any, o outbox.Owner) error {
+	owner, _ := gate[0].(string)
+	if owner == "" || gate[2] != register {
 		return outbox.ErrGap
-	}
-	if source != o.Source.String() {
-		return foreign(stream, "FOREIGN", source)
 	}
 	number, nonce, _ := strings.Cut(owner, "|")
 	epoch, err := strconv.ParseInt(number, 10, 64)
@@ -297,14 +299,14 @@ func assess(stream string, v []any, o outbox.Owner) error {
 
 // Settled implements outbox.Sink. It tries every stream and returns the first error.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
-	calls := callsByStream(marks, func(stream string) []any { return s.gateArgs(stream, o) })
+	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
 	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
 }
 
 // ForgetDoubt implements outbox.Sink. What a later claim of a part took over from an earlier claim since the adoption
 // stays in doubt: the rows of those events may still be there.
 func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
-	reply, err := run(ctx, s.client, forgetScript, s.gateArgs(stream, o))
+	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
 	if err == nil {
 		err = verdict(stream, reply)
 	}
@@ -408,8 +410,14 @@ func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) erro
 }
 
 // gateArgs begins the arguments of every script of the gate.
-func (s *Sink) gateArgs(stream string, o outbox.Owner) []any {
-	return []any{2, stream, s.gateOf(stream, o), o.Source.String(), o.Epoch, o.Nonce.String()}
+func gateArgs(stream string, o outbox.Owner) []any {
+	return append(keys(stream, o.Source), o.Epoch, o.Nonce.String())
+}
+
+// keys are those of a stream, after their number. While a slot moves, a key that is not named may be missing at one
+// master because the other one has it.
+func keys(stream string, source uuid.UUID) []any {
+	return []any{3, stream, registerKey(stream), gateKey(stream, source)}
 }
 
 func laneName(l outbox.Lane) string {

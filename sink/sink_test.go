@@ -24,8 +24,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 const (
-	stream = "outbox.order"
-	gate   = "{outbox.order}:gate"
+	stream   = "outbox.order"
+	register = "{outbox.order}:gate"
 )
 
 // fixture is a sink on a Redis server of its own.
@@ -85,6 +85,9 @@ func nonce() (n outbox.Nonce) {
 func (f *fixture) owner(epoch int64) outbox.Owner {
 	return outbox.Owner{Source: f.source, Epoch: epoch, Nonce: nonce()}
 }
+
+// gate is the key of the database's gate.
+func (f *fixture) gate() string { return register + ":" + f.source.String() }
 
 // adopted raises the gate and returns the owner.
 func (f *fixture) adopted(epoch int64) outbox.Owner {
@@ -183,7 +186,7 @@ func (f *fixture) wantLast(r outbox.Receipt) {
 // fields returns the gate's fields with the prefix.
 func (f *fixture) fields(prefix string) []string {
 	f.Helper()
-	keys, err := f.server.Client.HKeys(f.Context(), gate).Result()
+	keys, err := f.server.Client.HKeys(f.Context(), f.gate()).Result()
 	f.must(err)
 	var found []string
 	for _, k := range keys {
@@ -197,7 +200,7 @@ func (f *fixture) fields(prefix string) []string {
 // wantDoubt checks the doubt set and its counter.
 func (f *fixture) wantDoubt(n int) {
 	f.Helper()
-	count, err := f.server.Client.HGet(f.Context(), gate, "doubt").Int()
+	count, err := f.server.Client.HGet(f.Context(), f.gate(), "doubt").Int()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		f.Fatal(err)
 	}

@@ -51,8 +51,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			return []string{"--stream=outbox.order", "--group=gone", "--yes"}
 		},
 		"streams leave": func() []string {
-			do(t, w.redis.Client, "hset", "{outbox.order}:gate", "source", "shared", "id", "1", "s:/posthaste/gone",
-				"2")
+			do(t, w.redis.Client, "hset", registerOf("outbox.order"), "id", "1", "s:/posthaste/gone", "2")
 			return []string{"--source=/posthaste/gone", "--yes"}
 		},
 		"streams drop": func() []string { return []string{"--stream=outbox.order", "--yes"} },

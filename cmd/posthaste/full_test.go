@@ -96,7 +96,7 @@ func TestFullAMillionEventsAreRestored(t *testing.T) {
 	w.oracle.Check(t, load, time.Minute)
 	// A relay that is killed now, and finds everything, reads it all, and publishes nothing.
 	r.kill()
-	do(t, w.redis.Client, "del", "{outbox.order}:gate")
+	do(t, w.redis.Client, "del", w.gate("outbox.order"))
 	began = time.Now()
 	r = w.spawn("relay", "--log-level=info", "--stream-maxlen=0")
 	whole()

@@ -307,8 +307,17 @@ func do(tb testing.TB, client *redis.Client, args ...any) {
 	}
 }
 
-// Somebody deletes one stream, its gate, or the whole of Redis, under a relay. All of it that was settled is published
-// again, and nothing twice.
+// registerOf is the key of a stream's register.
+func registerOf(stream string) string { return "{" + stream + "}:gate" }
+
+// gate is the key of the gate that the world's database has for a stream.
+func (w *world) gate(stream string) string {
+	w.t.Helper()
+	return registerOf(stream) + ":" + testenv.Value[string](w.t, w.db, "SELECT source::text FROM relay_state")
+}
+
+// A stream, its gate, its register, or the whole of Redis is deleted under a relay. All of it that was settled is
+// published again, and nothing twice.
 func TestWhatIsDeletedIsRestored(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -317,9 +326,10 @@ func TestWhatIsDeletedIsRestored(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		for _, command := range [][]any{
 			{"del", "outbox.order"},
-			{"del", "{outbox.order}:gate"},
+			{"del", w.gate("outbox.order")},
+			{"del", registerOf("outbox.order")},
 			{"flushall"},
-			{"unlink", "outbox.order", "{outbox.order}:gate"},
+			{"unlink", "outbox.order", w.gate("outbox.order"), registerOf("outbox.order")},
 		} {
 			w.waitSettled(w.settled() + 200)
 			do(t, w.redis.Client, command...)
@@ -381,7 +391,7 @@ func TestAnOldGateIsNoticed(t *testing.T) {
 		w := newWorld(t)
 		r := w.relayIn(mode, "--stream-maxlen=0")
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
-		const gate = "{outbox.order}:gate"
+		gate := w.gate("outbox.order")
 		for n := range 4 {
 			w.waitCommitted(load, load.Committed()+300)
 			old := w.redis.Client.Dump(t.Context(), gate).Val()

@@ -239,8 +239,9 @@ func TestReplayRefuses(t *testing.T) {
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch, base) VALUES ('outbox.user.1', 1, 'outbox.user')")
 	ctx, client := t.Context(), w.redis.Client
 	client.Set(ctx, "text", "x", 0)
-	client.HSet(ctx, "{elsewhere}:gate", "source", "00000000-0000-4000-8000-000000000001", "owner", "1|00")
-	client.HSet(ctx, "{outbox.order}:gate", "source", "00000000-0000-4000-8000-000000000001", "owner", "1|00")
+	for _, stream := range []string{"elsewhere", "outbox.order"} {
+		client.HSet(ctx, registerOf(stream), "id", "1", "s:/posthaste/other", "00000000-0000-4000-8000-000000000001")
+	}
 	for _, c := range []struct {
 		code int
 		text string

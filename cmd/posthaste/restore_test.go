@@ -88,7 +88,7 @@ func TestAGateIsLostAndThenItsStream(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200})
 		load.Wait()
 		w.oracle.WaitEmpty(t, 20*time.Second)
-		do(t, w.redis.Client, "del", "{outbox.order}:gate")
+		do(t, w.redis.Client, "del", w.gate("outbox.order"))
 		r.waitLogged("the stream is whole again")
 		w.waitMode(mode, 20*time.Second)
 		do(t, w.redis.Client, "del", "outbox.order")

@@ -263,8 +263,12 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240})
 			load.Wait()
 			w.oracle.WaitEmpty(t, 20*time.Second)
+			gate := w.gate("outbox.order")
 			testenv.Eventually(t, 20*time.Second, func() error {
-				fields, err := w.redis.Client.HKeys(t.Context(), "{outbox.order}:gate").Result()
+				fields, err := w.redis.Client.HKeys(t.Context(), gate).Result()
+				if len(fields) == 0 {
+					return errors.New("there is no gate")
+				}
 				for _, f := range fields {
 					if strings.HasPrefix(f, "u:") {
 						return fmt.Errorf("the gate has not heard that %s is settled", f)

@@ -190,7 +190,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 			t.Errorf("trace of an event of %s: exit %d: %s%s", stream, res.code, res.out, res.errOut)
 		}
 	}
-	do(t, w.redis.Client, "del", "outbox.order", "outbox.order.1", "outbox.order.2", "{outbox.order.2}:gate")
+	do(t, w.redis.Client, "del", "outbox.order", "outbox.order.1", "outbox.order.2", w.gate("outbox.order.2"))
 	testenv.Eventually(t, 60*time.Second, func() error {
 		for _, load := range loads {
 			if in, want := len(w.oracle.Entries(t, "order")), 2*load.Committed(); in != want {

@@ -238,9 +238,9 @@ func (s *sharers) dumped(w *world) *testenv.Database {
 	return to
 }
 
-// A stream becomes shared under load, and is not shared any more, while relays of either setting are killed: at every
-// moment it is the one or the other.
-func TestAStreamBecomesSharedUnderLoad(t *testing.T) {
+// Sharing is turned on and off under load, while relays of either setting are killed. Nothing is lost or published
+// twice.
+func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)
 	a, b := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)

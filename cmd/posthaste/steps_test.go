@@ -322,7 +322,7 @@ func (s *story) line(ctx context.Context, n int) {
 		_ = w.redis.Client.Del(ctx, "outbox.invoice").Err()
 		rest(1500 * time.Millisecond)
 	case 6:
-		_ = w.redis.Client.Del(ctx, "{outbox.order}:gate").Err()
+		_ = w.redis.Client.Del(ctx, w.redis.Client.Keys(ctx, "{outbox.order}:gate*").Val()...).Err()
 		rest(1500 * time.Millisecond)
 	case 7: // the budget: an open transaction holds the WAL, so that the slot can be moved, and then only dropped
 		if tx, err := w.db.Pool.Begin(ctx); err == nil {

@@ -55,24 +55,24 @@ var mutations = []mutation{
 	{
 		safeguard: "older owners are fenced", about: "any epoch may publish",
 		file:        "sink/lua/gate.lua",
-		old:         "if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end",
+		old:         "if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', int(theirs)} end",
 		replacement: "", pkg: "./sink", test: "TestOlderOwnersAreFenced",
 	},
 	{
 		safeguard: "a lost gate is a gap", about: "a missing gate is nobody's",
 		file:        "sink/lua/gate.lua",
-		old:         "if not gsource or not gowner then return {'GAP'} end",
-		replacement: "if not gsource or not gowner then return nil end", pkg: "./sink",
+		old:         "if not owner then return {'GAP'} end",
+		replacement: "if not owner then return nil end", pkg: "./sink",
 		test: "TestALateCallPublishesNothing",
 	},
 	{
-		safeguard: "another database is refused", about: "any source may publish",
-		file: "sink/lua/gate.lua", old: "if gsource ~= source then return {'FOREIGN', gsource} end", replacement: "",
+		safeguard: "another database is refused", about: "any source may adopt",
+		file: "sink/lua/adopt.lua", old: "if foreign[1] and not force then", replacement: "if false then",
 		pkg: "./sink", test: "TestAForeignSourceIsRefusedAndTakenOver",
 	},
 	{
 		safeguard: "adoption turns what is unsettled into doubt", about: "it forgets it",
-		file: "sink/lua/adopt.lua", old: "if kind == 'u:' and not lost[key] then", replacement: "if false then",
+		file: "sink/lua/adopt.lua", old: "if kind == 'u:' then", replacement: "if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
 	{
@@ -163,7 +163,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "no older gate than the one seen is adopted", about: "what it had let through is not asked",
-		file: "sink/lua/adopt.lua", old: "or n < least) then", replacement: ") then",
+		file: "sink/lua/adopt.lua", old: "and n >= least) then", replacement: ") then",
 		pkg: "./sink", test: "TestAGateThatIsOlderThanTheOneSeenIsNotAdopted",
 	},
 	{
@@ -288,7 +288,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a loss of a shared stream is told to all", about: "the others are not told",
-		file: "sink/lua/adopt.lua", old: "other ~= name and lacks(key, last_id) then", replacement: "false then",
+		file: "sink/lua/adopt.lua", old: "if lost_events(key, last_id) then", replacement: "if false then",
 		pkg: "./sink", test: "TestALossIsToldToAllWhoShare",
 	},
 	{

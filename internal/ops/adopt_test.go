@@ -23,7 +23,7 @@ func TestAdoptBesideARelay(t *testing.T) {
 	if err := d.Pool.QueryRow(t.Context(), "SELECT source FROM relay_state").Scan(&owner.Source); err != nil {
 		t.Fatal(err)
 	}
-	relay := sink.New(sink.Options{Client: r.Client})
+	relay := sink.New(sink.Options{Client: r.Client, Source: outbox.EntrySource("default")})
 	if err := relay.Adopt(t.Context(), "outbox.order", owner, false); err != nil {
 		t.Fatal(err)
 	}

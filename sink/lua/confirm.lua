@@ -1,13 +1,13 @@
 -- The barrier's half in Redis: are the marked batches still here?
--- KEYS stream, gate. ARGV source, epoch, nonce, write ("1"), then per mark lane, claim, claim's nonce, number
-local gate = KEYS[2]
-local epoch = ARGV[2]
+-- KEYS stream, register, gate. ARGV epoch, nonce, write ("1"), then per mark lane, claim, claim's nonce, number
+local gate = KEYS[3]
+local epoch = ARGV[1]
 
-local g, err = read(gate, 'source', 'owner')
+local g, err = read('HMGET', gate, 'owner')
 if err then return err end
-local no = assess(g[1], g[2], ARGV[1], epoch, ARGV[3])
+local no = assess(g[1], epoch, ARGV[2])
 if no then return no end
-for i = 5, #ARGV, 4 do
+for i = 4, #ARGV, 4 do
   local v = redis.call('HGET', gate, 'l:' .. ARGV[i])
   if not v then return {'GAP'} end
   local claim, nonce, last = lane_of(v)
@@ -16,5 +16,5 @@ for i = 5, #ARGV, 4 do
   if claim < theirs or last < tonumber(ARGV[i + 3]) then return {'GAP'} end
 end
 -- WAIT and WAITAOF wait for their connection's last write, so there has to be one.
-if ARGV[4] == '1' then redis.call('HSET', gate, 'confirmed', epoch) end
+if ARGV[3] == '1' then redis.call('HSET', gate, 'confirmed', epoch) end
 return {'OK'}

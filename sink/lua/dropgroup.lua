@@ -3,12 +3,6 @@
 -- Answers {GONE}, {ACTIVE, consumer, ms}, {LEASED, consumer}, {UNSURE, consumers} or {OK}.
 local stream, name, how = KEYS[1], ARGV[1], ARGV[3]
 
-local function fields(list)
-  local f = {}
-  for i = 1, #list, 2 do f[list[i]] = list[i + 1] end
-  return f
-end
-
 if redis.call('EXISTS', stream) == 0 then return {'GONE'} end
 local s = fields(redis.call('XINFO', 'STREAM', stream))
 local g
@@ -28,7 +22,8 @@ if how ~= 'force' then
     sure = sure and c['inactive'] ~= nil
   end
   -- A server that does not know "inactive" does not see a consumer that waits in vain for something to read.
-  if not sure and g['pending'] == 0 and g['last-delivered-id'] == s['last-generated-id'] then return {'UNSURE', g['consumers']} end
+  local idle = g['pending'] == 0 and g['last-delivered-id'] == s['last-generated-id']
+  if not sure and idle then return {'UNSURE', g['consumers']} end
 end
 if how == 'look' then return {'OK'} end
 redis.call('XGROUP', 'DESTROY', stream, name)

@@ -1,13 +1,13 @@
 -- Empties the doubt that adoptions made. What a later claim of a part inherited from an earlier one stays: those events
 -- are younger than the adoption, and their rows may still be there.
--- KEYS stream, gate. ARGV source, epoch, nonce
-local gate = KEYS[2]
+-- KEYS stream, register, gate. ARGV epoch, nonce
+local gate = KEYS[3]
 
-local g, err = read(gate, 'source', 'owner', 'doubt')
+local g, err = read('HMGET', gate, 'owner', 'doubt')
 if err then return err end
-local no = assess(g[1], g[2], ARGV[1], ARGV[2], ARGV[3])
+local no = assess(g[1], ARGV[1], ARGV[2])
 if no then return no end
-local doubt = tonumber(g[3] or '0')
+local doubt = tonumber(g[2] or '0')
 if doubt == 0 then return {'OK'} end
 
 local all, drop = redis.call('HGETALL', gate), {}

@@ -1,15 +1,18 @@
 -- Put in front of every script of the gate.
 --
--- The gate is a hash:
---   source     uuid of the database that publishes here
+-- Each database has a gate for each stream, {<stream>}:gate:<source>; source is the database's uuid. It is a hash:
 --   owner      epoch|nonce of the leadership
---   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s", "r" (what is restored) or a part's number
---   u:<lane>:<number>  an unsettled batch: "+" (complete) or "-", then 16 bytes of id for each event that is in the stream
---   d:<id>     an event in doubt: where it came from. "a" for what an adoption found, "<lane>|<claim>|<number>" for what an
---              earlier claim of a part left
---   doubt      how many d: fields there are; absent means none
---   n          how many events it has let through; begins anew where the stream has forgotten them
---   last       the entry id of the last of them
+--   reg        the id of the stream's register under which the gate was made; see register.lua
+--   l:<lane>   claim|nonce|last batch|settled batch; a lane is "s", "r" (events that are restored) or a part's number
+--   u:<lane>:<number>  an unsettled batch: "+" (complete) or "-", then 16 bytes of id for each event in the stream
+--   d:<id>     an event in doubt, and where it came from: "a" for an adoption, "<lane>|<claim>|<number>" for a batch of
+--              an earlier claim of a part
+--   doubt      the number of d: fields; absent means 0
+--   n          the number of events that the gate has let through; it begins at 0 again when the stream has lost them
+--   last       the entry id of the last of these events
+--   gone       set by the adoption of another database that has found the stream without this gate's events: the last
+--              id that the stream gave then, '' without a stream. It is lowered if the stream loses more. The owner is
+--              then the epoch before, without a nonce: every call is refused until an adoption with a higher epoch
 --   confirmed  written by the barrier only
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
@@ -20,25 +23,28 @@ local CHUNK = 500
 
 local function int(n) return string.format('%.0f', n) end
 
--- read returns the named fields, or an error reply if the key is not a hash.
-local function read(gate, ...)
-  local g = redis.pcall('HMGET', gate, ...)
-  if g.err then
-    if string.sub(g.err, 1, 9) == 'WRONGTYPE' then
-      return nil, redis.error_reply('GATETYPE the key of the gate holds something else')
-    end
-    return nil, redis.error_reply(g.err)
+-- read reads from a gate or a register. It returns an error reply if the key is not a hash.
+local function read(command, key, ...)
+  local g = redis.pcall(command, key, ...)
+  if not g.err then return g end
+  if string.sub(g.err, 1, 9) == 'WRONGTYPE' then
+    return nil, redis.error_reply('GATETYPE the key of the gate holds something else')
   end
-  return g
+  return nil, redis.error_reply(g.err)
+end
+
+-- owner_of splits an owner into epoch and nonce.
+local function owner_of(v)
+  local e, n = string.match(v, '^(%d+)|(%x+)$')
+  return tonumber(e), n
 end
 
 -- assess returns nil if the gate belongs to the caller, else the answer to give.
-local function assess(gsource, gowner, source, epoch, nonce)
-  if not gsource or not gowner then return {'GAP'} end
-  if gsource ~= source then return {'FOREIGN', gsource} end
-  local e, n = string.match(gowner, '^(%d+)|(%x+)$')
-  local theirs, mine = tonumber(e), tonumber(epoch)
-  if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', e} end
+local function assess(owner, epoch, nonce)
+  if not owner then return {'GAP'} end
+  local theirs, n = owner_of(owner)
+  local mine = tonumber(epoch)
+  if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', int(theirs)} end
   if theirs < mine then return {'GAP'} end
   return nil
 end
@@ -83,22 +89,10 @@ local function set_doubt(gate, n)
   if n > 0 then redis.call('HSET', gate, 'doubt', int(n)) else redis.call('HDEL', gate, 'doubt') end
 end
 
--- forgot tells whether the stream lacks what its gate has let through: somebody has deleted it, and a consumer or a replay may
--- have made it anew. last_id is the last id that the stream gave, '' without one.
-local function forgot(last_id, n, last)
-  if last_id == '' then return n > 0 or (last and last ~= '') end
-  if not last then return false end
-  local a, b = string.match(last_id, '(%d+)-(%d+)')
-  local c, d = string.match(last, '(%d+)-(%d+)')
-  a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
-  return a < c or (a == c and b < d)
-end
-
--- last_id_of returns the last id that a stream gave, '' if there is no stream.
-local function last_id_of(stream)
-  if redis.call('TYPE', stream).ok ~= 'stream' then return '' end
-  local info = redis.call('XINFO', 'STREAM', stream)
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then return info[i + 1] end
-  end
+-- lacks reports whether a stream has lost an entry that it had: the stream was deleted, or put back to an earlier
+-- state, and may have been made again since. last_id is the last id that the stream gave, '' without a stream. No entry
+-- is never lost.
+local function lacks(last_id, entry)
+  if not entry or entry == '' then return false end
+  return last_id == '' or less(last_id, entry)
 end

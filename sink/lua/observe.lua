@@ -1,26 +1,10 @@
 -- Reads what is to be known of a stream and its groups, and leaves the entries' bodies where they are.
 -- KEYS stream. ARGV groups at most, consumers of a group at most that are looked at (0: no limit)
--- Answers {length, entries added, first entry's id, now in ms, {name, pending, lag, entries read, last delivered, oldest
--- pending, consumers, ms since the last sign of life, sure ("1"), first unread}…};
+-- Answers {length, entries added, first entry's id, now in ms, {name, pending, lag, entries read, last delivered,
+-- oldest pending, consumers, ms since the last sign of life, sure ("1"), first unread}…};
 -- -1 and "" stand for unknown or none. A missing stream answers {0, 0, "", now}.
 local stream = KEYS[1]
 local most, watched = tonumber(ARGV[1]), tonumber(ARGV[2])
-
-local function fields(list)
-  local f = {}
-  for i = 1, #list, 2 do f[list[i]] = list[i + 1] end
-  return f
-end
-
--- Ids are compared as text: their halves may be larger than a double holds exactly.
-local function less(a, b)
-  local am, as = string.match(a, '^(%d+)-(%d+)$')
-  local bm, bs = string.match(b, '^(%d+)-(%d+)$')
-  if #am ~= #bm then return #am < #bm end
-  if am ~= bm then return am < bm end
-  if #as ~= #bs then return #as < #bs end
-  return as < bs
-end
 
 local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))

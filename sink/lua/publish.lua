@@ -1,36 +1,36 @@
 -- Publishes one numbered batch of a lane, once.
--- KEYS stream, gate
--- ARGV source, epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
---      let through, ids (16 bytes each), heads (per event 36 bytes of the id's text, 27 of time), the entries' source field,
---      pubsub ("" publishes none on its channel, "1" all, else a digit per event), traced ("1"), what channels begin with, then
---      per event type, subject, data and, if traced, traceparent
--- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped behind the first events of the
--- batch, {GAP}, {FENCED, epoch} or {FOREIGN, source}. done is how many events of the batch are accounted for, n how many the
--- gate has let through, last the entry of the last of them.
-local ID, HEAD, FIRST = 16, 63, 15
-local stream, gate = KEYS[1], KEYS[2]
-local epoch, lane, claim, lnonce = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6]
-local number, settled, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local ids, heads, esource = ARGV[10], ARGV[11], ARGV[12]
-local pubsub, traced, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
+-- KEYS stream, register, gate
+-- ARGV epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
+--      let through, ids (16 bytes each), heads (per event 36 bytes of the id's text, 27 of time), the entries' source
+--      field, pubsub ("" publishes none on its channel, "1" all, else a digit per event), traced ("1"), what channels
+--      begin with, then per event type, subject, data and, if traced, traceparent
+-- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events of
+-- the batch, {GAP} or {FENCED, epoch}. done is how many events of the batch are accounted for, n how many the gate has
+-- let through, last the entry of the last of them.
+local ID, HEAD, FIRST = 16, 63, 14
+local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
+local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local number, settled, least = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local ids, heads, esource = ARGV[9], ARGV[10], ARGV[11]
+local pubsub, traced, prefix = ARGV[12], ARGV[13] == '1', ARGV[14]
 local width = traced and 4 or 3
 local count = #ids / ID
 if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
   return redis.error_reply('ERR wrong number of arguments for a batch')
 end
 
-local g, err = read(gate, 'source', 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
+local g, err = read('HMGET', gate, 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
 if err then return err end
-local no = assess(g[1], g[2], ARGV[1], epoch, ARGV[3])
+local no = assess(g[1], epoch, ARGV[2])
 if no then return no end
 -- A gate that knows of less than the caller does went back in time, and the stream with it.
-local n = tonumber(g[5] or '0')
+local n = tonumber(g[4] or '0')
 if n < least then return {'GAP'} end
 
 local last, gone = 0, 0
 local oldclaim, oldlast, oldgone
-if g[3] then
-  local c, n, l, s = lane_of(g[3])
+if g[2] then
+  local c, n, l, s = lane_of(g[2])
   if c > claim or (c == claim and n ~= lnonce) then return {'FENCED', epoch} end
   if c == claim then last, gone = l, s else oldclaim, oldlast, oldgone = c, l, s end
 end
@@ -44,7 +44,7 @@ if number == last and last > 0 then
   local both = math.min(#kept, #ids)
   if string.sub(kept, 1, both) ~= string.sub(ids, 1, both) then return {'GAP'} end -- other events under this number
   from = #kept / ID
-  if string.sub(stored, 1, 1) == '+' then return {'OK', from, 0, 0, n, g[6] or ''} end
+  if string.sub(stored, 1, 1) == '+' then return {'OK', from, 0, 0, n, g[5] or ''} end
   if from > count then ids = kept end
 elseif number ~= last + 1 then
   return {'GAP'}
@@ -54,12 +54,12 @@ local wrong
 if from < count then
   local t = redis.call('TYPE', stream).ok
   if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
-  -- Somebody has deleted the stream alone, and a consumer may have made it anew.
-  if not wrong and redis.call('XLEN', stream) == 0 and deserted(stream, gate, ARGV[1], n, g[6]) then return {'GAP'} end
+  -- The stream may have been deleted alone, and a consumer may have made it again.
+  if not wrong and redis.call('XLEN', stream) == 0 and deserted(stream, base, gate) then return {'GAP'} end
 end
 
 -- From here on nothing fails. An earlier claim's batches are read before their fields are used again.
-local doubtful = tonumber(g[4] or '0')
+local doubtful = tonumber(g[3] or '0')
 local inherited, drop = {}, {}
 if oldclaim then
   for n = oldgone + 1, oldlast do
@@ -84,16 +84,18 @@ local before = doubtful
 doubtful = doubtful + hset(gate, inherited)
 if wrong then -- refused behind the claim: whoever had the lane before is fenced, though nothing was published
   if doubtful ~= before then set_doubt(gate, doubtful) end
-  return {'XADD', from, 0, 0, n, g[6] or '', wrong}
+  return {'XADD', from, 0, 0, n, g[5] or '', wrong}
 end
 
 local known = {}
 if doubtful > 0 then
   for i = from + 1, count, CHUNK do
-    local fields = {}
-    for j = i, math.min(i + CHUNK - 1, count) do fields[#fields + 1] = 'd:' .. string.sub(ids, (j - 1) * ID + 1, j * ID) end
-    local found = redis.call('HMGET', gate, unpack(fields))
-    for j = 1, #fields do known[i + j - 1] = found[j] end
+    local marks = {}
+    for j = i, math.min(i + CHUNK - 1, count) do
+      marks[#marks + 1] = 'd:' .. string.sub(ids, (j - 1) * ID + 1, j * ID)
+    end
+    local found = redis.call('HMGET', gate, unpack(marks))
+    for j = 1, #marks do known[i + j - 1] = found[j] end
   end
 end
 
@@ -133,6 +135,6 @@ if newest then state[5], state[6] = 'last', newest end
 redis.call('HSET', gate, unpack(state))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
-local answer = {failed and 'XADD' or 'OK', done, #taken, lost, n, newest or g[6] or ''}
+local answer = {failed and 'XADD' or 'OK', done, #taken, lost, n, newest or g[5] or ''}
 if failed then answer[7] = failed end
 return answer

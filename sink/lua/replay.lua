@@ -1,13 +1,14 @@
 -- Publishes entries of history again, once: the entries and how far the replay is are one step.
 --
--- The record is a hash: owner (the process that replays) and cursor (the place in history of the last entry published; ''
--- before the first). It is no part of the gate, and nothing here writes the gate.
--- KEYS stream, the gate of one that is not shared, record
--- ARGV side ("1": a stream without a relay), database's uuid, owner, ms to live, the entries' source field, from (the cursor the
---      caller knows, '?' to take the record over), then per entry place, id, type, subject, time, data, traceparent
+-- The record is a hash: owner (the process that replays) and cursor (the place in history of the last entry published;
+-- '' before the first). It is no part of the gate, and nothing here writes the gate.
+-- KEYS stream, register, gate, record
+-- ARGV side ("1": a stream without a relay), database's uuid, owner, ms to live, the entries' source field, from (the
+--      cursor the caller knows, '?' to take the record over), then per entry place, id, type, subject, time, data,
+--      traceparent
 -- Answers {OK, cursor}, {XADD, cursor, error} when it stopped behind cursor, {GONE}, {TAKEN},
--- {MOVED, cursor}, {TYPE, type}, {LIVE} or {FOREIGN, source}.
-local stream, gate, record = KEYS[1], KEYS[2], KEYS[3]
+-- {MOVED, cursor}, {TYPE, type}, {LIVE} or {FOREIGN, source, name}.
+local stream, base, gate, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local side, source, owner, ttl, esource, from = ARGV[1] == '1', ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local FIRST, WIDTH = 6, 7
 local entries = (#ARGV - FIRST) / WIDTH
@@ -15,18 +16,16 @@ if entries ~= math.floor(entries) then return redis.error_reply('ERR wrong numbe
 
 local t = redis.call('TYPE', stream).ok
 if t ~= 'none' and t ~= 'stream' then return {'TYPE', t} end
-t = redis.call('TYPE', gate).ok
-if t == 'hash' then
-  local theirs = redis.call('HGET', gate, 'source')
-  if side and theirs then return {'LIVE'} end
-  if theirs == SHARED then
-    gate = gate .. ':' .. source
-    theirs = redis.call('HGET', gate, 'source') or SHARED
-  end
-  if theirs and theirs ~= source then return {'FOREIGN', theirs} end
-  -- A relay has to see that its stream is gone, before it is made anew.
-  local g = redis.call('HMGET', gate, 'n', 'last')
-  if redis.call('XLEN', stream) == 0 and deserted(stream, gate, source, tonumber(g[1] or '0'), g[2]) then
+local reg, err = register_of(base)
+if err then return err end
+local name, other = next(reg.names)
+if name then
+  if side then return {'LIVE'} end
+  local ours = false
+  for _, theirs in pairs(reg.names) do ours = ours or theirs == source end
+  if not ours then return {'FOREIGN', other, name} end
+  -- A relay has to notice that its stream is gone before the replay makes it again.
+  if redis.call('XLEN', stream) == 0 and deserted(stream, base, gate) then
     return redis.error_reply('TRYAGAIN the stream is gone, and its relay has not restored it yet')
   end
 end
@@ -41,7 +40,7 @@ end
 if not r[1] then return {'GONE'} end
 if r[1] ~= owner then return {'TAKEN'} end
 if entries == 0 then return {'OK', cursor} end
--- The reply to the same call was lost: go on behind what it did.
+-- The reply to the same call was lost: continue after what it did.
 local first = 0
 if cursor ~= from then
   for i = 0, entries - 1 do

@@ -1,15 +1,15 @@
 -- Forgets batches whose rows are gone.
--- KEYS stream, gate. ARGV source, epoch, nonce, then per mark lane, claim, claim's nonce, number
-local gate = KEYS[2]
+-- KEYS stream, register, gate. ARGV epoch, nonce, then per mark lane, claim, claim's nonce, number
+local gate = KEYS[3]
 
-local g, err = read(gate, 'source', 'owner', 'doubt')
+local g, err = read('HMGET', gate, 'owner', 'doubt')
 if err then return err end
-local no = assess(g[1], g[2], ARGV[1], ARGV[2], ARGV[3])
+local no = assess(g[1], ARGV[1], ARGV[2])
 if no then return no end
 
 -- HDEL comes first: Redis allows it without memory, and then allows the rest of the script.
 local old = {}
-for i = 4, #ARGV, 4 do
+for i = 3, #ARGV, 4 do
   local lane, claim, nonce, number = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 3])
   local v = redis.call('HGET', gate, 'l:' .. lane)
   if v then
@@ -26,7 +26,7 @@ for i = 4, #ARGV, 4 do
   end
 end
 
-local doubt = tonumber(g[3] or '0')
+local doubt = tonumber(g[2] or '0')
 if next(old) and doubt > 0 then
   local all, drop = redis.call('HGETALL', gate), {}
   for i = 1, #all, 2 do

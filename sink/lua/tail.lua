@@ -1,6 +1,7 @@
--- Lists the events of a stream behind an entry, those of a replay left out: a page of bodies that nobody needs would be large.
--- KEYS stream. ARGV the entry to begin at, as XRANGE takes it, how many entries and about how many bytes are looked at; the source
--- field of the events that count, '' for all.
+-- Lists the events of a stream after an entry, without those of a replay and without the bodies.
+-- KEYS stream
+-- ARGV the entry to begin at, as XRANGE takes it, how many entries and about how many bytes are scanned, the source
+--      field of the events that count, '' for all
 -- Answers {the last entry that was looked at, '' at the end of the stream, then per event entry and id}.
 local PAGE = 10
 local from, entries, bytes, name = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
