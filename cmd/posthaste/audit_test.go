@@ -52,9 +52,10 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 		},
 		"streams leave": func() []string {
 			do(t, w.redis.Client, "hset", registerOf("outbox.order"), "id", "1", "s:/posthaste/gone", "2")
+			do(t, w.redis.Client, "hdel", registerOf("outbox.order"), "alone")
 			return []string{"--source=/posthaste/gone", "--yes"}
 		},
-		"streams drop": func() []string { return []string{"--stream=outbox.order", "--yes"} },
+		"streams drop":   func() []string { return []string{"--stream=outbox.order", "--yes"} },
 		"credits unfreeze": func() []string {
 			w.db.Exec(t, "INSERT INTO credit_accounts (user_id, balance, last_seq, frozen, updated_at) "+
 				"VALUES ($1, 0, 0, 'gap', now())", frozen)

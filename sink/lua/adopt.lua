@@ -20,13 +20,13 @@ own = fields(own)
 local known = r.id and own.reg == r.id
 
 -- Two databases exclude each other if one of them does not share the stream, or if both have the same name.
-local from, others, foreign, obsolete = {}, {}, {}, {}
+local replaced, others, foreign, obsolete = {}, {}, {}, {}
 for other, theirs in pairs(r.names) do
   local key = base .. ':' .. theirs
   if theirs == source then
     obsolete[#obsolete + 1] = other ~= name and 's:' .. other or nil
   elseif alone or r.alone or other == name then
-    foreign[#foreign + 1], from[#from + 1] = other, key
+    foreign[#foreign + 1], replaced[#replaced + 1] = other, key
     obsolete[#obsolete + 1] = 'drop:' .. theirs
     obsolete[#obsolete + 1] = other ~= name and 's:' .. other or nil
   else
@@ -67,10 +67,10 @@ local function inherit(g)
   end
 end
 if known then inherit(own) end
-for _, key in ipairs(from) do inherit(fields(redis.call('HGETALL', key))) end
+for _, key in ipairs(replaced) do inherit(fields(redis.call('HGETALL', key))) end
 if least >= 0 and not (known and whole and n >= least) then return {'GAP'} end
 
--- Each of the others restores its own events, and the stream may have entries again before their relays look.
+-- The relay of each other database restores its events, and the stream may have entries again before it looks.
 local gone = {}
 for _, key in ipairs(others) do
   if lost_events(key, last_id) then
@@ -89,7 +89,7 @@ local id = r.id or source .. '|' .. ARGV[1] .. '|' .. nonce
 redis.call('HSET', base, 'id', id, 's:' .. name, source)
 if alone then redis.call('HSET', base, 'alone', source) else redis.call('HDEL', base, 'alone') end
 hdel(base, obsolete)
-for _, key in ipairs(from) do redis.call('DEL', key) end
+for _, key in ipairs(replaced) do redis.call('DEL', key) end
 redis.call('HSET', gate, 'owner', ARGV[1] .. '|' .. nonce, 'reg', id)
 hdel(gate, old)
 if n > 0 then redis.call('HSET', gate, 'n', int(n)) end

@@ -4,8 +4,8 @@
 --   id            of the register. A gate that has another one as "reg" does not count: it was made under a register
 --                 that was lost, and other databases may have noticed losses since that they could not note in it
 --   s:<name>      the uuid of the database whose entries have this source field
---   alone         the uuid of the only database there is, if it does not share the stream
---   drop:<source> when that database said that the stream is to be deleted, in ms
+--   alone         the uuid of the only registered database, if it does not share the stream
+--   drop:<source> when that database dropped the stream, in ms
 
 -- register_of returns a register's fields, with its names as a table; the id is nil if there is no register.
 local function register_of(base)
