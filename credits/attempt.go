@@ -1,6 +1,7 @@
 package credits
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -88,15 +89,7 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 		again, err = a.b.reopen(ctx, a.bucket, v)
 		return res, again, err
 	case "MISMATCH":
-		// There is a record; perhaps an older encoding made its fingerprint. It outlives this call by an hour at least,
-		// or the ledger would have been asked, so asking again cannot carry anything out.
-		if len(a.op.Older) == 0 {
-			return res, nil, ErrReused
-		}
-		older := *a.op
-		older.Fingerprint, older.Older = older.Older[0], older.Older[1:]
-		a.op = &older
-		return a.once(ctx)
+		return res, nil, ErrReused
 	case "UNKNOWN":
 		return res, nil, ErrUnknownUser
 	case "FROZEN":
@@ -179,7 +172,7 @@ func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
 		return a.once(ctx)
 	case err != nil:
 		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	case !a.op.same(e.Fingerprint):
+	case !bytes.Equal(e.Fingerprint, a.op.Fingerprint[:]):
 		return Result{}, nil, ErrReused
 	}
 	res := resultOf(e)

@@ -439,26 +439,3 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 			redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}).Val()), 2)
 	w.inStep(user, 80)
 }
-
-// A process whose fingerprints have a newer encoding recognizes what an older one did, in Redis and in the ledger.
-func TestAnOlderFingerprintIsRecognized(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	user := w.funded(100)
-	op := newOp(user, Deduct, 10)
-	w.must(op, OK)
-	newer := op
-	newer.Older = [][17]byte{{9}, op.Fingerprint}
-	newer.Fingerprint[0] = 2
-	for _, where := range []string{"redis", "the ledger"} {
-		if r := w.must(newer, OK); !r.Replayed || r.Balance != 90 {
-			t.Errorf("in %s: got %+v, want a replay", where, r)
-		}
-		w.settle()
-		w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
-		newer.MintedAt = time.Time{}
-	}
-	newer.Older = newer.Older[:1]
-	w.refused(newer, ErrReused)
-	w.inStep(user, 90)
-}

@@ -46,10 +46,7 @@ type Op struct {
 	ID uuid.UUID
 	// Fingerprint identifies the command: another one under the same ID is refused.
 	Fingerprint [17]byte
-	// Older are the fingerprints that earlier encodings give to the same command, so that what was done under them is
-	// recognized.
-	Older [][17]byte
-	Kind  Kind
+	Kind        Kind
 	// Amount is 1 … MaxAmount.
 	Amount int64
 	// Reference is the client's own text, at most MaxReference bytes, kept in the ledger.
@@ -57,19 +54,6 @@ type Op struct {
 	// MintedAt is when the idempotency key was made, if it says so (UUIDv7); else zero. A key that is young needs no
 	// look into the ledger, because Redis still knows every operation of its age.
 	MintedAt time.Time
-}
-
-// same reports whether fp is the operation's fingerprint under one of the encodings it gives.
-func (o *Op) same(fp []byte) bool {
-	if string(fp) == string(o.Fingerprint[:]) {
-		return true
-	}
-	for _, f := range o.Older {
-		if string(fp) == string(f[:]) {
-			return true
-		}
-	}
-	return false
 }
 
 func (o *Op) fp() string { return base64.RawURLEncoding.EncodeToString(o.Fingerprint[:]) }

@@ -91,8 +91,6 @@ func (g *Guard) TTL() time.Duration { return g.ttl }
 type Request struct {
 	Key         Key
 	Fingerprint Fingerprint
-	// Older are the fingerprints that earlier encodings give to the same command.
-	Older []Fingerprint
 	// Route is the metrics label, one of Options.Routes.
 	Route string
 	// Wait is how long to wait for another attempt that is under way. Zero: not at all.
@@ -184,17 +182,14 @@ type verdict struct {
 // acquire makes one call. It answers Busy for everything that is not decided yet.
 func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict {
 	if rec, fp, ok := g.cache.get(r.Key); ok {
-		if r.same(fp) {
+		if fp == r.Fingerprint.text() {
 			return verdict{Decision: Decision{Outcome: Replay, Record: rec}, outcome: OutcomeReplayRedis}
 		}
 		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
 	}
-	args := []any{r.Fingerprint.text(), attempt, g.lease.Milliseconds(), g.hold.Milliseconds()}
-	for _, f := range r.Older {
-		args = append(args, f.text())
-	}
-	// Not cancelled with the client: a lost reply would leave a lease that nobody works under.
-	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, args...)
+	// Not cancelled with the client: a lost reply would leave a lease that no attempt works under.
+	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, r.Fingerprint.text(), attempt,
+		g.lease.Milliseconds(), g.hold.Milliseconds())
 	if err != nil {
 		return g.degraded(r, err)
 	}
@@ -234,9 +229,10 @@ func (g *Guard) assess(r *Request, reply []string) (verdict, error) {
 	}
 }
 
-// mismatch is final against a finished record whose fingerprint this version can read; the database decides the rest.
+// mismatch is final against a finished record, unless a later version wrote its fingerprint: then, and against a
+// pending record, the database decides.
 func (g *Guard) mismatch(r *Request, state, fp string) verdict {
-	if state == "C" && (r.Lookup == nil || r.knows(fp)) {
+	if state == "C" && (r.Lookup == nil || r.Fingerprint.comparable(fp)) {
 		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
 	}
 	return busy(g.lease, true)
@@ -272,36 +268,6 @@ func (g *Guard) count(r *Request, v *verdict) {
 // one that Begin has counted.
 func (g *Guard) Count(route, outcome string) {
 	g.metrics.requests.WithLabelValues(route, outcome).Inc()
-}
-
-// same reports whether fp is the request's fingerprint under one of the encodings it gives.
-func (r *Request) same(fp string) bool {
-	if fp == r.Fingerprint.text() {
-		return true
-	}
-	for _, f := range r.Older {
-		if fp == f.text() {
-			return true
-		}
-	}
-	return false
-}
-
-// knows reports whether fp was made by an encoding that the request gives a fingerprint for.
-func (r *Request) knows(fp string) bool {
-	b, err := base64.RawURLEncoding.DecodeString(fp)
-	if err != nil || len(b) != len(r.Fingerprint) {
-		return false
-	}
-	if b[0] == r.Fingerprint.Version() {
-		return true
-	}
-	for _, f := range r.Older {
-		if b[0] == f.Version() {
-			return true
-		}
-	}
-	return false
 }
 
 // newAttempt returns an id that no other attempt on the same key has.

@@ -23,8 +23,7 @@ func (k Key) String() string { return "i:" + base64.RawURLEncoding.EncodeToStrin
 // Fingerprint identifies a command: a version byte, then 16 bytes of a SHA-256 over the decoded and validated command.
 type Fingerprint [17]byte
 
-// NewFingerprint hashes the parts of a command. version names their encoding: raise it when the encoding changes, and
-// pass the old ones in Request.Older, so that records written before still match.
+// NewFingerprint hashes the parts of a command. version names their encoding: raise it when the encoding changes.
 func NewFingerprint(version byte, parts ...string) Fingerprint {
 	sum := digest(parts)
 	var f Fingerprint
@@ -35,6 +34,12 @@ func NewFingerprint(version byte, parts ...string) Fingerprint {
 
 // Version returns the encoding's version.
 func (f Fingerprint) Version() byte { return f[0] }
+
+// comparable reports whether text is a fingerprint of the same encoding.
+func (f Fingerprint) comparable(text string) bool {
+	b, err := base64.RawURLEncoding.DecodeString(text)
+	return err == nil && len(b) == len(f) && b[0] == f.Version()
+}
 
 func (f Fingerprint) text() string { return base64.RawURLEncoding.EncodeToString(f[:]) }
 

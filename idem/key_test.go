@@ -29,14 +29,3 @@ func TestKeysAreUnambiguous(t *testing.T) {
 		t.Error("the version is lost")
 	}
 }
-
-func TestOlderFingerprintsMatch(t *testing.T) {
-	t.Parallel()
-	r := Request{Fingerprint: NewFingerprint(2, "a"), Older: []Fingerprint{NewFingerprint(1, "a")}}
-	if !r.same(NewFingerprint(1, "a").text()) || r.same(NewFingerprint(1, "b").text()) {
-		t.Error("same")
-	}
-	if !r.knows(NewFingerprint(1, "x").text()) || r.knows(NewFingerprint(3, "a").text()) || r.knows("x") {
-		t.Error("knows")
-	}
-}

@@ -77,8 +77,9 @@ local function apply(keys, args, kind)
   return {code, code, amt, b, q, dur, id, m}
 end
 
--- keys: account, outcome, stream, ep. args: amount, fp, user, op, epoch, floor, ttl ms, longest stream, durability,
--- 1 = ask the ledger unless the outcome is known here, 2 = the ledger does not have the operation, 0 = neither; reference.
+-- keys: account, outcome, stream, ep. args: amount, fp, user, op, epoch, floor, ttl ms, longest stream, durability, 1
+-- = ask the ledger unless the outcome is known here, 2 = the ledger does not have the operation, 0 = neither;
+-- reference.
 redis.register_function('cr_add_v1', function(k, a) return apply(k, a, 'add') end)
 redis.register_function('cr_deduct_v1', function(k, a) return apply(k, a, 'deduct') end)
 
@@ -171,8 +172,8 @@ redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, c
   return {'OK'}
 end}
 
--- cr_ack drops what the ledger has. keys: stream, accounts. args: first id to keep, a seq per account.
--- It runs when memory is full too: it is what makes room. Another sync may have gone further since, and told so already.
+-- cr_ack drops what the ledger has. keys: stream, accounts. args: first id to keep, a seq per account. It runs when
+-- memory is full too: it is what makes room. Another sync may have gone further since, and told so already.
 redis.register_function{function_name = 'cr_ack_v1', flags = {'allow-oom'}, callback = function(k, a)
   redis.call('XTRIM', k[1], 'MINID', a[1])
   for i = 2, #k do

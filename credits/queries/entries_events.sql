@@ -1,2 +1,3 @@
 INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-SELECT id, 'credits', subject, type, payload::jsonb FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[]) AS e(id, subject, type, payload)
+SELECT id, 'credits', subject, type, payload::jsonb FROM unnest($1::uuid[], $2::text[], $3::text[],
+    $4::text[]) AS e(id, subject, type, payload)

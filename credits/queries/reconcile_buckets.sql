@@ -1,6 +1,7 @@
 -- One statement, hence one moment: the counter-accounts against the accounts.
 SELECT e.bucket, e.issued, coalesce(s.total, 0)::bigint
 FROM credit_epoch e
-LEFT JOIN (SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.uuid_send(user_id)), 0) AS bucket, pg_catalog.sum(balance) AS total FROM credit_accounts GROUP BY 1) s USING (bucket)
+LEFT JOIN (SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.uuid_send(user_id)), 0) AS bucket,
+    pg_catalog.sum(balance) AS total FROM credit_accounts GROUP BY 1) s USING (bucket)
 WHERE e.issued <> coalesce(s.total, 0)::bigint
 ORDER BY e.bucket

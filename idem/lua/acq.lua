@@ -1,4 +1,4 @@
--- Acquire. KEYS[1] record; ARGV fingerprint, attempt, lease ms, hold ms, earlier fingerprints of the same command...
+-- Acquire. KEYS[1] record; ARGV fingerprint, attempt, lease ms, hold ms.
 -- Replies ACQUIRED token | TAKEOVER token | BUSY token ms_left | REPLAY token record | MISMATCH state fp | CORRUPT.
 -- Time and tokens come from the server: a token is its clock in microseconds, and never lower than the one it follows.
 local v=redis.pcall('GET',KEYS[1])
@@ -10,9 +10,7 @@ local tok,code=us,'ACQUIRED'
 if v then
   local st,fp,tk,a,b=string.match(v,'^([PC])|([^|]*)|(%d+)|([^|]*)|([^|\n]*)')
   if not st or (st=='P' and not tonumber(b)) then return {'CORRUPT'} end
-  local same=fp==ARGV[1]
-  for i=5,#ARGV do same=same or fp==ARGV[i] end
-  if not same then return {'MISMATCH',st,fp} end
+  if fp~=ARGV[1] then return {'MISMATCH',st,fp} end
   if st=='C' then return {'REPLAY',tk,v} end
   -- The client's own resend after a lost reply.
   if a==ARGV[2] then return {'ACQUIRED',tk} end
