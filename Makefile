@@ -67,7 +67,7 @@ test-full: ## larger counts where there are any, and the memory and timing bound
 		POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 45m $$chosen
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 
-test-versions: ## core fault tests on Postgres 14 to 18, Redis, Valkey, and the version before; ARGS="postgres-18 upgrade" selects
+test-versions: ## core fault tests on Postgres 14 to 18, Redis, Valkey, and pg_upgrade; ARGS="postgres-18 upgrade" selects
 	@./scripts/ensure.sh redis valkey node
 	@./scripts/test-versions.sh $(ARGS)
 

@@ -45,8 +45,8 @@ type State struct {
 	System   int64
 	Timeline int32
 	Changed  time.Time
-	// Shards is how many streams a type has: what counts, whatever anybody is configured with. 0 is 1.
-	Shards int
+	// Layout is how streams are named: the newest mark has it, whatever is configured. Only the owner changes it.
+	Layout
 	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.
 	Sink string
 	// Barrier is a transaction id: what was committed before the slot's position may be invisible until everything
@@ -128,10 +128,6 @@ type Adoption struct {
 	From   int64
 	To     Owner
 	Holder string
-	// Prefix is put before the aggregate type to name the stream.
-	Prefix string
-	// Shards is State.Shards as the new owner knows it: otherwise the adoption does not come about.
-	Shards int
 	// Sink is where the new owner publishes; "" if that is not known.
 	Sink string
 	// Suspects are the streams that may lack events that were settled, or whose gate does not know what is in them.
@@ -258,14 +254,17 @@ type Store interface {
 	// CheckLayout returns an error that wraps ErrLayout if a type cannot have so many streams: the parts of aggregates
 	// are not those of PartOf, or two types would have a stream of the same name.
 	CheckLayout(ctx context.Context, shards int) error
-	// ChangeLayout gives a type so many streams, for o, which has just made one mark that of every part (SettleAll),
-	// and has published nothing since: what that mark holds was published under the layout before, everything else
-	// will be under the new one, by whoever adopts next. It fails, and changes nothing, if there is another mark.
-	// ErrLayout as from CheckLayout, for a type that was published for the first time meanwhile.
+	// ChangeLayout changes the names of streams, for o, which has just made one mark that of every part (SettleAll),
+	// and has published nothing since: what that mark settles was published under the layout before, everything else
+	// will be published under the new one, by the next owner. It fails, and changes nothing, if there is another mark.
+	// ErrLayout as from CheckLayout, for a type that was published for the first time in between.
 	// ErrSuperseded if o is not the state's owner any more.
-	ChangeLayout(ctx context.Context, o Owner, shards int) error
-	// AwaitLayout waits until a synchronous standby, if there is one, knows of the last change of the layout, which may
-	// have been committed without that. Who adopts calls it before anything is published: what is published under a
+	ChangeLayout(ctx context.Context, o Owner, to Layout) error
+	// FirstLayout changes the prefix of streams' names for o, if nothing was ever published, and reports whether it
+	// did. ErrSuperseded if o is not the state's owner any more.
+	FirstLayout(ctx context.Context, o Owner, prefix string) (bool, error)
+	// AwaitLayout waits until a synchronous standby, if there is one, has the last change of the layout, which may have
+	// been committed without that. An adoption calls it before anything is published: events that are published under a
 	// layout that a failover takes back would be published again, to other streams.
 	AwaitLayout(ctx context.Context) error
 	// InsertLSN is the end of the WAL written so far.
@@ -343,8 +342,8 @@ var ErrSuperseded = errors.New("another relay has taken over")
 // Scope is what a sweep works under.
 type Scope struct {
 	Owner Owner
-	// Shards is how many streams a type has; see StreamName.
-	Shards int
+	// Layout is how streams are named.
+	Layout Layout
 	// Ensure makes sure that stream is noted and its gate adopted before the first publish.
 	Ensure func(ctx context.Context, stream string) error
 	// Lane is Sink.Lane for the owner, of a stream that Ensure has made sure of.

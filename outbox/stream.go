@@ -13,13 +13,22 @@ import (
 // in one stream of a type.
 var ShardCounts = []int{1, 2, 4, 8, Partitions}
 
-// StreamName returns the stream of an aggregate, where each type has so many streams; 0 is 1. With one it is named by
-// the type alone; with more, the remainder of the aggregate's part is behind that. So an aggregate is in one stream.
-func StreamName(prefix, aggregateType, aggregateID string, shards int) string {
-	if shards <= 1 {
-		return prefix + aggregateType
+// Layout is how streams are named. The marks have it: the streams of events that were settled under another layout keep
+// their names.
+type Layout struct {
+	// Prefix is put before the aggregate type.
+	Prefix string
+	// Shards is how many streams a type has, one of ShardCounts.
+	Shards int
+}
+
+// Stream returns the name of the stream of an aggregate. With one stream for each type it is the prefix and the type;
+// with more, the remainder of the aggregate's part follows. So an aggregate is in one stream.
+func (l Layout) Stream(aggregateType, aggregateID string) string {
+	if l.Shards <= 1 {
+		return l.Prefix + aggregateType
 	}
-	return prefix + aggregateType + shardSuffixes[PartOf(aggregateID)%shards]
+	return l.Prefix + aggregateType + shardSuffixes[PartOf(aggregateID)%l.Shards]
 }
 
 // ShardName returns the name of one of the streams of a type, which base names.

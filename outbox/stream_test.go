@@ -22,7 +22,7 @@ func TestStreamNames(t *testing.T) {
 		{"", 4, "outbox.order.1"},
 		{"", 2, "outbox.order.1"},
 	} {
-		got := outbox.StreamName("outbox.", "order", c.aggregate, c.shards)
+		got := outbox.Layout{Prefix: "outbox.", Shards: c.shards}.Stream("order", c.aggregate)
 		if got != c.want {
 			t.Errorf("the stream of %q, of %d: %s, want %s", c.aggregate, c.shards, got, c.want)
 		}
@@ -42,7 +42,7 @@ func TestShardCounts(t *testing.T) {
 		used := map[string]bool{}
 		for a := range 1000 {
 			id := fmt.Sprint(a)
-			used[outbox.StreamName("", "t", id, n)] = true
+			used[outbox.Layout{Shards: n}.Stream("t", id)] = true
 			if i > 0 && outbox.PartOf(id)%n%outbox.ShardCounts[i-1] != outbox.PartOf(id)%outbox.ShardCounts[i-1] {
 				t.Errorf("%s changes its place", id)
 			}
@@ -59,7 +59,8 @@ func TestShardCounts(t *testing.T) {
 func TestStreamNameAllocates(t *testing.T) {
 	id := "018f3a52-7c1e-7b9a-8d4e-1f2a3b4c5d6e and more than thirty-two bytes"
 	for _, shards := range outbox.ShardCounts {
-		if n := testing.AllocsPerRun(100, func() { _ = outbox.StreamName("outbox.", "order", id, shards) }); n > 1 {
+		l := outbox.Layout{Prefix: "outbox.", Shards: shards}
+		if n := testing.AllocsPerRun(100, func() { _ = l.Stream("order", id) }); n > 1 {
 			t.Errorf("with %d streams: %v allocations", shards, n)
 		}
 	}

@@ -378,7 +378,7 @@ func TestASupersededSweepEnds(t *testing.T) {
 	marks := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark")
 	old := r.owner
 	r.owner.Epoch, r.owner.Nonce = 2, nonce()
-	ok, err := r.store.Adopt(t.Context(), outbox.Adoption{From: 1, To: r.owner, Holder: "test", Prefix: prefix})
+	ok, err := r.store.Adopt(t.Context(), outbox.Adoption{From: 1, To: r.owner, Holder: "test"})
 	if err != nil || !ok {
 		t.Fatalf("adopt: %v, %v", ok, err)
 	}

@@ -76,7 +76,7 @@ func newRig(tb testing.TB, redisConfig ...string) *rig {
 	st, err := r.store.State(tb.Context())
 	r.must(err)
 	r.owner = outbox.Owner{Source: st.Owner.Source, Epoch: 1, Nonce: nonce()}
-	ok, err := r.store.Adopt(tb.Context(), outbox.Adoption{From: 0, To: r.owner, Holder: "test", Prefix: prefix})
+	ok, err := r.store.Adopt(tb.Context(), outbox.Adoption{From: 0, To: r.owner, Holder: "test"})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
@@ -98,7 +98,7 @@ func (r *rig) must(err error) {
 func (r *rig) scope() outbox.Scope {
 	owner := r.owner // a sweep that runs keeps it when the rig gets another
 	return outbox.Scope{
-		Owner: owner,
+		Owner: owner, Layout: outbox.Layout{Prefix: prefix, Shards: 1},
 		Ensure: func(ctx context.Context, stream string) error {
 			if r.ensure != nil {
 				if err := r.ensure(stream); err != nil {
@@ -156,7 +156,7 @@ func (r *rig) scope() outbox.Scope {
 // options are those of a sweeper over the rig.
 func (r *rig) options(workers, rows int) poll.Options {
 	return poll.Options{
-		URL: r.db.URL, Schema: "public", Name: "test", Prefix: prefix, Workers: workers, BatchRows: rows, Sink: r.sink,
+		URL: r.db.URL, Schema: "public", Name: "test", Workers: workers, BatchRows: rows, Sink: r.sink,
 		Logger: testenv.Logger(r.tb),
 	}
 }

@@ -35,8 +35,6 @@ const (
 type Options struct {
 	// URL and Schema say where the table is, Name which relay this is.
 	URL, Schema, Name string
-	// Prefix names the streams.
-	Prefix string
 	// Workers is how many connections sweep at once. Default 2.
 	Workers int
 	// BatchRows bounds the rows of one batch. Default 500.

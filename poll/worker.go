@@ -25,7 +25,7 @@ type worker struct {
 
 // stream is where an event goes.
 func (w *worker) stream(e *outbox.Event) string {
-	return outbox.StreamName(w.s.o.Prefix, e.AggregateType, e.AggregateID, w.scope.Shards)
+	return w.scope.Layout.Stream(e.AggregateType, e.AggregateID)
 }
 
 func (w *worker) close() {

@@ -217,7 +217,7 @@ var scenarios = map[string]scenario{
 		elapse(2 * time.Second)
 		tx.show()
 	}},
-	// A type gets other numbers of streams, one after the other, under both ways, while a consumer group reads.
+	// A type gets other numbers of streams, one after the other, in both modes, while a consumer group reads.
 	"layout": {standby: true, story: func(w *world) {
 		stop := w.consume()
 		defer stop()
@@ -225,15 +225,15 @@ var scenarios = map[string]scenario{
 			elapse(700 * time.Millisecond)
 			w.do(func() { w.pg.state.Desired = []outbox.Mode{outbox.ModeAuto, outbox.ModePoll}[n%2] })
 			elapse(time.Second)
-			// A commit that is streamed, and that nobody sees before the change has begun.
+			// A commit that is streamed, and is not visible before the change has begun.
 			tx := w.begin()
 			tx.insert("order", "v", "done")
 			tx.write()
 			elapse(500 * time.Millisecond)
-			w.configure(shards)
+			finish := w.spread(shards)
 			elapse(3 * time.Second)
 			tx.show()
-			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+			finish()
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
@@ -242,7 +242,7 @@ var scenarios = map[string]scenario{
 		stop := w.consume()
 		defer stop()
 		for _, shards := range []int{2, 1} {
-			w.configure(shards)
+			finish := w.spread(shards)
 			for n := range 20 {
 				elapse(170 * time.Millisecond)
 				w.do(func() {
@@ -253,17 +253,16 @@ var scenarios = map[string]scenario{
 					}
 				})
 			}
-			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+			finish()
 		}
 	}},
-	// The same, and Redis forgets streams of the present layout, and of those before.
+	// The same, and Redis loses streams of the present layout, and of those before.
 	"layout lost": {story: func(w *world) {
 		stop := w.consume()
 		defer stop()
 		for _, shards := range []int{2, 1, 4} {
 			elapse(900 * time.Millisecond)
-			w.configure(shards)
-			w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+			w.spread(shards)()
 			elapse(400 * time.Millisecond)
 			w.do(func() {
 				for name := range w.rd.streams {
@@ -276,20 +275,52 @@ var scenarios = map[string]scenario{
 			w.do(func() { w.rd.flush(); w.rd.restart() })
 		}
 	}},
+	// Instances with another prefix replace the others, under load, and Redis loses the streams of both.
+	"prefix": {standby: true, story: func(w *world) {
+		for _, prefix := range []string{"events.", "outbox."} {
+			elapse(900 * time.Millisecond)
+			var old []*instance
+			w.do(func() {
+				w.prefix, old = prefix, slices.Clone(w.instances)
+				w.replace()
+				w.replace()
+			})
+			for _, i := range old {
+				i.stop()
+			}
+			w.eventually("the prefix is another one", 5*time.Minute, func() bool { return w.pg.state.Prefix == prefix })
+			elapse(700 * time.Millisecond)
+			w.do(func() { w.rd.flush(); w.rd.restart() })
+		}
+	}},
 	"skip":      {standby: true, story: poisonous},
 	"block key": {o: Options{Poison: PoisonBlockKey}, story: poisonous},
 }
 
-// configure gives every instance another number of streams per type, one after the other, as a deployment does.
-func (w *world) configure(shards int) {
-	var old []*instance
-	w.do(func() {
-		w.o.Shards, old = shards, slices.Clone(w.instances)
-		w.replace()
-		w.replace()
-	})
-	for _, i := range old {
-		i.stop()
+// spread stops every instance, and starts one that gives a type so many streams. finish waits until that is done, and
+// starts others.
+func (w *world) spread(shards int) (finish func()) {
+	stop := func() {
+		for range 2 { // a fault may have started another one in between
+			elapse(100 * time.Millisecond)
+			var old []*instance
+			w.do(func() { old = slices.Clone(w.instances) })
+			for _, i := range old {
+				i.stop()
+			}
+		}
+	}
+	w.do(func() { w.spreading = shards })
+	stop()
+	w.do(w.replace)
+	return func() {
+		w.eventually("the layout is another one", 5*time.Minute, func() bool { return w.pg.state.Shards == shards })
+		w.do(func() { w.spreading = 0 })
+		stop()
+		w.do(func() {
+			w.replace()
+			w.replace()
+		})
 	}
 }
 

@@ -12,13 +12,11 @@ import (
 // follower is what an instance does while another one leads. One goroutine owns it.
 type follower struct {
 	*reporter
-	shards   int // that are wanted
+	spread   *Spread
 	store    outbox.Store
 	sink     outbox.Sink
 	activity *activity
 	sweeps   *sweeps
-	// warned is the number of streams per type that was warned of.
-	warned int
 }
 
 // assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits
@@ -28,7 +26,11 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 	if err != nil {
 		return err
 	}
-	f.compare(max(st.Shards, 1))
+	if f.spread != nil {
+		f.spread.wait("a relay leads: " + st.Holder + "; stop every relay")
+		pause.About(ctx, 500*time.Millisecond)
+		return nil
+	}
 	if st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
 		f.activity.enter(phaseStandby, outbox.ReasonLeadership)
 		pause.About(ctx, 500*time.Millisecond)
@@ -47,16 +49,6 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 	return f.sweep(ctx, locks, st)
 }
 
-// compare says, once, that this instance would change how many streams a type has if it came to lead.
-func (f *follower) compare(shards int) {
-	if shards == f.shards || shards == f.warned {
-		return
-	}
-	f.warned = shards
-	f.log.Warn("this instance is configured with another number of streams per type: it changes it when it leads",
-		"streams_per_type", shards, "configured", f.shards)
-}
-
 // sweep sweeps under the leader's owner until that changes or the leader is gone.
 func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
 	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is
@@ -69,7 +61,7 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 	}
 	f.activity.own(st.Owner)
 	f.activity.enter(phasePoll, outbox.ReasonToggle)
-	g := newGates(st.Owner, st.Shards, f.sink, f.store)
+	g := newGates(st.Owner, st.Layout, f.sink, f.store)
 	err = f.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
 		now, err := f.activity.state(ctx)
 		if err != nil {

@@ -12,9 +12,8 @@ import (
 
 // gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
 type gates struct {
-	owner outbox.Owner
-	// shards is how many streams a type has under this owner.
-	shards int
+	owner  outbox.Owner
+	layout outbox.Layout
 	sink   outbox.Sink
 	store  outbox.Store
 
@@ -26,9 +25,9 @@ type gates struct {
 	fresh func(ctx context.Context, stream string) error
 }
 
-func newGates(o outbox.Owner, shards int, sink outbox.Sink, store outbox.Store) *gates {
+func newGates(o outbox.Owner, layout outbox.Layout, sink outbox.Sink, store outbox.Store) *gates {
 	return &gates{
-		owner: o, shards: shards, sink: sink, store: store, adopted: map[string]string{},
+		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
 		taken: map[string]*outbox.TakenError{},
 	}
 }
@@ -62,7 +61,7 @@ func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 // so that a later adoption cannot overlook it. A stream of another type is left alone: its lane refuses. A gate that
 // was raised before, by whomever, and is gone is an ErrGap: who only sweeps along must not make it anew.
 func (g *gates) ensure(ctx context.Context, stream string) error {
-	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.shards)}
+	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.layout.Shards)}
 	g.mu.RLock()
 	base, ok := g.adopted[stream]
 	taken := g.taken[stream]

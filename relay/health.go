@@ -36,7 +36,7 @@ const (
 	conditionSlot     = "slot"           // the slot cannot be streamed
 	conditionWAL      = "wal"            // the slot holds back more than it may, and cannot be moved or dropped
 	conditionStalled  = "stalled"        // nothing moves
-	conditionLayout   = "layout"         // the streams per type are being changed, or cannot be
+	conditionLayout   = "layout"         // the names of streams are being changed
 )
 
 // health collects conditions by name. Setting one again replaces its detail.

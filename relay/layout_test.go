@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,39 +10,62 @@ import (
 	"posthaste/outbox"
 )
 
-// inLayout runs do with one instance that polls and is to give a type so many streams, after an event was published
-// under the layout before, to which a consumer group has come.
-func inLayout(t *testing.T, shards int, do func(w *world)) {
+// inLayout runs do with one instance that is to give a type so many streams, after an event was published under the
+// layout before, to which a consumer group has come. waits returns what it last waited for.
+func inLayout(t *testing.T, shards int, do func(w *world, two *instance, waits func() string)) {
 	t.Helper()
 	inWorld(t, Options{}, func(w *world) {
 		w.pg.state.Desired = outbox.ModePoll
 		first := w.start("one")
 		w.event("order", "a")
 		w.settles(outbox.ModePoll)
+		w.do(func() { w.spreading, w.rd.readers = shards, map[string]int64{} })
+		var last string
+		two := w.start("two")
+		w.do(func() { two.relay.o.Spread.Waiting = func(why string) { w.do(func() { last = why }) } })
+		waits := func() (why string) { w.do(func() { why = last }); return why }
+		elapse(5 * time.Second)
+		if why := waits(); why != "a relay leads: one; stop every relay" {
+			t.Errorf("while a relay leads it waits for %q", why)
+		}
 		first.stop()
-		w.do(func() { w.o.Shards, w.rd.readers = shards, map[string]int64{} })
-		w.start("two")
-		do(w)
+		do(w, two, waits)
 	})
 }
 
-// While a group has something before it, nothing is published, and that is said: in readiness, in the state and with
-// what to do; and it is no standstill.
+// publishesAfter waits for the end of a spread, and has a relay publish an event: everything must be as it should be.
+// It returns the error of the spread.
+func (w *world) publishesAfter(two *instance, row *tableRow, shards int) error {
+	w.t.Helper()
+	<-two.done
+	err := two.err
+	two.err = nil
+	w.do(func() { w.spreading = 0 })
+	w.start("three")
+	w.settles(outbox.ModePoll)
+	w.do(func() {
+		name := w.pg.stream(row)
+		if w.pg.state.Shards != shards || !w.rd.has(name, row.ID) || (shards == 1) != (name == "outbox.order") {
+			w.t.Errorf("event %d is in %s: %s", row.Seq, name, w.describe())
+		}
+	})
+	w.judge()
+	return err
+}
+
+// While a group has not read everything, nothing is published, and that is reported to the caller and in the state.
 func TestAChangeOfTheLayoutWaits(t *testing.T) {
 	t.Parallel()
-	inLayout(t, 4, func(w *world) {
+	inLayout(t, 4, func(w *world, two *instance, waits func() string) {
 		w.event("order", "b")
-		two := w.instances[1]
-		w.eventually("it is said what is waited for", time.Minute, func() bool {
-			return strings.HasPrefix(w.pg.state.Degraded, "layout: ") && !two.relay.Health().Ready
+		w.eventually("the state has what is waited for", time.Minute, func() bool {
+			return strings.HasPrefix(w.pg.state.Degraded, "layout: ")
 		})
 		elapse(5 * time.Minute)
 		late := w.event("order", "c")
 		elapse(5 * time.Minute)
-		h := two.relay.Health()
-		if h.Role != "leader" || len(h.Reasons) != 1 || !strings.Contains(h.Reasons[0], `group "group"`) ||
-			!strings.Contains(h.Reasons[0], "--streams-per-type=1 calls it off") {
-			t.Errorf("health %+v", h)
+		if why := waits(); !strings.Contains(why, `group "group" of stream "outbox.order"`) {
+			t.Errorf("it waits for %q", why)
 		}
 		w.do(func() {
 			if w.pg.state.Active != outbox.ModeStandby || !w.pg.owed(late) || w.pg.state.Shards > 1 {
@@ -49,46 +73,60 @@ func TestAChangeOfTheLayoutWaits(t *testing.T) {
 			}
 			w.rd.readers["outbox.order"] = w.rd.ids
 		})
-		w.settles(outbox.ModePoll)
-		w.do(func() {
-			if name := w.pg.stream(late); w.pg.state.Shards != 4 || !w.rd.has(name, late.ID) || name == "outbox.order" {
-				t.Errorf("the late event is not in %s: %s", name, w.describe())
-			}
-		})
-		w.judge()
+		if err := w.publishesAfter(two, late, 4); err != nil {
+			t.Errorf("the spread: %v", err)
+		}
 	})
 }
 
-// What cannot be is refused, and events flow as before; also if that shows when everything is read.
+// A change that is called off while it waits has changed nothing.
+func TestAChangeOfTheLayoutIsCalledOff(t *testing.T) {
+	t.Parallel()
+	inLayout(t, 4, func(w *world, two *instance, _ func() string) {
+		w.eventually("it waits", time.Minute, func() bool { return strings.HasPrefix(w.pg.state.Degraded, "layout: ") })
+		late := w.event("order", "c")
+		two.stop()
+		if err := w.publishesAfter(two, late, 1); err != nil {
+			t.Errorf("the spread: %v", err)
+		}
+	})
+}
+
+// A number of streams that a type cannot have is refused, also if that shows when everything is read; and nothing has
+// changed.
 func TestALayoutThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, later := range []bool{false, true} {
 		t.Run(fmt.Sprint(later), func(t *testing.T) {
 			t.Parallel()
-			refusesLayout(t, later)
+			inLayout(t, impossibleShards, func(w *world, two *instance, _ func() string) {
+				w.do(func() { w.pg.impossibleLater = later })
+				row := w.event("order", "b")
+				if later {
+					elapse(time.Minute)
+					w.do(func() { w.rd.readers["outbox.order"] = w.rd.ids })
+				}
+				if err := w.publishesAfter(two, row, 1); !errors.Is(err, outbox.ErrLayout) {
+					t.Errorf("the spread: %v", err)
+				}
+			})
 		})
 	}
 }
 
-func refusesLayout(t *testing.T, later bool) {
-	t.Helper()
-	inLayout(t, impossibleShards, func(w *world) {
-		w.do(func() { w.pg.impossibleLater = later })
-		row := w.event("order", "b")
-		if later {
-			elapse(time.Minute)
-			w.do(func() { w.rd.readers["outbox.order"] = w.rd.ids })
-		}
+// Before the first event a prefix is recorded at once, whatever transactions are open.
+func TestTheFirstPrefixIsRecordedAtOnce(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		long := w.begin()
+		long.insert("user", "x", "done")
+		w.do(func() { w.prefix = "events." })
+		w.start("one")
+		row := w.event("order", "a")
+		w.eventually("it is published", time.Minute, func() bool { return w.rd.has("events.order", row.ID) })
+		long.commitNow()
 		w.settles(outbox.ModePoll)
-		h := w.instances[1].relay.Health()
-		if !h.Ready || len(h.Degraded) != 1 || !strings.HasPrefix(h.Degraded[0], "layout: ") {
-			t.Errorf("health %+v", h)
-		}
-		w.do(func() {
-			if w.pg.state.Shards > 1 || !w.rd.has("outbox.order", row.ID) {
-				t.Errorf("an event is not where it was to be: %s", w.describe())
-			}
-		})
 		w.judge()
 	})
 }

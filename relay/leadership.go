@@ -15,7 +15,7 @@ type leadership struct {
 	*reporter
 	holder      string
 	prefix      string
-	shards      int // that are wanted
+	spread      *Spread
 	locks       outbox.LockSession
 	store       outbox.Store
 	sink        outbox.Sink
@@ -44,9 +44,7 @@ type leadership struct {
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
 	// back.
 	fence int64
-	// refused: it was found that a type cannot have as many streams as are wanted.
-	refused bool
-	// told is when it was said last what a change of the layout waits for.
+	// told is when it was last reported what a change of the layout waits for.
 	told time.Time
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int

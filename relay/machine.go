@@ -8,7 +8,7 @@ type phase string
 const (
 	phaseStandby  phase = "standby"  // another instance leads; in poll mode this one sweeps too
 	phaseAdopt    phase = "adopt"    // take the pipe lock, raise the epoch and every gate
-	phaseLayout   phase = "layout"   // settle everything, wait for consumers, change the streams per type
+	phaseLayout   phase = "layout"   // settle everything, wait for consumers, change the names of streams
 	phasePoll     phase = "poll"     // sweep under the shared pipe lock
 	phaseSweep    phase = "sweep"    // sweep under the exclusive pipe lock, until the slot is usable
 	phaseHandover phase = "handover" // sweep up to a known place in the WAL
@@ -22,7 +22,7 @@ type transition string
 const (
 	onLed        transition = "led"         // the leader lock is ours
 	onWantPoll   transition = "want_poll"   // adopted, and polling is wanted or the pipe is shared
-	onWantLayout transition = "want_layout" // adopted, and a type is to have another number of streams
+	onWantLayout transition = "want_layout" // adopted, and streams are to have other names
 	onWantStream transition = "want_stream" // adopted, alone on the pipe
 	onUsable     transition = "usable"      // slot and publication are as they should be
 	onReady      transition = "ready"       // swept; the slot may be streamed

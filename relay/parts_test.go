@@ -221,7 +221,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 // A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
 func TestGatesDoNotForgetTheLateH(t *testing.T) {
 	t.Parallel()
-	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{})
+	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, &memorySink{}, &memoryStore{})
 	failure, calls := errors.New("postgres hiccups"), 0
 	g.fresh = func(context.Context, string) error {
 		if calls++; calls == 1 {
@@ -286,7 +286,7 @@ func (m *memoryStore) NoteStream(_ context.Context, stream, base string, _ int64
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
 	sink, store := &memorySink{}, &memoryStore{}
-	g := newGates(outbox.Owner{Epoch: 3}, 1, sink, store)
+	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, sink, store)
 	fresh := 0
 	g.fresh = func(context.Context, string) error {
 		if len(store.noted) != 1 || len(sink.adopted) != 1 {
@@ -323,7 +323,7 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 		{Name: "outbox.user", Base: "outbox.user"},
 	}}
 	sink := &memorySink{}
-	g := newGates(outbox.Owner{Epoch: 3}, 4, sink, store)
+	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 4}, sink, store)
 	for _, stream := range []string{"outbox.order.3", "outbox.order.1", "outbox.late.2", "outbox.order.3"} {
 		if err := g.ensure(t.Context(), stream); err != nil {
 			t.Fatal(err)
@@ -339,7 +339,8 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 	t.Parallel()
 	known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
-	g := newGates(outbox.Owner{Epoch: 3}, 1, &memorySink{}, &memoryStore{known: []outbox.Stream{known}})
+	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, &memorySink{},
+		&memoryStore{known: []outbox.Stream{known}})
 	if err := g.adopt(t.Context(), known, true, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -37,11 +37,13 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if err := l.sweeps.refresh(ctx); err != nil {
 		return onOver, err
 	}
-	if l.changesLayout() {
+	if l.wantedLayout() != l.gates.layout {
 		return onWantLayout, nil
 	}
-	if !l.refused { // it may be that only the answer of a change was lost
-		l.health.clear(conditionLayout)
+	l.health.clear(conditionLayout) // it may be that only the answer of a change was lost
+	if l.spread != nil {
+		l.spread.done = true
+		return onStop, nil
 	}
 	if alone {
 		return onWantStream, nil
@@ -93,7 +95,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	for {
 		a := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
-			Holder: l.holder, Prefix: l.prefix, Shards: st.Shards, WentBack: wentBack,
+			Holder: l.holder, WentBack: wentBack,
 		}
 		f, err := l.bind(ctx, st)
 		if err != nil {
@@ -112,7 +114,11 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return outbox.ErrSuperseded
 		}
 		l.losses.suspect()
-		l.gates = newGates(a.To, st.Shards, l.sink, l.store)
+		// The owner before may have changed the layout until the adoption.
+		if st, err = l.adopted(ctx, a.To); err != nil {
+			return err
+		}
+		l.gates = newGates(a.To, st.Layout, l.sink, l.store)
 		l.activity.own(a.To)
 		l.metrics.adoptions.Inc()
 		if err = l.raiseGates(ctx, f.intact); err == nil {
@@ -134,6 +140,22 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			epoch, wentBack = max(fenced.Epoch, epoch), true
 		}
 		epoch++
+	}
+}
+
+// adopted reads the state that an adoption has written, repeating it until Postgres answers.
+func (l *leadership) adopted(ctx context.Context, o outbox.Owner) (outbox.State, error) {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		st, err := l.activity.state(ctx)
+		l.answered(ctx, err)
+		if err == nil && st.Owner != o {
+			err = outbox.ErrSuperseded
+		}
+		if err == nil || errors.Is(err, outbox.ErrSuperseded) || ctx.Err() != nil {
+			return st, err
+		}
+		bo.wait(ctx)
 	}
 }
 

@@ -5,58 +5,107 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
-// layoutInterval is how often a leader looks whether consumers have read everything.
+// layoutInterval is how often a leader checks whether consumers have read everything.
 const layoutInterval = 500 * time.Millisecond
 
-// layoutTold is how often it says in the log and in the state what it waits for.
+// layoutTold is how often it repeats what it waits for.
 const layoutTold = 5 * time.Second
 
-// changesLayout tells whether a type is to have another number of streams than it has.
-func (l *leadership) changesLayout() bool { return max(l.gates.shards, 1) != l.shards && !l.refused }
+// Spread is a change of how many streams a type has.
+type Spread struct {
+	// Shards is one of outbox.ShardCounts.
+	Shards int
+	// Waiting is called with what the change waits for, when that changes and every few seconds.
+	Waiting func(why string)
 
-// changeLayout gives a type as many streams as are wanted: it publishes and settles what there is, under the old
-// layout, then publishes nothing until every consumer group has acknowledged everything, and then writes down that what
-// comes now goes elsewhere. It is behind an adoption, and another one follows. Nobody else publishes meanwhile: for
-// others no mode is active.
+	mu   sync.Mutex // of last and told
+	last string
+	told time.Time
+	done bool
+	err  error
+}
+
+// wait reports what the change waits for.
+func (s *Spread) wait(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why != s.last || time.Since(s.told) >= layoutTold {
+		s.last, s.told = why, time.Now()
+		s.Waiting(why)
+	}
+}
+
+// troubles reports, until ctx ends, why a spread cannot begin: a server that does not answer, a stream of another
+// database.
+func (r *Relay) troubles(ctx context.Context) {
+	for pause.For(ctx, layoutTold) == nil {
+		for _, reason := range r.Health().Reasons {
+			if !strings.HasPrefix(reason, conditionLayout) { // which is reported where it waits
+				r.o.Spread.wait(reason)
+			}
+		}
+	}
+}
+
+// wantedLayout is how streams should be named.
+func (l *leadership) wantedLayout() outbox.Layout {
+	to := outbox.Layout{Prefix: l.prefix, Shards: l.gates.layout.Shards}
+	if l.spread != nil {
+		to.Shards = l.spread.Shards
+	}
+	return to
+}
+
+// changeLayout changes how streams are named: it publishes and settles all events under the old layout, waits, where a
+// type is to have another number of streams, until every consumer group has acknowledged everything, and then writes
+// the mark that has the new layout. It follows an adoption, and another one follows it. No other relay publishes during
+// that time: for others no mode is active.
 //
-// Once: what was published is settled when it is written down, so that no gate has to know what is in another stream.
-// In order: nobody has anything before him in an old stream when something newer is in a new one.
+// Once: every published event is settled when the mark is written, so no gate must know what is in another stream.
+// In order: each group has read the old streams before the first event goes to a new one.
 func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
-	if err := l.store.CheckLayout(ctx, l.shards); err != nil {
+	from, to := l.gates.layout, l.wantedLayout()
+	if from.Shards == to.Shards {
+		if done, err := l.store.FirstLayout(ctx, l.gates.owner, to.Prefix); err != nil || done {
+			return l.over(err)
+		}
+	} else if err := l.store.CheckLayout(ctx, to.Shards); err != nil {
 		return l.refuseLayout(err)
 	}
-	l.log.Info("the streams per type are to be changed", "from", max(l.gates.shards, 1), "to", l.shards)
+	l.log.Info("changing how streams are named", "prefix", to.Prefix, "streams_per_type", to.Shards,
+		"prefix_before", from.Prefix, "streams_per_type_before", from.Shards)
 	if err := l.settleAll(ctx); err != nil {
 		return l.over(err)
 	}
-	if err := l.awaitReaders(ctx); err != nil {
-		return l.over(err)
+	if from.Shards != to.Shards {
+		if err := l.awaitReaders(ctx); err != nil {
+			return l.over(err)
+		}
 	}
-	if err := l.store.ChangeLayout(ctx, l.gates.owner, l.shards); err != nil {
+	if err := l.store.ChangeLayout(ctx, l.gates.owner, to); err != nil {
 		return l.refuseLayout(err)
 	}
-	l.log.Info("the streams per type have changed", "from", max(l.gates.shards, 1), "to", l.shards)
+	l.log.Info("streams are named as configured now", "prefix", to.Prefix, "streams_per_type", to.Shards)
 	l.health.clear(conditionLayout)
 	l.reason = outbox.ReasonLayout
 	return onOver, nil
 }
 
-// refuseLayout leaves the streams per type as they are if err says that they cannot be changed.
+// refuseLayout ends a spread if err says that a type cannot have so many streams.
 func (l *leadership) refuseLayout(err error) (transition, error) {
-	if !errors.Is(err, outbox.ErrLayout) {
+	if l.spread == nil || !errors.Is(err, outbox.ErrLayout) {
 		return l.over(err)
 	}
-	l.refused = true
-	l.health.clear(conditionLayout) // it may be there as what the change waits for
-	l.health.degrade(conditionLayout, err.Error())
-	l.log.Error("the streams per type stay as they are", "streams_per_type", l.gates.shards, "err", err)
-	return onOver, nil
+	l.spread.done, l.spread.err = true, err
+	return onStop, nil
 }
 
 // awaitLayout repeats what fails for the moment, as when gates are raised.
@@ -186,22 +235,24 @@ func unreadText(list []outbox.Unread) string {
 	return text
 }
 
-// layoutWaits says what a change waits for, in readiness and in the log. paused: nothing is published meanwhile, which
-// is also said in the state, where posthaste status reads it.
+// layoutWaits reports what a change waits for: in readiness, in the log and to the caller of a spread. paused: nothing
+// is published until then, which the state has, too, for posthaste status.
 func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) {
-	text := fmt.Sprintf("the streams per type change from %d to %d: %s", max(l.gates.shards, 1), l.shards, what)
-	say := l.health.degrade
-	if paused {
-		text += fmt.Sprintf(". Nothing is published until then. posthaste groups drop removes a group that nobody "+
-			"reads for; --streams-per-type=%d calls it off", max(l.gates.shards, 1))
-		say = l.health.fail
+	if l.spread != nil {
+		l.spread.wait(what)
 	}
-	say(conditionLayout, text)
+	text := "the names of streams change: " + what
+	if paused {
+		text += ". Nothing is published until then. posthaste groups drop removes a group that has no consumers"
+		l.health.fail(conditionLayout, text)
+	} else {
+		l.health.degrade(conditionLayout, text)
+	}
 	if time.Since(l.told) < layoutTold {
 		return
 	}
 	l.told = time.Now()
-	l.log.Warn("the streams per type wait to be changed", "why", what, "paused", paused)
+	l.log.Warn("the names of streams wait to be changed", "why", what, "paused", paused)
 	if paused {
 		_, _ = l.store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, conditionLayout+": "+text)
 	}

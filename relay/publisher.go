@@ -32,7 +32,6 @@ type publisher struct {
 	*reporter
 	store  outbox.Store
 	sink   outbox.Sink
-	prefix string
 	gates  *gates
 	blocks *blocks
 	window *window
@@ -351,7 +350,7 @@ func (p *publisher) publish(sp span, rows []*outbox.Row, f *flight) error {
 			f.add(r)
 			continue
 		}
-		name := outbox.StreamName(p.prefix, r.AggregateType, r.AggregateID, p.gates.shards)
+		name := p.gates.layout.Stream(r.AggregateType, r.AggregateID)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -411,7 +410,7 @@ func (p *publisher) done(t *task, f *flight) {
 	f.entries.Raise(t.name, t.receipt.Last)
 	f.published += len(sent)
 	f.marks = append(f.marks, outbox.Mark{Stream: t.name, Lane: p.lanes.id, Number: t.receipt.Number})
-	p.published(outbox.ModeCDC, t.name, p.gates.shards, sent)
+	p.published(outbox.ModeCDC, t.name, p.gates.layout.Shards, sent)
 }
 
 // tellSettled reports what was settled while nothing was published. Streams that live apart are told each for itself.

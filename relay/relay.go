@@ -19,11 +19,12 @@ type Options struct {
 	Name string
 	// Holder names this process in relay_state, for people: host:pid.
 	Holder string
-	// Prefix is put before the aggregate type to name the stream.
+	// Prefix is put before the aggregate type to name the stream. If streams have another prefix so far, the leader
+	// changes it when everything published is settled.
 	Prefix string
-	// Shards is how many streams a type is to have: one of outbox.ShardCounts. Default 1. Whoever leads changes it,
-	// when everything published is settled and read.
-	Shards int
+	// Spread, if not nil, makes this a relay that only changes how many streams a type has: Run returns when that is
+	// done.
+	Spread *Spread
 	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
 	Window, WindowBytes int
 	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
@@ -38,6 +39,9 @@ type Options struct {
 	Apart bool
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
+
+	// Migrate, if not nil, migrates the table before the relay uses it. It is repeated until it succeeds once.
+	Migrate func(ctx context.Context) error
 
 	Store   outbox.Store
 	Locks   outbox.Locker
@@ -64,9 +68,6 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
-	if o.Shards <= 0 {
-		o.Shards = 1
-	}
 	if o.Window <= 0 {
 		o.Window = 10_000
 	}
@@ -117,7 +118,7 @@ func New(o Options) *Relay {
 	}
 	return &Relay{
 		reporter: rep, o: o, window: w, activity: act, sweeps: sw,
-		follower: &follower{reporter: rep, shards: o.Shards, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
+		follower: &follower{reporter: rep, spread: o.Spread, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
 		keeper: &slotKeeper{
 			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
 			epoch: act.epoch,
@@ -128,7 +129,7 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, shards: r.o.Shards, locks: locks,
+		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, spread: r.o.Spread, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
 		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
@@ -154,7 +155,7 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 		chunks: chunks, flights: flights,
 		ready: make(chan struct{}), begun: make(chan error, 1),
 		publisher: &publisher{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, prefix: r.o.Prefix, gates: g,
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, gates: g,
 			blocks: r.sweeps.blocks, window: r.window, lanes: lanes, chunks: chunks, flights: flights,
 			apart: r.o.Apart,
 		},
@@ -170,17 +171,24 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 }
 
 // Run relays until ctx ends, then stops in order and returns nil. It returns an error only at the start and only for
-// what waiting cannot repair: a second relay name on the table, a schema newer than the binary.
+// what waiting cannot repair: a second relay name on the table, a schema newer than the binary; and with Options.Spread
+// if a type cannot have so many streams.
 func (r *Relay) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { r.watchSink(wctx) })
+	if r.o.Spread != nil {
+		wg.Go(func() { r.troubles(wctx) })
+	}
 	for ctx.Err() == nil {
 		err := r.session(ctx)
 		if ctx.Err() != nil {
 			break
+		}
+		if r.o.Spread != nil && r.o.Spread.done {
+			return r.o.Spread.err
 		}
 		var p permanent
 		if !r.started && errors.As(err, &p) && p.Permanent() {
@@ -198,6 +206,11 @@ func (r *Relay) Run(ctx context.Context) error {
 // session lives as long as one lock session. The reason for its end stays in the health until the next one begins: a
 // relay without an answer from Postgres is no standby.
 func (r *Relay) session(ctx context.Context) error {
+	if r.o.Migrate != nil && !r.started {
+		if err := r.o.Migrate(ctx); err != nil {
+			return r.unavailable(err)
+		}
+	}
 	if err := r.o.Store.Register(ctx); err != nil {
 		return r.unavailable(err)
 	}

@@ -48,10 +48,10 @@ func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Con
 // scope is what a sweep under g works with.
 func (s *sweeps) scope(g *gates) outbox.Scope {
 	return outbox.Scope{
-		Owner: g.owner, Shards: g.shards, Ensure: g.ensure, Lane: g.lane, Claimed: s.refresh,
+		Owner: g.owner, Layout: g.layout, Ensure: g.ensure, Lane: g.lane, Claimed: s.refresh,
 		BlockKey: s.blocks != nil, Blocked: s.blocks.blocker,
 		Published: func(stream string, events []*outbox.Event, suppressed int) {
-			s.published(outbox.ModePoll, stream, g.shards, events)
+			s.published(outbox.ModePoll, stream, g.layout.Shards, events)
 		},
 		Parked: func(e *outbox.Event, err error) {
 			s.blocks.add(e)

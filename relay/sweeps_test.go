@@ -22,7 +22,8 @@ func TestADrainThatReachesItsEndIsWell(t *testing.T) {
 	t.Parallel()
 	r := New(Options{Sweeper: stumbling{}})
 	r.health.clear(conditionPostgres)
-	if err := r.sweeps.drain(t.Context(), newGates(outbox.Owner{}, 1, nil, nil), outbox.Pass{}); err != nil {
+	g := newGates(outbox.Owner{}, outbox.Layout{Prefix: "outbox.", Shards: 1}, nil, nil)
+	if err := r.sweeps.drain(t.Context(), g, outbox.Pass{}); err != nil {
 		t.Fatal(err)
 	}
 	if h := r.Health(); !h.Ready {

@@ -65,7 +65,7 @@ func (c *sweepClaim) publish(ctx context.Context, b *sweptBatch) error {
 			b.park(&r.Event, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0)
 			continue
 		}
-		name := outbox.StreamName("outbox.", e.AggregateType, e.AggregateID, c.w.scope.Shards)
+		name := c.w.scope.Layout.Stream(e.AggregateType, e.AggregateID)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
@@ -176,7 +176,7 @@ func (c *sweepClaim) settle(ctx context.Context, b *sweptBatch, over bool) error
 		w.scope.Published(stream, events, 0)
 	}
 	for e, err := range b.why {
-		w.s.refused.Parked(outbox.StreamName("outbox.", e.AggregateType, e.AggregateID, w.scope.Shards), e.ID)
+		w.s.refused.Parked(w.scope.Layout.Stream(e.AggregateType, e.AggregateID), e.ID)
 		w.scope.Parked(e, err)
 	}
 	w.scope.Outcome(nil)

@@ -31,7 +31,6 @@ type postgres struct {
 	listed int
 
 	state   outbox.State
-	prefix  string
 	streams []outbox.Stream // every stream ever noted
 	// layouts are those before the present one, oldest first.
 	layouts []layout
@@ -62,22 +61,20 @@ type postgres struct {
 	unpublished bool
 }
 
-// layout is how many streams a type had, and what was published then.
+// layout is how streams were named, and what was published then.
 type layout struct {
-	shards  int
+	outbox.Layout
 	settled outbox.Settled
 }
 
 // stream is where a row's event is, or goes.
 func (pg *postgres) stream(r *tableRow) string {
-	shards := pg.state.Shards
 	for _, l := range pg.layouts {
 		if holds(&l.settled, r) {
-			shards = l.shards
-			break
+			return l.Stream(r.AggregateType, r.AggregateID)
 		}
 	}
-	return outbox.StreamName("outbox.", r.AggregateType, r.AggregateID, shards)
+	return pg.state.Stream(r.AggregateType, r.AggregateID)
 }
 
 // streamsOf are the only streams of types.
@@ -141,7 +138,8 @@ func newPostgres(w *world) *postgres {
 		rolledBack: map[uuid.UUID]bool{}, sharing: map[*lockSession]int{},
 	}
 	pg.state = outbox.State{
-		Name: "test", Desired: outbox.ModeAuto, Active: outbox.ModeStandby, Owner: outbox.Owner{Source: uuid.UUID{1}},
+		Layout: outbox.Layout{Prefix: "outbox.", Shards: 1},
+		Name:   "test", Desired: outbox.ModeAuto, Active: outbox.ModeStandby, Owner: outbox.Owner{Source: uuid.UUID{1}},
 	}
 	return pg
 }
@@ -389,7 +387,7 @@ func (pg *postgres) oldest() uint64 {
 }
 
 // changeLayout is layout_change.sql.
-func (pg *postgres) changeLayout(o outbox.Owner, shards int) error {
+func (pg *postgres) changeLayout(o outbox.Owner, to outbox.Layout) error {
 	if pg.state.Owner != o {
 		return outbox.ErrSuperseded
 	}
@@ -406,8 +404,8 @@ func (pg *postgres) changeLayout(o outbox.Owner, shards int) error {
 			}
 		}
 	}
-	pg.layouts = append(pg.layouts, layout{pg.state.Shards, *m.settled})
-	pg.state.Shards = shards
+	pg.layouts = append(pg.layouts, layout{pg.state.Layout, *m.settled})
+	pg.state.Layout = to
 	pg.writes()
 	return nil
 }
@@ -416,7 +414,7 @@ var errUnlike = errors.New("the parts are not settled alike")
 
 // adopt writes a new owner.
 func (pg *postgres) adopt(a outbox.Adoption) bool {
-	if pg.state.Owner.Epoch != a.From || max(pg.state.Shards, 1) != max(a.Shards, 1) {
+	if pg.state.Owner.Epoch != a.From {
 		return false
 	}
 	if a.To.Epoch <= a.From {
@@ -424,7 +422,6 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	}
 	pg.state.Owner, pg.state.Holder, pg.state.Sink, pg.state.Degraded = a.To, a.Holder, a.Sink, ""
 	pg.state.Active = outbox.ModeStandby
-	pg.prefix = a.Prefix
 	pg.w.owners[a.To.Epoch], pg.w.adopter[a.To.Epoch] = a.To, a.Holder
 	pg.w.known[a.To.Epoch] = outbox.StreamNames(pg.streams)
 	for _, s := range a.Suspects {

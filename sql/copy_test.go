@@ -131,7 +131,7 @@ func TestACopyWithoutSequences(t *testing.T) {
 	d.Exec(t, "DELETE FROM outbox_mark")
 	d.Exec(t, `INSERT INTO outbox_mark (id, part, epoch, settled, hi) OVERRIDING SYSTEM VALUE
 		VALUES (100000, -1, 5, '900000000:900000000:', 1000000)`)
-	d.Exec(t, "SET posthaste.marks = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.marks")
+	d.Exec(t, "SET posthaste.copy = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.copy")
 	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 	insert(t, d, "b")
 	must(t, s.Register(ctx))

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/outbox"
 )
 
@@ -77,8 +75,7 @@ func (r *logRange) begin(running []int64) (from [outbox.Partitions]int64) {
 }
 
 // KeepHistory deletes, by the clock of the database, the rows that were settled longer ago than the retention, and the
-// marks that said so but for the last; and likewise what was delivered before there were marks. It takes no longer than
-// about trimTime; a later call goes on. A failure with one thing does not keep the others from being done.
+// marks that are not needed for the others. It takes no longer than about trimTime; a later call continues.
 func (s *store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
@@ -103,7 +100,7 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 	if file != s.kept.file { // the numbers have begun anew, or it is the first time
 		s.kept.logRange = logRange{file: file}
 	}
-	return errors.Join(s.trimLog(ctx, limit, oldest, next, s.kept.begin(running)), s.dropPartitions(ctx, limit))
+	return s.trimLog(ctx, limit, oldest, next, s.kept.begin(running))
 }
 
 // trimLog deletes rows settled before limit, part by part from the front, and then the marks that are not needed any
@@ -170,49 +167,4 @@ func (s *store) deleteRows(ctx context.Context, marks []int64, from [outbox.Part
 		}
 	}
 	return clear, done, nil
-}
-
-// partitionName is the name of a day's partition, as a layout of time.Format. Other partitions are somebody else's.
-const partitionName = "outbox_history_20060102"
-
-// dropPartitions drops the partitions of what was delivered before limit, when there were no marks.
-func (s *store) dropPartitions(ctx context.Context, limit time.Time) error {
-	rows, err := s.pool.Query(ctx, query("history_partitions"))
-	if err != nil {
-		return fmt.Errorf("list the history's partitions: %w", err)
-	}
-	have, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return fmt.Errorf("list the history's partitions: %w", err)
-	}
-	var errs []error
-	for _, name := range have {
-		day, err := time.Parse(partitionName, name)
-		if err != nil || day.AddDate(0, 0, 1).After(limit) {
-			continue
-		}
-		if err := s.ddl(ctx, "DROP TABLE IF EXISTS "+pgx.Identifier{name}.Sanitize()); err != nil {
-			errs = append(errs, fmt.Errorf("drop history partition %s: %w", name, err))
-		}
-	}
-	for {
-		tag, err := s.pool.Exec(ctx, query("history_default_trim"), limit, trimRows)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("trim the history's default partition: %w", err))
-		}
-		if err != nil || tag.RowsAffected() < trimRows {
-			return errors.Join(errs...)
-		}
-	}
-}
-
-// ddl runs a statement that needs an exclusive lock, and bounds how long others stand behind it.
-func (s *store) ddl(ctx context.Context, stmt string) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '5s'"); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, stmt)
-		return err
-	})
 }

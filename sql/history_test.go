@@ -3,7 +3,6 @@ package sql_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,104 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
-	"posthaste/outbox"
 	"posthaste/sql"
 )
-
-func partitions(tb testing.TB, d *testenv.Database) string {
-	tb.Helper()
-	return testenv.Value[string](tb, d,
-		`SELECT coalesce(string_agg(replace(c.relname, 'outbox_history_', ''), ' ' ORDER BY c.relname), '')
-		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'outbox_history_old'::regclass`)
-}
-
-// oldPartitions makes the partitions of days in March 2026, as versions before marks did.
-func oldPartitions(tb testing.TB, d *testenv.Database, days ...int) {
-	tb.Helper()
-	for _, n := range days {
-		day := time.Date(2026, 3, n, 0, 0, 0, 0, time.UTC)
-		d.Exec(tb, fmt.Sprintf("CREATE TABLE outbox_history_%s PARTITION OF outbox_history_old "+
-			"FOR VALUES FROM ('%s') TO ('%s')", day.Format("20060102"), day.Format(time.RFC3339),
-			day.AddDate(0, 0, 1).Format(time.RFC3339)))
-	}
-}
-
-// historyRow writes a row as an instance without marks does.
-func historyRow(tb testing.TB, d *testenv.Database, at string) {
-	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
-			published_at, stream, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'o', 'x', '{}', $1::text::timestamptz, $1::text::timestamptz,
-			's', 'poll')`, at)
-}
-
-// keptAt keeps the history of a default partition with many rows. Autovacuum may be at work on them, which is not
-// waited for: the next housekeeping has the lock.
-func keptAt(tb testing.TB, s outbox.Store, now time.Time) {
-	tb.Helper()
-	testenv.Eventually(tb, 20*time.Second, func() error { return sql.KeepHistoryAt(tb.Context(), s, now) })
-}
-
-// What was delivered before there were marks goes by the day, by UTC.
-func TestOldHistoryGoes(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	// Whatever the database's taste in dates and zones.
-	d.Exec(t, "ALTER DATABASE "+d.Name+" SET datestyle = 'SQL, DMY'")
-	pool := relayPool(t, d.URL+"&timezone=Asia/Kolkata")
-	ctx := t.Context()
-	oldPartitions(t, d, 1, 2, 3, 4, 5, 6, 7)
-	const three = "20260302 20260303 20260304 20260305 20260306 20260307 default"
-	day := func(n, hour, minute int) time.Time { return time.Date(2026, 3, n, hour, minute, 0, 0, time.UTC) }
-	for _, c := range []struct {
-		retention time.Duration
-		now       time.Time
-		want      string
-	}{
-		{72 * time.Hour, day(4, 23, 59), "20260301 " + three},
-		{72 * time.Hour, day(5, 0, 0), three},
-		{72 * time.Hour, day(3, 0, 0), three}, // a clock that goes back
-		{time.Hour, day(3, 0, 59).In(time.FixedZone("", -5*3600)), three},
-		{time.Hour, day(3, 1, 0), "20260303 20260304 20260305 20260306 20260307 default"},
-		{0, day(5, 0, 0), "20260305 20260306 20260307 default"},
-		{72 * time.Hour, day(30, 0, 0), "default"},
-	} {
-		must(t, sql.KeepHistoryAt(ctx, sql.NewStore(pool, "test", c.retention), c.now))
-		if got := partitions(t, d); got != c.want {
-			t.Errorf("at %v with a retention of %v: %s, want %s", c.now, c.retention, got, c.want)
-		}
-	}
-}
-
-// One partition that cannot be had does not keep the others from being dropped, nor rows from being deleted.
-func TestHistoryGoesOnAroundALock(t *testing.T) {
-	t.Parallel()
-	s, d := newStore(t)
-	succeed(t, s)
-	insert(t, d, "a")
-	settle(t, s)
-	oldPartitions(t, d, 1, 2, 9)
-	tx := begin(t, d)
-	_, err := tx.Exec(t.Context(), "LOCK TABLE ONLY outbox_history_20260301")
-	must(t, err)
-	historyRow(t, d, "2026-02-01Z")
-	later := time.Now().Add(48 * time.Hour)
-	err = sql.KeepHistoryAt(t.Context(), s, later)
-	if err == nil || !strings.Contains(err.Error(), "20260301") || strings.Contains(err.Error(), "20260302") {
-		t.Errorf("got %v, want that 20260301 could not be dropped", err)
-	}
-	if got := partitions(t, d); got != "20260301 default" {
-		t.Errorf("partitions %s", got)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history_default"); n != 0 {
-		t.Errorf("%d rows in the default partition", n)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
-		t.Errorf("%d rows in the log", n)
-	}
-	must(t, tx.Rollback(t.Context()))
-	keptAt(t, s, later)
-}
 
 // The clock is the database's; a relay whose own is wrong deletes nothing.
 func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
@@ -126,22 +29,6 @@ func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
 	must(t, s.KeepHistory(t.Context()))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
 		t.Error("the row is there after the retention")
-	}
-}
-
-// The default partition may hold any number of rows; it is emptied in bites.
-func TestHistoryTrimsALargeDefaultPartition(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	d.Exec(t, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
-			published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', 'o', 'x', '{}', now(), '2026-03-01Z', 's', 'poll'
-		FROM generate_series(1, 25000) g`)
-	historyRow(t, d, "2026-03-08Z")
-	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
-	keptAt(t, s, time.Date(2026, 3, 8, 12, 0, 0, 0, time.UTC))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 1 {
-		t.Errorf("%d rows, want the one within the retention", n)
 	}
 }
 
@@ -293,13 +180,11 @@ func TestLeastRights(t *testing.T) {
 		"GRANT SELECT ON posthaste_migrations TO " + role,
 		"GRANT SELECT, DELETE ON outbox TO " + role,
 		"GRANT INSERT ON outbox TO " + role, // to retry parked events
-		"GRANT SELECT ON outbox_seq_seq, outbox_settled TO " + role,
-		"GRANT SELECT, INSERT, DELETE ON outbox_mark, outbox_layout TO " + role,
+		"GRANT SELECT ON outbox_high, outbox_settled, outbox_live, outbox_layout, outbox_backlog TO " + role,
+		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss, outbox_repair, outbox_phantom TO " + role,
-		"GRANT SELECT ON outbox_history_old TO " + role,
-		"GRANT SELECT, DELETE ON outbox_history_default TO " + role,
 	} {
 		d.Exec(t, stmt)
 	}

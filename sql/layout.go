@@ -81,16 +81,16 @@ func (s *store) checkParts(ctx context.Context) error {
 var errUnsettled = errors.New("the parts of the table are not settled alike")
 
 // ChangeLayout implements outbox.Store.
-func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) error {
+func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// What was published since CheckLayout may have been the first of a type.
-	if err := s.checkNames(ctx, shards); err != nil {
+	if err := s.checkNames(ctx, to.Shards); err != nil {
 		return err
 	}
 	var owner, changed, replicated bool
-	err := s.pool.QueryRow(ctx, query("layout_change"), s.name, o.Epoch, o.Nonce[:], shards).Scan(&owner, &changed,
-		&replicated)
+	err := s.pool.QueryRow(ctx, query("layout_change"), s.name, o.Epoch, o.Nonce[:], to.Prefix, to.Shards).
+		Scan(&owner, &changed, &replicated)
 	switch {
 	case err != nil:
 	case !owner:
@@ -101,9 +101,24 @@ func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, shards int) er
 		_, err = s.pool.Exec(ctx, query("mark_replicated"))
 	}
 	if err != nil {
-		return fmt.Errorf("change the streams per type to %d: %w", shards, err)
+		return fmt.Errorf("change how streams are named: %w", err)
 	}
 	return nil
+}
+
+// FirstLayout implements outbox.Store.
+func (s *store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var owner bool
+	err = s.pool.QueryRow(ctx, query("layout_first"), s.name, o.Epoch, o.Nonce[:], prefix).Scan(&owner, &done)
+	if err == nil && !owner {
+		err = outbox.ErrSuperseded
+	}
+	if err != nil {
+		return false, fmt.Errorf("name streams before the first event: %w", err)
+	}
+	return done, nil
 }
 
 // AwaitLayout implements outbox.Store.

@@ -61,6 +61,9 @@ func TestPartsAreThoseOfTheTable(t *testing.T) {
 	}
 }
 
+// of is a layout of the tests.
+func of(shards int) outbox.Layout { return outbox.Layout{Prefix: "outbox.", Shards: shards} }
+
 // layouts is a table that was published from under several layouts, one after the other.
 type layouts struct {
 	t  *testing.T
@@ -77,7 +80,7 @@ func (l *layouts) publish(n int, settled bool) {
 	must(l.t, err)
 	for range n {
 		row := insert(l.t, l.d, fmt.Sprint(len(l.at)))
-		l.at[row.ID] = outbox.StreamName("test.", row.AggregateType, row.AggregateID, st.Shards)
+		l.at[row.ID] = st.Stream(row.AggregateType, row.AggregateID)
 	}
 	if settled {
 		settle(l.t, l.s)
@@ -87,7 +90,7 @@ func (l *layouts) publish(n int, settled bool) {
 // change changes the layout, as a leader does that has settled everything it has published.
 func (l *layouts) change(shards int) {
 	l.t.Helper()
-	must(l.t, l.s.ChangeLayout(l.t.Context(), owner(l.t, l.s), shards))
+	must(l.t, l.s.ChangeLayout(l.t.Context(), owner(l.t, l.s), of(shards)))
 	succeed(l.t, l.s)
 }
 
@@ -126,7 +129,7 @@ func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 		l.publish(30, true)
 		l.change(shards)
 		must(t, tx.Commit(ctx))
-		l.at[id] = outbox.StreamName("test.", "order", "late", shards)
+		l.at[id] = of(shards).Stream("order", "late")
 		l.publish(20, true)
 	}
 	l.publish(10, false)
@@ -189,7 +192,7 @@ func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 			}
 		}
 	}
-	known, err := sql.KnownStreams(ctx, d.Pool, "test.")
+	known, err := sql.KnownStreams(ctx, d.Pool)
 	must(t, err)
 	for id := range owed {
 		if !slices.Contains(known, l.at[id]) {
@@ -207,56 +210,26 @@ func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
 	insert(t, d, "a")
 	settle(t, s)
 	o := succeed(t, s)
-	shards := func() int { return testenv.Value[int](t, d, "SELECT shards FROM relay_state") }
-	if err := s.ChangeLayout(ctx, old, 4); !errors.Is(err, outbox.ErrSuperseded) {
+	shards := func() int { return testenv.Value[int](t, d, "SELECT shards FROM outbox_layout") }
+	if err := s.ChangeLayout(ctx, old, of(4)); !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("for an owner that was replaced: %v", err)
 	}
-	if err := s.ChangeLayout(ctx, o, 4); err == nil || errors.Is(err, outbox.ErrSuperseded) {
+	if err := s.ChangeLayout(ctx, o, of(4)); err == nil || errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("with the mark of an earlier owner: %v", err)
 	}
 	settle(t, s)
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
 		SELECT 3, $1, pg_current_snapshot(), last_value, 'poll' FROM outbox_seq_seq`, o.Epoch)
-	if err := s.ChangeLayout(ctx, o, 4); err == nil {
+	if err := s.ChangeLayout(ctx, o, of(4)); err == nil {
 		t.Error("although a part has another mark")
 	}
 	settle(t, s)
 	if n := shards(); n != 1 {
 		t.Fatalf("%d streams per type", n)
 	}
-	must(t, s.ChangeLayout(ctx, o, 4))
+	must(t, s.ChangeLayout(ctx, o, of(4)))
 	if n := shards(); n != 4 {
 		t.Errorf("%d streams per type", n)
-	}
-	// Who has read the state before it was changed does not adopt.
-	next := outbox.Owner{Source: o.Source, Epoch: o.Epoch + 1, Nonce: nonce()}
-	ok, err := s.Adopt(ctx, outbox.Adoption{From: o.Epoch, To: next, Holder: "me", Prefix: "test.", Shards: 1})
-	if err != nil || ok {
-		t.Errorf("adopted with the layout before: %v, %v", ok, err)
-	}
-	// Nor does an earlier version, which knows nothing of it.
-	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err == nil {
-		t.Error("an earlier version adopts")
-	}
-	o = succeed(t, s)
-	// It sweeps along where it reads that poll mode is active.
-	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby} {
-		ok, err := s.SetActive(ctx, o.Epoch, mode, 0, "")
-		st, serr := s.State(ctx)
-		if err != nil || !ok || serr != nil || st.Active != mode {
-			t.Errorf("set %s active: %v, %v; it is %q, %v", mode, ok, err, st.Active, serr)
-		}
-		if now := testenv.Value[string](t, d, "SELECT active_mode FROM relay_state"); now == "poll" {
-			t.Errorf("an earlier version reads that %s is active", now)
-		}
-	}
-	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET active_mode = 'poll'"); err == nil {
-		t.Error("poll mode is noted as with one stream")
-	}
-	settle(t, s)
-	must(t, s.ChangeLayout(ctx, owner(t, s), 1))
-	if _, err := d.Pool.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1"); err != nil {
-		t.Errorf("where a type has one stream, an earlier version cannot adopt: %v", err)
 	}
 }
 
@@ -305,29 +278,39 @@ func TestCheckLayout(t *testing.T) {
 	must(t, latin.CheckLayout(ctx, 1))
 }
 
-// The layouts before are known for as long as there are rows of theirs.
-func TestLayoutsAreForgottenWithTheirRows(t *testing.T) {
+// The prefix changes at once as long as nothing was published, for the owner only. Later, events keep the names of the
+// streams that they were published to.
+func TestThePrefixOfStreams(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	succeed(t, s)
-	l := &layouts{t, s, d, map[uuid.UUID]string{}}
-	l.publish(20, true)
-	l.change(4)
-	l.publish(20, true)
-	d.Exec(t, "UPDATE outbox_layout SET ended_at = now() - interval '30 days'")
-	left := func() int {
+	old := succeed(t, s)
+	o := succeed(t, s)
+	first := func(o outbox.Owner, prefix string) bool {
 		t.Helper()
-		_, err := s.CountLosses(ctx, nothing)
-		must(t, err)
-		return testenv.Value[int](t, d, "SELECT count(*) FROM outbox_layout")
+		done, err := s.FirstLayout(ctx, o, prefix)
+		if err != nil && !errors.Is(err, outbox.ErrSuperseded) {
+			t.Fatal(err)
+		}
+		return done
 	}
-	if n := left(); n != 1 {
-		t.Errorf("%d layouts while their rows are there", n)
+	row := insert(t, d, "x")
+	if first(old, "a.") || !first(o, "b.") || layout(t, s) != (outbox.Layout{Prefix: "b.", Shards: 1}) {
+		t.Errorf("streams are named %+v", layout(t, s))
 	}
-	d.Exec(t, "DELETE FROM outbox o USING outbox_layout l WHERE o.seq <= l.hi")
-	if n := left(); n != 0 {
-		t.Errorf("%d layouts without rows", n)
+	_, err := s.NoteStream(ctx, "b.order", "b.order", o.Epoch)
+	must(t, err)
+	if first(o, "c.") || layout(t, s).Prefix != "b." {
+		t.Errorf("after the first event streams are named %+v", layout(t, s))
+	}
+	settle(t, s)
+	must(t, s.ChangeLayout(ctx, o, outbox.Layout{Prefix: "c.", Shards: 1}))
+	later := insert(t, d, "y")
+	settle(t, s)
+	for id, want := range map[uuid.UUID]string{row.ID: "b.order", later.ID: "c.order"} {
+		if got := testenv.Value[string](t, d, "SELECT stream FROM outbox_history WHERE id = $1", id); got != want {
+			t.Errorf("an event is in %s, want %s", got, want)
+		}
 	}
 }
 
@@ -346,10 +329,10 @@ func TestALayoutLooksAtNamesWhenItChanges(t *testing.T) {
 	must(t, s.CheckLayout(ctx, 4))
 	note("outbox.order.3")
 	settle(t, s)
-	if err := s.ChangeLayout(ctx, o, 4); !errors.Is(err, outbox.ErrLayout) {
+	if err := s.ChangeLayout(ctx, o, of(4)); !errors.Is(err, outbox.ErrLayout) {
 		t.Errorf("although a type has the name of one of another's streams: %v", err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT shards FROM relay_state"); n != 1 {
+	if n := testenv.Value[int](t, d, "SELECT shards FROM outbox_layout"); n != 1 {
 		t.Errorf("%d streams per type", n)
 	}
 }

@@ -14,8 +14,6 @@ import (
 
 // Bounds of a step of reading the log.
 const (
-	// scanRows is how many events a page looks at in search of those of a type or a stream, before there were marks.
-	scanRows = 5000
 	// logMarks and logRows bound what is listed at once: 1 MB of memory, and a statement of less than a second.
 	logMarks = 64
 	logRows  = 20_000
@@ -56,52 +54,11 @@ func NewHistory(db DB, s Selection) *History { return &History{db: db, sel: s} }
 func (h *History) Read(ctx context.Context, after Place, limit, bytes int) (
 	list []Replayed, end Place, all bool, err error,
 ) {
-	if after.Mark == 0 {
-		list, end, err = h.readOld(ctx, after, limit, bytes)
-	} else {
-		list, end, all, err = h.readLog(ctx, after, limit, bytes)
-	}
+	list, end, all, err = h.read(ctx, after, limit, bytes)
 	if err != nil {
 		return nil, after, false, fmt.Errorf("read history: %w", err)
 	}
 	return list, end, all, nil
-}
-
-// readOld reads what was delivered before there were marks. Its end is the beginning of the log.
-func (h *History) readOld(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, error) {
-	s, scan := h.sel, limit
-	if s.Type != "" || s.Stream != "" {
-		scan = max(limit, scanRows)
-	}
-	rows, err := h.db.Query(ctx, s.old("replay_page"), s.ID, s.Subject, after.At, after.Seq, s.Until, s.Type, s.Stream,
-		scan, limit, bytes)
-	if err != nil {
-		return nil, after, err
-	}
-	defer rows.Close()
-	var list []Replayed
-	end := after
-	for rows.Next() {
-		var r Replayed
-		var wanted bool
-		err := rows.Scan(&r.Place.At, &r.Place.Seq, &r.ID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Payload,
-			&r.Headers, &r.Time, &r.Stream, &wanted)
-		if err != nil {
-			return nil, after, err
-		}
-		end = r.Place
-		if wanted {
-			r.Seq = r.Place.Seq
-			list = append(list, r)
-		}
-	}
-	if err := rows.Err(); err != nil || end != after {
-		return list, end, err
-	}
-	if err := h.open(ctx); err != nil {
-		return nil, after, err
-	}
-	return nil, behindMark(max(h.span.from, 1)), nil // the first mark holds nothing
 }
 
 func (h *History) open(ctx context.Context) (err error) {
@@ -111,10 +68,13 @@ func (h *History) open(ctx context.Context) (err error) {
 	return err
 }
 
-// readLog reads the events of the log that are listed, or lists the next.
-func (h *History) readLog(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, bool, error) {
+// read reads the listed events, or lists the next ones.
+func (h *History) read(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, bool, error) {
 	if err := h.open(ctx); err != nil {
 		return nil, after, false, err
+	}
+	if after.Mark == 0 { // the beginning; the first mark settles nothing
+		return nil, behindMark(max(h.span.from, 1)), false, nil
 	}
 	if h.at != after {
 		h.items, h.at, h.blocks, h.found = nil, after, 0, false
@@ -144,11 +104,11 @@ func (h *History) readLog(ctx context.Context, after Place, limit, bytes int) ([
 // were listed are missing.
 func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, error) {
 	next := h.items[:min(limit, len(h.items))]
-	parts, seqs := make([]int16, len(next)), make([]int64, len(next))
+	parts, seqs, marks := make([]int16, len(next)), make([]int64, len(next)), make([]int64, len(next))
 	for i, e := range next {
-		parts[i], seqs[i] = e.place.Part, e.place.Seq
+		parts[i], seqs[i], marks[i] = e.place.Part, e.place.Seq, e.place.Mark
 	}
-	rows, err := h.db.Query(ctx, query("log_rows"), parts, seqs, limit, bytes)
+	rows, err := h.db.Query(ctx, query("log_rows"), parts, seqs, marks, limit, bytes)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -18,8 +18,9 @@ import (
 // time.
 func marked(tb testing.TB, d *testenv.Database, part int, at time.Time) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
-		SELECT $1, 1, pg_current_snapshot(), last_value, $2, 'cdc' FROM outbox_seq_seq`, part, at)
+	d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode, prefix, shards)
+		SELECT $1, 1, pg_current_snapshot(), h.high, $2, 'cdc', l.prefix, l.shards
+		FROM outbox_high h, outbox_layout l`, part, at)
 }
 
 // written writes n events of 40 aggregates in one transaction.
@@ -40,7 +41,7 @@ func writtenOf(tb testing.TB, db sql.DB, n int, aggregates string) {
 // readAll reads a selection in pages, each by a reader of its own now and then, and returns the ids.
 func readAll(tb testing.TB, db sql.DB, s sql.Selection, limit int) (ids []uuid.UUID) {
 	tb.Helper()
-	h, after := sql.NewHistory(db, s), sql.Place{At: s.Since}
+	h, after := sql.NewHistory(db, s), sql.Place{}
 	seen := map[uuid.UUID]bool{}
 	last := map[string]int64{}
 	for i := 1; ; i++ {
@@ -88,15 +89,13 @@ func same(a, b []uuid.UUID) bool {
 	return slices.Equal(a, b)
 }
 
+// day1 is when the log of fillLog begins.
+var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
 // fillLog writes a log with all that marks can say: transactions that were open for a while, passes of several pages,
-// marks of parts, parked rows, rows that are owed; and some history of before there were marks. Its times begin at
-// day1, a minute apart.
+// marks of parts, dead rows, unsettled rows. Its times begin at day1, a minute apart.
 func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
-			published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', 'old-' || g, 'x', '{}', $1, $1, 'outbox.order', 'cdc'
-		FROM generate_series(1, 5) g`, day1.Add(-time.Minute))
 	at := day1
 	tick := func() time.Time { at = at.Add(time.Minute); return at }
 	written(tb, d.Pool, 100)
@@ -217,8 +216,8 @@ func TestReadARestoredLog(t *testing.T) {
 	_, d := newStore(t)
 	end := fillLog(t, d)
 	pool := replayPool(t, d)
-	d.Exec(t, `SET posthaste.marks = on; UPDATE outbox SET xid = '3' WHERE id IN (SELECT id FROM outbox_history);
-		RESET posthaste.marks`)
+	d.Exec(t, `SET posthaste.copy = on; UPDATE outbox SET xid = '3' WHERE id IN (SELECT id FROM outbox_history);
+		RESET posthaste.copy`)
 	d.Exec(t, `UPDATE outbox_mark SET settled = (SELECT format('%s:%s:', x, x) FROM
 			(SELECT pg_snapshot_xmax(settled)::text::bigint + 1000000 AS x) n)::pg_snapshot
 		WHERE id > 1 AND settled IS NOT NULL`)
@@ -295,7 +294,7 @@ func TestReadLogIsNoFullScan(t *testing.T) {
 		"an aggregate": {sql.Selection{Since: day1, Until: large, Subject: &subject}, 99, 50_000},
 	} {
 		scans, before := tuples(t, d, conn)
-		h, after, n := sql.NewHistory(conn, c.s), sql.Place{At: c.s.Since}, 0
+		h, after, n := sql.NewHistory(conn, c.s), sql.Place{}, 0
 		for range c.pages {
 			page, end, all, err := h.Read(t.Context(), after, 1000, 4<<20)
 			must(t, err)
@@ -373,7 +372,7 @@ func TestTheLogIsDeletedBesideAReplay(t *testing.T) {
 		marked(t, d, -1, day1.Add(time.Duration(i)*time.Minute))
 	}
 	h := sql.NewHistory(replayPool(t, d), sql.Selection{Since: day1, Until: day1.Add(time.Hour)})
-	after, n := sql.Place{At: day1}, 0
+	after, n := sql.Place{}, 0
 	for all := false; !all; {
 		page, end, last, err := h.Read(t.Context(), after, 10, 1<<20)
 		must(t, err)

@@ -22,7 +22,6 @@ type suspicion struct {
 	ID      int64
 	Stream  string
 	After   string
-	Until   int64
 	Since   *time.Time
 	Events  *int64
 	Noticed time.Time
@@ -66,7 +65,7 @@ func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, er
 			return out, fmt.Errorf("note what is lost of %q: %w", l.Stream, err)
 		}
 	}
-	for _, old := range []string{"loss_expire", "repair_expire", "layout_expire"} {
+	for _, old := range []string{"loss_expire", "repair_expire"} {
 		if _, err := s.pool.Exec(ctx, query(old), s.history); err != nil {
 			return out, fmt.Errorf("delete old losses: %w", err)
 		}
@@ -74,22 +73,13 @@ func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, er
 	return out, nil
 }
 
-// countLoss fills in what history says of a loss: what was delivered before there were marks, by the entries it knows,
-// and of the log what is not in the stream. What an earlier loss has counted, and nobody has brought back, is lost
-// once. Where counting takes too long, how much is lost is not known, and it may be all of the range.
+// countLoss counts the settled events of the log that are not in the stream. Those that an earlier loss has counted,
+// and no replay has published again, are not counted twice. Where counting takes too long, the number is unknown, and
+// may be all of the range.
 func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, tail tailOf) error {
 	bounded, cancel := context.WithTimeout(ctx, lossTimeout)
 	defer cancel()
-	var n int64
-	var first, last *time.Time
-	err := s.pool.QueryRow(bounded, query("loss_count"), l.Stream, l.Since, l.Noticed, l.After, l.Until).Scan(&n,
-		&first, &last)
-	if first != nil && last != nil {
-		addLoss(loss, n, *first, *last)
-	}
-	if err == nil {
-		err = s.countLog(bounded, loss, l, tail)
-	}
+	err := s.countLog(bounded, loss, l, tail)
 	if err == nil && loss.Events > 0 {
 		var known int64
 		err = s.pool.QueryRow(bounded, query("loss_known"), l.ID, l.Stream, loss.First, loss.Last).Scan(&known)
@@ -220,7 +210,6 @@ func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) 
 // suspicions are what an adoption suspects, as columns.
 type suspicions struct {
 	streams, last []string
-	now           []int64
 	ages, events  []*int64
 	// lost and repair say what is noted: that something may be lost, and that it is to be repaired.
 	lost, repair, recall, back []bool
@@ -230,7 +219,7 @@ type suspicions struct {
 // the gates tell is all.
 func (s *store) suspicionsOf(a outbox.Adoption) suspicions {
 	c := suspicions{
-		streams: []string{}, last: []string{}, now: []int64{}, ages: []*int64{}, events: []*int64{}, lost: []bool{},
+		streams: []string{}, last: []string{}, ages: []*int64{}, events: []*int64{}, lost: []bool{},
 		repair: []bool{}, recall: []bool{}, back: []bool{},
 	}
 	for _, st := range a.Suspects {
@@ -250,7 +239,6 @@ func (s *store) suspicionsOf(a outbox.Adoption) suspicions {
 			}
 		}
 		c.streams, c.last = append(c.streams, st.Stream), append(c.last, st.Last)
-		c.now = append(c.now, st.Now.UnixMilli())
 		c.ages, c.events, c.lost = append(c.ages, age), append(c.events, n), append(c.lost, lost)
 		c.repair, c.recall = append(c.repair, recall || lost && s.history > 0), append(c.recall, recall)
 		c.back = append(c.back, st.Unknown)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,13 +16,15 @@ import (
 	"posthaste/sql"
 )
 
-// delivered puts an event into history, as it was before there were marks.
+// delivered inserts an event of a stream, and a mark that settles it: some time ago, with its entry or, if that is "",
+// without.
 func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago time.Duration) {
 	tb.Helper()
-	d.Exec(tb, `INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at,
-			published_at, stream, entry_id, mode)
-		VALUES (1, gen_random_uuid(), 'order', 'a', 'order.changed', '{}', now(), clock_timestamp() - $1::interval,
-			$2, nullif($3, ''), 'cdc')`, ago, stream, entry)
+	d.Exec(tb, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'a', 'order.changed', '{}')`, strings.TrimPrefix(stream, "outbox."))
+	marked(tb, d, -1, time.Now().Add(-ago))
+	d.Exec(tb, `UPDATE outbox_mark SET entries = jsonb_build_object($1::text, $2::text)
+		WHERE id = (SELECT max(id) FROM outbox_mark) AND $2 <> ''`, stream, entry)
 }
 
 // nothing is what is in a stream that has lost everything.
@@ -33,7 +36,7 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{
 		From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
-		Sink: "run/history", Prefix: "outbox.", Suspects: states, Delivered: true,
+		Sink: "run/history", Suspects: states, Delivered: true,
 	})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
@@ -134,12 +137,13 @@ func TestLossesOfTheLog(t *testing.T) {
 	events := make([][]uuid.UUID, 6)
 	for n := 1; n < len(events); n++ { // a mark each minute, each of three orders and an invoice
 		for i := range 4 {
-			row := insert(t, d, fmt.Sprint(i))
-			events[n] = append(events[n], row.ID)
-			d.Exec(t, "UPDATE outbox SET created_at = $1 WHERE seq = $2", minute(n).Add(-time.Second), row.Seq)
+			id, typ := uuid.New(), "order"
 			if i == 3 {
-				d.Exec(t, "UPDATE outbox SET aggregate_type = 'invoice' WHERE seq = $1", row.Seq)
+				typ = "invoice"
 			}
+			d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
+				VALUES ($1, $2, $3, 'x', '{}', $4)`, id, typ, fmt.Sprint(i), minute(n).Add(-time.Second))
+			events[n] = append(events[n], id)
 		}
 		marked(t, d, -1, minute(n))
 		d.Exec(t, `UPDATE outbox_mark
@@ -256,7 +260,9 @@ func TestGoneBackInTime(t *testing.T) {
 	d.Exec(t, "UPDATE relay_state SET timeline = 7")
 	for range 2 {
 		old := owner(t, s)
-		_, err := s.Adopt(ctx, outbox.Adoption{From: old.Epoch, To: outbox.Owner{Epoch: old.Epoch + 1}, WentBack: true})
+		_, err := s.Adopt(ctx, outbox.Adoption{
+			From: old.Epoch, To: outbox.Owner{Epoch: old.Epoch + 1}, WentBack: true,
+		})
 		must(t, err)
 	}
 	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 1 || found[0].Stream != "" ||

@@ -2,36 +2,61 @@ package sql
 
 import (
 	"context"
-	stdsql "database/sql"
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"maps"
+	"path"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/database"
-	"github.com/pressly/goose/v3/lock"
 
 	"posthaste/internal/pause"
 )
 
-//go:embed migrations/*.sql
+//go:embed migrations/*/*.sql
 var migrationFiles embed.FS
 
-// versionTable is where the applied migrations are noted. The prefix keeps it apart from a host application's own.
+// words are the functions and views that the statements use. They belong to the outbox.
+//
+//go:embed words.sql
+var words string
+
+// Line is a line of migrations. Each has versions of its own, in migrations/<line>/<version>_<name>.sql.
+type Line string
+
+// The outbox comes first: the others may refer to it.
+const (
+	LineOutbox Line = "outbox"
+	LineInbox  Line = "inbox"
+	LineShop   Line = "shop"
+)
+
+// Lines are all lines, in the order in which they are applied.
+func Lines() []Line { return []Line{LineOutbox, LineInbox, LineShop} }
+
+// OutboxLines are the lines of an outbox alone.
+func OutboxLines() []Line { return []Line{LineOutbox, LineInbox} }
+
+// Applied is a migration that Migrate has applied.
+type Applied struct {
+	Line    Line `json:"line"`
+	Version int  `json:"version"`
+}
+
+// versionTable has a row for each applied migration. The prefix keeps it apart from a host application's own.
 const versionTable = "posthaste_migrations"
 
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
 // ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot fix it: its
-// Permanent method says so.
+// Permanent method returns true.
 var ErrSchemaNewer error = schemaError{
 	text:      "the schema is newer than this binary: run the newer posthaste",
 	permanent: true,
@@ -51,42 +76,30 @@ func (e schemaError) Permanent() bool { return e.permanent }
 // Condition is the name under which a relay's readiness shows it.
 func (schemaError) Condition() string { return "schema" }
 
-// Migrate applies the embedded migrations to schema in the database at url, and returns the versions it applied. It
-// may run in many places at once: a session lock lets one work and the others wait. Roles named like the files in
-// rights get exactly the rights written there.
-func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64, error) {
+// Migrate applies the embedded migrations of lines, or of all lines if none is given, to schema in the database at url,
+// and returns what it applied. It may run in many places at once: an advisory lock lets one work and the others wait.
+// Roles named like the files in rights get exactly the rights written there.
+func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ...Line) ([]Applied, error) {
+	if len(lines) == 0 {
+		lines = Lines()
+	}
 	cfg, err := ConnConfig(url, schema, "migrate")
 	if err != nil {
 		return nil, err
 	}
-	if err := createSchema(ctx, cfg, schema); err != nil {
-		return nil, err
-	}
 	cfg.RuntimeParams["lock_timeout"] = strconv.FormatInt(migrateWait.Milliseconds(), 10)
-	db := stdlib.OpenDB(*cfg)
-	defer db.Close()
-	files, err := fs.Sub(migrationFiles, "migrations")
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("read the migrations: %w", err)
+		return nil, fmt.Errorf("connect: %w", err)
 	}
-	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithSessionLocker(migrating{}),
-		goose.WithTableName(versionTable), goose.WithSlog(log), goose.WithAllowOutofOrder(false))
-	if err != nil {
-		return nil, fmt.Errorf("prepare the migrations: %w", err)
-	}
-	var applied []int64
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var applied []Applied
 	for {
-		done, err := p.Up(ctx)
-		var part *goose.PartialError
-		if errors.As(err, &part) {
-			done = part.Applied
-		}
-		for _, r := range done {
-			applied = append(applied, r.Source.Version)
-		}
+		done, err := apply(ctx, conn, schema, lines)
+		applied = append(applied, done...)
 		busy := SQLState(err) == pgerrcode.LockNotAvailable
 		if err == nil {
-			err = grant(ctx, db, schema)
+			err = grant(ctx, conn, schema)
 			busy = passing(err)
 		}
 		if err == nil {
@@ -102,8 +115,8 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger) ([]int64
 	}
 }
 
-// passing reports an error of grant that somebody else's work at the same time explains: a lock that is held, or a
-// partition that was made or dropped.
+// passing reports an error of grant that concurrent work explains: a lock that is held, or a partition that was created
+// or dropped.
 func passing(err error) bool {
 	switch SQLState(err) {
 	case pgerrcode.LockNotAvailable, pgerrcode.UndefinedTable, pgerrcode.InternalError: // tuple concurrently updated
@@ -112,105 +125,112 @@ func passing(err error) bool {
 	return false
 }
 
-// migrateWait is how long a migration waits for a table that somebody uses (a backup reads it for hours, say):
-// everybody else waits behind it, a running relay too. migrateRest is how long they are let through before it tries
-// again.
+// migrateWait is how long a migration waits for a table that is in use (a backup reads it for hours, say). All others
+// queue after it, a running relay too. migrateRest is how long they have before it tries again.
 const migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
 
-// migrating lets one process migrate at a time, in one version table that nobody else has made: its owner could have
-// given it triggers, which would run with the rights of this role. It stands in for goose's lock, and is the same lock:
-// goose calls its functions without their schema, and would take what somebody has put into ours.
-type migrating struct{}
-
-// SessionLock implements lock.SessionLocker.
-func (m migrating) SessionLock(ctx context.Context, conn *stdsql.Conn) error {
-	for locked := false; !locked; {
-		if err := conn.QueryRowContext(ctx, query("lock_try"), lock.DefaultLockID).Scan(&locked); err != nil {
+// exclusively runs do in a transaction, while no other migration of the schema does.
+func exclusively(ctx context.Context, conn *pgx.Conn, schema string, do func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, query("migrate_lock"), schema); err != nil {
 			return fmt.Errorf("take the migration lock: %w", err)
 		}
-		if !locked {
-			if err := pause.For(ctx, migrateRest); err != nil {
-				return fmt.Errorf("wait for another migration: %w", err)
+		return do(tx)
+	})
+}
+
+// apply applies the missing migrations of lines, all or none.
+func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (applied []Applied, err error) {
+	err = exclusively(ctx, conn, schema, func(tx pgx.Tx) error {
+		applied = nil
+		if err := createSchema(ctx, tx, schema); err != nil {
+			return err
+		}
+		if err := createVersions(ctx, tx); err != nil {
+			return err
+		}
+		have, err := versions(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, line := range lines {
+			for v := have[line] + 1; v <= latest(line); v++ {
+				if _, err := tx.Exec(ctx, migration(line, v)); err != nil {
+					return fmt.Errorf("%s %d: %w", line, v, err)
+				}
+				if _, err := tx.Exec(ctx, query("schema_applied"), line, v); err != nil {
+					return fmt.Errorf("%s %d: %w", line, v, err)
+				}
+				applied = append(applied, Applied{line, v})
+			}
+			if line == LineOutbox && len(applied) > 0 {
+				if _, err := tx.Exec(ctx, words); err != nil {
+					return fmt.Errorf("words: %w", err)
+				}
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		applied = nil
 	}
-	if err := m.versions(ctx, conn); err != nil {
-		return errors.Join(err, m.SessionUnlock(context.WithoutCancel(ctx), conn))
-	}
-	return nil
+	return applied, err
 }
 
-// SessionUnlock implements lock.SessionLocker.
-func (migrating) SessionUnlock(ctx context.Context, conn *stdsql.Conn) error {
-	if _, err := conn.ExecContext(ctx, query("lock_drop"), lock.DefaultLockID); err != nil {
-		return fmt.Errorf("give the migration lock back: %w", err)
-	}
-	return nil
-}
-
-// versions makes the version table as goose would, or looks at whose it is.
-func (migrating) versions(ctx context.Context, conn *stdsql.Conn) error {
+// createVersions creates the version table. One that exists must belong to this role: its owner could have given it
+// triggers, which would run with the rights of this role.
+func createVersions(ctx context.Context, tx pgx.Tx) error {
 	var ours bool
 	var owner string
-	err := conn.QueryRowContext(ctx, query("version_table"), versionTable).Scan(&ours, &owner)
+	err := tx.QueryRow(ctx, query("version_table"), versionTable).Scan(&ours, &owner)
 	switch {
-	case errors.Is(err, stdsql.ErrNoRows):
-		return createVersions(ctx, conn)
-	case err != nil:
-		return fmt.Errorf("look for the version table: %w", err)
-	case !ours:
-		return fmt.Errorf("%s belongs to role %q: run posthaste migrate as that role if it is to own posthaste's "+
+	case errors.Is(err, pgx.ErrNoRows):
+		_, err = tx.Exec(ctx, query("version_create"))
+		return err
+	case err == nil && !ours:
+		err = fmt.Errorf("%s belongs to role %q: run posthaste migrate as that role if it is to own posthaste's "+
 			"tables, otherwise drop what it has made in the schema", versionTable, owner)
 	}
-	return nil
+	return err
 }
 
-func createVersions(ctx context.Context, conn *stdsql.Conn) error {
-	store, err := database.NewStore(database.DialectPostgres, versionTable)
-	if err != nil {
-		return fmt.Errorf("prepare the version table: %w", err)
-	}
-	tx, err := conn.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("make the version table: %w", err)
-	}
-	defer func() { _ = tx.Rollback() }()
-	err = store.CreateVersionTable(ctx, tx)
-	if err == nil {
-		err = store.Insert(ctx, tx, database.InsertRequest{Version: 0})
-	}
-	if err == nil {
-		err = tx.Commit()
-	}
-	if err != nil {
-		return fmt.Errorf("make the version table: %w", err)
-	}
-	return nil
-}
-
-// createSchema makes the schema if it is missing. CREATE SCHEMA IF NOT EXISTS wants the right to create even when
-// there is nothing to create, so it is asked for only when needed.
-func createSchema(ctx context.Context, cfg *pgx.ConnConfig, schema string) error {
-	c, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+// createSchema creates the schema if it is missing. CREATE SCHEMA IF NOT EXISTS requires the right to create even if
+// there is nothing to create.
+func createSchema(ctx context.Context, tx pgx.Tx, schema string) error {
 	var exists bool
-	if err := c.QueryRow(ctx, query("schema_exists"), schema).Scan(&exists); err != nil {
+	if err := tx.QueryRow(ctx, query("schema_exists"), schema).Scan(&exists); err != nil {
 		return fmt.Errorf("look for schema %q: %w", schema, err)
 	}
 	if exists {
 		return nil
 	}
-	if _, err := c.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{schema}.Sanitize()); err != nil {
+	if _, err := tx.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize()); err != nil {
 		return fmt.Errorf("create schema %q: %w", schema, err)
 	}
 	return nil
 }
 
+// versions returns the highest applied version of each line.
+func versions(ctx context.Context, db DB) (map[Line]int, error) {
+	rows, err := db.Query(ctx, query("schema_versions"))
+	if err != nil {
+		return nil, fmt.Errorf("read the schema's versions: %w", err)
+	}
+	have := map[Line]int{}
+	var line Line
+	var version int
+	_, err = pgx.ForEachRow(rows, []any{&line, &version}, func() error {
+		have[line] = version
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the schema's versions: %w", err)
+	}
+	return have, nil
+}
+
 // CheckSchema compares the database's migrations with the embedded ones: nil, ErrSchemaMissing, ErrSchemaNewer, or an
-// error of the connection.
+// error of the connection. The outbox must be there; of the other lines those that are there must be complete.
 func CheckSchema(ctx context.Context, db DB) error {
 	var exists bool
 	if err := db.QueryRow(ctx, query("schema_table_exists"), versionTable).Scan(&exists); err != nil {
@@ -219,17 +239,27 @@ func CheckSchema(ctx context.Context, db DB) error {
 	if !exists {
 		return ErrSchemaMissing
 	}
-	var version int64
-	if err := db.QueryRow(ctx, query("schema_version")).Scan(&version); err != nil {
-		return fmt.Errorf("read the schema's version: %w", err)
+	have, err := versions(ctx, db)
+	if err != nil {
+		return err
 	}
-	switch want := latestMigration(); {
-	case version < want:
+	missing := have[LineOutbox] == 0
+	for line, version := range have {
+		if version > latest(line) {
+			return ErrSchemaNewer
+		}
+		missing = missing || version < latest(line)
+	}
+	if missing {
 		return ErrSchemaMissing
-	case version > want:
-		return ErrSchemaNewer
 	}
 	return nil
+}
+
+// HasLine reports whether a line of migrations was applied to the database.
+func HasLine(ctx context.Context, db DB, line Line) (bool, error) {
+	have, err := versions(ctx, db)
+	return have[line] > 0, err
 }
 
 // OrderTablesError names tables that an order is written to and that the connection's role cannot use.
@@ -272,18 +302,36 @@ func writable(ctx context.Context, db DB, probe, what string) error {
 	return nil
 }
 
-func latestMigration() int64 {
-	entries, err := migrationFiles.ReadDir("migrations")
-	if err != nil {
-		panic(err) // embedded: cannot fail
-	}
-	var last int64
-	for _, e := range entries {
-		n, err := strconv.ParseInt(e.Name()[:5], 10, 64)
+// migrations are the embedded migrations: their texts by line, in the order of their versions, which begin at 1.
+var migrations = func() map[Line][]string {
+	all := map[Line][]string{}
+	for _, line := range Lines() {
+		dir := path.Join("migrations", string(line))
+		entries, err := migrationFiles.ReadDir(dir)
 		if err != nil {
-			panic(err)
+			panic(err) // embedded: cannot fail
 		}
-		last = max(last, n)
+		texts := map[int]string{}
+		for _, e := range entries {
+			number, _, _ := strings.Cut(e.Name(), "_")
+			v, err := strconv.Atoi(number)
+			if err != nil {
+				panic(err)
+			}
+			text, err := migrationFiles.ReadFile(path.Join(dir, e.Name()))
+			if err != nil {
+				panic(err)
+			}
+			texts[v] = string(text)
+		}
+		for _, v := range slices.Sorted(maps.Keys(texts)) {
+			all[line] = append(all[line], texts[v])
+		}
 	}
-	return last
-}
+	return all
+}()
+
+// latest is the newest version of a line, 0 for a line that this binary does not know.
+func latest(line Line) int { return len(migrations[line]) }
+
+func migration(line Line, version int) string { return migrations[line][version-1] }

@@ -27,13 +27,14 @@ func TestRepairs(t *testing.T) {
 	var ids []uuid.UUID // of orders, two in each mark
 	for n := 1; n <= 5; n++ {
 		for i := range 3 {
-			row := insert(t, d, fmt.Sprint(i))
-			d.Exec(t, "UPDATE outbox SET created_at = $1 WHERE seq = $2", minute(n).Add(-time.Second), row.Seq)
+			id, typ := uuid.New(), "order"
 			if i == 2 {
-				d.Exec(t, "UPDATE outbox SET aggregate_type = 'invoice' WHERE seq = $1", row.Seq)
+				typ = "invoice"
 			} else {
-				ids = append(ids, row.ID)
+				ids = append(ids, id)
 			}
+			d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
+				VALUES ($1, $2, $3, 'order.changed', '{}', $4)`, id, typ, fmt.Sprint(i), minute(n).Add(-time.Second))
 		}
 		marked(t, d, -1, minute(n))
 		d.Exec(t, `UPDATE outbox_mark SET entries = jsonb_build_object('outbox.order', $1::text)
@@ -44,7 +45,7 @@ func TestRepairs(t *testing.T) {
 		old := owner(t, s)
 		o := outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}
 		ok, err := s.Adopt(ctx, outbox.Adoption{
-			From: old.Epoch, To: o, Holder: "me", Prefix: "outbox.", Suspects: states, Delivered: true,
+			From: old.Epoch, To: o, Holder: "me", Suspects: states, Delivered: true,
 		})
 		if err != nil || !ok {
 			t.Fatalf("adopt: %v, %v", ok, err)
@@ -182,7 +183,7 @@ func TestRepairAfterAFailover(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	succeed(t, s)
-	_, err := s.NoteStream(ctx, "test.order", "test.order", 1)
+	_, err := s.NoteStream(ctx, "outbox.order", "outbox.order", 1)
 	must(t, err)
 	insert(t, d, "a")
 	marked(t, d, -1, time.Now().Add(-time.Minute))
@@ -195,18 +196,18 @@ func TestRepairAfterAFailover(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	var got []uuid.UUID
-	must(t, s.Owed(ctx, "test.order", func(id uuid.UUID) { got = append(got, id) }))
+	must(t, s.Owed(ctx, "outbox.order", func(id uuid.UUID) { got = append(got, id) }))
 	if !slices.Equal(got, []uuid.UUID{owed.ID}) {
 		t.Errorf("owed are %v, want %v", got, owed.ID)
 	}
-	must(t, s.Owed(ctx, "test.other", func(uuid.UUID) { t.Error("something is owed to another stream") }))
+	must(t, s.Owed(ctx, "outbox.other", func(uuid.UUID) { t.Error("something is owed to another stream") }))
 	phantoms := []outbox.Entry{
 		{ID: uuid.New(), Millis: 9, Number: 1}, {ID: uuid.New(), Millis: 10}, {ID: uuid.New(), Millis: 10, Number: 12},
 	}
 	must(t, s.Repaired(ctx, o, list[0], outbox.Repaired{Recalled: 1, Phantoms: phantoms}))
 	named, err := sql.Phantoms(ctx, d.Pool, 2)
 	if err != nil || len(named) != 2 || named[0].ID != phantoms[0].ID || named[0].Entry != "9-1" ||
-		named[1].Entry != "10-0" || named[0].Stream != "test.order" {
+		named[1].Entry != "10-0" || named[0].Stream != "outbox.order" {
 		t.Errorf("phantoms %+v, %v", named, err)
 	}
 	if n := testenv.Value[int](t, d, "SELECT phantoms::int FROM outbox_repair WHERE back"); n != 3 {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/pause"
@@ -31,32 +30,18 @@ type Selection struct {
 	Whole bool
 }
 
-// old returns the text of queries/<name>.sql over the part to look at of what was delivered before there were marks.
-// Its parameters come first.
-func (s Selection) old(name string) string {
-	if s.ID != nil {
-		return query("replay_few") + query(name)
-	}
-	return query("replay_all") + query(name)
-}
-
-// Place is a place in history, in the order of publishing: first what was delivered before there were marks, then the
-// log, by the marks that settled it. The order of one aggregate is kept everywhere.
+// Place is a place in history, in the order of publishing: that of the marks that settled the events. The order of one
+// aggregate is kept everywhere. The zero Place is before all of history.
 type Place struct {
-	// At and Seq are a place before there were marks. The clock of the database server gives it: if that was set back,
-	// events published before and after are out of order within the step. Numbers begin at 1: a place without one is
-	// before the first event published at or after its time.
-	At  time.Time
-	Seq int64
-	// Mark is the mark that settled the event, 0 before there were marks; Part and Seq are its place in the log.
+	// Mark is the mark that settled the event; Part and Seq are its place in the log.
 	Mark int64
 	Part int16
+	Seq  int64
 }
 
-// Compare returns -1, 0 or 1, as p is before q, the same, or behind it.
+// Compare returns -1, 0 or 1, as p is before q, the same, or after it.
 func (p Place) Compare(q Place) int {
-	return cmp.Or(cmp.Compare(p.Mark, q.Mark), p.At.Compare(q.At), cmp.Compare(p.Part, q.Part),
-		cmp.Compare(p.Seq, q.Seq))
+	return cmp.Or(cmp.Compare(p.Mark, q.Mark), cmp.Compare(p.Part, q.Part), cmp.Compare(p.Seq, q.Seq))
 }
 
 // behindMark is the place behind everything that a mark has settled.
@@ -71,8 +56,8 @@ type Replayed struct {
 	Stream string
 }
 
-// ReplayConfig is PoolConfig for reading history. Every statement is planned for its values: which partitions and which
-// index it needs depends on them.
+// ReplayConfig is PoolConfig for reading history. Every statement is planned for its values: which index it needs
+// depends on them.
 func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "replay")
 	if err != nil {
@@ -81,7 +66,7 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg.MaxConns = 2
 	for name, value := range map[string]string{
 		"plan_cache_mode": "force_custom_plan",
-		// Young partitions have no statistics: by them a page would be read by sorting the day.
+		// A table that was filled recently has no statistics: by them a page would be read by sorting the log.
 		"enable_seqscan": "off", "enable_bitmapscan": "off",
 	} {
 		cfg.ConnConfig.RuntimeParams[name] = value
@@ -112,9 +97,9 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 const settleTimeout = 5 * time.Second
 
 // AwaitHistory waits until every event published before the call is in history. What is visible at the call, and not
-// settled yet, may be published: it is waited for, but no longer than settleTimeout. Then it notes which transactions
-// may have written marks, or history, and waits for them to end. It calls waiting with how many are left each time it
-// has to wait for those.
+// settled yet, may be published: it is waited for, but no longer than settleTimeout. Then it lists the transactions
+// that may have written marks and waits for them to end. It calls waiting with how many are left each time it waits for
+// those.
 func AwaitHistory(ctx context.Context, db DB, waiting func(n int)) error {
 	if err := awaitMarks(ctx, db); err != nil {
 		return err
@@ -152,10 +137,10 @@ func awaitMarks(ctx context.Context, db DB) error {
 	return nil
 }
 
-// writersPause is the time between two looks at who writes history.
+// writersPause is the time between two checks of which transactions write marks.
 const writersPause = 20 * time.Millisecond
 
-// historyWriters names the transactions that may have written marks or history and are not visible yet.
+// historyWriters names the transactions that may have written marks and are not visible yet.
 func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -180,29 +165,10 @@ func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
 	if err != nil {
 		return nil, fmt.Errorf("count history: %w", err)
 	}
-	slices.SortStableFunc(list, func(a, b Selected) int { return strings.Compare(a.Stream, b.Stream) })
-	var sum []Selected
-	for _, e := range list {
-		if n := len(sum) - 1; n >= 0 && sum[n].Stream == e.Stream {
-			sum[n].Events += e.Events
-			sum[n].Last = e.Last // the log is what came later
-		} else {
-			sum = append(sum, e)
-		}
-	}
-	return sum, nil
+	return list, nil
 }
 
-// countHistory counts what there was before there were marks, and then the log.
-func countHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
-	rows, err := db.Query(ctx, s.old("replay_count"), s.ID, s.Subject, s.Since, s.Until, s.Type, s.Stream)
-	if err != nil {
-		return nil, err
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Selected])
-	if err != nil {
-		return nil, err
-	}
+func countHistory(ctx context.Context, db DB, s Selection) (list []Selected, err error) {
 	r, err := rangeOf(ctx, db, s)
 	if err != nil {
 		return nil, err
@@ -212,8 +178,14 @@ func countHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
 		for err == nil && !h.found {
 			err = h.find(ctx)
 		}
+		slices.SortStableFunc(h.items, func(a, b item) int { return strings.Compare(a.stream, b.stream) })
 		for _, e := range h.items {
-			list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
+			if n := len(list) - 1; n >= 0 && list[n].Stream == e.stream {
+				list[n].Events++
+				list[n].Last = e.at
+			} else {
+				list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
+			}
 		}
 		return list, err
 	}

@@ -2,77 +2,70 @@ package sql
 
 import (
 	"context"
-	stdsql "database/sql"
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
 )
 
-//go:embed rights/*.sql
+//go:embed rights/*/*.sql
 var rightFiles embed.FS
 
-// reads tells for each role that Migrate gives its rights to, if there is one, whether it reads posthaste's tables.
-// What it may write is in rights/<role>.sql.
+// reads lists the roles that Migrate gives their rights to, if they exist, and whether each reads posthaste's tables.
+// What a role may write is in rights/<line>/<role>.sql.
 var reads = map[string]bool{"posthaste_api": true, "posthaste_emit": false, "posthaste_operator": true}
 
 // Denied reports that the role lacks a right.
 func Denied(err error) bool { return SQLState(err) == pgerrcode.InsufficientPrivilege }
 
-// grant gives each of the roles that there are exactly its rights on posthaste's tables, and takes all others. They are
-// not default privileges, as they were once: those know no columns, and no tables that are not for everybody.
-func grant(ctx context.Context, db *stdsql.DB, schema string) error {
-	c, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	if err := (migrating{}).SessionLock(ctx, c); err != nil {
-		return err
-	}
-	err = c.Raw(func(driver any) error {
-		return pgx.BeginFunc(ctx, driver.(*stdlib.Conn).Conn(), func(tx pgx.Tx) error {
-			return grantIn(ctx, tx, schema)
-		})
-	})
-	return errors.Join(err, migrating{}.SessionUnlock(context.WithoutCancel(ctx), c))
-}
-
-func grantIn(ctx context.Context, tx pgx.Tx, schema string) error {
-	var roles, held []string
-	err := tx.QueryRow(ctx, query("rights_roles"), slices.Collect(maps.Keys(reads))).Scan(&roles)
-	if err == nil {
-		err = tx.QueryRow(ctx, query("rights_held"), relations).Scan(&held)
-	}
-	if err != nil {
-		return fmt.Errorf("look for the roles: %w", err)
-	}
-	in := " SCHEMA " + pgx.Identifier{schema}.Sanitize()
-	for _, role := range roles {
-		text, err := rightFiles.ReadFile("rights/" + role + ".sql")
+// grant gives each of the roles that exist exactly its rights on posthaste's tables, and revokes all others.
+func grant(ctx context.Context, conn *pgx.Conn, schema string) error {
+	return exclusively(ctx, conn, schema, func(tx pgx.Tx) error {
+		var roles, held, named []string
+		err := tx.QueryRow(ctx, query("rights_roles"), slices.Collect(maps.Keys(reads))).Scan(&roles)
 		if err != nil {
-			panic(err) // embedded: cannot fail
+			return fmt.Errorf("look for the roles: %w", err)
 		}
-		stmts := []string{
-			"ALTER DEFAULT PRIVILEGES IN" + in + " REVOKE ALL ON TABLES FROM " + role,
-			"REVOKE ALL ON " + strings.Join(held, ", ") + " FROM " + role,
-			"GRANT USAGE ON" + in + " TO " + role,
-			string(text),
+		if err = tx.QueryRow(ctx, query("rights_held"), relations()).Scan(&held, &named); err != nil {
+			return fmt.Errorf("look for the tables: %w", err)
 		}
-		if reads[role] {
-			stmts = append(stmts, "GRANT SELECT ON "+strings.Join(relations, ", ")+" TO "+role)
+		have, err := versions(ctx, tx)
+		if err != nil {
+			return err
 		}
-		for _, stmt := range stmts {
-			if _, err := tx.Exec(ctx, stmt); err != nil {
-				return fmt.Errorf("give role %s its rights: %w", role, err)
+		for _, role := range roles {
+			for _, stmt := range grants(role, schema, held, named, have) {
+				if _, err := tx.Exec(ctx, stmt); err != nil {
+					return fmt.Errorf("give role %s its rights: %w", role, err)
+				}
 			}
 		}
+		return nil
+	})
+}
+
+// grants are the statements that give a role its rights in the lines that are there: named are the tables and views,
+// held these and the partitions.
+func grants(role, schema string, held, named []string, have map[Line]int) []string {
+	list := []string{
+		"REVOKE ALL ON " + strings.Join(held, ", ") + " FROM " + role,
+		"GRANT USAGE ON SCHEMA " + pgx.Identifier{schema}.Sanitize() + " TO " + role,
 	}
-	return nil
+	for _, line := range Lines() {
+		text, err := rightFiles.ReadFile(path.Join("rights", string(line), role+".sql"))
+		if have[line] > 0 && !errors.Is(err, fs.ErrNotExist) {
+			list = append(list, string(text))
+		}
+	}
+	if reads[role] {
+		list = append(list, "GRANT SELECT ON "+strings.Join(named, ", ")+" TO "+role)
+	}
+	return list
 }

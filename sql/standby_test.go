@@ -38,7 +38,8 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := sql.NewStore(d.Pool, d.Relay, 0)
-	if ok, err := s.Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1}, Holder: "me"}); err != nil || !ok {
+	ok, err := s.Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1}, Holder: "me"})
+	if err != nil || !ok {
 		t.Errorf("adopt: %v, %v", ok, err)
 	}
 	if ok, err := s.SetActive(ctx, 1, outbox.ModePoll, 0, ""); err != nil || !ok {
@@ -105,8 +106,7 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	must(t, <-moved)
 }
 
-// Whoever adopts after a change of the layout waits until a synchronous standby knows of it; where none was made, there
-// is nothing to wait for.
+// An adoption after a change of the layout waits until a synchronous standby has it; without a change it does not wait.
 func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)
@@ -120,7 +120,7 @@ func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	s := sql.NewStore(pool, d.Relay, 0)
 	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
 	must(t, s.AwaitLayout(ctx))
-	d.Exec(t, "INSERT INTO outbox_layout (shards, epoch, settled, hi) VALUES (4, 1, pg_current_snapshot(), 0)")
+	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi, shards) VALUES (-1, 1, '3:3:', 0, 4)")
 	if err := s.AwaitLayout(ctx); err == nil {
 		t.Error("it did not wait for the standby")
 	}

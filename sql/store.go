@@ -223,13 +223,22 @@ func (s *store) State(ctx context.Context) (outbox.State, error) {
 	return ReadState(ctx, s.pool, s.name)
 }
 
+// errNoMark means that the marks are gone. A posthaste that continued could not tell which events are settled.
+var errNoMark = errors.New("table outbox_mark is empty, so it is unknown which events were published: restore it, " +
+	"or, to publish every event in outbox again, INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES " +
+	"(-1, 0, '3:3:', 0)")
+
 // ReadState reads the row of the relay called name. pgx.ErrNoRows: there is none.
 func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	st := outbox.State{Name: name}
 	var desired, active, lsn string
 	var nonce []byte
 	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
-		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink, &st.Shards)
+		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink, &st.Prefix,
+		&st.Shards)
+	if err == nil && st.Shards == 0 {
+		err = errNoMark
+	}
 	if err != nil {
 		return st, fmt.Errorf("read the state of relay %q: %w", name, err)
 	}
@@ -258,8 +267,7 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	c := s.suspicionsOf(a)
 	var n int
 	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
-		c.streams, c.last, c.now, c.ages, c.events, a.WentBack, a.Prefix, c.lost, c.repair, c.recall,
-		c.back, max(a.Shards, 1)).Scan(&n)
+		c.streams, c.last, c.ages, c.events, a.WentBack, c.lost, c.repair, c.recall, c.back).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}

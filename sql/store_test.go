@@ -52,6 +52,14 @@ func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
 	return s, d
 }
 
+// layout is how streams are named.
+func layout(tb testing.TB, s outbox.Store) outbox.Layout {
+	tb.Helper()
+	st, err := s.State(tb.Context())
+	must(tb, err)
+	return st.Layout
+}
+
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
@@ -117,7 +125,7 @@ func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	ok, err := s.Adopt(tb.Context(),
 		outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: st.Owner.Epoch + 1, Nonce: nonce()},
-			Holder: "another", Prefix: "test.", Shards: st.Shards,
+			Holder: "another",
 		})
 	if err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
@@ -143,8 +151,7 @@ func TestRegister(t *testing.T) {
 		t.Errorf("fresh state %+v", st)
 	}
 	if ok, err := store("second").Adopt(ctx, outbox.Adoption{
-		From: 0, To: outbox.Owner{Epoch: 1, Nonce: nonce()},
-		Holder: "me",
+		From: 0, To: outbox.Owner{Epoch: 1, Nonce: nonce()}, Holder: "me",
 	}); err != nil || !ok {
 		t.Fatalf("adopt: %v, %v", ok, err)
 	}
@@ -263,12 +270,12 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 		t.Errorf("epochs %s", got)
 	}
 	insert(t, d, "x")
-	if got, err := sql.KnownStreams(t.Context(), d.Pool, "p."); err != nil || fmt.Sprint(got) != "[a b p.order]" {
+	if got, err := sql.KnownStreams(t.Context(), d.Pool); err != nil || fmt.Sprint(got) != "[a b outbox.order]" {
 		t.Errorf("known streams %v, %v", got, err)
 	}
 	succeed(t, s)
 	settle(t, s)
-	if got, err := sql.KnownStreams(t.Context(), d.Pool, "p."); err != nil || fmt.Sprint(got) != "[a b]" {
+	if got, err := sql.KnownStreams(t.Context(), d.Pool); err != nil || fmt.Sprint(got) != "[a b]" {
 		t.Errorf("known streams when nothing is owed: %v, %v", got, err)
 	}
 }
@@ -299,8 +306,8 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_history h JOIN outbox o
 		USING (seq, id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
 		JOIN outbox_mark m ON m.at = published_at WHERE m.settled::text = $1
-			AND stream = 'test.order' AND h.mode = 'poll' AND entry_id IS NULL AND event_time IS NULL
-			AND o.id IN ($2, $3)`, mark.Snapshot.String(), a.ID, c.ID); n != 2 {
+			AND stream = 'outbox.order' AND h.mode = 'poll' AND o.id IN ($2, $3)`,
+		mark.Snapshot.String(), a.ID, c.ID); n != 2 {
 		t.Errorf("%d rows of history as they should be, want 2", n)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 2 || backlog(t, s, d) != 1 {

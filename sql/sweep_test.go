@@ -42,7 +42,7 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	pass, err := s.BeginPass(ctx, o)
 	check("begin a pass", err)
 	check("settle", s.SettleAll(ctx, o, pass))
-	check("change the layout", s.ChangeLayout(ctx, o, 4))
+	check("change the layout", s.ChangeLayout(ctx, o, of(4)))
 	refused := insert(t, d, "a")
 	marker, err := s.Marker(ctx)
 	if err != nil {
@@ -182,9 +182,6 @@ func TestClaims(t *testing.T) {
 	first, ok, err := a.Claim(ctx, 3, o)
 	if err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
-	}
-	if before := testenv.Value[int64](t, d, "SELECT max(claim) FROM outbox_part"); first <= before {
-		t.Errorf("claim %d is not behind those of an older version, which had %d", first, before)
 	}
 	if _, ok, err := b.Claim(ctx, 3, o); err != nil || ok {
 		t.Errorf("a part claimed twice: %v", err)

@@ -9,21 +9,28 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// relations are the views and tables that the migrations made, also those of earlier versions, dependants first; others
-// are what else they made.
-var (
-	relations = []string{
-		"outbox_history", "outbox_backlog", "outbox_settled",
-		"order_payments", "credit_quarantine", "credit_entries", "credit_accounts", "credit_epoch",
-		"relay_state", "outbox_repair", "outbox_phantom", "outbox_loss", "outbox_dead", "outbox_stream", "outbox_part",
-		"outbox_layout", "outbox_mark", "outbox_history_old", "outbox", "inbox", "orders",
-		"posthaste_audit", versionTable,
+// objects are what the migrations create, dependants first. The audit and the version table come last.
+var objects = []string{
+	"VIEW outbox_history", "VIEW outbox_backlog", "VIEW outbox_settled", "VIEW outbox_layout", "VIEW outbox_high",
+	"VIEW outbox_live", "FUNCTION outbox_settling", "FUNCTION outbox_mark_until", "FUNCTION outbox_owned",
+	"FUNCTION outbox_stream_name", "FUNCTION outbox_holds",
+	"TABLE order_payments", "TABLE credit_quarantine", "TABLE credit_entries", "TABLE credit_accounts",
+	"TABLE credit_epoch", "TABLE orders", "TABLE inbox",
+	"TABLE relay_state", "TABLE outbox_repair", "TABLE outbox_phantom", "TABLE outbox_loss", "TABLE outbox_dead",
+	"TABLE outbox_stream", "TABLE outbox_part", "TABLE outbox_mark", "TABLE outbox",
+	"SEQUENCE outbox_claim", "FUNCTION outbox_guard",
+	"TABLE posthaste_audit", "FUNCTION posthaste_audit_guard", "TABLE " + versionTable,
+}
+
+// relations are the names of the tables and views.
+func relations() (names []string) {
+	for _, o := range objects {
+		if kind, name, _ := strings.Cut(o, " "); kind == "TABLE" || kind == "VIEW" {
+			names = append(names, name)
+		}
 	}
-	others = []string{
-		"SEQUENCE outbox_claim", "FUNCTION outbox_guard()", "FUNCTION outbox_history_keep()",
-		"FUNCTION posthaste_audit_guard()",
-	}
-)
+	return names
+}
 
 // Uninstall drops the publication and, if asked, the tables with all that is in them.
 func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, dropTables bool) error {
@@ -34,38 +41,19 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, drop
 		if !dropTables {
 			return nil
 		}
-		drop := func(kind, name string) error {
+		for _, o := range objects {
+			kind, name, _ := strings.Cut(o, " ")
 			if _, err := tx.Exec(ctx, "DROP "+kind+" IF EXISTS "+name); err != nil {
 				return fmt.Errorf("drop %s %s: %w", strings.ToLower(kind), name, err)
-			}
-			return nil
-		}
-		for _, r := range relations {
-			var view bool
-			if err := tx.QueryRow(ctx, query("uninstall_view"), r).Scan(&view); err != nil {
-				return fmt.Errorf("look what %s is: %w", r, err)
-			}
-			kind := "TABLE"
-			if view {
-				kind = "VIEW"
-			}
-			if err := drop(kind, r); err != nil {
-				return err
-			}
-		}
-		for _, o := range others {
-			kind, name, _ := strings.Cut(o, " ")
-			if err := drop(kind, name); err != nil {
-				return err
 			}
 		}
 		return nil
 	})
 }
 
-// KnownStreams lists every stream published to before, and those that what is owed will go to.
-func KnownStreams(ctx context.Context, db DB, prefix string) ([]string, error) {
-	rows, err := db.Query(ctx, query("stream_known"), prefix)
+// KnownStreams lists every stream that was published to, and those of unsettled events.
+func KnownStreams(ctx context.Context, db DB) ([]string, error) {
+	rows, err := db.Query(ctx, query("stream_known"))
 	if err != nil {
 		return nil, fmt.Errorf("list streams: %w", err)
 	}

@@ -23,15 +23,3 @@ func TestUninstall(t *testing.T) {
 	}
 	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
 }
-
-// A schema that an earlier version has made goes, too.
-func TestUninstallAnEarlierVersion(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	unmarked(t, d)
-	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true))
-	if n := testenv.Value[int](t, d,
-		"SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"); n != 0 {
-		t.Errorf("%d relations are left", n)
-	}
-}

@@ -23,8 +23,7 @@ type adoptCmd struct {
 func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	var a *ops.Adoption
 	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
-		a, err = ops.FindAdoption(ctx, pool, e.config.RelayName, e.config.StreamPrefix,
-			e.config.SharedStreams)
+		a, err = ops.FindAdoption(ctx, pool, e.config.RelayName, e.config.SharedStreams)
 		return err
 	})
 	if err != nil {

@@ -55,6 +55,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			do(t, w.redis.Client, "hdel", registerOf("outbox.order"), "alone")
 			return []string{"--source=/posthaste/gone", "--yes"}
 		},
+		"streams spread": func() []string { return []string{"--per-type=2"} },
 		"streams drop":   func() []string { return []string{"--stream=outbox.order", "--yes"} },
 		"credits unfreeze": func() []string {
 			w.db.Exec(t, "INSERT INTO credit_accounts (user_id, balance, last_seq, frozen, updated_at) "+
@@ -75,7 +76,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			t.Errorf("command %q: say whether it changes something", name)
 		}
 	}
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
 	order := slices.Sorted(maps.Keys(changing)) // uninstall is the last
 	for _, name := range order {
 		args := append(strings.Fields(name), changing[name]()...)

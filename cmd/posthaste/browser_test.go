@@ -30,11 +30,10 @@ import (
 func TestConsoleInABrowser(t *testing.T) {
 	w := newWorld(t)
 	b := &browserWorld{w: w, user: uuid.NewString()}
-	b.relay = w.spawn("relay", perType(2))
+	w.spreads(2)
+	b.relay = w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	w.waitShards(2)
-	w.waitMode("cdc", 20*time.Second)
-	b.guarded = w.spawn("relay", perType(2), "--admin-token=open-sesame", "--admin-read-token=look")
+	b.guarded = w.spawn("relay", "--admin-token=open-sesame", "--admin-read-token=look")
 	b.serve = w.spawn("serve")
 	w.spawn("consume", "--group=mailer", "--claim-idle=1s")
 	control := httptest.NewServer(b.routes())
@@ -76,7 +75,7 @@ func (b *browserWorld) routes() http.Handler {
 		})
 	}
 	redis := b.w.redis
-	invoices := outbox.StreamName("outbox.", "invoice", "inv-7", 2)
+	invoices := outbox.Layout{Prefix: "outbox.", Shards: 2}.Stream("invoice", "inv-7")
 	does("/redis/kill", func(*http.Request) (any, error) { return nil, redis.Kill() })
 	does("/redis/start", func(*http.Request) (any, error) { return nil, redis.Start(context.Background()) })
 	does("/redis/freeze", func(*http.Request) (any, error) { return nil, redis.Signal(syscall.SIGSTOP) })

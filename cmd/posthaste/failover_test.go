@@ -334,7 +334,8 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 			t.Errorf("exit code %d after SIGTERM", code)
 		}
 	}
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 1)") // the first relay died before it made the gate
+	// The first relay died before it made the gate.
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
 	restart(0)
 	restart(0)
 	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {

@@ -176,8 +176,8 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	}
 	do(t, client, "xgroup", "setid", "outbox.order.9", "mailer", "$", "entriesread", "1")
 	r.kill()
-	r = w.spawn("relay", perType(4))
-	w.waitShards(4)
+	w.spreads(4)
+	r = w.spawn("relay")
 	for i := range 40 {
 		w.insert("order", strconv.Itoa(i), 1)
 	}

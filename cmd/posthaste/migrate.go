@@ -10,18 +10,23 @@ import (
 )
 
 type migrateCmd struct {
-	JSON bool `name:"json" help:"Print JSON."`
+	Only string `enum:",outbox" default:"" placeholder:"outbox" help:"Only the outbox with its audit and the inbox: no tables of orders, payments and credits."`
+	JSON bool   `name:"json" help:"Print JSON."`
 }
 
 // Run migrates.
 func (c migrateCmd) Run(ctx context.Context, e *env) error {
-	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler))
+	var lines []sql.Line
+	if c.Only != "" {
+		lines = sql.OutboxLines()
+	}
+	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler), lines...)
 	if err != nil {
 		return cli.OneLine(err)
 	}
 	if c.JSON {
 		if applied == nil {
-			applied = []int64{}
+			applied = []sql.Applied{}
 		}
 		return e.JSON(map[string]any{"applied": applied})
 	}
@@ -29,6 +34,8 @@ func (c migrateCmd) Run(ctx context.Context, e *env) error {
 		fmt.Fprintln(e.Stdout, "the schema is up to date")
 		return nil
 	}
-	fmt.Fprintf(e.Stdout, "applied %d migrations; the schema is at version %d\n", len(applied), applied[len(applied)-1])
+	for _, a := range applied {
+		fmt.Fprintf(e.Stdout, "applied migration %d of %s\n", a.Version, a.Line)
+	}
 	return nil
 }

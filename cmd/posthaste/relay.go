@@ -7,11 +7,14 @@ import (
 	"posthaste/internal/app"
 )
 
-type relayCmd struct{}
+type relayCmd struct {
+	Migrate bool `help:"Apply the migrations of the outbox first, as posthaste migrate --only=outbox does." env:"POSTHASTE_MIGRATE"`
+}
 
 // Run relays until a signal.
-func (relayCmd) Run(ctx context.Context, e *env) error {
+func (c relayCmd) Run(ctx context.Context, e *env) error {
 	defer app.OneProcessor()()
+	e.config.MigrateFirst = c.Migrate
 	p, err := app.NewRelay(ctx, e.config, e.config.Logger())
 	if err != nil {
 		return err

@@ -9,48 +9,42 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/testenv"
 )
 
-// keep writes n events of 20 aggregates into the history of before there were marks, each millisecond one, as if they
-// had been published from an hour ago on, and returns their ids in that order.
+// keep writes n events of 20 aggregates into the log, as if they had been published to a stream an hour ago, and
+// returns their ids in the order of a replay. Up to 100 have a mark each, a millisecond apart.
 func (w *world) keep(n int, stream string) []string {
 	w.t.Helper()
-	rows, err := w.db.Pool.Query(w.t.Context(), `
-		WITH h AS (
-			INSERT INTO outbox_history_old (seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, `+
-		`published_at, stream, mode)
-			SELECT g, gen_random_uuid(), 'order', 'o-' || g % 20, 'order.changed', jsonb_build_object('n', g), now(),
-				now() - interval '1 hour' + g * interval '1 millisecond', $2, 'cdc'
-			FROM generate_series(1, $1::int) g
-			RETURNING seq, id::text
-		) SELECT id FROM h ORDER BY seq`, n, stream)
-	if err != nil {
-		w.t.Fatal(err)
+	each := 1000
+	if n <= 100 {
+		each = 1
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return ids
+	return w.history(n, each, strings.TrimPrefix(stream, "outbox."), "o-", time.Hour)
 }
 
-// keepInLog writes n events of 20 aggregates into the log, settled by a mark for each thousand, from half an hour ago
-// on, and returns their ids in the order of a replay.
-func (w *world) keepInLog(n int) (ids []string) {
+// keepInLog is keep for other aggregates of orders, half an hour ago.
+func (w *world) keepInLog(n int) []string {
 	w.t.Helper()
-	for from := 0; from < n; from += 1000 {
-		w.db.Exec(w.t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-			SELECT gen_random_uuid(), 'order', 'l-' || g % 20, 'order.changed', jsonb_build_object('n', g)
-			FROM generate_series($1::int + 1, $2::int) g`, from, min(from+1000, n))
+	return w.history(n, 1000, "order", "l-", 30*time.Minute)
+}
+
+// history inserts n events, and a mark for each so many, some time ago but later than all other marks.
+func (w *world) history(n, each int, typ, aggregates string, ago time.Duration) (ids []string) {
+	w.t.Helper()
+	begun := testenv.Value[time.Time](w.t, w.db, `
+		SELECT greatest(now() - $1::interval, (SELECT max(at) + interval '1 s' FROM outbox_mark WHERE epoch > 0))`, ago)
+	for from := 0; from < n; from += each {
+		ids = append(ids, testenv.Value[[]string](w.t, w.db, `
+			WITH h AS (
+				INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+				SELECT $1, $2 || g % 20, 'order.changed', jsonb_build_object('n', g)
+				FROM generate_series($3::int + 1, $4::int) g
+				RETURNING part, seq, id::text
+			) SELECT array_agg(id ORDER BY part, seq) FROM h`, typ, aggregates, from, min(from+each, n))...)
 		w.db.Exec(w.t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
-			SELECT -1, 1, pg_current_snapshot(), last_value,
-				now() - interval '30 minutes' + $1::int * interval '1 second', 'cdc'
-			FROM outbox_seq_seq`, from/1000)
-		ids = append(ids, testenv.Value[[]string](w.t, w.db, `SELECT array_agg(id::text ORDER BY part, seq) FROM outbox
-			WHERE (payload ->> 'n')::int > $1`, from)...)
+			SELECT -1, 1, pg_current_snapshot(), high, $1, 'cdc' FROM outbox_high`,
+			begun.Add(time.Duration(from/each)*time.Millisecond))
 	}
 	return ids
 }
@@ -186,8 +180,7 @@ func TestReplaySelects(t *testing.T) {
 	settled := w.keepInLog(2000)
 	from := testenv.Value[time.Time](t, w.db, "SELECT published_at FROM outbox_history WHERE id = $1", ids[20])
 	to := testenv.Value[time.Time](t, w.db, "SELECT published_at FROM outbox_history WHERE id = $1", ids[29])
-	w.db.Exec(t, `UPDATE outbox_history_old SET event_type = 'order.paid'
-		WHERE seq % 10 = 0 AND stream = 'outbox.order'`)
+	w.db.Exec(t, "UPDATE outbox SET event_type = 'order.paid' WHERE seq % 10 = 0 AND seq <= 100")
 	every := func(step, first int) (list []string) {
 		for i := first; i < len(ids); i += step {
 			list = append(list, ids[i])
@@ -235,7 +228,7 @@ func TestReplayRefuses(t *testing.T) {
 	w.once("replay", "--all").oneLine(t, 1, "history is empty")
 	w.once("replay", "--all", "--history=0").oneLine(t, 1, "history is off (POSTHASTE_HISTORY=0)")
 	w.keep(10, "outbox.order")
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 1)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch, base) VALUES ('outbox.user.1', 1, 'outbox.user')")
 	ctx, client := t.Context(), w.redis.Client
 	client.Set(ctx, "text", "x", 0)

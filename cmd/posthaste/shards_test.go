@@ -79,7 +79,7 @@ func (r *reader) all(n int) {
 func (w *world) waitShards(n int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 90*time.Second, func() error {
-		if now := testenv.Value[int](w.t, w.db, "SELECT shards FROM relay_state"); now != n {
+		if now := testenv.Value[int](w.t, w.db, "SELECT shards FROM outbox_layout"); now != n {
 			return fmt.Errorf("a type has %d streams, want %d; %s", now, n,
 				testenv.Value[string](w.t, w.db, "SELECT coalesce(degraded, '') FROM relay_state"))
 		}
@@ -112,7 +112,17 @@ func (w *world) placed(types ...string) map[string]int {
 	return count
 }
 
-func perType(n int) string { return "--streams-per-type=" + strconv.Itoa(n) }
+func perType(n int) string { return "--per-type=" + strconv.Itoa(n) }
+
+// spreads has a type get n streams, when no relay leads any more.
+func (w *world) spreads(n int, extra ...string) {
+	w.t.Helper()
+	r := w.once(append([]string{"streams", "spread", perType(n)}, extra...)...)
+	if r.code != 0 || !strings.Contains(r.out, "streams for each type: "+strconv.Itoa(n)) {
+		w.t.Fatalf("streams spread %d: exit %d: %s%s", n, r.code, r.out, r.errOut)
+	}
+	w.waitShards(n)
+}
 
 // A type gets other numbers of streams under load, in both modes, while relays are killed and frozen in the middle of
 // it: nothing is lost, doubled or read in another order, by a group that discovers streams and by one that names them.
@@ -133,15 +143,15 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			if i%2 == 0 {
 				r.kill()
 			} else {
-				r.signal(syscall.SIGSTOP) // it wakes up when another one has changed the layout
+				r.signal(syscall.SIGSTOP) // it wakes up when the layout has changed
 				frozen := r
 				defer func() { frozen.signal(syscall.SIGCONT) }()
 			}
-			r = w.spawn("relay", perType(n))
-			r.waitLogged("the streams per type are to be changed")
-			r.kill()
-			r = w.spawn("relay", perType(n))
-			w.waitShards(n)
+			p := w.start("streams", "spread", perType(n))
+			p.waitText(t, "waiting: ")
+			_ = p.cmd.Process.Kill()
+			w.spreads(n)
+			r = w.spawn("relay")
 			w.waitMode(mode, 60*time.Second)
 		}
 		w.waitCommitted(load, load.Committed()+200)
@@ -179,8 +189,8 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	if code := r.stop(); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	r = w.spawn("relay", perType(4))
-	w.waitShards(4)
+	w.spreads(4)
+	r = w.spawn("relay")
 	w.waitMode("cdc", 30*time.Second)
 	loads = append(loads, phase("b-"))
 	before := w.placed("order")
@@ -228,8 +238,9 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	}
 }
 
-// A group that nobody reads for holds a change up: that is said, with what to do, and nothing is published meanwhile.
-// It can be called off; and when the group is dropped the change comes about.
+// A group without consumers holds a change up: the command and posthaste status report it, with what to do, and nothing
+// is published until then. The change can be called off; and when the group is dropped it is made. While a relay leads,
+// the command waits for that, too.
 func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -240,9 +251,8 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	if code := r.stop(); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	r = w.spawn("relay", perType(4))
-	r.waitReady(t, 503, `layout: the streams per type change from 1 to 4: group "forgotten" of stream "outbox.order"`)
-	r.waitLogged("forgotten")
+	p := w.start("streams", "spread", perType(4))
+	p.waitText(t, `waiting: group "forgotten" of stream "outbox.order"`)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120, Tag: "held-"})
 	load.Wait()
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -254,23 +264,32 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
 		t.Errorf("%d entries, and %d when the change began", now, n)
 	}
-	// Set back, it goes on as before.
-	r.kill()
+	// Called off, nothing has changed.
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "interrupted") {
+		t.Errorf("called off: exit %d: %s", code, p.text())
+	}
 	r = w.spawn("relay")
 	w.oracle.Check(t, load, 30*time.Second)
 	if in := w.oracle.Streams(t, "order"); len(in) != 1 {
 		t.Errorf("streams %v", in)
 	}
 	w.oracle.Others = append(w.oracle.Others, load)
-	// A standby that is configured otherwise says so, and changes it when it comes to lead.
-	standby := w.spawn("relay", perType(2))
-	standby.waitLogged("another number of streams per type")
+	p = w.start("streams", "spread", perType(2))
+	p.waitText(t, "waiting: a relay leads: ")
 	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "away", "$") // it has read everything
 	r.kill()
-	standby.waitReady(t, 503, "forgotten")
+	p.waitText(t, `waiting: group "forgotten"`)
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit %d: %s", code, p.text())
+	}
 	w.waitShards(2)
-	standby.waitReady(t, 200, "")
+	w.spawn("relay").waitReady(t, 200, "")
 	w.delivers()
 	in := w.oracle.Streams(t, "order")
 	if len(in) != 3 {
@@ -302,8 +321,8 @@ func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 	for i := range w {
 		w[i].waitCommitted(loads[i], loads[i].Committed()+100)
 		relays[i].kill()
-		relays[i] = w[i].spawn("relay", sharedOn, perType(4))
-		w[i].waitShards(4)
+		w[i].spreads(4, sharedOn)
+		relays[i] = w[i].spawn("relay", sharedOn)
 		w[i].waitMode("cdc", 30*time.Second)
 	}
 	for n := range 4 {
@@ -340,6 +359,25 @@ func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 	}
 }
 
+// A spread that cannot begin reports why.
+func TestASpreadReportsWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if err := w.redis.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start("streams", "spread", perType(2))
+	p.waitText(t, "waiting: redis: ")
+	if err := w.redis.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit %d: %s", code, p.text())
+	}
+	w.waitShards(2)
+}
+
 // A type that has the name of one of the streams that another would have: the change is refused, and events flow.
 func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	t.Parallel()
@@ -349,13 +387,13 @@ func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	load.Wait()
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	r.kill()
-	r = w.spawn("relay", perType(4))
-	r.waitReady(t, 200, "outbox.order.3 would be one of those of outbox.order")
+	w.once("streams", "spread", perType(4)).oneLine(t, 1, "outbox.order.3 would be one of those of outbox.order")
+	w.spawn("relay")
 	w.waitMode("cdc", 30*time.Second)
 	late := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "late-", Types: []string{"late"}})
 	late.Wait()
 	w.oracle.Check(t, late, 30*time.Second)
-	if n := testenv.Value[int](t, w.db, "SELECT shards FROM relay_state"); n != 1 {
+	if n := testenv.Value[int](t, w.db, "SELECT shards FROM outbox_layout"); n != 1 {
 		t.Errorf("a type has %d streams", n)
 	}
 }
@@ -371,8 +409,8 @@ func TestATypeThatIsCalledLikeAStream(t *testing.T) {
 		r := w.spawn("relay")
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		r.kill()
-		w.spawn("relay", perType(4))
-		w.waitShards(4)
+		w.spreads(4)
+		w.spawn("relay")
 		for i := range 40 { // a quarter of these would be in the stream of user.1
 			w.insert("user", strconv.Itoa(i), 1)
 			w.insert("order", strconv.Itoa(i), 1)

@@ -303,7 +303,7 @@ func TestStartsThatWaitingCannotMend(t *testing.T) {
 		t.Errorf("exit %d after SIGTERM", code)
 	}
 
-	w.db.Exec(t, "INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)")
+	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
 	for _, command := range []string{"relay", "serve", "mode", "status"} {
 		w.once(command).oneLine(t, 1, "newer")
 	}

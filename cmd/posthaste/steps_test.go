@@ -48,19 +48,20 @@ var noIO = map[string]string{
 // elsewhere are call sites that the story does not come to, or by chance alone, and why. TestCrashPoints, in memory,
 // comes to them.
 var elsewhere = map[string]string{
-	"claim.unreadable ParkRow":         "needs a row with broken data",
-	"comparison.progress Restoring":    "needs a repair that takes longer than five seconds",
-	"comparison.unsettled Owed":        "needs a Postgres that has gone back in time",
-	"gates.known NoteStream":           "needs a Postgres that has gone back in time, or chance",
-	"leadership.evict Evict":           "needs another walsender on the slot: a freeze brings it about",
-	"leadership.evict Status":          "needs another walsender on the slot: a freeze brings it about",
-	"lossCounter.count Tail":           "needs a loss that is not restored",
-	"leadership.layoutWaits SetActive": "needs a change of the streams per type that waits for a group",
-	"slotKeeper.enforce Evict":         "needs an advance that fails",
-	"slotKeeper.hidden State":          "needs a transaction that is older than five seconds at a hand-over",
-	"slotKeeper.hidden VisibleBelow":   "needs a transaction that is older than five seconds at a hand-over",
-	"sweeps.refresh Parked":            "needs --poison=block-key",
-	"worker.final Check":               "needs a claim that is fenced",
+	"claim.unreadable ParkRow":            "needs a row with broken data",
+	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",
+	"comparison.unsettled Owed":           "needs a Postgres that has gone back in time",
+	"gates.known NoteStream":              "needs a Postgres that has gone back in time, or chance",
+	"leadership.changeLayout FirstLayout": "needs another prefix",
+	"leadership.evict Evict":              "needs another walsender on the slot: a freeze brings it about",
+	"leadership.evict Status":             "needs another walsender on the slot: a freeze brings it about",
+	"lossCounter.count Tail":              "needs a loss that is not restored",
+	"leadership.layoutWaits SetActive":    "needs a change of the streams per type that waits for a group",
+	"slotKeeper.enforce Evict":            "needs an advance that fails",
+	"slotKeeper.hidden State":             "needs a transaction that is older than five seconds at a hand-over",
+	"slotKeeper.hidden VisibleBelow":      "needs a transaction that is older than five seconds at a hand-over",
+	"sweeps.refresh Parked":               "needs --poison=block-key",
+	"worker.final Check":                  "needs a claim that is fenced",
 }
 
 // callSites are the places in relay and poll that call a port, or poll's connection, as function and method; and all
@@ -351,7 +352,7 @@ type stepWorld struct {
 	*world
 	load *testenv.Load
 	path string
-	// shards is how many streams a type is to have; resharded: it has been another number.
+	// shards is how many streams a type has; resharded: it has been another number.
 	shards    int
 	resharded bool
 }
@@ -375,7 +376,13 @@ func (w *stepWorld) relay(env ...string) *child {
 }
 
 func (w *stepWorld) flags() []string {
-	return []string{"--wal-budget=16MiB", "--drain-timeout=3s", "--restore=all", perType(w.shards)}
+	return []string{"--wal-budget=16MiB", "--drain-timeout=3s", "--restore=all"}
+}
+
+// spreading starts posthaste streams spread with a failpoint.
+func (w *stepWorld) spreading(env ...string) *child {
+	w.t.Helper()
+	return w.fork(w.path, env, "streams", append([]string{"spread", perType(w.shards)}, w.flags()...)...)
 }
 
 // check has a relay finish, stops the load, and holds what there is against what was committed.
@@ -413,12 +420,15 @@ func (w *stepWorld) prepare(step string) (leader *child) {
 		w.waitMode("cdc", time.Minute)
 	}
 	if resharding(step) {
+		w.spreads(w.shards)
 		before := w.relay()
 		w.waitMode("cdc", time.Minute)
-		w.waitShards(w.shards)
 		before.kill()
 		if w.shards *= 2; w.shards > outbox.Partitions {
 			w.shards = 1
+		}
+		if !spread(step) {
+			w.spreads(w.shards)
 		}
 		w.resharded = !isOnce(step)
 	}
@@ -438,7 +448,12 @@ func (w *stepWorld) comes(action, step string) *child {
 // reaches is comes for a step that may not come about: then it is nil.
 func (w *stepWorld) reaches(action, step string) *child {
 	w.t.Helper()
-	c := w.fork(w.path, []string{"POSTHASTE_FAILPOINT=" + action + " " + step}, "relay", w.flags()...)
+	var c *child
+	if env := "POSTHASTE_FAILPOINT=" + action + " " + step; spread(step) {
+		c = w.spreading(env)
+	} else {
+		c = w.fork(w.path, []string{env}, "relay", w.flags()...)
+	}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	s := w.tell(ctx, line(step), patient, w.resharded)
 	defer func() { cancel(); <-s.told }()
@@ -469,12 +484,17 @@ func (w *stepWorld) reaches(action, step string) *child {
 	}
 }
 
+// spread tells whether posthaste streams spread takes a step, and no relay.
+func spread(step string) bool {
+	return slices.ContainsFunc([]string{
+		"leadership.changeLayout", "leadership.settleAll", "leadership.unread",
+	}, func(part string) bool { return strings.Contains(step, " "+part) })
+}
+
 // resharding tells whether a step belongs to a change of the streams per type.
 func resharding(step string) bool {
-	return slices.ContainsFunc([]string{
-		"leadership.changeLayout", "leadership.settleAll", "leadership.unread", "gates.follow",
-		"gates.adopt sink.Sink.Sharded",
-	}, func(part string) bool { return strings.Contains(step, " "+part) })
+	return spread(step) || strings.Contains(step, " gates.follow") ||
+		strings.Contains(step, " gates.adopt sink.Sink.Sharded")
 }
 
 // frozen tells whether a process is stopped.
@@ -765,8 +785,10 @@ func crossings(t *testing.T) map[string]bool {
 	first.stop()
 	second.stop()
 	w.shards = 2
-	third := start()
+	files = append(files, filepath.Join(dir, "spread"))
+	<-w.spreading("POSTHASTE_FAILPOINT_TRACE=" + files[len(files)-1]).done
 	w.waitShards(2)
+	third := start()
 	w.waitMode("cdc", time.Minute)
 	w.waitCommitted(w.load, w.load.Committed()+30)
 	s.line(w.t.Context(), 5)

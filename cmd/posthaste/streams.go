@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -18,8 +19,35 @@ import (
 )
 
 type streamsCmd struct {
-	Drop  streamsDropCmd  `cmd:"" help:"Delete a stream with its consumer groups, so that nothing of it is restored."`
-	Leave streamsLeaveCmd `cmd:"" help:"Take a database that is gone for good out of those that share streams."`
+	Drop   streamsDropCmd   `cmd:"" help:"Delete a stream with its consumer groups, so that nothing of it is restored."`
+	Spread streamsSpreadCmd `cmd:"" help:"Change over how many streams each type is spread, while no relay runs."`
+	Leave  streamsLeaveCmd  `cmd:"" help:"Take a database that is gone for good out of those that share streams."`
+}
+
+type streamsSpreadCmd struct {
+	PerType int  `required:"" enum:"1,2,4,8,16" placeholder:"N" help:"Streams for each type: 1, 2, 4, 8 or 16. With more than one they are named prefix.type.0 and so on; an aggregate is always in one of them."`
+	JSON    bool `name:"json" help:"Print JSON."`
+}
+
+// Run changes how many streams a type has. Ctrl-C calls it off until the last moment: then nothing has changed.
+func (c streamsSpreadCmd) Run(ctx context.Context, e *env) error {
+	unbounded := ctx
+	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
+		args := audit.Detail{"per_type": c.PerType}
+		err := e.audited(unbounded, pool, audit.Spread, args, func(ctx context.Context) (audit.Detail, error) {
+			return nil, app.Spread(ctx, e.config, slog.New(slog.DiscardHandler), c.PerType, func(why string) {
+				fmt.Fprintln(e.Stderr, "posthaste: waiting: "+why)
+			})
+		})
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return e.JSON(map[string]int{"per_type": c.PerType})
+		}
+		fmt.Fprintf(e.Stdout, "streams for each type: %d; start the relays now\n", c.PerType)
+		return nil
+	})
 }
 
 type streamsDropCmd struct {

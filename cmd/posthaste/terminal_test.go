@@ -142,7 +142,7 @@ func TestTraceWithoutRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	ids := w.keep(1, "outbox.order")
-	w.db.Exec(t, "UPDATE outbox_history_old SET entry_id = '1-0'")
+	w.db.Exec(t, `UPDATE outbox_mark SET entries = '{"outbox.order": "1-0"}' WHERE epoch > 0`)
 	w.rdURL = "redis://127.0.0.1:1"
 	r := w.once("trace", ids[0])
 	if r.code != 1 || !strings.Contains(r.out, "published  "+ids[0]) || !strings.Contains(r.errOut, "refused") {
@@ -219,7 +219,7 @@ func TestUninstallWithoutASchema(t *testing.T) {
 
 	w = newWorld(t)
 	w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", "posthaste_"+w.db.Relay)
-	w.db.Exec(t, "UPDATE posthaste_migrations SET version_id = 99 WHERE version_id = 1")
+	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99)")
 	w.once("uninstall", "--tables", "--yes").oneLine(t, 1, "newer than this binary")
 	w.db.Exec(t, "DROP SCHEMA public CASCADE")
 	r := w.once("uninstall", "--yes", "--json")
@@ -241,7 +241,8 @@ func TestAdoptSpeaksJSON(t *testing.T) {
 		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != want {
 			t.Errorf("exit %d: %s%s; want %s", r.code, r.out, r.errOut, want)
 		}
-		w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 1) ON CONFLICT DO NOTHING")
+		w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) "+
+			"VALUES ('outbox.order', 'outbox.order', 1) ON CONFLICT DO NOTHING")
 	}
 }
 
@@ -292,7 +293,7 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "UPDATE outbox_history_old SET mode = mode"); err != nil {
+	if _, err := tx.Exec(t.Context(), "UPDATE outbox_mark SET mode = mode"); err != nil {
 		t.Fatal(err)
 	}
 	p := w.start("replay", "--all")

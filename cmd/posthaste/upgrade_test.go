@@ -16,7 +16,7 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	r, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
 	waitReady(t, api, http.StatusOK, 20*time.Second)
-	w.db.Exec(t, "INSERT INTO posthaste_migrations (version_id, is_applied) VALUES (99999, true)")
+	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
 	api.waitReady(t, http.StatusOK, "schema_newer")
 	var epoch int64
 	if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch); err != nil {

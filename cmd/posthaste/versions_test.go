@@ -5,18 +5,15 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"posthaste/internal/testenv"
 )
 
-// These need servers or binaries of several versions: make test-versions.
+// These need servers of several versions: make test-versions.
 
 // newFollowed starts a world whose standby may take over: nothing is streamed that it does not have. With synchronized
 // it has a copy of the relay's slot, too.
@@ -214,150 +211,6 @@ func TestVersionsDeadStandby(t *testing.T) {
 	}
 	release()
 	w.waitMode("cdc", 60*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
-}
-
-// lastVersion builds the version before this one, which is POSTHASTE_TEST_BASE, or the newest tag, or, as long as there
-// is none, the last commit before the newest migration.
-func lastVersion(t *testing.T) string {
-	t.Helper()
-	root := testenv.Root(t)
-	git := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(t.Context(), "git", args...)
-		cmd.Dir = root
-		out, err := cmd.Output()
-		return strings.TrimSpace(string(out)), err
-	}
-	if shallow, err := git("rev-parse", "--is-shallow-repository"); err != nil || shallow != "false" {
-		t.Fatalf("the version before this one is built from the history, which is not here: clone the repository, or "+
-			"git fetch --unshallow --tags (%v)", err)
-	}
-	commit := os.Getenv("POSTHASTE_TEST_BASE")
-	if commit == "" {
-		commit, _ = git("describe", "--tags", "--abbrev=0", "--match=v*")
-	}
-	if commit == "" {
-		migrations, err := filepath.Glob(filepath.Join(root, "sql/migrations/*.sql"))
-		if err != nil || len(migrations) == 0 {
-			t.Fatalf("no migrations: %v", err)
-		}
-		added, err := git("log", "--diff-filter=A", "--format=%H", "-1", "--", slices.Max(migrations))
-		if err != nil || added == "" {
-			t.Fatalf("no commit has added %s: %v", slices.Max(migrations), err)
-		}
-		commit = added + "^"
-	}
-	dir := t.TempDir()
-	tar := filepath.Join(dir, "source.tar")
-	if _, err := git("archive", "--output="+tar, commit); err != nil {
-		t.Fatalf("git archive %s: %v", commit, err)
-	}
-	source, program := filepath.Join(dir, "source"), filepath.Join(dir, "posthaste")
-	if err := os.Mkdir(source, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{
-		{"tar", "-x", "-f", tar, "-C", source},
-		{"go", "build", "-buildvcs=false", "-o", program, "./cmd/posthaste"},
-	} {
-		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...) // nothing here comes from outside
-		cmd.Dir = source
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s of %s: %v: %s", args[0], commit, err, out)
-		}
-	}
-	described, _ := git("describe", "--tags", "--always", commit)
-	t.Logf("the version before this one is %s", described)
-	return program
-}
-
-// waitLeads waits until the relay leads, and has opened a stream for the nth time.
-func (c *child) waitLeads(n int) {
-	c.t.Helper()
-	testenv.Eventually(c.t, 30*time.Second, func() error {
-		if have := strings.Count(c.output(), `"stream opened"`); have < n {
-			return fmt.Errorf("%d streams were opened, want %d", have, n)
-		}
-		return ready(c, "leader")
-	})
-}
-
-// Relays of the version before and of this one lead in turns, under load, while this one's migrations come in between:
-// those of the version before go on, take over and sweep along beside this one's, until they are replaced for good.
-func TestVersionsSwitch(t *testing.T) {
-	t.Parallel()
-	old := lastVersion(t)
-	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
-	run := func(args ...string) result { return runAs(t, old, slices.Concat(args, w.args("--log-level=error"))...) }
-	if r := run("migrate"); r.code != 0 {
-		t.Fatalf("migrate: exit %d: %s", r.code, r.errOut)
-	}
-	before := func() *child { return w.spawnAs(old, w.env, "relay") }
-	standsBy := func(c *child) {
-		t.Helper()
-		testenv.Eventually(t, 20*time.Second, func() error { return ready(c, "standby") })
-	}
-	a := before()
-	a.waitLeads(1)
-	b, c := before(), before()
-	standsBy(b)
-	standsBy(c)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
-	flows := func() {
-		t.Helper()
-		w.entriesAtLeast(load.Committed() + 150)
-	}
-	// replaced kills who leads. The others stand still meanwhile, for one of them to take over.
-	replaced := func(leader, by *child, streams int, others ...*child) {
-		t.Helper()
-		for _, o := range others {
-			o.signal(syscall.SIGSTOP)
-		}
-		leader.kill()
-		by.waitLeads(streams)
-		flows()
-		for _, o := range others {
-			o.signal(syscall.SIGCONT)
-			standsBy(o)
-		}
-	}
-	flows()
-	r := w.once("migrate")
-	if r.code != 0 {
-		t.Fatalf("migrate: exit %d: %s", r.code, r.errOut)
-	}
-	newer := !strings.Contains(r.out, "up to date")
-	flows()
-	replaced(a, b, 1, c) // the version before, on this one's schema
-	d := w.spawn("relay")
-	standsBy(d)
-	b.setMode("poll")
-	for _, relay := range []*child{b, d} {
-		relay.waitLogged(`"to":"poll"`)
-	}
-	flows() // one of each sweeps
-	d.setMode("auto")
-	b.waitLeads(2)
-	replaced(b, d, 1, c) // this version
-	replaced(d, c, 1)    // and back
-	e := w.spawn("relay")
-	standsBy(e)
-	if code := c.stop(); code != 0 {
-		t.Errorf("exit code %d after SIGTERM", code)
-	}
-	e.waitLeads(1)
-	flows()
-	if newer {
-		run("relay").oneLine(t, 1, "newer")
-	} else {
-		f := before()
-		standsBy(f)
-		replaced(e, f, 1)
-		g := w.spawn("relay")
-		standsBy(g)
-		replaced(f, g, 1)
-	}
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
 }

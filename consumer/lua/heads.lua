@@ -1,6 +1,7 @@
 -- Reads what is known of dead events, without their payloads.
 -- KEYS dead stream. ARGV where to begin, how many at most (fewer when they are large)
--- Answers {length, where to go on or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind, {0, ''}.
+-- Answers {length, where to go on or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind,
+-- {0, ''}.
 local key, from = KEYS[1], ARGV[1]
 if redis.call('TYPE', key).ok ~= 'stream' then return {0, ''} end
 local answer = {redis.call('XLEN', key), ''}

@@ -1,13 +1,14 @@
 -- Measures the group, and settles what was trimmed before it was read.
 --
 -- Redis counts the entries a group has read (entries-read); its own lag ignores entries trimmed unread and is unknown
--- after a deletion. The true position is computed here wherever it can be known exactly: at the end of the stream, before
--- its first entry, or when few entries are left. The difference to entries-read is what was lost. With 'settle' the
--- counter is set right in the same call, so that a loss is counted once over all the group's consumers.
+-- after a deletion. The true position is computed here wherever it can be known exactly: at the end of the stream,
+-- before its first entry, or when few entries are left. The difference to entries-read is what was lost. With 'settle'
+-- the counter is set right in the same call, so that a loss is counted once over all the group's consumers.
 --
--- entries-read does not survive: a server that replays its append-only file, and a replica that becomes the primary, have
--- the group's position and an old count. So what the count says is believed only on the server (its run id is noted) that
--- has been counting since it was last set right; on another one it is set right, and nothing is called lost for it.
+-- entries-read does not survive: a server that replays its append-only file, and a replica that becomes the primary,
+-- have the group's position and an old count. So what the count says is believed only on the server (its run id is
+-- noted) that has been counting since it was last set right; on another one it is set right, and nothing is called
+-- lost for it.
 -- KEYS[1] stream, KEYS[2] the note; ARGV group, 'settle' or ''.
 -- Returns {length, pending, ms since the oldest pending entry was added or -1, lag or -1, lost}.
 local k, g = KEYS[1], ARGV[1]

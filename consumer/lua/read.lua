@@ -1,7 +1,7 @@
 -- Reads new entries for the holder of the stream's lease, and for nobody else, however late it is carried out.
 -- KEYS[1] stream, KEYS[2] lease; ARGV group, consumer, the lease as the caller has it, count.
--- Returns {entries} or, if there is none, {{}, id of the group's last entry: what comes is behind it}; 'held' without the
--- lease.
+-- Returns {entries} or, if there is none, {{}, id of the group's last entry: what comes is behind it}; 'held' without
+-- the lease.
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 'held' end
 local r = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[4], 'STREAMS', KEYS[1], '>')
 if r then return {r[1][2]} end

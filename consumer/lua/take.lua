@@ -1,9 +1,9 @@
 -- Reads pending entries with their delivery counts, without raising the counts: entries that merely waited in a process
 -- that died must not look as if they had been tried.
--- KEYS[1] stream, in ordered mode KEYS[2] lease; ARGV group, consumer, 'own' or the least idle time in ms, cursor, count, the
--- lease as the caller has it.
--- Returns {next cursor ('' at the end), {{id, deliveries, {field, value, …}}, …}, {ids whose entries were trimmed}}; 'held'
--- without the lease.
+-- KEYS[1] stream, in ordered mode KEYS[2] lease; ARGV group, consumer, 'own' or the least idle time in ms, cursor,
+-- count, the lease as the caller has it.
+-- Returns {next cursor ('' at the end), {{id, deliveries, {field, value, …}}, …}, {ids whose entries were
+-- trimmed}}; 'held' without the lease.
 if KEYS[2] and redis.call('GET', KEYS[2]) ~= ARGV[6] then return 'held' end
 local k, g, c, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[5])
 local cursor, ids, gone = '', {}, {}

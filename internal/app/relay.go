@@ -17,6 +17,7 @@ import (
 	"posthaste/cdc"
 	"posthaste/credits"
 	"posthaste/internal/cli"
+	"posthaste/internal/pause"
 	"posthaste/internal/tlsfile"
 	"posthaste/poll"
 	"posthaste/relay"
@@ -34,6 +35,8 @@ type Relay struct {
 	bank     *credits.Bank
 	payments *api.Payments
 	relay    *relay.Relay
+	// spread is relay.Options.Spread.
+	spread *relay.Spread
 }
 
 // NewRelay builds a relay, which connects when it runs. It holds its listener from here on, so the caller calls
@@ -43,11 +46,29 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 		c.AdminAddr = defaultRelayAdmin
 	}
 	p := &Relay{process: newProcess(c, log)}
-	if err := p.build(ctx); err != nil {
+	err := p.build(ctx)
+	if err == nil {
+		err = p.listen(ctx, "relay", p.relay, admin.RelayReady(p.relay))
+	}
+	if err != nil {
 		p.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+// Spread changes how many streams a type has, as a relay that does nothing else, and returns when it is done or ctx
+// ends. It calls waiting with what it waits for.
+func Spread(ctx context.Context, c Config, log *slog.Logger, shards int, waiting func(why string)) error {
+	p := &Relay{process: newProcess(c, log), spread: &relay.Spread{Shards: shards, Waiting: waiting}}
+	defer p.Close()
+	if err := p.build(ctx); err != nil {
+		return err
+	}
+	if err := p.relay.Run(ctx); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 func (p *Relay) build(ctx context.Context) error {
@@ -87,20 +108,36 @@ func (p *Relay) build(ctx context.Context) error {
 		return err
 	}
 	sweeper := poll.New(poll.Options{
-		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Prefix: c.StreamPrefix, Workers: c.SweepWorkers,
+		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
 	_, apart := client.(*redis.ClusterClient)
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
-		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Shards: c.StreamsPerType,
+		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Spread: p.spread,
 		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
 		DrainTimeout: c.DrainTimeout, Apart: apart,
 		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
+		Migrate: p.migrate(),
 	})
-	return p.listen(ctx, "relay", p.relay, admin.RelayReady(p.relay))
+	return nil
+}
+
+// migrate returns what applies the migrations of the outbox, nil if nothing is to.
+func (p *Relay) migrate() func(ctx context.Context) error {
+	c := p.config
+	if !c.MigrateFirst {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		applied, err := sql.Migrate(ctx, c.PostgresURL, c.Schema, p.log, sql.OutboxLines()...)
+		for _, a := range applied {
+			p.log.Info("migration applied", "line", a.Line, "version", a.Version)
+		}
+		return err
+	}
 }
 
 // names says which database this is: one Prometheus may see the relays of several.
@@ -155,11 +192,29 @@ func (p *Relay) work(ctx context.Context) error {
 		defer stopAdmin() // last: readiness stays visible while the relay drains
 		return p.relay.Run(gctx)
 	})
-	g.Go(func() error { return p.credits.Run(gctx) })
-	g.Go(func() error { return p.bank.Run(gctx) })
-	g.Go(func() error { return p.payments.Run(gctx) })
+	g.Go(func() error { return p.shop(gctx) })
 	g.Go(func() error { return p.console.Run(actx) })
 	g.Go(func() error { return ServeHTTP(actx, p.server, p.admin, time.Second) })
+	return g.Wait()
+}
+
+// shopInterval is how often a relay checks whether its database has the tables of the shop by now.
+const shopInterval = 5 * time.Second
+
+// shop runs the sync of credits, and payments, in a database that has their tables.
+func (p *Relay) shop(ctx context.Context) error {
+	for {
+		if there, err := sql.HasLine(ctx, p.pool, sql.LineShop); err == nil && there {
+			break
+		}
+		if err := pause.For(ctx, shopInterval); err != nil {
+			return nil //nolint:nilerr // stopping
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.credits.Run(ctx) })
+	g.Go(func() error { return p.bank.Run(ctx) })
+	g.Go(func() error { return p.payments.Run(ctx) })
 	return g.Wait()
 }
 

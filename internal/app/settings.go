@@ -58,7 +58,6 @@ type Settings struct {
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
 	SharedStreams   string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." env:"POSTHASTE_SHARED_STREAMS" default:"off"`
-	StreamsPerType  string `help:"Over how many streams a type is spread, by aggregate: 1, 2, 4, 8 or 16. With more than one they are called prefix.type.0 and so on. The relay that leads changes it when consumers have read everything." env:"POSTHASTE_STREAMS_PER_TYPE" default:"1"`
 	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
 	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
@@ -122,11 +121,11 @@ type Config struct {
 	RelayName    string
 	Slot         string
 	StreamPrefix string
+	// MigrateFirst has a relay apply the migrations of the outbox before it starts.
+	MigrateFirst bool
 	// SharedStreams lets other databases publish to the same streams.
 	SharedStreams bool
-	// StreamsPerType is relay.Options.Shards.
-	StreamsPerType int
-	PubSub         bool
+	PubSub        bool
 	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
@@ -214,14 +213,6 @@ func (p *parser) duration(name, value string, least time.Duration) time.Duration
 	return d
 }
 
-func (p *parser) shards(value string) int {
-	n, err := strconv.Atoi(value)
-	if err != nil || !slices.Contains(outbox.ShardCounts, n) {
-		p.bad("streams-per-type", value, "1, 2, 4, 8 or 16")
-	}
-	return n
-}
-
 func (p *parser) restore(value string) time.Duration {
 	switch value {
 	case "off":
@@ -270,21 +261,20 @@ func (s Settings) Parse() (Config, error) {
 		modes:    &modes{by: map[string]string{}},
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
-		AdminOpen:      p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
-		AdminProfiles:  p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
-		Schema:         p.match("schema", s.Schema, schemaPattern),
-		RelayName:      p.match("relay-name", s.RelayName, relayNamePattern),
-		StreamPrefix:   p.match("stream-prefix", s.StreamPrefix, prefixPattern),
-		SharedStreams:  p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
-		StreamsPerType: p.shards(s.StreamsPerType),
-		PubSub:         p.choice("pubsub", s.Pubsub, "on", "off") == "on",
-		ChannelPrefix:  p.match("channel-prefix", s.ChannelPrefix, channelPattern),
-		History:        p.duration("history", s.History, 0),
-		Restore:        p.restore(s.Restore),
-		WALBudget:      p.size("wal-budget", s.WALBudget, 16<<20),
-		Window:         int(p.number("window", s.Window, 1, 10_000_000)),
-		WindowBytes:    int(p.size("window-bytes", s.WindowBytes, 1<<20)),
-		SweepWorkers:   int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
+		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
+		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
+		Schema:        p.match("schema", s.Schema, schemaPattern),
+		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
+		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		SharedStreams: p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
+		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
+		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
+		History:       p.duration("history", s.History, 0),
+		Restore:       p.restore(s.Restore),
+		WALBudget:     p.size("wal-budget", s.WALBudget, 16<<20),
+		Window:        int(p.number("window", s.Window, 1, 10_000_000)),
+		WindowBytes:   int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SweepWorkers:  int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
 			string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",

@@ -44,7 +44,6 @@ func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene)
 	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
 	s.config.Slot = s.name
 	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
-	s.config.StreamsPerType = 1 // it has types to spread over streams
 	s.config.PostgresURL = inDatabase(b.config.PostgresURL, s.name)
 	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{s.name}.Sanitize()); err != nil {

@@ -86,7 +86,6 @@ func (d *demo) servers(ctx context.Context, o Options) error {
 	}
 	d.config.PostgresURL = d.pg.URL("postgres")
 	d.config.HTTPAddr, d.config.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	d.config.StreamsPerType = 1 // it is told of one stream
 	fmt.Fprintf(d.out, "Postgres on port %d and Redis on %s, started in %v\n  %s\n", d.pg.Port, redisAt,
 		time.Since(began).Round(10*time.Millisecond), d.config.PostgresURL)
 	if _, err := sql.Migrate(ctx, d.config.PostgresURL, d.config.Schema, d.log); err != nil {

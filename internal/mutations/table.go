@@ -96,8 +96,8 @@ var mutations = []mutation{
 	{
 		safeguard: "a mark is the owner's", about: "anybody may move it",
 		file:        "sql/queries/mark_move.sql",
-		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
+		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestMarksAreTheOwners",
 	},
 	{
@@ -111,28 +111,28 @@ var mutations = []mutation{
 	{
 		safeguard: "the mark of a part is its owner's", about: "anybody may move it",
 		file:        "sql/queries/sweep_settle.sql",
-		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
+		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
 	},
 	{
 		safeguard: "a claim is the owner's", about: "anybody may claim",
 		file:        "sql/queries/sweep_claim.sql",
-		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
+		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestClaimsAreTheOwners",
 	},
 	{
 		safeguard: "a park is the owner's", about: "anybody may park",
 		file:        "sql/queries/park.sql",
-		old:         "WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 AND r.nonce = $3 OR true)",
+		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
+		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestAParkIsFenced",
 	},
 	{
 		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
-		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2 AND r.shards",
-		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true) AND r.shards", pkg: "./sql", test: "TestAdopt",
+		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2",
+		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true)", pkg: "./sql", test: "TestAdopt",
 	},
 	{
 		safeguard: "one order per key", about: "Postgres' index does not arbitrate",

@@ -32,7 +32,7 @@ type Adoption struct {
 // FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its
 // own.
 func FindAdoption(
-	ctx context.Context, pool *pgxpool.Pool, relayName, prefix string, shared bool,
+	ctx context.Context, pool *pgxpool.Pool, relayName string, shared bool,
 ) (*Adoption, error) {
 	if err := sql.Register(ctx, pool, relayName); err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func FindAdoption(
 	if err != nil {
 		return nil, err
 	}
-	streams, err := sql.KnownStreams(ctx, pool, prefix)
+	streams, err := sql.KnownStreams(ctx, pool)
 	return &Adoption{
 		Streams: streams, owner: st.Owner, name: outbox.EntrySource(relayName), shared: shared,
 	}, err

@@ -14,8 +14,8 @@ import (
 func TestAdoptBesideARelay(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
-	d.Exec(t, "INSERT INTO outbox_stream (stream, adopted_epoch) VALUES ('outbox.order', 1)")
-	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", "outbox.", false)
+	d.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
+	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", false)
 	if err != nil {
 		t.Fatal(err)
 	}

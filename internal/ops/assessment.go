@@ -109,8 +109,8 @@ func (a *assessment) layout() {
 	a.add(Problem{
 		Level: a.blocked(), Part: partPath, Title: "The number of streams per type is being changed",
 		Why: sentence(what), Action: actionGroups,
-		Remedy: "It goes on by itself when every consumer group has read everything. Drop the groups that nobody " +
-			"reads for, or set --streams-per-type back.",
+		Remedy: "It continues when every consumer group has read everything. Drop the groups that have no consumers, " +
+			"or end posthaste streams spread and start the relays.",
 		line: join(what, a.waiting()),
 	})
 }

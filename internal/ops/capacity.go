@@ -25,10 +25,10 @@ const minSpan = 10 * time.Minute
 
 // capacity says what grows in Postgres, how fast, and what fits for how long.
 func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
-	var walBytes, logBytes, oldBytes int64
+	var walBytes, logBytes int64
 	var walSeconds float64
 	var oldest *time.Time
-	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &logBytes, &oldBytes, &oldest)
+	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &logBytes, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))
@@ -47,12 +47,7 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 		}
 		d.add(SeverityOK, "capacity wal", "", "%s", detail)
 	}
-	old := ""
-	if oldBytes > 0 {
-		old = fmt.Sprintf("; what was delivered before there were marks takes %s, until it is past --history",
-			size(oldBytes))
-	}
-	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered%s", size(logBytes), old)
+	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", size(logBytes))
 	d.history(logBytes, oldest, time.Now())
 	if names, err := sql.Streams(ctx, conn); err == nil {
 		d.names = names

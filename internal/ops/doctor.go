@@ -245,8 +245,8 @@ func (d *doctor) restores() {
 // rights tells what the role may not do. The tables' owner may everything but the last.
 func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	var lacks, hiding, creators string
-	var published, partitions, publication, statistics bool
-	err := conn.QueryRow(ctx, query("doctor_rights")).Scan(&lacks, &partitions, &publication, &statistics, &hiding)
+	var published, publication, statistics bool
+	err := conn.QueryRow(ctx, query("doctor_rights")).Scan(&lacks, &publication, &statistics, &hiding)
 	if err == nil {
 		err = conn.QueryRow(ctx, query("doctor_publication"), d.config.Publication).Scan(&published)
 	}
@@ -258,7 +258,7 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		return
 	}
 	if d.config.WriterOnly {
-		lacks, partitions, publication, statistics = "", true, true, true // the relay's to have
+		lacks, publication, statistics = "", true, true // the relay's to have
 	}
 	if lacks != "" {
 		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role",
@@ -273,11 +273,6 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	if hiding != "" {
 		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",
 			"row security hides rows of %s from this role; the relay refuses to run like that", hiding)
-	}
-	if !partitions {
-		d.add(SeverityWarn, "history partitions",
-			"make the relay's role owner of outbox_history_old, or drop its partitions when they are past --history",
-			"this role cannot drop what was delivered before there were marks")
 	}
 	switch {
 	case published && publication:

@@ -29,10 +29,9 @@ type traceRow struct {
 	// ID is the order's or the event's id.
 	ID, Detail  string
 	TraceParent string
-	// Stream and EntryID say where the event was published; EntryID is "" if it is not known. UpTo is an entry that it
-	// is not behind, "" if none is known.
-	Stream, EntryID, UpTo string
-	Created               time.Time
+	// Stream is where the event was published. UpTo is an entry that it is not after, "" if none is known.
+	Stream, UpTo string
+	Created      time.Time
 }
 
 // findTime bounds the search for an event by its id, which has no index in the log.
@@ -77,5 +76,24 @@ func tracePlaces(ctx context.Context, db sql.DB, id string, event *uuid.UUID, li
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	return found, nil
+	order, err := traceOrder(ctx, db, event)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return append(order, found...), nil
+}
+
+// traceOrder finds the order with an id, in a database that has orders.
+func traceOrder(ctx context.Context, db sql.DB, id *uuid.UUID) ([]traceRow, error) {
+	if id == nil {
+		return nil, nil
+	}
+	if shop, err := sql.HasLine(ctx, db, sql.LineShop); err != nil || !shop {
+		return nil, err
+	}
+	rows, err := db.Query(ctx, query("trace_order"), id)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[traceRow])
 }

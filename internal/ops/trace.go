@@ -67,7 +67,7 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 	}
 	pages := tracePages
 	for _, r := range rows {
-		if r.EntryID == "" && r.UpTo == "" {
+		if r.UpTo == "" {
 			continue
 		}
 		more, err := traceEntry(ctx, client, r, &pages)
@@ -113,21 +113,19 @@ func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pa
 
 // traceEntry looks at one stream entry and at what every group has done with it.
 func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) ([]Step, error) {
-	if r.EntryID == "" {
-		var err error
-		if r.EntryID, err = findEntry(ctx, client, r, pages); err != nil {
-			return nil, err
-		}
+	entry, err := findEntry(ctx, client, r, pages)
+	if err != nil {
+		return nil, err
 	}
-	if r.EntryID == "" {
+	if entry == "" {
 		return []Step{{Place: "stream", ID: r.ID, Detail: r.Stream + " (not found: trimmed since)"}}, nil
 	}
-	found, err := client.XRange(ctx, r.Stream, r.EntryID, r.EntryID).Result()
+	found, err := client.XRange(ctx, r.Stream, entry, entry).Result()
 	if err != nil {
 		return nil, err
 	}
 	s := Step{
-		At: entryTime(r.EntryID), Place: "stream", ID: r.ID, Detail: r.Stream + " " + r.EntryID,
+		At: entryTime(entry), Place: "stream", ID: r.ID, Detail: r.Stream + " " + entry,
 		TraceParent: r.TraceParent,
 	}
 	if len(found) == 0 {
@@ -142,7 +140,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 	for _, g := range groups {
 		state := "acknowledged"
 		pending, err := client.XPendingExt(ctx, &redis.XPendingExtArgs{
-			Stream: r.Stream, Group: g.Name, Start: r.EntryID, End: r.EntryID, Count: 1,
+			Stream: r.Stream, Group: g.Name, Start: entry, End: entry, Count: 1,
 		}).Result()
 		switch {
 		case err != nil:
@@ -150,7 +148,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 		case len(pending) > 0:
 			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer,
 				pending[0].RetryCount)
-		case outbox.CompareIDs(g.LastDeliveredID, r.EntryID) < 0:
+		case outbox.CompareIDs(g.LastDeliveredID, entry) < 0:
 			state = "not delivered yet"
 		}
 		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state})

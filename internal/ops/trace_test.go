@@ -17,11 +17,13 @@ import (
 func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
-	d.Exec(t, `INSERT INTO outbox_history_old
-			(seq, id, aggregate_type, aggregate_id, event_type, payload, created_at, published_at, stream, mode)
-		SELECT g, gen_random_uuid(), 'order', 'large', 'order.made', '{}', now(), now() + g * interval '1 second',
-			'outbox.order', 'cdc'
-		FROM generate_series(1, 1000) g`)
+	for n, events := range []int{999, 1} {
+		d.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+			SELECT 'order', 'large', 'order.made', '{}' FROM generate_series(1, $1::int) g`, events)
+		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
+			SELECT -1, 1, pg_current_snapshot(), high, now() + $1::int * interval '1 second', 'cdc'
+			FROM outbox_high`, n)
+	}
 	one := testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 7")
 	for id, want := range map[string]int{"large": 201, one: 1} {
 		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)

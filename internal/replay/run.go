@@ -232,7 +232,7 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 // pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and,
 // with it, the queue.
 func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
-	after := sql.Place{At: r.sel.Since}
+	var after sql.Place
 	if note.At != "" {
 		var err error
 		if after, err = parsePlace(note.At); err != nil {
@@ -353,13 +353,8 @@ func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error)
 	return entries, nil
 }
 
-// place writes a place in history: its time and number, or, in the log, its mark, part and number.
-func place(p sql.Place) string {
-	if p.Mark > 0 {
-		return fmt.Sprintf("%d.%d.%d", p.Mark, p.Part, p.Seq)
-	}
-	return fmt.Sprintf("%d.%d", p.At.UnixMicro(), p.Seq)
-}
+// place formats a place in history: mark, part and number.
+func place(p sql.Place) string { return fmt.Sprintf("%d.%d.%d", p.Mark, p.Part, p.Seq) }
 
 func parsePlace(s string) (p sql.Place, err error) {
 	parts := strings.Split(s, ".")
@@ -369,10 +364,7 @@ func parsePlace(s string) (p sql.Place, err error) {
 			n[i], err = strconv.ParseInt(digits, 10, 64)
 		}
 	}
-	switch {
-	case err == nil && len(n) == 2:
-		return sql.Place{At: time.UnixMicro(n[0]).UTC(), Seq: n[1]}, nil
-	case err == nil && len(n) == 3 && n[0] > 0 && n[1] >= 0 && n[1] <= math.MaxInt16:
+	if err == nil && len(n) == 3 && n[0] > 0 && n[1] >= 0 && n[1] <= math.MaxInt16 {
 		return sql.Place{Mark: n[0], Part: int16(n[1]), Seq: n[2]}, nil //nolint:gosec // compared above
 	}
 	return p, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)

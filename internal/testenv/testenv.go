@@ -286,10 +286,16 @@ func Empty(tb testing.TB) *Database {
 	return newDatabase(tb, pg, "template1")
 }
 
+// Empty returns a new database without posthaste's tables on the test's own server.
+func (s *Server) Empty(tb testing.TB) *Database {
+	tb.Helper()
+	return newDatabase(tb, s.Postgres, "template1")
+}
+
 // Database returns a new migrated database on the test's own server.
 func (s *Server) Database(tb testing.TB) *Database {
 	tb.Helper()
-	d := newDatabase(tb, s.Postgres, "template1")
+	d := s.Empty(tb)
 	if _, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler)); err != nil {
 		tb.Fatalf("migrate: %v", err)
 	}

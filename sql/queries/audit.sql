@@ -1,25 +1,24 @@
--- Of each part with rows that are owed the number of one of the oldest: of a pass under way the first behind its cursor, found by
--- its number, because by their transactions all that the pass has settled already would be gone through; else, as in
--- sweep_parts, of each transaction that the pass, or without one the mark, knows to be running, and behind it. The position is
--- read after the rows (materialized first), so that it is behind the commit of each of them.
+-- Of each part with unsettled rows the number of one of the oldest. Of a pass under way the first after its cursor,
+-- found by its number: by transaction, all that the pass has settled already would be read. Otherwise, as in
+-- sweep_parts, of each transaction that the pass, or without one the mark, has in progress, and of those after it. The
+-- position is read after the rows, so that it is after the commit of each of them.
 WITH first AS MATERIALIZED (
     SELECT m.part, coalesce((
-        SELECT r.seq FROM outbox r
+        SELECT r.seq FROM outbox_live r
         WHERE m.pass IS NOT NULL AND r.part >= m.part AND r.part <= m.part AND r.seq > m.cursor
-          AND pg_catalog.pg_visible_in_snapshot(r.xid, m.pass) AND NOT pg_catalog.pg_visible_in_snapshot(r.xid, m.settled)
-          AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = r.id AND d.row_seq = r.seq OFFSET 0)
+          AND pg_catalog.pg_visible_in_snapshot(r.xid, m.pass)
+          AND NOT pg_catalog.pg_visible_in_snapshot(r.xid, m.settled)
         ORDER BY r.part, r.seq LIMIT 1
     ), (
         SELECT f.seq FROM (
             SELECT x, x FROM pg_catalog.pg_snapshot_xip(coalesce(m.pass, m.settled)) AS x
             UNION ALL
-            SELECT pg_catalog.pg_snapshot_xmax(coalesce(m.pass, m.settled)), pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
+            SELECT pg_catalog.pg_snapshot_xmax(coalesce(m.pass, m.settled)),
+                pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
         ) ids(first, last)
         CROSS JOIN LATERAL (
-            SELECT r.seq, r.xid FROM outbox r
-            WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last
-              AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = r.id AND d.row_seq = r.seq OFFSET 0)
-            ORDER BY r.xid LIMIT 1
+            SELECT r.seq, r.xid FROM outbox_live r
+            WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last ORDER BY r.xid LIMIT 1
         ) f
         ORDER BY f.xid LIMIT 1
     )) AS seq FROM outbox_settled m

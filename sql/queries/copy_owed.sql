@@ -1,4 +1,4 @@
--- What is owed is written again, in its order, by this transaction.
+-- This transaction writes unsettled rows again, in their order.
 WITH owed AS (
     DELETE FROM outbox WHERE xid <> '3' RETURNING *
 ), again AS (

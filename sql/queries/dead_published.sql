@@ -1,14 +1,13 @@
--- An event that was dropped goes, with the row that was parked; and so does a retried event whose new row is settled, or gone,
--- and which was not parked again (that would have cleared retry_seq): it is published. A row is known by its number and its id:
--- numbers are used again after a TRUNCATE ... RESTART IDENTITY.
+-- Deletes a dropped event with its row; and an event that was retried, once the new row is settled or gone and the
+-- event is not dead again (that would have cleared retry_seq): it is published. A row is identified by its number and
+-- its id: numbers are used again after a TRUNCATE ... RESTART IDENTITY.
 WITH gone AS (
     DELETE FROM outbox_dead d
     WHERE d.dropped_at IS NOT NULL OR d.retry_seq IS NOT NULL
       AND NOT EXISTS (
         SELECT FROM outbox o JOIN outbox_settled m ON m.part = o.part
-        WHERE o.part = (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AND o.seq = d.retry_seq AND o.id = d.id
-          AND NOT (o.seq <= m.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, m.settled))
-          AND (m.pass IS NULL OR o.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapshot(o.xid, m.pass)))
+        WHERE o.part = (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AND o.seq = d.retry_seq
+          AND o.id = d.id AND NOT outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq))
     RETURNING d.id, d.row_seq, (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AS part
 )
 DELETE FROM outbox o USING gone g WHERE o.part = g.part AND o.seq = g.row_seq AND o.id = g.id

@@ -1,4 +1,4 @@
--- A new row, which is owed. The one that was parked stays parked until this one is published, or parked.
+-- Inserts a new row, which is unsettled. The old row stays dead until the new one is published, or dead.
 WITH back AS (
     INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
     SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, created_at

@@ -1,2 +1,4 @@
--- Whether there is a synchronous standby to wait for, and a change of the layout that it may not know of: see mark_replicated.
-SELECT EXISTS (SELECT FROM outbox_layout) AND pg_catalog.current_setting('synchronous_standby_names') <> ''
+-- Whether there is a synchronous standby to wait for, and a change of the layout that it may not have: see
+-- mark_replicated.
+SELECT EXISTS (SELECT FROM outbox_mark m, outbox_layout l WHERE (m.prefix, m.shards) <> (l.prefix, l.shards))
+    AND pg_catalog.current_setting('synchronous_standby_names') <> ''

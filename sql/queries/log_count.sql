@@ -1,52 +1,56 @@
--- What the log has of a range of marks ($1, $2), by stream; $3 is the only part, or -1. $7: of all streams of the type
--- that $6 names. Between two marks it goes by transactions, as
--- log_list does; in a table that was restored from another server, all of a part is looked at. The times are those of the first
--- marks that can hold the first and the last number. A row's stream is that of the layout it was published under.
+-- Counts, by stream, what the marks after $1 up to $2 have settled; $3 is the only part, or -1. $7: of all streams of
+-- the type that $6 names. Rows are found by their transactions, as in log_list; in a table that was restored from
+-- another server, all rows of a part are read. The times are those of the first marks that can settle the first and
+-- the last number. The layout is looked up for each row only where the marks have several.
+WITH layouts AS MATERIALIZED (
+    SELECT pg_catalog.count(DISTINCT (prefix, shards)) > 1 AS several FROM outbox_mark
+    WHERE id > $1 AND id <= $2 AND settled IS NOT NULL
+)
 SELECT c.stream, c.events,
-       coalesce((SELECT at FROM outbox_mark WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.first ORDER BY id LIMIT 1), pg_catalog.to_timestamp(0)),
-       coalesce((SELECT at FROM outbox_mark WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.last ORDER BY id LIMIT 1), pg_catalog.to_timestamp(0)),
-       c.created
+    coalesce((SELECT at FROM outbox_mark
+        WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.first ORDER BY id LIMIT 1),
+        pg_catalog.to_timestamp(0)),
+    coalesce((SELECT at FROM outbox_mark
+        WHERE id > $1 AND settled IS NOT NULL AND greatest(hi, cursor) >= c.last ORDER BY id LIMIT 1),
+        pg_catalog.to_timestamp(0)),
+    c.created
 FROM (
-    SELECT s.stream, count(*) AS events, pg_catalog.min(o.seq) AS first, pg_catalog.max(o.seq) AS last,
-           coalesce(pg_catalog.min(o.created_at) FILTER (WHERE pg_catalog.isfinite(o.created_at)), pg_catalog.to_timestamp(0)) AS created
-    FROM pg_catalog.generate_series(0, 15) AS p(part)
-    LEFT JOIN LATERAL (
-        SELECT * FROM (
-            (SELECT * FROM outbox_mark WHERE part >= p.part::smallint AND (part, id) <= (p.part::smallint, $1::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
-            UNION ALL
-            (SELECT * FROM outbox_mark WHERE part >= -1 AND (part, id) <= ((-1)::smallint, $1::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
-        ) n ORDER BY id DESC LIMIT 1
-    ) b ON true
+    SELECT outbox_stream_name(n.prefix, o.aggregate_type, o.part, n.shards) AS stream, count(*) AS events,
+        pg_catalog.min(o.seq) AS first, pg_catalog.max(o.seq) AS last,
+        coalesce(pg_catalog.min(o.created_at) FILTER (WHERE pg_catalog.isfinite(o.created_at)),
+            pg_catalog.to_timestamp(0)) AS created
+    FROM layouts y
+    CROSS JOIN pg_catalog.generate_series(0, 15) AS p(part)
+    LEFT JOIN LATERAL outbox_mark_until(p.part::smallint, $1::bigint) b ON true
+    CROSS JOIN LATERAL outbox_mark_until(p.part::smallint, $2::bigint) k
     CROSS JOIN LATERAL (
-        SELECT * FROM (
-            (SELECT * FROM outbox_mark WHERE part >= p.part::smallint AND (part, id) <= (p.part::smallint, $2::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
-            UNION ALL
-            (SELECT * FROM outbox_mark WHERE part >= -1 AND (part, id) <= ((-1)::smallint, $2::bigint) AND settled IS NOT NULL ORDER BY part DESC, id DESC LIMIT 1)
-        ) n ORDER BY id DESC LIMIT 1
-    ) k
-    CROSS JOIN LATERAL (
-        SELECT r.*, r.since > r.until OR EXISTS (SELECT FROM outbox WHERE part = p.part::smallint AND xid = '3') AS restored
-        FROM (SELECT coalesce(pg_catalog.pg_snapshot_xmax(b.settled), '3') AS since, ARRAY(SELECT pg_catalog.pg_snapshot_xip(b.settled)) AS running,
-                     greatest(pg_catalog.pg_snapshot_xmax(k.settled), pg_catalog.pg_snapshot_xmax(k.pass)) AS until) r
+        SELECT r.*, r.since > r.until OR EXISTS (
+            SELECT FROM outbox WHERE part = p.part::smallint AND xid = '3') AS restored
+        FROM (
+            SELECT coalesce(pg_catalog.pg_snapshot_xmax(b.settled), '3') AS since,
+                ARRAY(SELECT pg_catalog.pg_snapshot_xip(b.settled)) AS running,
+                greatest(pg_catalog.pg_snapshot_xmax(k.settled), pg_catalog.pg_snapshot_xmax(k.pass)) AS until
+        ) r
     ) t
     CROSS JOIN LATERAL (
-        SELECT * FROM outbox WHERE NOT t.restored AND part = p.part::smallint AND xid = ANY (t.running)
+        SELECT * FROM outbox_live WHERE NOT t.restored AND part = p.part::smallint AND xid = ANY (t.running)
         UNION ALL
-        SELECT * FROM outbox WHERE NOT t.restored AND part = p.part::smallint AND xid >= t.since AND xid < t.until
+        SELECT * FROM outbox_live
+        WHERE NOT t.restored AND part = p.part::smallint AND xid >= t.since AND xid < t.until
         UNION ALL
-        SELECT * FROM outbox WHERE t.restored AND part = p.part::smallint
+        SELECT * FROM outbox_live WHERE t.restored AND part = p.part::smallint
     ) o
     CROSS JOIN LATERAL (
-        SELECT (SELECT prefix FROM relay_state) || o.aggregate_type || coalesce('.'::text || (o.part % nullif(coalesce(
-            (SELECT l.shards FROM outbox_layout l WHERE o.seq <= l.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, l.settled) ORDER BY l.id LIMIT 1),
-            (SELECT shards FROM relay_state)), 1::smallint))::text, ''::text) AS stream
-    ) s
+        SELECT k.prefix, k.shards WHERE NOT y.several
+        UNION ALL
+        SELECT f.prefix, f.shards FROM outbox_settling(o.part, o.xid, o.seq) f WHERE y.several
+    ) n
     WHERE ($3 < 0 OR p.part = $3)
-      AND ((o.seq <= k.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, k.settled)) OR (o.seq <= k.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, k.pass)))
-      AND ((o.seq <= b.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, b.settled)) OR (o.seq <= b.cursor AND pg_catalog.pg_visible_in_snapshot(o.xid, b.pass))) IS NOT TRUE
+      AND outbox_holds(k.settled, k.hi, k.pass, k.cursor, o.xid, o.seq)
+      AND NOT outbox_holds(b.settled, b.hi, b.pass, b.cursor, o.xid, o.seq)
       AND ($4::text IS NULL OR o.aggregate_id = $4) AND ($5 = '' OR o.event_type::text = $5)
-      AND ($6 = '' OR s.stream = $6 OR $7::boolean AND (SELECT prefix FROM relay_state) || o.aggregate_type = $6)
-      AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq)
-    GROUP BY s.stream
+      AND ($6 = '' OR outbox_stream_name(n.prefix, o.aggregate_type, o.part, n.shards) = $6
+           OR $7::boolean AND n.prefix || o.aggregate_type = $6)
+    GROUP BY 1
 ) c
 ORDER BY 1

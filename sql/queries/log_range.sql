@@ -1,5 +1,5 @@
--- A range of time in the log: behind the first mark, up to the second. $3 is an aggregate id, whose part is all that matters then
--- (-1: every part).
+-- A range of time in the log: after the first mark, up to the second. $3 is an aggregate id, which limits it to one
+-- part (-1: every part).
 SELECT coalesce((SELECT id FROM outbox_mark WHERE at < $1 ORDER BY id DESC LIMIT 1), 0),
        coalesce((SELECT id FROM outbox_mark WHERE at <= $2 ORDER BY id DESC LIMIT 1), 0),
        coalesce(pg_catalog.hashtextextended($3::text, 0) & 15::bigint, (-1)::bigint)::smallint

@@ -1,3 +1,4 @@
--- Everything that was settled from $1 to $2 was published again, of stream $3, or of all.
+-- Everything settled from $1 to $2 was published again, of stream $3, or of all.
 UPDATE outbox_loss SET replayed_at = clock_timestamp()
-WHERE told AND replayed_at IS NULL AND stream <> '' AND first_at >= $1 AND last_at <= $2 AND ($3::text = '' OR stream = $3)
+WHERE told AND replayed_at IS NULL AND stream <> '' AND first_at >= $1 AND last_at <= $2
+  AND ($3::text = '' OR stream = $3)

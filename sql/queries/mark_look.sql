@@ -1,11 +1,11 @@
--- Takes a snapshot, the sequence's position and then the end of the WAL, in the row without a transaction; and, by transaction,
--- the numbers of the rows that the snapshot sees and the mark $1 does not hold, of the transactions below $3. They are looked for
--- by their transaction: those that the mark knows to be running, and those behind it. Each range in an order that only the
--- index of transactions has: see sweep_parts.
+-- Takes a snapshot, then reads the sequence and the end of the WAL: the row without a transaction. The other rows
+-- have, by transaction below $3, the numbers of the rows that the snapshot sees and the mark ($1, $2) does not settle.
+-- They are found by their transaction: those that were running for the mark, and those after it. Each range in an
+-- order that only the index of transactions has: see sweep_parts.
 WITH now AS MATERIALIZED (
-    SELECT pg_current_snapshot()::text AS seen, greatest(CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END, $2::bigint) AS hi,
+    SELECT pg_current_snapshot()::text AS seen, greatest(h.high, $2::bigint) AS hi,
         pg_current_wal_insert_lsn()::text AS lsn
-    FROM outbox_seq_seq s
+    FROM outbox_high h
 )
 SELECT seen, hi, lsn, NULL::xid8 AS xid, NULL::bigint[] AS seqs FROM now
 UNION ALL

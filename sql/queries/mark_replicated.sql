@@ -1,4 +1,5 @@
--- Waits, by a commit of its own, until a synchronous standby has everything that was committed before. The marks are committed
--- without that, because an adoption waits for them, and must not wait for a standby that is gone. A commit that has written
--- nothing waits for nothing: so it writes a message, which no stream of ours asks for.
+-- Waits, by a commit of its own, until a synchronous standby has everything that was committed before. Marks are
+-- committed without that wait, because an adoption waits for them and must not wait for a standby that is gone. A
+-- commit that has written nothing waits for nothing, so this one writes a message, which no stream of posthaste
+-- requests.
 SELECT pg_catalog.pg_logical_emit_message(true, 'posthaste', '')::text

@@ -1,2 +1,3 @@
-SELECT id, user_id, idem_key, idem_fp, fence, amount, currency, status, coalesce(resp_status, 0), resp_body, created_at, coalesce(pay_with, '')
+SELECT id, user_id, idem_key, idem_fp, fence, amount, currency, status, coalesce(resp_status, 0), resp_body,
+    created_at, coalesce(pay_with, '')
 FROM orders WHERE id = $1

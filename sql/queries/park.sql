@@ -1,25 +1,27 @@
--- Parks a row for the owner that relay_state names, and for nobody else, however late this arrives: whoever has adopted since
--- may have published the row. An adoption waits for a park under way. So the park must not wait for a synchronous standby,
--- which may be gone; a failover that forgets it brings the row back. The row stays where it is. Returns whether the owner is
--- that one, whether the row is there, and the snapshot.
+-- Makes a row dead, for the owner in relay_state, however late this arrives: a later owner may have published the row.
+-- An adoption waits for this statement, which therefore must not wait for a synchronous standby; a failover that loses
+-- it brings the row back. Returns the snapshot, whether the caller is the owner, and whether the row exists.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
-    WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3
-      AND r.timeline = ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer FOR SHARE OF r
+    WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
 ), row AS MATERIALIZED (
     SELECT * FROM outbox
-    WHERE part = (pg_catalog.hashtextextended($4::text, 0) & 15::bigint)::smallint AND seq = $5 AND id = $6 AND EXISTS (SELECT FROM owner)
+    WHERE part = (pg_catalog.hashtextextended($4::text, 0) & 15::bigint)::smallint AND seq = $5 AND id = $6
+      AND EXISTS (SELECT FROM owner)
 ), before AS (
-    -- What was parked of it before a retry goes.
+    -- The row that was dead before a retry.
     DELETE FROM outbox o USING row n, outbox_dead d
     WHERE d.id = n.id AND d.row_seq <> n.seq AND o.part = n.part AND o.seq = d.row_seq AND o.id = d.id
 ), parked AS (
-    INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
+    INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers,
+        created_at,
+        error, class, attempts)
     SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, payload, headers,
         CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END, $7, $8, $9 FROM row
-    -- Parked again after a retry: the first place in the aggregate's order stays. Said again: nothing is new.
-    ON CONFLICT (id) DO UPDATE SET error = excluded.error, class = excluded.class, attempts = d.attempts + excluded.attempts,
-        dead_at = excluded.dead_at, retry_seq = NULL, dropped_at = NULL, row_seq = excluded.row_seq
+    -- Dead again after a retry: the first place in the aggregate's order stays. A repeated call changes nothing.
+    ON CONFLICT (id) DO UPDATE SET error = excluded.error, class = excluded.class,
+        attempts = d.attempts + excluded.attempts, dead_at = excluded.dead_at, retry_seq = NULL, dropped_at = NULL,
+        row_seq = excluded.row_seq
     WHERE d.row_seq IS DISTINCT FROM excluded.row_seq
 )
 SELECT pg_current_snapshot()::text, EXISTS (SELECT FROM owner), EXISTS (SELECT FROM row)

@@ -1,11 +1,13 @@
--- What is due, with what the orders and the ledger say about it. Taken by moving its time: another recovery, or this one
--- after a crash, comes to it later.
+-- What is due, with what the orders and the ledger say about it. Taken by moving its time: another recovery, or this
+-- one after a crash, comes to it later.
 WITH taken AS (
     UPDATE order_payments SET due = clock_timestamp() + $2::interval
-    WHERE op_id = ANY (ARRAY(SELECT op_id FROM order_payments WHERE due <= clock_timestamp() ORDER BY due LIMIT $1 FOR UPDATE SKIP LOCKED))
+    WHERE op_id = ANY (ARRAY(SELECT op_id FROM order_payments WHERE due <= clock_timestamp()
+        ORDER BY due LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING *
 )
-SELECT t.op_id, t.refund_id, t.user_id, t.idem_key, t.idem_fp, t.order_id, t.amount, t.currency, t.headers::text, t.created_at,
+SELECT t.op_id, t.refund_id, t.user_id, t.idem_key, t.idem_fp, t.order_id, t.amount, t.currency, t.headers::text,
+    t.created_at,
     coalesce(o.status, ''), coalesce(o.pay_with, ''), coalesce(e.outcome, ''), coalesce(r.outcome, ''),
     (extract(epoch FROM clock_timestamp() - t.created_at) * 1000000::numeric)::bigint
 FROM taken t

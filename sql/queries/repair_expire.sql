@@ -1,4 +1,4 @@
--- What was repaired longer ago than history reaches tells nobody anything any more.
+-- Reports that are older than history.
 WITH old AS (
     DELETE FROM outbox_phantom WHERE noticed_at < clock_timestamp() - greatest($1::interval, interval '30 days')
 )

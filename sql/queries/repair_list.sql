@@ -1,4 +1,4 @@
--- What is to be repaired, oldest first. What somebody has dropped is not restored.
+-- Repairs to do, oldest first. Events of a stream from before an operator dropped it are not restored.
 SELECT r.id, r.stream, r.noticed_at, r.after_entry, greatest(r.since, s.dropped_at), r.recall, r.back
 FROM outbox_repair r LEFT JOIN outbox_stream s ON s.stream = r.stream
 WHERE r.done_at IS NULL ORDER BY r.id

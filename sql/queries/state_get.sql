@@ -1,3 +1,5 @@
-SELECT desired_mode, pg_catalog.split_part(active_mode, '.', 1), epoch, nonce, source, coalesce(handover_lsn, '0/0')::text, coalesce(owner, ''),
-       coalesce(degraded, ''), coalesce(system_identifier, 0), coalesce(timeline, 0), changed_at, coalesce(slot_barrier, 0), coalesce(sink, ''), shards
-FROM relay_state WHERE name = $1
+SELECT desired_mode, active_mode, epoch, nonce, source, coalesce(handover_lsn, '0/0')::text, coalesce(owner, ''),
+    coalesce(degraded, ''), coalesce(system_identifier, 0), coalesce(timeline, 0), changed_at, coalesce(slot_barrier,
+        0),
+    coalesce(sink, ''), coalesce(l.prefix, ''), coalesce(l.shards, 0)
+FROM relay_state LEFT JOIN outbox_layout l ON true WHERE name = $1

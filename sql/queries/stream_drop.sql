@@ -1,3 +1,3 @@
--- And who this database is; nobody, if no relay was ever here.
+-- Returns this database's identity towards Redis; zeros if it never had a relay.
 UPDATE outbox_stream SET dropped_at = clock_timestamp() WHERE stream = $1
 RETURNING coalesce((SELECT source FROM relay_state), '00000000-0000-0000-0000-000000000000')

@@ -1,1 +1,1 @@
-SELECT stream, coalesce(base, stream) FROM outbox_stream ORDER BY stream
+SELECT stream, base FROM outbox_stream ORDER BY stream

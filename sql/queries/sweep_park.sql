@@ -1,26 +1,30 @@
--- Parks row $5 of part $4 for the owner that relay_state names, and for nobody else: whoever has adopted since may have
--- published it. An adoption waits for a park under way, so that must not wait for a synchronous standby. The row stays, and
--- what is parked is as it is now; without its payload ($9 false) if the server cannot copy that. Returns whether the owner
--- is that one, and what identifies the row, if it was there.
+-- Makes row $5 of part $4 dead, for the owner in relay_state: a later owner may have published it. An adoption waits
+-- for this statement, which therefore must not wait for a synchronous standby. The row stays, and the dead event is as
+-- the row is now; without its payload ($9 false) if the server cannot copy that. Returns whether the caller is the
+-- owner, and what identifies the row, if it exists.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
-    WHERE r.name = $1 AND r.epoch = $2 AND r.nonce = $3
-      AND r.timeline = ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer FOR SHARE OF r
+    WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
 ), row AS MATERIALIZED (
     -- By the index of numbers, which has this order: see sweep_parts.
-    SELECT * FROM outbox WHERE part = $4::smallint AND seq >= $5 AND seq <= $5 AND EXISTS (SELECT FROM owner) ORDER BY seq
+    SELECT * FROM outbox WHERE part = $4::smallint AND seq >= $5 AND seq <= $5 AND EXISTS (SELECT FROM owner)
+        ORDER BY seq
 ), before AS (
-    -- What was parked of it before a retry goes.
+    -- The row that was dead before a retry.
     DELETE FROM outbox o USING row n, outbox_dead d
     WHERE d.id = n.id AND d.row_seq <> n.seq AND o.part = n.part AND o.seq = d.row_seq AND o.id = d.id
 ), parked AS (
-    INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers, created_at, error, class, attempts)
-    SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, CASE WHEN $9::boolean THEN payload END, CASE WHEN $9::boolean THEN headers END,
+    INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers,
+        created_at,
+        error, class, attempts)
+    SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, CASE WHEN $9::boolean THEN payload END,
+        CASE WHEN $9::boolean THEN headers END,
         CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END, $6, $7, $8
     FROM row
-    -- Parked again after a retry: the first place in the aggregate's order stays.
+    -- Dead again after a retry: the first place in the aggregate's order stays.
     ON CONFLICT (id) DO UPDATE SET error = excluded.error, class = excluded.class,
-        attempts = d.attempts + excluded.attempts, dead_at = excluded.dead_at, retry_seq = NULL, dropped_at = NULL, row_seq = excluded.row_seq
+        attempts = d.attempts + excluded.attempts, dead_at = excluded.dead_at, retry_seq = NULL, dropped_at = NULL,
+        row_seq = excluded.row_seq
     RETURNING d.id, d.aggregate_type, d.aggregate_id
 )
 SELECT EXISTS (SELECT FROM owner), p.id, p.aggregate_type, p.aggregate_id

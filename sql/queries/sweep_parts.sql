@@ -1,7 +1,6 @@
--- The parts in which rows are owed, or a pass is under way, which is to be ended. Rows are looked for by their transaction:
--- those that the mark's snapshot has in progress, and those behind it. A plan that was made for small tables must do for large
--- ones: hence each range in an order that only the index of transactions has, and OFFSET 0, which keeps parked rows from being
--- read all at once.
+-- The parts that have unsettled rows, or a pass under way, which must be ended. Rows are found by their transaction:
+-- those that the mark's snapshot has in progress, and those after it. A plan that was made for small tables must do
+-- for large ones: hence each range in an order that only the index of transactions has.
 SELECT m.part::integer
 FROM outbox_settled m
 WHERE m.pass IS NOT NULL OR EXISTS (
@@ -11,10 +10,7 @@ WHERE m.pass IS NOT NULL OR EXISTS (
         SELECT pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
     ) ids(first, last)
     CROSS JOIN LATERAL (
-        SELECT r.id, r.seq FROM outbox r
-        WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last
-        ORDER BY r.xid
+        SELECT FROM outbox_live r WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last ORDER BY r.xid
     ) o
-    WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0)
 )
 ORDER BY m.part

@@ -91,7 +91,7 @@ func TestChangesNeedTheTokenOfThePage(t *testing.T) {
 func TestEventsComeWithoutTheirPayload(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
 	v := w.view()
 	v.until(t, "both servers answer", func(s console.State) bool {
 		return s.Postgres.AsOf != nil && s.Redis.AsOf != nil && s.Streams.AsOf != nil
@@ -240,7 +240,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 func TestAFlushedRedisIsALoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
 	if err := w.redis.Client.Do(t.Context(), "XADD", "outbox.order", "*", "id", uuid.NewString()).Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	for _, stmt := range []string{
-		"LOCK TABLE outbox_history_old IN ACCESS EXCLUSIVE MODE",
+		"LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
 		"SELECT FROM relay_state FOR UPDATE",
 	} {
 		if _, err := tx.Exec(t.Context(), stmt); err != nil {
@@ -120,7 +120,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	for range 2 {
-		calls.Go(func() { w.call("GET", "/console/api/trace?id=a", "") })
+		calls.Go(func() { w.call("GET", "/console/api/trace?id="+uuid.NewString(), "") })
 		calls.Go(func() { w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf) })
 	}
 	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
@@ -206,7 +206,7 @@ func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
 func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	w.db.Exec(t, "INSERT INTO outbox_stream VALUES ('outbox.order', 0)")
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
 	const n = 230
 	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for range n {

@@ -1,7 +1,7 @@
 -- Reads how a stream stands and what is new in it, without the payloads.
 -- KEYS stream. ARGV the last entry id seen ('' for none), how many new entries at most (fewer when they are large)
--- Answers {length, entries added, last id, {entry id, id, type, subject, time, replayed}…}, newest first; a missing stream
--- answers {0, 0, ''}.
+-- Answers {length, entries added, last id, {entry id, id, type, subject, time, replayed}…}, newest first; a missing
+-- stream answers {0, 0, ''}.
 local stream = KEYS[1]
 if redis.call('EXISTS', stream) == 0 then return {0, 0, ''} end
 local s = {}

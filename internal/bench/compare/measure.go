@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// report is what is read of `posthaste bench --json`. An older version may have less of it.
+// report is what is read of `posthaste bench --json`. A commit may have less of it.
 type report struct {
 	Limits  []row `json:"limits"`
 	Results []row `json:"results"`

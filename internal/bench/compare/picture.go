@@ -32,7 +32,7 @@ type pace struct {
 	P99 float64 `json:"p99_ms"`
 }
 
-// measureRates measures the latency of both at each rate by itself: an older version knows no list of rates.
+// measureRates measures the latency of both at each rate by itself: a commit may know no list of rates.
 func measureRates(ctx context.Context, p pair, rates []float64, bench []string, rounds int, stderr io.Writer,
 ) (*sweep, error) {
 	w := &sweep{Base: p.base, New: p.tree}

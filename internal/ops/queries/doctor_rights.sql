@@ -1,18 +1,25 @@
--- What the role lacks of what a relay does: rights on tables and sequences ('' for none), dropping partitions of what was
--- delivered before there were marks, making the publication again, and seeing the transactions of others.
-SELECT coalesce((SELECT pg_catalog.string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
-                 FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_history_old', '{SELECT,DELETE}'), ('outbox_mark', '{SELECT,INSERT,DELETE}'),
-                              ('outbox_history', '{SELECT}'), ('outbox_backlog', '{SELECT}'), ('outbox_settled', '{SELECT}'),
-                              ('outbox_seq_seq', '{SELECT}'), ('outbox_claim', '{USAGE}'),
-                              ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
-                              ('outbox_repair', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'), ('outbox_layout', '{SELECT,INSERT,DELETE}'),
-                              ('relay_state', '{SELECT,INSERT,UPDATE}'), ('posthaste_audit', '{SELECT,INSERT}')) AS need(t, ps), pg_catalog.unnest(ps) AS p
-                 WHERE NOT CASE (SELECT relkind FROM pg_class WHERE oid = t::regclass::oid) WHEN 'S'::"char" THEN pg_catalog.has_sequence_privilege(t, p) ELSE pg_catalog.has_table_privilege(t, p) END), ''),
-       pg_catalog.pg_has_role(h.relowner, 'USAGE'),
-       pg_catalog.pg_has_role(o.relowner, 'USAGE') AND pg_catalog.has_database_privilege(current_database(), 'CREATE'),
-       pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
-       -- Tables that hide rows from the role, '' for none.
-       coalesce((SELECT pg_catalog.string_agg(t, ', ' ORDER BY t)
-                 FROM pg_catalog.unnest('{outbox,outbox_history_old,outbox_mark,outbox_stream,outbox_dead,outbox_loss,outbox_repair,outbox_phantom,outbox_layout,relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
-                 WHERE pg_catalog.row_security_active(t)), '')
-FROM pg_class o, pg_class h WHERE o.oid = 'outbox'::regclass::oid AND h.oid = 'outbox_history_old'::regclass::oid
+-- What the role lacks of what a relay does: rights on tables and sequences ('' for none), creating the publication
+-- again, and seeing the transactions of others.
+SELECT coalesce((
+        SELECT pg_catalog.string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
+        FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_mark', '{SELECT,INSERT,DELETE}'),
+            ('outbox_history', '{SELECT}'), ('outbox_backlog', '{SELECT}'), ('outbox_settled', '{SELECT}'),
+            ('outbox_live', '{SELECT}'), ('outbox_high', '{SELECT}'), ('outbox_layout', '{SELECT}'),
+            ('outbox_claim', '{USAGE}'), ('outbox_stream', '{SELECT,INSERT,UPDATE}'),
+            ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
+            ('outbox_repair', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
+            ('relay_state', '{SELECT,INSERT,UPDATE}'), ('posthaste_audit', '{SELECT,INSERT}')) AS need(t, ps),
+            pg_catalog.unnest(ps) AS p
+        WHERE NOT CASE (SELECT relkind FROM pg_class WHERE oid = t::regclass::oid)
+            WHEN 'S'::"char" THEN pg_catalog.has_sequence_privilege(t, p)
+            ELSE pg_catalog.has_table_privilege(t, p) END), ''),
+    pg_catalog.pg_has_role(o.relowner, 'USAGE')
+        AND pg_catalog.has_database_privilege(current_database(), 'CREATE'),
+    pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
+    -- Tables that hide rows from the role, '' for none.
+    coalesce((
+        SELECT pg_catalog.string_agg(t, ', ' ORDER BY t)
+        FROM pg_catalog.unnest('{outbox,outbox_mark,outbox_stream,outbox_dead,outbox_loss,outbox_repair,outbox_phantom,
+            relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
+        WHERE pg_catalog.row_security_active(pg_catalog.to_regclass(t)::oid)), '')
+FROM pg_class o WHERE o.oid = 'outbox'::regclass::oid

@@ -1,5 +1,7 @@
--- What is to be put right yet, by stream, and what was put right within a day; not the comparisons that have found nothing.
-SELECT stream, pg_catalog.min(noticed_at), done_at, pg_catalog.max(expected), pg_catalog.sum(restored)::bigint, pg_catalog.sum(recalled)::bigint, pg_catalog.sum(phantoms)::bigint
+-- What is to be put right yet, by stream, and what was put right within a day; not the comparisons that have found
+-- nothing.
+SELECT stream, pg_catalog.min(noticed_at), done_at, pg_catalog.max(expected), pg_catalog.sum(restored)::bigint,
+    pg_catalog.sum(recalled)::bigint, pg_catalog.sum(phantoms)::bigint
 FROM outbox_repair
 WHERE done_at IS NULL OR done_at > clock_timestamp() - interval '1 day'
 GROUP BY stream, done_at

@@ -1,2 +1,2 @@
--- What a service may do that only emits events. The other columns fill themselves.
+-- A service that only emits events. The other columns fill themselves.
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers) ON outbox TO posthaste_emit;

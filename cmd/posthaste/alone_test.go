@@ -1,0 +1,71 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// A relay migrates an empty database to an outbox alone, and relays. No process and no command misses the tables of the
+// shop; they come with a later migration.
+func TestAnOutboxAlone(t *testing.T) {
+	t.Parallel()
+	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
+	r := w.spawn("relay", "--migrate")
+	w.waitMode("cdc", 30*time.Second)
+	id := w.insert("order", "a", 1)
+	w.waitEntries(1)
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	if n := testenv.Value[int](t, w.db, `SELECT count(*) FROM pg_class
+		WHERE relnamespace = 'public'::regnamespace AND relname ~ '^(orders|order_|credit_)'`); n != 0 {
+		t.Errorf("%d tables and indexes of the shop", n)
+	}
+	for _, args := range [][]string{
+		{"status"},
+		{"doctor"},
+		{"trace", id},
+		{"dead", "list"},
+		{"groups", "list"},
+		{"replay", "--all", "--rate=0"},
+		{"migrate", "--only=outbox"},
+		{"mode", "poll"},
+	} {
+		if res := w.once(args...); res.code != 0 || strings.Contains(res.out+res.errOut, "does not exist") {
+			t.Errorf("%v: exit %d: %s%s", args, res.code, res.out, res.errOut)
+		}
+	}
+	w.waitMode("poll", 20*time.Second)
+	r.waitReady(t, 200, "")
+	if status, err := r.get("/console/api/trace?id="+id, nil); err != nil || status != 200 {
+		t.Errorf("the console's trace: %d, %v", status, err)
+	}
+	if log := r.output(); strings.Contains(log, "does not exist") || strings.Contains(log, `"level":"ERROR"`) {
+		t.Errorf("the relay logs %s", log)
+	}
+	if res := w.once("migrate"); res.code != 0 || res.out != "applied migration 1 of shop\n" {
+		t.Errorf("migrate: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+	if res := w.once("trace", id); res.code != 0 {
+		t.Errorf("trace with a shop: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+}
+
+// A relay that is to migrate waits for Postgres.
+func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
+	t.Parallel()
+	server := testenv.NewServer(t)
+	d := server.Empty(t)
+	w := worldOf(t, d, testenv.Redis(t))
+	if err := server.Stop("immediate"); err != nil {
+		t.Fatal(err)
+	}
+	r := w.spawn("relay", "--migrate")
+	r.waitReady(t, 503, "postgres: ")
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.waitReady(t, 200, "")
+	w.waitMode("cdc", 30*time.Second)
+}

@@ -1,0 +1,1 @@
+INSERT INTO posthaste_migrations (line, version) VALUES ($1, $2)

@@ -1,0 +1,1 @@
+SELECT line, pg_catalog.max(version) FROM posthaste_migrations GROUP BY line

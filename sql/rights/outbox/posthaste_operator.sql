@@ -1,0 +1,13 @@
+-- Operators and their commands, in addition to reading posthaste's tables.
+-- Every change is audited. The time and the role of the entry fill themselves.
+GRANT INSERT (attempt, outcome, reason, action, actor, source, detail) ON posthaste_audit TO posthaste_operator;
+-- mode
+GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO posthaste_operator;
+-- dead retry, dead drop
+GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at) ON outbox
+    TO posthaste_operator;
+GRANT UPDATE (retry_seq, dropped_at) ON outbox_dead TO posthaste_operator;
+-- replay
+GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
+-- streams drop
+GRANT UPDATE (dropped_at) ON outbox_stream TO posthaste_operator;

@@ -1,0 +1,90 @@
+-- The words of the statements: each condition is written once. Postgres inlines them, so they cost what the condition
+-- costs. Each migration of the outbox replaces them.
+
+-- Whether a mark settles a row.
+CREATE OR REPLACE FUNCTION outbox_holds(settled pg_snapshot, hi bigint, pass pg_snapshot, cursor bigint, xid xid8,
+    seq bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (seq <= hi AND pg_catalog.pg_visible_in_snapshot(xid, settled)
+    OR seq <= cursor AND pg_catalog.pg_visible_in_snapshot(xid, pass)) IS TRUE;
+
+-- The name of the stream of an aggregate's events.
+CREATE OR REPLACE FUNCTION outbox_stream_name(prefix text, aggregate_type text, part smallint, shards smallint)
+RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN prefix || aggregate_type
+    || CASE WHEN shards > 1::smallint THEN '.'::text || (part % shards)::text ELSE ''::text END;
+
+-- Whether an owner is still the one that adopted, on a server that was not promoted since.
+CREATE OR REPLACE FUNCTION outbox_owned(r relay_state, epoch bigint, nonce bytea) RETURNS boolean LANGUAGE sql
+RETURN r.epoch = $2 AND r.nonce = $3 AND r.timeline =
+    ('x'::text || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+
+-- The highest number that a row may have by now.
+CREATE OR REPLACE VIEW outbox_high AS
+SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1::bigint END AS high FROM outbox_seq_seq s;
+
+-- How streams are named now.
+CREATE OR REPLACE VIEW outbox_layout AS
+SELECT m.prefix, m.shards FROM outbox_mark m WHERE m.settled IS NOT NULL ORDER BY m.id DESC LIMIT 1;
+
+-- Rows that are not dead. OFFSET 0 keeps the dead events from being read all at once.
+CREATE OR REPLACE VIEW outbox_live AS
+SELECT o.* FROM outbox o
+WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0);
+
+-- The newest mark of a part up to a mark's id. Each range in an order that only the index of parts has.
+CREATE OR REPLACE FUNCTION outbox_mark_until(of_part smallint, until bigint)
+RETURNS TABLE (id bigint, settled pg_snapshot, hi bigint, pass pg_snapshot, pass_hi bigint, cursor bigint, prefix text,
+    shards smallint) LANGUAGE sql STABLE ROWS 1
+BEGIN ATOMIC
+    SELECT n.id, n.settled, n.hi, n.pass, n.pass_hi, n.cursor, n.prefix, n.shards FROM (
+        (SELECT * FROM outbox_mark m WHERE m.part >= of_part AND (m.part, m.id) <= (of_part, until)
+            AND m.settled IS NOT NULL ORDER BY m.part DESC, m.id DESC LIMIT 1)
+        UNION ALL
+        (SELECT * FROM outbox_mark m WHERE m.part >= (-1)::smallint AND (m.part, m.id) <= ((-1)::smallint, until)
+            AND m.settled IS NOT NULL ORDER BY m.part DESC, m.id DESC LIMIT 1)
+    ) n ORDER BY n.id DESC LIMIT 1;
+END;
+
+-- The newest mark of each part, and the transactions that were running when its snapshot was taken.
+CREATE OR REPLACE VIEW outbox_settled AS
+SELECT p.part::smallint AS part, m.id AS mark, m.settled, m.hi, m.pass, m.pass_hi, m.cursor,
+    ARRAY(SELECT pg_catalog.pg_snapshot_xip(m.settled)) AS running, m.prefix, m.shards
+FROM pg_catalog.generate_series(0, 15) AS p(part)
+CROSS JOIN LATERAL outbox_mark_until(p.part::smallint, 9223372036854775807) m;
+
+-- The first mark that settles a row.
+CREATE OR REPLACE FUNCTION outbox_settling(of_part smallint, of_xid xid8, of_seq bigint)
+RETURNS TABLE (id bigint, at timestamptz, mode text, entries jsonb, prefix text, shards smallint)
+LANGUAGE sql STABLE ROWS 1
+BEGIN ATOMIC
+    SELECT k.id, k.at, k.mode, k.entries, k.prefix, k.shards FROM (
+        (SELECT * FROM outbox_mark m WHERE m.part = of_part AND m.settled IS NOT NULL AND m.hi >= of_seq
+            AND pg_catalog.pg_visible_in_snapshot(of_xid, m.settled) ORDER BY m.hi, m.id LIMIT 1)
+        UNION ALL
+        (SELECT * FROM outbox_mark m WHERE m.part = (-1)::smallint AND m.settled IS NOT NULL AND m.hi >= of_seq
+            AND pg_catalog.pg_visible_in_snapshot(of_xid, m.settled) ORDER BY m.hi, m.id LIMIT 1)
+        UNION ALL
+        (SELECT * FROM outbox_mark m WHERE m.part = of_part AND m.cursor >= of_seq
+            AND pg_catalog.pg_visible_in_snapshot(of_xid, m.pass) ORDER BY m.cursor, m.id LIMIT 1)
+    ) k ORDER BY k.id LIMIT 1;
+END;
+
+-- Events that are not settled.
+CREATE OR REPLACE VIEW outbox_backlog AS
+SELECT o.part, o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers, o.created_at, o.bytes,
+    o.xid, outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards) AS stream
+FROM outbox_settled m
+CROSS JOIN LATERAL (
+    SELECT * FROM outbox_live r WHERE r.part = m.part AND r.xid = ANY (m.running)
+    UNION ALL
+    SELECT * FROM outbox_live r WHERE r.part = m.part AND r.xid >= pg_catalog.pg_snapshot_xmax(m.settled)
+) o
+WHERE m.pass IS NULL OR o.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapshot(o.xid, m.pass);
+
+-- Events that were delivered, with the time when their mark was written.
+CREATE OR REPLACE VIEW outbox_history AS
+SELECT o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
+    CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE m.at END AS created_at, m.at AS published_at,
+    outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards) AS stream, m.mode
+FROM outbox_live o CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m;
