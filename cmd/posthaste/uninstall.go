@@ -15,6 +15,7 @@ import (
 
 type uninstallCmd struct {
 	Tables bool `help:"Drop the tables too, with everything in them."`
+	Force  bool `help:"Drop the tables although a relay leads, or events are not published or dead: they are lost."`
 	Yes    bool `help:"Do not ask."`
 	JSON   bool `name:"json" help:"Print JSON."`
 }
@@ -26,38 +27,44 @@ type uninstalled struct {
 	Tables      bool `json:"tables"`
 }
 
-// Run removes what posthaste left in the database. It wants no schema of its own version, and none at all: a slot whose
+// Run removes what posthaste left in the database. It works on a schema of any version, and without one: a slot whose
 // tables are gone fills the disk as well.
 func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, app.Publication)
 	if c.Tables {
-		what += " and ALL TABLES of posthaste, orders included, in schema " + e.config.Schema
+		what += " and ALL TABLES of posthaste in schema " + e.config.Schema
+		var found remains
+		err := e.config.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+			found, err = c.remains(ctx, pool)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if text := found.lost(); text != "" {
+			what += ", with " + text
+		}
 	}
 	if err := e.Confirm(ctx, c.Yes, what+"?"); err != nil {
 		return err
 	}
 	return e.config.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		noting := pool
-		switch err := sql.CheckSchema(ctx, pool); {
-		case errors.Is(err, sql.ErrSchemaNewer) && c.Tables:
-			return err // it has tables that this version does not know
-		case errors.Is(err, sql.ErrSchemaNewer):
-		case errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
-			noting = nil // the table may not be there
-		case err != nil:
-			return err // of the connection
+		found, err := c.remains(ctx, pool) // again: the answer may have taken long
+		if err != nil {
+			return err
 		}
-		if pulse, err := sql.ReadPulse(ctx, pool); err == nil && pulse.Led {
+		if found.led {
 			fmt.Fprintln(e.Stderr,
 				"posthaste: a relay is running and will create the slot and the publication again: stop it, then "+
 					"repeat this command")
 		}
-		if c.Tables {
-			noting = nil // the table goes, too
+		noting := pool
+		if c.Tables || !found.schema { // the audit's table goes, too, or is not there
+			noting = nil
 		}
 		args := audit.Detail{"slot": e.config.Slot, "publication": app.Publication, "tables": c.Tables}
 		var done uninstalled
-		err := e.audited(ctx, noting, audit.Uninstall, args, func(ctx context.Context) (_ audit.Detail, err error) {
+		err = e.audited(ctx, noting, audit.Uninstall, args, func(ctx context.Context) (_ audit.Detail, err error) {
 			done, err = e.uninstall(ctx, pool, c.Tables)
 			return audit.Detail{"slot_dropped": done.Slot}, err
 		})
@@ -78,6 +85,62 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		}
 		return nil
 	})
+}
+
+// remains is what a database still has.
+type remains struct {
+	// schema: posthaste's tables are there.
+	schema bool
+	// led: a relay leads.
+	led bool
+	// waiting events are not published, dead ones were given up.
+	waiting, dead int64
+}
+
+// lost names the events that are lost with the tables, "" for none.
+func (r remains) lost() string {
+	if r.waiting == 0 && r.dead == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d events that are not published and %d dead ones", r.waiting, r.dead)
+}
+
+// remains reads what the database has. With --tables it refuses, unless forced, to drop what is in use or would be
+// lost.
+func (c uninstallCmd) remains(ctx context.Context, pool *pgxpool.Pool) (r remains, err error) {
+	switch err := sql.CheckSchema(ctx, pool); {
+	case errors.Is(err, sql.ErrSchemaNewer) && c.Tables:
+		return r, err // it has tables that this version does not know
+	case errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
+		return r, nil
+	case err != nil && !errors.Is(err, sql.ErrSchemaNewer):
+		return r, err // of the connection
+	}
+	r.schema = true
+	pulse, err := sql.ReadPulse(ctx, pool)
+	if !c.Tables {
+		r.led = err == nil && pulse.Led
+		return r, nil
+	}
+	if err == nil {
+		r.led = pulse.Led
+		r.waiting, _, err = sql.Backlog(ctx, pool, 0)
+	}
+	if err == nil {
+		r.dead, err = sql.CountDead(ctx, pool)
+	}
+	switch {
+	case c.Force:
+		return r, nil
+	case err != nil:
+		return r, fmt.Errorf("find out what would be lost (--force drops the tables anyway): %w", err)
+	case r.led:
+		return r, errors.New("a relay leads: stop every relay, or drop the tables under it with --force")
+	case r.lost() != "":
+		return r, fmt.Errorf("the outbox has %s: run a relay until they are published (posthaste status, posthaste "+
+			"dead list), or lose them with --force", r.lost())
+	}
+	return r, nil
 }
 
 func (e *env) uninstall(ctx context.Context, pool *pgxpool.Pool, tables bool) (uninstalled, error) {

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// The tables stay while a relay leads, and while they have events that are not published or dead; --force drops them.
+func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	refused := func(why string) {
+		t.Helper()
+		w.once("uninstall", "--tables", "--yes").oneLine(t, 1, why)
+		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_class WHERE relname = 'outbox'"); n != 1 {
+			t.Fatal("the outbox is gone")
+		}
+	}
+	w.insert("order", "a", 1)
+	refused("1 events that are not published and 0 dead ones")
+	r := w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	refused("a relay leads")
+	w.waitEntries(1)
+	r.stop()
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
+			error, class, attempts)
+		VALUES (gen_random_uuid(), 1, 'order', 'a', 'x', '{}', now(), 'x', 'x', 1)`)
+	refused("0 events that are not published and 1 dead ones")
+	if res := w.once("uninstall", "--tables", "--yes", "--force"); res.code != 0 {
+		t.Errorf("exit %d: %s", res.code, res.errOut)
+	}
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
+		t.Errorf("%d tables are left", n)
+	}
+}
