@@ -141,26 +141,44 @@ var ErrDeadGone = errors.New("no such dead entry")
 // ErrGroupGone means that the consumer group of a dead entry does not exist any more.
 var ErrGroupGone = errors.New("the consumer group does not exist any more")
 
+// ErrUnrestored means that the stream lacks events that its relay has published: it was deleted, or put back to an
+// earlier state. The relay restores them, unless it does not run. Until then a dead event cannot be added to the
+// stream.
+var ErrUnrestored = errors.New("the stream lacks events that the relay has published, and the relay has not restored " +
+	"them yet; try again when it has")
+
 // Retry gives a dead event back to its group, with all its attempts before it again; a running consumer takes it up
 // within a third of its ClaimIdle. Other groups do not see it, unless the original entry has been trimmed: then the
 // event is added to the stream again, marked as replayed, and consumers of this package skip it in other groups.
-// Errors: ErrDeadGone, ErrGroupGone, or those of Redis; a lost reply shows as ErrDeadGone in the next call.
+// Errors: ErrDeadGone, ErrGroupGone, ErrUnrestored, or those of Redis; a lost reply shows as ErrDeadGone in the next
+// call.
 func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error {
 	if d.Stream == "" || d.EntryID == "" || d.Group == "" {
 		return fmt.Errorf("retry dead entry %s of stream %q: it does not say where it came from", d.DeadID,
 			d.DeadStream)
 	}
-	result, err := retryScript.Run(ctx, client, []string{d.Stream, d.DeadStream}, d.DeadID, d.Group, d.EntryID).Text()
+	keys := []string{d.Stream, d.DeadStream, registerKey(d.Stream)}
+	result, err := retryScript.Run(ctx, client, keys, d.DeadID, d.Group, d.EntryID).Text()
 	switch {
 	case err != nil && strings.Contains(err.Error(), "NOGROUP"):
 		err = ErrGroupGone
 	case err == nil && result == "gone":
 		err = ErrDeadGone
+	case err == nil && result == "unrestored":
+		err = ErrUnrestored
 	}
 	if err != nil {
 		return fmt.Errorf("retry dead entry %s of stream %q: %w", d.DeadID, d.DeadStream, err)
 	}
 	return nil
+}
+
+// registerKey returns the key that has the databases which publish to a stream, as package sink does.
+func registerKey(stream string) string {
+	if open := strings.IndexByte(stream, '{'); open >= 0 && strings.IndexByte(stream[open+1:], '}') > 0 {
+		return stream + ":gate"
+	}
+	return "{" + stream + "}:gate"
 }
 
 // Drop removes a dead event for good. Errors: ErrDeadGone, or those of Redis.
