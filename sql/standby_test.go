@@ -119,8 +119,11 @@ func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Cleanup(pool.Close)
 	s := sql.NewStore(pool, d.Relay, 0)
 	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	// Nothing was settled under the first layout.
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
+		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)
 	must(t, s.AwaitLayout(ctx))
-	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi, shards) VALUES (-1, 1, '3:3:', 0, 4)")
+	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi, prefix, shards) VALUES (-1, 1, '3:3:', 5, 'own.', 4)")
 	if err := s.AwaitLayout(ctx); err == nil {
 		t.Error("it did not wait for the standby")
 	}
