@@ -111,10 +111,7 @@ var rights = map[string]struct {
 	"alice": {true, []string{
 		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
 		"relay_state.changed_at: UPDATE",
-		"outbox.id: INSERT", "outbox.aggregate_type: INSERT", "outbox.aggregate_id: INSERT",
-		"outbox.event_type: INSERT",
-		"outbox.payload: INSERT", "outbox.headers: INSERT", "outbox.created_at: INSERT",
-		"outbox_dead.retry_seq: UPDATE", "outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
+		"outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
 		"outbox_stream.dropped_at: UPDATE",
 		"posthaste_audit.attempt: INSERT", "posthaste_audit.outcome: INSERT", "posthaste_audit.reason: INSERT",
 		"posthaste_audit.action: INSERT", "posthaste_audit.actor: INSERT", "posthaste_audit.source: INSERT",

@@ -226,7 +226,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	if _, err := connect(t, asRole(d, thief)).Exec(t.Context(), plant); err != nil {
 		t.Fatalf("plant: %v", err)
 	}
-	// The migrations run among the traps, and what they leave behind (defaults, generated columns, checks) has none.
+	// The migrations run among the traps, and what they leave behind (defaults, domains, indexes) has none.
 	log := slog.New(slog.DiscardHandler)
 	if _, err := sql.Migrate(t.Context(), asRole(d, owner), "app", log); err != nil {
 		t.Fatalf("migrate: %v", err)

@@ -21,7 +21,7 @@ const (
 )
 
 // columnNames maps by name: columns may be added, moved and dropped while we stream. created_at is of no use here: what
-// is streamed has the time of its commit. part and bytes are generated, and generated columns are not sent.
+// is streamed has the time of its commit.
 var columnNames = [columns]string{
 	"id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers",
 }

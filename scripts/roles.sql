@@ -2,8 +2,8 @@
 -- can also be used elsewhere: POSTHASTE_DB_PASSWORD=… POSTHASTE_API_DB_PASSWORD=… psql -v ON_ERROR_STOP=1 -f
 -- scripts/roles.sql
 --
--- posthaste         migrate and relay. The relay has to own the tables: it drops partitions of what was delivered
--- before there                   were marks, and repairs the publication, which Postgres allows only to an owner.
+-- posthaste         migrate and relay. The relay has to own the tables: it repairs the publication, which Postgres
+-- allows only to an owner.
 -- posthaste_api     serve. posthaste_emit    services that only emit events: GRANT posthaste_emit TO your_service.
 -- posthaste_operator  people and their commands: GRANT posthaste_operator TO somebody. posthaste migrate gives the
 -- last three their rights, column by column, whenever it runs.

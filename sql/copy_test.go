@@ -59,7 +59,7 @@ func TestACopyOnAnotherServer(t *testing.T) {
 		settled); n != len(settled) {
 		t.Errorf("%d of %d events are history", n, len(settled))
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+3 {
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != len(settled)+len(owed)+2 {
 		t.Errorf("%d rows", n)
 	}
 	if n, err := s.Housekeep(ctx); err != nil || n != 2 {

@@ -58,8 +58,7 @@ func TestInsertEventRefuses(t *testing.T) {
 	}
 }
 
-// The table takes the same names, and payloads as large, as before its checks were made cheaper: it is the last to
-// refuse what is written without this package.
+// The table is the last to refuse what is written without this package, and names the limit.
 func TestWhatTheTableTakes(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -81,6 +80,26 @@ func TestWhatTheTableTakes(t *testing.T) {
 	for bytes, fits := range map[int]bool{8388608: true, 8388609: false} {
 		if err := insert("order", `"`+strings.Repeat("x", bytes-2)+`"`); (err == nil) != fits {
 			t.Errorf("a payload of %d bytes: %v", bytes, err)
+		}
+	}
+	const numbers = "(SELECT jsonb_agg(1e131071::numeric) FROM generate_series(1, $N))"
+	d.Exec(t, "CREATE TABLE compressed AS SELECT "+strings.ReplaceAll(numbers, "$N", "200")+" AS payload")
+	for name, c := range map[string]struct{ columns, limit string }{
+		"an id":                    {"repeat('x', 1025), '{}', NULL", "at most 1024 bytes"},
+		"an id of several bytes":   {"repeat('ä', 513), '{}', NULL", "at most 1024 bytes"},
+		"the longest id":           {"repeat('x', 1024), '{}', NULL", ""},
+		"headers":                  {"'a', '{}', to_jsonb(repeat('x', 65535))", "at most 65536 bytes as text"},
+		"headers with a number":    {"'a', '{}', '[1e131071]'", "at most 65536 bytes as text"},
+		"the longest headers":      {"'a', '{}', to_jsonb(repeat('x', 65534))", ""},
+		"numbers":                  {"'a', " + strings.ReplaceAll(numbers, "$N", "64") + ", NULL", "at most 8388608"},
+		"the most numbers":         {"'a', " + strings.ReplaceAll(numbers, "$N", "63") + ", NULL", ""},
+		"compressed in its source": {"'a', (SELECT payload FROM compressed), NULL", "at most 8388608 bytes as text"},
+	} {
+		_, err := d.Pool.Exec(t.Context(), `
+			INSERT INTO outbox (aggregate_type, event_type, aggregate_id, payload, headers)
+			SELECT 'order', 'e', `+c.columns)
+		if c.limit == "" && err != nil || c.limit != "" && (err == nil || !strings.Contains(err.Error(), c.limit)) {
+			t.Errorf("%s: %v, want %q", name, err, c.limit)
 		}
 	}
 }

@@ -179,8 +179,9 @@ func TestLeastRights(t *testing.T) {
 		"GRANT USAGE ON SCHEMA public TO " + role,
 		"GRANT SELECT ON posthaste_migrations TO " + role,
 		"GRANT SELECT, DELETE ON outbox TO " + role,
-		"GRANT INSERT ON outbox TO " + role, // to retry parked events
-		"GRANT SELECT ON outbox_high, outbox_settled, outbox_live, outbox_layout, outbox_backlog TO " + role,
+		"GRANT EXECUTE ON FUNCTION outbox_retry TO " + role,
+		"GRANT SELECT ON outbox_high, outbox_settled, outbox_rows, outbox_live, outbox_layout TO " + role,
+		"GRANT SELECT ON outbox_backlog TO " + role,
 		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,

@@ -42,7 +42,7 @@ func TestPartsAreThoseOfTheTable(t *testing.T) {
 			return []any{uuid.New(), "order", ids[i], "x", "{}"}, nil
 		}))
 	must(t, err)
-	rows, err := d.Pool.Query(t.Context(), "SELECT part, aggregate_id FROM outbox")
+	rows, err := d.Pool.Query(t.Context(), "SELECT part, aggregate_id FROM outbox_rows")
 	must(t, err)
 	var part, wrong, used int
 	var id string

@@ -17,8 +17,6 @@ const (
 	// logMarks and logRows bound what is listed at once: 1 MB of memory, and a statement of less than a second.
 	logMarks = 64
 	logRows  = 20_000
-	// logBlocks is how much of the log is searched at once for an id, 256 MB.
-	logBlocks = 32_768
 )
 
 // History reads a selection of history, page by page. Nothing stays open between two pages. One goroutine uses it.
@@ -30,10 +28,6 @@ type History struct {
 	// items are the next events of the log, behind at. reached is the place that is known when they are used up.
 	items       []item
 	at, reached Place
-	// Of a selection by id: the blocks of the log that were not searched yet (0: nobody has counted them), and whether
-	// the event was found or is not there.
-	blocks int64
-	found  bool
 }
 
 // item is an event of the log.
@@ -77,7 +71,7 @@ func (h *History) read(ctx context.Context, after Place, limit, bytes int) ([]Re
 		return nil, behindMark(max(h.span.from, 1)), false, nil
 	}
 	if h.at != after {
-		h.items, h.at, h.blocks, h.found = nil, after, 0, false
+		h.items, h.at = nil, after
 	}
 	if len(h.items) == 0 {
 		all, err := h.fill(ctx)
@@ -115,7 +109,7 @@ func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, 
 	defer rows.Close()
 	var list []Replayed
 	used, kept := len(next), 0
-	for rows.Next() {
+	for size := 0; size < bytes && rows.Next(); {
 		var r Replayed
 		var n int
 		var created *time.Time
@@ -130,7 +124,9 @@ func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, 
 			r.Time = *created
 		}
 		list = append(list, r)
+		size += len(r.AggregateID) + len(r.Payload) + len(r.Headers)
 	}
+	rows.Close()
 	if len(list) == kept {
 		used = len(next)
 	}
@@ -144,29 +140,19 @@ func (h *History) fill(ctx context.Context) (all bool, err error) {
 		h.items, h.reached, err = h.span.list(ctx, h.db, h.sel, h.at)
 		return h.reached == h.at, err
 	}
-	if end := behindMark(max(h.span.to, 1)); h.at.Compare(end) < 0 {
-		if err = h.find(ctx); err == nil && h.found {
-			h.reached = end
-		}
-		return false, err
+	end := behindMark(max(h.span.to, 1))
+	if h.at.Compare(end) >= 0 {
+		return true, nil
 	}
-	return true, nil
+	if err = h.find(ctx); err == nil {
+		h.reached = end
+	}
+	return false, err
 }
 
-// find searches a piece of the log for the event, from the newest on. h.found: it was found, or all was searched.
+// find looks for the event of a selection by id.
 func (h *History) find(ctx context.Context) error {
-	if h.blocks == 0 {
-		if err := h.db.QueryRow(ctx, query("log_blocks")).Scan(&h.blocks); err != nil {
-			return err
-		}
-	}
-	from := max(h.blocks-logBlocks, 0)
-	parts, seqs, err := findInLog(ctx, h.db, *h.sel.ID, from, h.blocks)
-	if err != nil {
-		return err
-	}
-	h.blocks, h.found = from, from == 0 || len(seqs) > 0
-	rows, err := h.db.Query(ctx, query("log_held"), parts, seqs, h.span.from, h.span.to)
+	rows, err := h.db.Query(ctx, query("log_held"), *h.sel.ID, h.span.from, h.span.to)
 	if err != nil {
 		return err
 	}
@@ -179,39 +165,6 @@ func (h *History) find(ctx context.Context) error {
 	})
 	h.items = slices.DeleteFunc(list, func(e item) bool { return !e.wanted || e.place.Compare(h.at) <= 0 })
 	return err
-}
-
-// FindEvent returns the places of an event in the log, where ids have no index: it reads the log from the newest events
-// on. all tells whether it was read to the end; it stops within about the time given.
-func FindEvent(ctx context.Context, db DB, id uuid.UUID, within time.Duration) (
-	parts []int16, seqs []int64, all bool, err error,
-) {
-	var blocks int64
-	err = db.QueryRow(ctx, query("log_blocks")).Scan(&blocks)
-	for end := time.Now().Add(within); err == nil && blocks > 0 && len(seqs) == 0 && time.Now().Before(end); {
-		from := max(blocks-logBlocks, 0)
-		parts, seqs, err = findInLog(ctx, db, id, from, blocks)
-		blocks = from
-	}
-	if err != nil {
-		err = fmt.Errorf("look for event %s: %w", id, err)
-	}
-	return parts, seqs, blocks == 0, err
-}
-
-// findInLog returns the places of an event in some blocks of the log.
-func findInLog(ctx context.Context, db DB, id uuid.UUID, from, to int64) (parts []int16, seqs []int64, err error) {
-	rows, err := db.Query(ctx, query("log_find"), id, from, to)
-	if err != nil {
-		return nil, nil, err
-	}
-	var part int16
-	var seq int64
-	_, err = pgx.ForEachRow(rows, []any{&part, &seq}, func() error {
-		parts, seqs = append(parts, part), append(seqs, seq)
-		return nil
-	})
-	return parts, seqs, err
 }
 
 // span is a range of time in the log: what the marks behind from and up to to have settled. part is the only part that

@@ -55,7 +55,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 			log(t, d, c.settled, c.owed)
 			must(t, old.Commit(t.Context()))
 			pool := relayPool(t, d.URL)
-			seqs := testenv.Value[[]int64](t, d, `SELECT array_agg(seq) FROM (SELECT seq FROM outbox WHERE part = 3
+			seqs := testenv.Value[[]int64](t, d, `SELECT array_agg(seq) FROM (SELECT seq FROM outbox_rows WHERE part = 3
 				ORDER BY seq DESC LIMIT 500) last`)
 			owed := c.owed
 			if c.old {
@@ -129,7 +129,7 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 			"audit":          {nil, 400},
 			"backlog":        {[]any{nil}, 800},
 			"stream_known":   {nil, 400},
-			"log_held":       {[]any{[]int16{3}, []int64{id}, 0, id}, 400},
+			"log_held":       {[]any{uuid.New(), 0, id}, 400},
 			"log_count":      {[]any{id - 1, id, -1, nil, "", "", false}, 600_000},
 			"log_list":       {[]any{[]int64{id}, []int16{3}, 0, nil, "", "", 10, false}, 30_000},
 			"park":           {[]any{"test", o.Epoch, o.Nonce[:], "a", 1, uuid.New(), "", "", 1}, 50},

@@ -85,8 +85,8 @@ func TestRepairs(t *testing.T) {
 	byPart := func(ids ...uuid.UUID) []uuid.UUID { // within a mark the log is in the order of parts
 		out := slices.Clone(ids)
 		for i := 0; i+1 < len(out); i += 2 {
-			if testenv.Value[bool](t, d, `SELECT (SELECT part FROM outbox WHERE id = $1) >
-				(SELECT part FROM outbox WHERE id = $2)`, out[i], out[i+1]) {
+			if testenv.Value[bool](t, d, `SELECT (SELECT part FROM outbox_rows WHERE id = $1) >
+				(SELECT part FROM outbox_rows WHERE id = $2)`, out[i], out[i+1]) {
 				out[i], out[i+1] = out[i+1], out[i]
 			}
 		}

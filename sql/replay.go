@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -175,17 +174,9 @@ func countHistory(ctx context.Context, db DB, s Selection) (list []Selected, err
 	}
 	if s.ID != nil {
 		h := History{db: db, sel: s, span: r}
-		for err == nil && !h.found {
-			err = h.find(ctx)
-		}
-		slices.SortStableFunc(h.items, func(a, b item) int { return strings.Compare(a.stream, b.stream) })
+		err = h.find(ctx)
 		for _, e := range h.items {
-			if n := len(list) - 1; n >= 0 && list[n].Stream == e.stream {
-				list[n].Events++
-				list[n].Last = e.at
-			} else {
-				list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
-			}
+			list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
 		}
 		return list, err
 	}

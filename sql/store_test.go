@@ -374,7 +374,7 @@ func TestAuditMark(t *testing.T) {
 	}
 	part := func(r *outbox.Row) int16 {
 		t.Helper()
-		return testenv.Value[int16](t, d, "SELECT part FROM outbox WHERE seq = $1", r.Seq)
+		return testenv.Value[int16](t, d, "SELECT part FROM outbox_rows WHERE seq = $1", r.Seq)
 	}
 	long := begin(t, d)
 	late := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateID: "x"}}

@@ -176,12 +176,20 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	if err != nil {
 		return nil, wrapPart("sweep", p.part, err)
 	}
-	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outbox.Event, error) {
+	// The statement judges sizes by what is stored; what is read is counted.
+	var events []*outbox.Event
+	for size := 0; size < bytes && rows.Next(); {
 		e := &outbox.Event{}
-		err := row.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
-		return e, err
-	})
-	if err != nil {
+		err := rows.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
+		if err != nil {
+			rows.Close()
+			return nil, wrapPart("sweep", p.part, err)
+		}
+		events = append(events, e)
+		size += len(e.AggregateID) + len(e.Payload) + len(e.Headers)
+	}
+	rows.Close()
+	if err := rows.Err(); err != nil {
 		return nil, wrapPart("sweep", p.part, err)
 	}
 	if n := len(events); n > 0 {

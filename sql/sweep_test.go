@@ -470,9 +470,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 		t.Errorf("%d rows parked as they are, want 3", n)
 	}
 	// A retry puts another row into the log; parked again, it keeps its first place.
-	d.Exec(t, `WITH again AS (INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-			SELECT id, aggregate_type, aggregate_id, event_type, payload FROM outbox_dead WHERE seq = $1 RETURNING seq)
-		UPDATE outbox_dead SET retry_seq = (SELECT seq FROM again) WHERE seq = $1`, seqs[0])
+	must(t, sql.RetryDead(t.Context(), d.Pool, events[0].ID))
 	p = next(t, w, 3, nil)
 	events, err = w.Page(t.Context(), p, 3, 1<<20)
 	if err != nil || len(events) != 1 {

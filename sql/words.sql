@@ -27,9 +27,18 @@ SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1::bigint END
 CREATE OR REPLACE VIEW outbox_layout AS
 SELECT m.prefix, m.shards FROM outbox_mark m WHERE m.settled IS NOT NULL ORDER BY m.id DESC LIMIT 1;
 
+-- The rows with their parts, and about how many bytes they are as text, judged by what is stored.
+CREATE OR REPLACE VIEW outbox_rows AS
+SELECT outbox_part(o.aggregate_id) AS part, o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload,
+    o.headers, o.created_at, o.xid,
+    pg_catalog.pg_column_size(o.payload)
+        * CASE WHEN pg_catalog.pg_column_compression(o.payload) IS NULL THEN 1 ELSE 4 END
+        + coalesce(pg_catalog.pg_column_size(o.headers), 0) + pg_catalog.pg_column_size(o.aggregate_id) AS bytes
+FROM outbox o;
+
 -- Rows that are not dead. OFFSET 0 keeps the dead events from being read all at once.
 CREATE OR REPLACE VIEW outbox_live AS
-SELECT o.* FROM outbox o
+SELECT o.* FROM outbox_rows o
 WHERE NOT EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq OFFSET 0);
 
 -- The newest mark of a part up to a mark's id. Each range in an order that only the index of parts has.

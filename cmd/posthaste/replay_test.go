@@ -40,7 +40,7 @@ func (w *world) history(n, each int, typ, aggregates string, ago time.Duration) 
 				INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 				SELECT $1, $2 || g % 20, 'order.changed', jsonb_build_object('n', g)
 				FROM generate_series($3::int + 1, $4::int) g
-				RETURNING part, seq, id::text
+				RETURNING outbox_part(aggregate_id) AS part, seq, id::text
 			) SELECT array_agg(id ORDER BY part, seq) FROM h`, typ, aggregates, from, min(from+each, n))...)
 		w.db.Exec(w.t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
 			SELECT -1, 1, pg_current_snapshot(), high, $1, 'cdc' FROM outbox_high`,

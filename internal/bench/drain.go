@@ -200,7 +200,7 @@ func (g gulping) Read(p []byte) (int, error) {
 // What settling an event costs Postgres at least: it is read, and a mark is written for its page.
 const (
 	barePage = `SELECT seq, id, aggregate_type, aggregate_id, event_type, payload::text, headers::text, created_at
-FROM outbox WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1000`
+FROM outbox_rows WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1000`
 	bareMark = `INSERT INTO outbox_mark (part, epoch, settled, hi, pass, pass_hi, cursor, mode)
 VALUES ($1, 0, '3:3:', 0, '3:3:', 0, $2, 'poll')`
 )

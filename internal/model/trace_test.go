@@ -503,7 +503,7 @@ func (r *run) record() *recording {
 	}
 	for _, id := range r.ids {
 		var w row
-		const query = "SELECT part, xid::text::bigint, seq FROM outbox WHERE id = $1"
+		const query = "SELECT part, xid::text::bigint, seq FROM outbox_rows WHERE id = $1"
 		if err := r.db.Pool.QueryRow(r.Context(), query, id).Scan(&w.Part, &w.XID, &w.Seq); err != nil {
 			r.Fatal(err)
 		}

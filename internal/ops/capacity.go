@@ -88,7 +88,7 @@ func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	}
 	if !valid {
 		d.add(SeverityFail, "owed index",
-			"CREATE INDEX outbox_owed ON outbox (part, xid), or REINDEX INDEX outbox_owed",
+			"REINDEX INDEX outbox_owed, or create it again as the migration does",
 			"the index outbox_owed is missing or not valid: without it every look for events reads the whole log")
 	}
 	switch {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"embed"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,9 +33,6 @@ type traceRow struct {
 	Created      time.Time
 }
 
-// findTime bounds the search for an event by its id, which has no index in the log.
-const findTime = 5 * time.Second
-
 // traceRowsOf looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It
 // returns the newest of the places, at most limit, in the order of time.
 func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceRow, error) {
@@ -44,31 +40,7 @@ func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceR
 	if parsed, err := uuid.Parse(id); err == nil {
 		event = &parsed
 	}
-	found, err := tracePlaces(ctx, db, id, event, limit, nil, nil)
-	if err != nil || event == nil || slices.ContainsFunc(found, func(r traceRow) bool { return r.Place != "order" }) {
-		return found, err
-	}
-	parts, seqs, all, err := sql.FindEvent(ctx, db, *event, findTime)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("trace: %w", err)
-	case len(seqs) > 0:
-		return tracePlaces(ctx, db, id, event, limit, parts, seqs)
-	case !all:
-		found = append(found, traceRow{
-			Place: "outbox", ID: id, Detail: fmt.Sprintf(
-				"not searched to the end within %v: the log has no index on the ids of events (trace its aggregate id)",
-				findTime),
-		})
-	}
-	return found, nil
-}
-
-// tracePlaces runs the statement; parts and seqs are where the event was found in the log.
-func tracePlaces(ctx context.Context, db sql.DB, id string, event *uuid.UUID, limit int, parts []int16,
-	seqs []int64,
-) ([]traceRow, error) {
-	rows, err := db.Query(ctx, query("trace"), id, event, limit, parts, seqs)
+	rows, err := db.Query(ctx, query("trace"), id, event, limit)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}

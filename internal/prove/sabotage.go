@@ -39,7 +39,7 @@ func sabotages() []*fault {
 		},
 		{
 			name: "sabotage-history", about: "a settled event is deleted from Postgres", touches: touchesPostgres,
-			inject: statement("DELETE FROM outbox WHERE (part, seq) IN (SELECT part, seq FROM outbox o WHERE " +
+			inject: statement("DELETE FROM outbox WHERE id IN (SELECT id FROM outbox o WHERE " +
 				"aggregate_type = 'cart' AND NOT EXISTS (SELECT FROM outbox_backlog b WHERE b.id = o.id) LIMIT 1)"),
 		},
 		{

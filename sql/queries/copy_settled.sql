@@ -4,12 +4,12 @@
 -- NULL if there is none.
 WITH page AS MATERIALIZED (
     SELECT p.xid AS last FROM (
-        SELECT o.xid FROM outbox o WHERE o.part = $1::smallint AND o.xid > $2::xid8 ORDER BY o.xid LIMIT $3) p
+        SELECT o.xid FROM outbox_rows o WHERE o.part = $1::smallint AND o.xid > $2::xid8 ORDER BY o.xid LIMIT $3) p
     ORDER BY p.xid DESC LIMIT 1
 ), done AS (
     UPDATE outbox o SET xid = '3' FROM outbox_settled m, page
-    WHERE m.part = $1::smallint AND o.part = $1::smallint AND o.xid > $2::xid8 AND o.xid <= page.last
-      AND o.xid::xid <> o.xmin AND (outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq)
+    WHERE m.part = $1::smallint AND outbox_part(o.aggregate_id) = $1::smallint
+      AND o.xid > $2::xid8 AND o.xid <= page.last AND o.xid::xid <> o.xmin AND (outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq)
         OR EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq))
 )
 SELECT (SELECT last::text FROM page)

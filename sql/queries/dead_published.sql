@@ -5,9 +5,8 @@ WITH gone AS (
     DELETE FROM outbox_dead d
     WHERE d.dropped_at IS NOT NULL OR d.retry_seq IS NOT NULL
       AND NOT EXISTS (
-        SELECT FROM outbox o JOIN outbox_settled m ON m.part = o.part
-        WHERE o.part = (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AND o.seq = d.retry_seq
-          AND o.id = d.id AND NOT outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq))
-    RETURNING d.id, d.row_seq, (pg_catalog.hashtextextended(d.aggregate_id, 0) & 15::bigint)::smallint AS part
+        SELECT FROM outbox_rows o JOIN outbox_settled m ON m.part = o.part
+        WHERE o.id = d.id AND o.seq = d.retry_seq AND NOT outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq))
+    RETURNING d.id, d.row_seq
 )
-DELETE FROM outbox o USING gone g WHERE o.part = g.part AND o.seq = g.row_seq AND o.id = g.id
+DELETE FROM outbox o USING gone g WHERE o.id = g.id AND o.seq = g.row_seq

@@ -7,10 +7,11 @@ WITH page AS MATERIALIZED (
     FROM outbox_mark m
     JOIN outbox_settled n ON n.part = $1::smallint
     CROSS JOIN LATERAL (
-        SELECT seq, xid FROM outbox WHERE part = $1::smallint AND seq > $3 AND seq <= m.hi ORDER BY seq LIMIT $4) o
+        SELECT seq, xid FROM outbox_rows WHERE part = $1::smallint AND seq > $3 AND seq <= m.hi ORDER BY seq LIMIT $4) o
     WHERE m.id = $2
 ), gone AS (
-    DELETE FROM outbox WHERE part = $1::smallint AND seq = ANY (ARRAY(SELECT seq FROM page WHERE held))
+    DELETE FROM outbox
+    WHERE outbox_part(aggregate_id) = $1::smallint AND seq = ANY (ARRAY(SELECT seq FROM page WHERE held))
 )
 SELECT count(*), coalesce(pg_catalog.max(seq), $3),
     coalesce(pg_catalog.min(seq) FILTER (WHERE NOT held) - 1, CASE WHEN count(*) = $4 THEN pg_catalog.max(seq) END,

@@ -1,3 +1,3 @@
 -- The parts of aggregates.
-SELECT pg_catalog.array_agg((pg_catalog.hashtextextended(a.id, 0) & 15::bigint)::integer ORDER BY a.n)
+SELECT pg_catalog.array_agg(outbox_part(a.id)::integer ORDER BY a.n)
 FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS a(id, n)

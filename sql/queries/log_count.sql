@@ -25,7 +25,7 @@ FROM (
     CROSS JOIN LATERAL outbox_mark_until(p.part::smallint, $2::bigint) k
     CROSS JOIN LATERAL (
         SELECT r.*, r.since > r.until OR EXISTS (
-            SELECT FROM outbox WHERE part = p.part::smallint AND xid = '3') AS restored
+            SELECT FROM outbox_rows WHERE part = p.part::smallint AND xid = '3') AS restored
         FROM (
             SELECT coalesce(pg_catalog.pg_snapshot_xmax(b.settled), '3') AS since,
                 ARRAY(SELECT pg_catalog.pg_snapshot_xip(b.settled)) AS running,

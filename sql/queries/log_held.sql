@@ -1,8 +1,5 @@
--- For rows of the log, by part and number, the mark that settled them, of those after $3 up to $4; oldest first.
+-- The row of an event in the log, if a mark after $2 up to $3 has settled it.
 SELECT m.id, m.at, o.part, o.seq, o.id, o.aggregate_id, o.event_type,
     outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards), m.prefix || o.aggregate_type
-FROM unnest($1::smallint[], $2::bigint[]) AS u(part, seq)
-JOIN outbox_live o ON o.part = u.part AND o.seq = u.seq
-CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m
-WHERE m.id > $3 AND m.id <= $4
-ORDER BY m.id, o.part, o.seq
+FROM outbox_live o CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m
+WHERE o.id = $1 AND m.id > $2 AND m.id <= $3

@@ -28,7 +28,7 @@ CROSS JOIN LATERAL (
         UNION ALL
         SELECT * FROM outbox_live
         WHERE NOT t.paged AND t.since > '3' AND part = u.part AND seq > b.hi AND seq <= greatest(k.hi, k.cursor)
-          AND xid = '3' AND EXISTS (SELECT FROM outbox WHERE part = u.part AND xid = '3')
+          AND xid = '3' AND EXISTS (SELECT FROM outbox_rows WHERE part = u.part AND xid = '3')
     ) o
     WHERE outbox_holds(k.settled, k.hi, k.pass, k.cursor, o.xid, o.seq)
       AND NOT outbox_holds(b.settled, b.hi, b.pass, b.cursor, o.xid, o.seq)

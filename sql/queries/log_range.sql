@@ -2,4 +2,4 @@
 -- part (-1: every part).
 SELECT coalesce((SELECT id FROM outbox_mark WHERE at < $1 ORDER BY id DESC LIMIT 1), 0),
        coalesce((SELECT id FROM outbox_mark WHERE at <= $2 ORDER BY id DESC LIMIT 1), 0),
-       coalesce(pg_catalog.hashtextextended($3::text, 0) & 15::bigint, (-1)::bigint)::smallint
+       coalesce(outbox_part($3), (-1)::smallint)

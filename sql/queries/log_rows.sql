@@ -9,7 +9,7 @@ FROM (
     FROM (
         SELECT o.*, u.n, m.prefix, m.shards
         FROM unnest($1::smallint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY AS u(part, seq, mark, n)
-        CROSS JOIN LATERAL (SELECT * FROM outbox WHERE part = u.part AND seq = u.seq LIMIT 1) o
+        CROSS JOIN LATERAL (SELECT * FROM outbox_rows WHERE part = u.part AND seq = u.seq LIMIT 1) o
         LEFT JOIN LATERAL (SELECT prefix, shards FROM outbox_mark WHERE id = u.mark LIMIT 1) m ON true
     ) page
     WINDOW run AS (ORDER BY page.n ROWS UNBOUNDED PRECEDING)

@@ -17,7 +17,7 @@ CROSS JOIN (
     SELECT pg_catalog.pg_snapshot_xmax($1::pg_snapshot), pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
 ) ids(first, last)
 CROSS JOIN LATERAL (
-    SELECT r.xid, r.seq FROM outbox r
+    SELECT r.xid, r.seq FROM outbox_rows r
     WHERE r.part = p.part::smallint AND r.xid >= ids.first AND r.xid <= ids.last AND r.xid < $3::xid8
     ORDER BY r.xid
 ) o

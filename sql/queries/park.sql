@@ -5,17 +5,11 @@ WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
 ), row AS MATERIALIZED (
-    SELECT * FROM outbox
-    WHERE part = (pg_catalog.hashtextextended($4::text, 0) & 15::bigint)::smallint AND seq = $5 AND id = $6
-      AND EXISTS (SELECT FROM owner)
-), before AS (
-    -- The row that was dead before a retry.
-    DELETE FROM outbox o USING row n, outbox_dead d
-    WHERE d.id = n.id AND d.row_seq <> n.seq AND o.part = n.part AND o.seq = d.row_seq AND o.id = d.id
+    SELECT * FROM outbox_rows
+    WHERE part = outbox_part($4) AND seq = $5 AND id = $6 AND EXISTS (SELECT FROM owner)
 ), parked AS (
     INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers,
-        created_at,
-        error, class, attempts)
+        created_at, error, class, attempts)
     SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, payload, headers,
         CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END, $7, $8, $9 FROM row
     -- Dead again after a retry: the first place in the aggregate's order stays. A repeated call changes nothing.

@@ -27,7 +27,7 @@ WITH mark AS MATERIALIZED (
 )
 SELECT b.mark, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
     CASE WHEN b.resumed THEN ARRAY(
-        SELECT r.seq FROM outbox r
+        SELECT r.seq FROM outbox_rows r
         WHERE r.part = $1::smallint AND r.seq > b.cursor AND r.seq <= b.high
           AND pg_catalog.pg_visible_in_snapshot(r.xid, b.pass)
           AND NOT pg_catalog.pg_visible_in_snapshot(r.xid, b.settled)
@@ -39,7 +39,7 @@ SELECT b.mark, b.settled::text, b.hi, b.resumed, b.pass::text, b.high,
             SELECT pg_catalog.pg_snapshot_xmax(b.settled), pg_catalog.pg_snapshot_xmax(b.pass)
         ) ids(first, last)
         CROSS JOIN LATERAL (
-            SELECT r.seq, r.xid FROM outbox r
+            SELECT r.seq, r.xid FROM outbox_rows r
             WHERE r.part = $1::smallint AND r.xid >= ids.first AND r.xid <= ids.last
             ORDER BY r.xid
         ) o

@@ -7,16 +7,11 @@ WITH owner AS MATERIALIZED (
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
 ), row AS MATERIALIZED (
     -- By the index of numbers, which has this order: see sweep_parts.
-    SELECT * FROM outbox WHERE part = $4::smallint AND seq >= $5 AND seq <= $5 AND EXISTS (SELECT FROM owner)
+    SELECT * FROM outbox_rows WHERE part = $4::smallint AND seq >= $5 AND seq <= $5 AND EXISTS (SELECT FROM owner)
         ORDER BY seq
-), before AS (
-    -- The row that was dead before a retry.
-    DELETE FROM outbox o USING row n, outbox_dead d
-    WHERE d.id = n.id AND d.row_seq <> n.seq AND o.part = n.part AND o.seq = d.row_seq AND o.id = d.id
 ), parked AS (
     INSERT INTO outbox_dead AS d (id, seq, row_seq, aggregate_type, aggregate_id, event_type, payload, headers,
-        created_at,
-        error, class, attempts)
+        created_at, error, class, attempts)
     SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, CASE WHEN $9::boolean THEN payload END,
         CASE WHEN $9::boolean THEN headers END,
         CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END, $6, $7, $8

@@ -1,7 +1,6 @@
 -- $1 is the id as text, $2 the same as a UUID, or NULL if it is none; the newest $3 rows, because an aggregate may
--- have any number of events. The log has no index for either: of an aggregate its part is read, and an event's place
--- was found before ($4, $5: parts and numbers). The last columns are up to which entry an event of the log was
--- published, and when it was created.
+-- have any number of events. The log has no index for aggregates: the part is read. The last columns are up to which
+-- entry an event of the log was published, and when it was created.
 SELECT * FROM (
 SELECT coalesce(m.at, CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE clock_timestamp() END) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
@@ -13,11 +12,10 @@ SELECT coalesce(m.at, CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created
     CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE pg_catalog.to_timestamp(0) END
 FROM (
     (SELECT * FROM outbox_live
-     WHERE part = (pg_catalog.hashtextextended($1::text, 0) & 15::bigint)::smallint AND aggregate_id = $1::text
+     WHERE part = outbox_part($1::text) AND aggregate_id = $1::text
      ORDER BY seq DESC LIMIT $3)
     UNION ALL
-    SELECT o.* FROM unnest($4::smallint[], $5::bigint[]) AS u(part, seq)
-    JOIN outbox_live o ON o.part = u.part AND o.seq = u.seq
+    SELECT * FROM outbox_live WHERE id = $2
 ) o
 LEFT JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m ON true
 CROSS JOIN LATERAL (

@@ -1,30 +1,38 @@
+-- The part of an aggregate's events. All events of one aggregate are in one part, so a worker that owns the part keeps
+-- their order.
+CREATE FUNCTION outbox_part(aggregate_id text) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (pg_catalog.hashtextextended(aggregate_id, 0) & 15::bigint)::smallint;
+
+-- The limits of an event. outbox_owed checks them: Postgres parses a CHECK of a table for each statement, those of
+-- domains and the expressions of an index once in a session. Domains as types of the columns would be parameters that
+-- drivers do not know.
+--
+-- Braces would put a stream and its gate into two slots of Redis Cluster.
+CREATE DOMAIN outbox_aggregate_type AS text CONSTRAINT "1 to 64 of A-Z a-z 0-9 _ . : -" CHECK (
+    pg_catalog.octet_length(VALUE) <= 64 AND VALUE COLLATE "C" ~ '^[A-Za-z0-9_.:-]+$');
+CREATE DOMAIN outbox_aggregate_id AS text CONSTRAINT "at most 1024 bytes" CHECK (
+    pg_catalog.octet_length(VALUE) <= 1024);
+-- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader. 700 bytes are 8 MiB as text at most, so
+-- the text of few payloads is made. #> expands what is stored compressed.
+CREATE DOMAIN outbox_payload AS jsonb CONSTRAINT "at most 8388608 bytes as text" CHECK (
+    pg_catalog.pg_column_size(VALUE #> '{}'::text[]) <= 700 OR pg_catalog.octet_length(VALUE::text) <= 8388608);
+CREATE DOMAIN outbox_headers AS jsonb CONSTRAINT "at most 65536 bytes as text" CHECK (
+    pg_catalog.octet_length(VALUE::text) <= 65536);
+
 -- outbox is a log of events. A row stays when its event is published: it is its own history. Any service may insert
 -- (id, aggregate_type, aggregate_id, event_type, payload[, headers]) in its own transaction.
 CREATE TABLE outbox (
-    -- All events of one aggregate are in one part, so a worker that owns the part keeps their order.
-    part           smallint     NOT NULL
-        GENERATED ALWAYS AS ((pg_catalog.hashtextextended(aggregate_id, 0) & 15::bigint)::smallint) STORED,
+    id             uuid         PRIMARY KEY DEFAULT gen_random_uuid(),
     -- CACHE must stay 1: a cached sequence would give a later insert of the same aggregate a smaller number.
     seq            bigint       NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 1),
-    id             uuid         NOT NULL DEFAULT gen_random_uuid(),
-    -- Braces would put a stream and its gate into two slots of Redis Cluster.
-    aggregate_type text         NOT NULL CHECK (pg_catalog.octet_length(aggregate_type) BETWEEN 1 AND 64
-        AND pg_catalog.ltrim(aggregate_type,
-            'abcdefghijklmnopqrstuvwxyz_.:-ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789') = ''),
-    aggregate_id   text         NOT NULL CHECK (pg_catalog.octet_length(aggregate_id) <= 1024),
-    event_type     varchar(255) NOT NULL,
-    payload        jsonb        NOT NULL,
-    headers        jsonb                 CHECK (pg_catalog.octet_length(headers::text) <= 65536),
-    created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),
-    -- The size as text, computed once. Pages are bounded by it.
-    bytes          integer      NOT NULL GENERATED ALWAYS AS (pg_catalog.octet_length(payload::text)
-        + coalesce(pg_catalog.octet_length(headers::text), 0) + pg_catalog.octet_length(aggregate_id)) STORED,
     -- The transaction that wrote the row. Marks decide by it whether the row is settled.
     xid            xid8         NOT NULL DEFAULT pg_current_xact_id(),
-    PRIMARY KEY (part, seq),
-    -- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader.
-    CONSTRAINT outbox_payload_check CHECK (bytes - coalesce(pg_catalog.octet_length(headers::text), 0)
-        - pg_catalog.octet_length(aggregate_id) <= 8388608)
+    created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    aggregate_type text         NOT NULL,
+    aggregate_id   text         NOT NULL,
+    event_type     varchar(255) NOT NULL,
+    payload        jsonb        NOT NULL,
+    headers        jsonb
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_insert_threshold = 100000,
@@ -33,8 +41,12 @@ CREATE TABLE outbox (
     -- Truncating the end of the table takes an exclusive lock that inserts would wait for.
     vacuum_truncate = false
 );
--- Unsettled rows are found by their transaction: a number does not say when its row became visible.
-CREATE INDEX outbox_owed ON outbox (part, xid);
+CREATE UNIQUE INDEX outbox_log ON outbox (outbox_part(aggregate_id), seq);
+-- Unsettled rows are found by their transaction: a number does not say when its row became visible. The last column
+-- only checks the limits.
+CREATE INDEX outbox_owed ON outbox (outbox_part(aggregate_id), xid, (
+    aggregate_type::outbox_aggregate_type IS NULL OR aggregate_id::outbox_aggregate_id IS NULL
+    OR payload::outbox_payload IS NULL OR headers::outbox_headers IS NULL));
 
 -- The publication exists before any slot: a slot older than its publication cannot be decoded.
 CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert');
@@ -131,6 +143,25 @@ CREATE TABLE outbox_dead (
     dropped_at     timestamptz
 );
 CREATE INDEX outbox_dead_aggregate ON outbox_dead (aggregate_type, aggregate_id);
+
+-- Inserts a dead event again, in a new row, and deletes its row before. Operators may call it; they may not delete rows
+-- otherwise. The row is deleted first: ids are unique.
+CREATE FUNCTION outbox_retry(event uuid) RETURNS void LANGUAGE sql SECURITY DEFINER
+BEGIN ATOMIC
+    WITH dead AS MATERIALIZED (
+        SELECT * FROM outbox_dead d WHERE d.id = event AND d.retry_seq IS NULL AND d.dropped_at IS NULL
+            AND d.payload IS NOT NULL FOR UPDATE
+    ), gone AS (
+        DELETE FROM outbox o USING dead d WHERE o.id = d.id AND o.seq = d.row_seq RETURNING o.id
+    ), again AS (
+        INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
+        SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, created_at
+        FROM dead WHERE (SELECT pg_catalog.count(*) FROM gone) >= 0
+        RETURNING id, seq
+    )
+    UPDATE outbox_dead d SET retry_seq = again.seq FROM again WHERE d.id = again.id;
+END;
+REVOKE EXECUTE ON FUNCTION outbox_retry FROM PUBLIC;
 
 -- One row: the relay of this table, and its mode.
 CREATE TABLE relay_state (

@@ -4,9 +4,8 @@ GRANT INSERT (attempt, outcome, reason, action, actor, source, detail) ON postha
 -- mode
 GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO posthaste_operator;
 -- dead retry, dead drop
-GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at) ON outbox
-    TO posthaste_operator;
-GRANT UPDATE (retry_seq, dropped_at) ON outbox_dead TO posthaste_operator;
+GRANT EXECUTE ON FUNCTION outbox_retry TO posthaste_operator;
+GRANT UPDATE (dropped_at) ON outbox_dead TO posthaste_operator;
 -- replay
 GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
 -- streams drop
