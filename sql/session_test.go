@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -70,6 +71,42 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 		must(t, db.QueryRow(ctx, "SHOW synchronous_commit").Scan(&commit))
 		if commit != "local" {
 			t.Errorf("%s: synchronous_commit is %s, want local", name, commit)
+		}
+	}
+}
+
+// What a role or a database limits does not end a session of posthaste, or a statement of one.
+func TestTimeoutsOfARoleDoNotCount(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	ctx := t.Context()
+	names := testenv.Value[[]string](t, d, `SELECT array_agg(name) FROM pg_settings WHERE name IN ('statement_timeout',
+		'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout')`)
+	pool := func(cfg *pgxpool.Config, err error) sql.DB {
+		t.Helper()
+		must(t, err)
+		p, err := pgxpool.NewWithConfig(ctx, cfg)
+		must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	}
+	for _, name := range names {
+		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '20ms'")
+	}
+	sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
+	must(t, err)
+	defer sweep.Close()
+	for session, db := range map[string]sql.DB{
+		"admin": pool(sql.PoolConfig(d.URL+"&statement_timeout=1", "public", "admin")), "sweep": sql.SessionOf(sweep),
+		"relay": pool(sql.RelayPoolConfig(d.URL, "public")), "replay": pool(sql.ReplayConfig(d.URL, "public")),
+		"orders": pool(sql.OrderPoolConfig(d.URL, "public")),
+	} {
+		for _, name := range names {
+			var limit string
+			must(t, db.QueryRow(ctx, "SHOW "+name).Scan(&limit))
+			if strings.HasSuffix(limit, "ms") && len(limit) < len("100ms") {
+				t.Errorf("%s: %s is %s", session, name, limit)
+			}
 		}
 	}
 }

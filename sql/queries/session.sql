@@ -4,4 +4,7 @@
 SELECT pg_catalog.set_config('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit')
         WHEN 'off' THEN 'local' ELSE pg_catalog.current_setting('synchronous_commit') END, false),
     CASE WHEN pg_catalog.current_setting('server_encoding') <> 'SQL_ASCII'
-        THEN pg_catalog.set_config('client_encoding', 'UTF8', false) END
+        THEN pg_catalog.set_config('client_encoding', 'UTF8', false) END,
+    -- From Postgres 17 on.
+    CASE WHEN pg_catalog.current_setting('transaction_timeout', true) <> '0'
+        THEN pg_catalog.set_config('transaction_timeout', '0', false) END
