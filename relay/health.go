@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Health is what readiness is answered from.
@@ -37,6 +38,9 @@ const (
 	conditionWAL      = "wal"            // the slot holds back more than it may, and cannot be moved or dropped
 	conditionStalled  = "stalled"        // nothing moves
 	conditionLayout   = "layout"         // the names of streams are being changed
+	conditionPhase    = "phase"          // what the leader does fails again and again
+	conditionHistory  = "history"        // what is past the retention cannot be deleted
+	conditionTrim     = "trim"           // a stream cannot be trimmed
 )
 
 // health collects conditions by name. Setting one again replaces its detail.
@@ -44,15 +48,30 @@ type health struct {
 	mu       sync.Mutex
 	bad      map[string]string // not ready
 	degraded map[string]string
+	// until is when a condition ends by itself.
+	until map[string]time.Time
 }
 
 func newHealth() *health {
-	return &health{bad: map[string]string{}, degraded: map[string]string{}}
+	return &health{bad: map[string]string{}, degraded: map[string]string{}, until: map[string]time.Time{}}
 }
 
 // fail and degrade report whether the condition is news.
 func (h *health) fail(name, detail string) bool    { return h.put(h.bad, name, detail) }
 func (h *health) degrade(name, detail string) bool { return h.put(h.degraded, name, detail) }
+
+// lasts sets a condition that ends by itself.
+func (h *health) lasts(name, detail string, flows bool, until time.Time) {
+	h.clear(name)
+	if flows {
+		h.degrade(name, detail)
+	} else {
+		h.fail(name, detail)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.until[name] = until
+}
 
 func (h *health) put(m map[string]string, name, detail string) bool {
 	h.mu.Lock()
@@ -70,12 +89,20 @@ func (h *health) clear(name string) bool {
 	_, b := h.degraded[name]
 	delete(h.bad, name)
 	delete(h.degraded, name)
+	delete(h.until, name)
 	return a || b
 }
 
 func (h *health) lists() (bad, degraded []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for name, end := range h.until {
+		if time.Now().After(end) {
+			delete(h.bad, name)
+			delete(h.degraded, name)
+			delete(h.until, name)
+		}
+	}
 	return render(h.bad), render(h.degraded)
 }
 

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"posthaste/internal/pause"
@@ -32,15 +31,10 @@ type housekeeper struct {
 // run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, retention.
 func (h *housekeeper) run(ctx context.Context) {
 	var history, backlog time.Time // of the next
-	historyFailed := false
 	for ctx.Err() == nil {
 		if time.Now().After(history) {
 			history = time.Now().Add(historyInterval)
-			err := h.store.KeepHistory(ctx)
-			if err != nil && ctx.Err() == nil && !historyFailed {
-				h.log.Warn("keep history", "err", err)
-			}
-			historyFailed = err != nil
+			h.done(ctx, conditionHistory, h.store.KeepHistory(ctx))
 		}
 		if began := time.Now(); began.After(backlog) {
 			h.countBacklog(ctx)
@@ -50,6 +44,18 @@ func (h *housekeeper) run(ctx context.Context) {
 		h.countDead(ctx)
 		h.keepStreams(ctx)
 		pause.Tick(ctx, trimInterval)
+	}
+}
+
+// done counts and reports an errand that failed, and forgets its failures if it did not.
+func (h *housekeeper) done(ctx context.Context, condition string, err error) {
+	if err == nil {
+		h.recovered(condition)
+	} else if ctx.Err() == nil {
+		h.metrics.scrapeErrors.WithLabelValues(condition).Inc()
+		if h.recurs(condition, err, true) {
+			h.log.Warn("housekeeping fails; trying again", "what", condition, "err", err)
+		}
 	}
 }
 
@@ -93,21 +99,22 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 		for _, s := range list[:min(len(list), maxStreamLabels)] {
 			h.metrics.streamInfo.WithLabelValues(s.Name, s.Base).Set(1)
 		}
-		first := h.next
+		first, failed := h.next, error(nil)
 		for i := range streams {
 			at := (first + i) % len(streams)
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			err = h.sink.Trim(actx, streams[at])
+			failed = h.sink.Trim(actx, streams[at])
 			cancel()
-			if err != nil {
+			if failed != nil {
 				h.next = at + 1
 				break // a Redis that is gone would hold up everything else here, stream by stream
 			}
 			h.next = 0
 		}
+		h.done(ctx, conditionTrim, failed)
 		if h.observe != nil {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			err = errors.Join(err, h.observe(actx, streams[:min(len(streams), maxStreamLabels)]))
+			err = h.observe(actx, streams[:min(len(streams), maxStreamLabels)])
 			cancel()
 		}
 	}

@@ -121,17 +121,53 @@ func TestHousekeepingWithoutAnswers(t *testing.T) {
 	})
 }
 
-// A failure is repeated soon, and said once.
-func TestHistoryIsTriedAgainSoon(t *testing.T) {
+// History that cannot be deleted is tried again soon, and logged once. After a while health names it, until it works.
+func TestHistoryThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
 	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	inLeadership(t, o, func(w *world, l *leadership) {
-		h := &noHistory{Store: l.housekeeper.store}
+		working := l.housekeeper.store
+		h := &noHistory{Store: working}
 		l.housekeeper.store = h
 		l.keeps(3 * historyInterval)
-		if h.asked < 2 || h.asked > 4 || strings.Count(log.String(), "keep history") != 1 {
+		if h.asked < 2 || h.asked > 4 || strings.Count(log.String(), "what=history") != 1 {
 			t.Errorf("asked %d times in %v, and said:\n%s", h.asked, 3*historyInterval, log.String())
+		}
+		l.keeps(steady)
+		if bad, degraded := l.health.lists(); len(bad) > 0 || len(degraded) != 1 ||
+			!strings.HasPrefix(degraded[0], "history: ") {
+			t.Errorf("not ready %v, degraded %v", bad, degraded)
+		}
+		l.housekeeper.store = working
+		l.keeps(historyInterval)
+		if _, degraded := l.health.lists(); len(degraded) > 0 {
+			t.Errorf("degraded %v afterwards", degraded)
+		}
+	})
+}
+
+// A stream that cannot be trimmed is named after a while.
+func TestAStreamThatCannotBeTrimmed(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.a", "outbox.b")
+		w.rd.away["outbox.b"] = true
+		l.keeps(steady - 2*trimInterval)
+		if _, degraded := l.health.lists(); len(degraded) > 0 {
+			t.Errorf("degraded %v too soon", degraded)
+		}
+		l.keeps(4 * trimInterval)
+		if _, degraded := l.health.lists(); len(degraded) != 1 || !strings.HasPrefix(degraded[0], "trim: ") {
+			t.Errorf("degraded %v", degraded)
+		}
+		if value(t, l.metrics.scrapeErrors.WithLabelValues(conditionTrim)) < steady.Seconds() {
+			t.Error("it was not counted")
+		}
+		delete(w.rd.away, "outbox.b")
+		l.keeps(2 * trimInterval)
+		if _, degraded := l.health.lists(); len(degraded) > 0 {
+			t.Errorf("degraded %v afterwards", degraded)
 		}
 	})
 }

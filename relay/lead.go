@@ -27,6 +27,7 @@ func (l *leadership) run(ctx context.Context) error {
 		for _, c := range []string{
 			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
 			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
+			conditionHistory, conditionTrim,
 		} {
 			l.health.clear(c)
 		}
@@ -44,6 +45,7 @@ func (l *leadership) run(ctx context.Context) error {
 	p := phaseStandby.next(onLed)
 	for {
 		l.activity.enter(p, l.reason)
+		l.worked = false
 		t, err := l.do(ctx, p)
 		switch {
 		case ctx.Err() != nil && errors.Is(context.Cause(ctx), errLockLost):
@@ -51,10 +53,14 @@ func (l *leadership) run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			t = onStop
 		case errors.Is(err, outbox.ErrSuperseded):
+			l.recurs(conditionPhase, err, false)
 			t = onLost
 		case err != nil:
 			l.phaseEnded(p, err)
 			l.failing(err)
+			if l.worked {
+				l.recurs(conditionPhase, err, false)
+			}
 			pause.About(ctx, 200*time.Millisecond) // whatever it was, it may fail as fast the next time
 		}
 		if p = p.next(t); p == phaseStandby || p == phaseStopped {

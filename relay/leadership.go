@@ -52,6 +52,8 @@ type leadership struct {
 	silent time.Time
 	// stuck is since when every phase has failed before it came to its work; zero if one has not.
 	stuck time.Time
+	// worked is whether the phase has come to its work.
+	worked bool
 }
 
 // failing notes that a phase has failed. working, called while events can flow, forgets that.
@@ -65,6 +67,7 @@ func (l *leadership) failing(err error) {
 }
 
 func (l *leadership) working() {
+	l.worked = true
 	l.phaseWorks()
 	if l.stuck.IsZero() {
 		return
@@ -125,6 +128,7 @@ func (l *leadership) over(err error) (transition, error) {
 	case errors.Is(err, outbox.ErrGap):
 		l.reason = slotReason(err)
 		l.log.Warn("the sink has lost its place; adopting again", "err", err)
+		l.recurs(conditionPhase, err, false)
 		return onOver, nil
 	case errors.As(err, &fenced):
 		l.reason, l.fence = outbox.ReasonFenced, fenced.Epoch

@@ -141,7 +141,7 @@ func (m *metrics) addEvents(r *registry) {
 	}, []string{"stream", "base"})
 	m.scrapeErrors = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_scrape_errors_total",
-		Help: "Failed reads behind gauges; the gauges keep their last value meanwhile.",
+		Help: "Failed reads behind gauges, which keep their last value meanwhile; and housekeeping that failed.",
 	}, []string{"collector"})
 }
 
@@ -208,7 +208,7 @@ func (m *metrics) zero() {
 	for _, d := range []outbox.Mode{outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll} {
 		m.desired.WithLabelValues(string(d)).Set(0)
 	}
-	for _, c := range []string{"backlog", "slot", "dead", "losses", "streams"} {
+	for _, c := range []string{"backlog", "slot", "dead", "losses", "streams", conditionHistory, conditionTrim} {
 		m.scrapeErrors.WithLabelValues(c)
 	}
 	for _, r := range []string{madeNew, madeMissing, madeLost, madePublication} {

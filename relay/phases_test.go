@@ -296,6 +296,57 @@ func TestALeaderThatDoesNotComeToItsWork(t *testing.T) {
 	})
 }
 
+// A leader whose work fails again and again is not ready, although each time it begins well; degraded, if events flow
+// all the same. It is ready when nothing has failed for a while.
+func TestWorkThatFailsAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(_ *world, l *leadership) {
+		fails := func(d time.Duration, moves int64) (bad, degraded []string) {
+			for end := time.Now().Add(d); time.Now().Before(end); pass(time.Second) {
+				l.moved.Add(moves)
+				l.recurs(conditionPhase, errors.New("a part has a later mark"), false)
+			}
+			return l.health.lists()
+		}
+		if bad, degraded := fails(steady-time.Second, 0); len(bad)+len(degraded) > 0 {
+			t.Errorf("at first not ready %v, degraded %v", bad, degraded)
+		}
+		if bad, _ := fails(3*time.Second, 0); len(bad) != 1 || bad[0] != "phase: a part has a later mark" {
+			t.Errorf("not ready %v", bad)
+		}
+		pass(steady + time.Second)
+		if bad, degraded := l.health.lists(); len(bad)+len(degraded) > 0 {
+			t.Errorf("afterwards not ready %v, degraded %v", bad, degraded)
+		}
+		if bad, degraded := fails(steady+2*time.Second, 1); len(bad) > 0 || len(degraded) != 1 {
+			t.Errorf("not ready %v, degraded %v while events flow", bad, degraded)
+		}
+	})
+}
+
+// gappy is a sink whose gates are never found as they were left.
+type gappy struct{ outbox.Sink }
+
+// Check implements outbox.Sink.
+func (gappy) Check(context.Context, outbox.Owner, []string) error { return outbox.ErrGap }
+
+// A leader that adopts again and again is not ready.
+func TestALeaderThatAdoptsAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		l.sink = gappy{l.sink}
+		ctx, cancel := context.WithTimeout(context.Background(), steady+20*time.Second)
+		defer cancel()
+		go func() {
+			pass(steady + 15*time.Second)
+			if bad, degraded := l.health.lists(); len(bad) != 1 || !strings.HasPrefix(bad[0], conditionPhase) {
+				t.Errorf("not ready %v, degraded %v", bad, degraded)
+			}
+		}()
+		_ = l.run(ctx)
+	})
+}
+
 // Hand-overs that keep failing come slower and slower, and never slower than about ten seconds.
 func TestFailingHandOversSlowDown(t *testing.T) {
 	t.Parallel()

@@ -21,8 +21,9 @@ type reporter struct {
 	// onPublished is Options.OnPublished.
 	onPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
 	// moved counts what was published, settled or parked, for the watchdog.
-	moved  atomic.Int64
-	labels sync.Mutex // of streams
+	moved     atomic.Int64
+	labels    sync.Mutex // of streams
+	recurring recurring
 	// sessions and phases are the runs of those that have ended with an error.
 	sessions, phases outage.Run
 }
