@@ -299,6 +299,8 @@ type Store interface {
 	Backlog(ctx context.Context) (rows int64, oldest time.Duration, err error)
 	// Parked lists the dead events of aggregates, for block-key.
 	Parked(ctx context.Context) ([]Dead, error)
+	// Sound names what somebody has changed in the table so that a promise does not hold.
+	Sound(ctx context.Context) error
 	// Housekeep forgets dead events whose retry was published; it returns how many events are parked.
 	Housekeep(ctx context.Context) (dead int64, err error)
 	// KeepHistory deletes what is settled and past the retention, by the database's clock, and the marks with it.

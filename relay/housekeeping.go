@@ -34,6 +34,7 @@ func (h *housekeeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if time.Now().After(history) {
 			history = time.Now().Add(historyInterval)
+			h.done(ctx, conditionTable, h.store.Sound(ctx))
 			h.done(ctx, conditionHistory, h.store.KeepHistory(ctx))
 		}
 		if began := time.Now(); began.After(backlog) {

@@ -27,7 +27,7 @@ func (l *leadership) run(ctx context.Context) error {
 		for _, c := range []string{
 			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
 			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
-			conditionHistory, conditionTrim,
+			conditionTable, conditionHistory, conditionTrim,
 		} {
 			l.health.clear(c)
 		}

@@ -429,6 +429,8 @@ func (s memStore) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	return call(ctx, s.i, "Store.Parked", func() ([]outbox.Dead, error) { return slices.Clone(s.pg().dead), nil })
 }
 
+func (memStore) Sound(context.Context) error { return nil }
+
 func (s memStore) Housekeep(ctx context.Context) (int64, error) {
 	return call(ctx, s.i, "Store.Housekeep", func() (int64, error) { return int64(len(s.pg().dead)), nil })
 }

@@ -97,8 +97,8 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	// What is asked here reads a few rows of many parts, which looks expensive: compiling it takes many times as long
 	// as the answer, on a busy machine 20 s of a processor for a count of what is owed.
 	cfg.RuntimeParams["jit"] = "off"
-	// A caller that needs a limit sets its own. Otherwise what a role has (ALTER ROLE ... SET statement_timeout) would end
-	// a count or a wait at the same place each time, and nothing would ever finish.
+	// A caller that needs a limit sets its own. Otherwise what a role has (ALTER ROLE ... SET statement_timeout) would
+	// end a count or a wait at the same place each time, and nothing would ever finish.
 	for _, timeout := range []string{
 		"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout",
 	} {

@@ -163,10 +163,16 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 				}
 				applied = append(applied, Applied{line, v})
 			}
-			if line == LineOutbox && len(applied) > 0 {
+			if line != LineOutbox {
+				continue
+			}
+			if len(applied) > 0 {
 				if _, err := tx.Exec(ctx, words); err != nil {
 					return fmt.Errorf("words: %w", err)
 				}
+			}
+			if _, err := tx.Exec(ctx, query("sequence_cache")); err != nil {
+				return fmt.Errorf("the sequence of events: %w", err)
 			}
 		}
 		return nil

@@ -200,3 +200,17 @@ func TestEveryQueryPrepares(t *testing.T) {
 		}
 	}
 }
+
+// A sequence that takes several numbers at once breaks the order of events: it is named, and migrate sets it back.
+func TestTheSequenceHasNoCache(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	must(t, sql.Sound(t.Context(), d.Pool))
+	d.Exec(t, "ALTER SEQUENCE outbox_seq_seq CACHE 50")
+	if err := sql.Sound(t.Context(), d.Pool); err == nil || !strings.Contains(err.Error(), "CACHE 50") {
+		t.Errorf("a cache of 50: %v", err)
+	}
+	_, err := sql.Migrate(t.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
+	must(t, err)
+	must(t, sql.Sound(t.Context(), d.Pool))
+}

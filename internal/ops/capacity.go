@@ -77,19 +77,17 @@ const retentionSlack = time.Hour
 
 // log says whether what is owed can be found, and whether what is past the retention is deleted.
 func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
-	var valid bool
+	if err := sql.Sound(ctx, conn); err != nil {
+		d.add(SeverityFail, "table", "posthaste migrate, or REINDEX INDEX outbox_owed: see the text", "%s",
+			oneLine(err))
+	}
 	var left int64
 	var oldest *time.Time
-	err := conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&valid, &left, &oldest)
+	err := conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&left, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "marks", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))
 		return
-	}
-	if !valid {
-		d.add(SeverityFail, "owed index",
-			"REINDEX INDEX outbox_owed, or create it again as the migration does",
-			"the index outbox_owed is missing or not valid: without it every look for events reads the whole log")
 	}
 	switch {
 	case oldest == nil:
