@@ -74,6 +74,21 @@ type Dead struct {
 	RetrySeq int64
 }
 
+// LeaderSession is the session that holds the leader's lock.
+type LeaderSession struct {
+	PID int
+	// Application, Role and Address are "" where they are not visible.
+	Application, Role, Address string
+	// Relay is false only for a session that is known not to be a relay's.
+	Relay bool
+}
+
+// String names the session.
+func (s LeaderSession) String() string {
+	return fmt.Sprintf("the session with pid %d (application %q, role %q, address %q)", s.PID, s.Application, s.Role,
+		s.Address)
+}
+
 // AuditMark is what the audit compares from one time to the next.
 type AuditMark struct {
 	// LSN is at or behind the commit of every row in First.
@@ -299,6 +314,10 @@ type Store interface {
 	Backlog(ctx context.Context) (rows int64, oldest time.Duration, err error)
 	// Parked lists the dead events of aggregates, for block-key.
 	Parked(ctx context.Context) ([]Dead, error)
+	// LeaderSession returns the session that holds the leader's lock, the zero value if there is none.
+	LeaderSession(ctx context.Context) (LeaderSession, error)
+	// EndSession ends a session of the database.
+	EndSession(ctx context.Context, pid int) error
 	// Sound names what somebody has changed in the table so that a promise does not hold.
 	Sound(ctx context.Context) error
 	// Housekeep forgets dead events whose retry was published; it returns how many events are parked.

@@ -39,6 +39,7 @@ const (
 	conditionStalled  = "stalled"        // nothing moves
 	conditionLayout   = "layout"         // the names of streams are being changed
 	conditionPhase    = "phase"          // what the leader does fails again and again
+	conditionLeader   = "leader"         // who holds the leader's lock makes no progress
 	conditionTable    = "table"          // somebody has changed the table so that a promise does not hold
 	conditionHistory  = "history"        // what is past the retention cannot be deleted
 	conditionTrim     = "trim"           // a stream cannot be trimmed

@@ -208,8 +208,10 @@ func (m *metrics) zero() {
 	for _, d := range []outbox.Mode{outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll} {
 		m.desired.WithLabelValues(string(d)).Set(0)
 	}
-	for _, c := range []string{"backlog", "slot", "dead", "losses", "streams", conditionTable, conditionHistory,
-		conditionTrim} {
+	for _, c := range []string{
+		"backlog", "slot", "dead", "losses", "streams", conditionTable, conditionHistory,
+		conditionTrim,
+	} {
 		m.scrapeErrors.WithLabelValues(c)
 	}
 	for _, r := range []string{madeNew, madeMissing, madeLost, madePublication} {

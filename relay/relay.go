@@ -179,6 +179,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { r.watchSink(wctx) })
+	wg.Go(func() { r.oversee(wctx) })
 	if r.o.Spread != nil {
 		wg.Go(func() { r.troubles(wctx) })
 	}

@@ -20,7 +20,10 @@ type postgres struct {
 	xid, first, ended, durable uint64
 	// run is which process it is.
 	run int
-	seq int64
+	// leaderSession is what the store tells of it, endedSessions are the sessions that were to end.
+	leaderSession outbox.LeaderSession
+	endedSessions []int
+	seq           int64
 	// running are the transactions that have not ended for others: open ones, and commits that are held back.
 	running map[uint64]*transaction
 	// log are the commits in their order, parts the rows of the table, whoever sees them.

@@ -429,6 +429,15 @@ func (s memStore) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	return call(ctx, s.i, "Store.Parked", func() ([]outbox.Dead, error) { return slices.Clone(s.pg().dead), nil })
 }
 
+func (s memStore) LeaderSession(context.Context) (outbox.LeaderSession, error) {
+	return s.i.w.pg.leaderSession, nil
+}
+
+func (s memStore) EndSession(_ context.Context, pid int) error {
+	s.i.w.pg.endedSessions = append(s.i.w.pg.endedSessions, pid)
+	return nil
+}
+
 func (memStore) Sound(context.Context) error { return nil }
 
 func (s memStore) Housekeep(ctx context.Context) (int64, error) {

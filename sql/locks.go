@@ -42,6 +42,7 @@ func (l *locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.RuntimeParams["application_name"] = "posthaste locks" // whatever the URL names: see lock_holder.sql
 	cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"posthaste/internal/testenv"
 )
 
@@ -68,4 +70,23 @@ func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 	}
 	r.waitReady(t, 200, "")
 	w.waitMode("cdc", 30*time.Second)
+}
+
+// A session that is no relay and holds the leader's lock does not keep relays from leading for long.
+func TestAStrandedLeadersLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, err := pgx.Connect(t.Context(), w.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close(t.Context()) }()
+	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
+	if _, err := c.Exec(t.Context(), lead); err != nil {
+		t.Fatal(err)
+	}
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 10})
+	load.Wait()
+	w.spawn("relay")
+	w.oracle.WaitEmpty(t, 90*time.Second)
 }

@@ -176,9 +176,21 @@ func (d *doctor) postgres(ctx context.Context) {
 	d.retention(f)
 	d.slot(ctx, conn)
 	if migrated {
+		d.leader(ctx, conn)
 		d.log(ctx, conn)
 		d.capacity(ctx, conn, f)
 		d.ledger(ctx, conn)
+	}
+}
+
+// leader names a session that holds the leader's lock and is no relay's.
+func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
+	s, err := sql.LeaderSession(ctx, conn)
+	if err != nil {
+		d.add(SeverityWarn, "leader", "let this role read pg_locks", "%v", oneLine(err))
+	} else if s.PID != 0 && !s.Relay {
+		d.add(SeverityFail, "leader", fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.PID),
+			"no relay can lead: the leader's lock is held by %s, which is no relay", s)
 	}
 }
 

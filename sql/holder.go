@@ -1,0 +1,40 @@
+package sql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
+)
+
+// LeaderSession returns the session that holds the leader's lock, the zero value if there is none.
+func LeaderSession(ctx context.Context, db DB) (s outbox.LeaderSession, err error) {
+	err = db.QueryRow(ctx, query("lock_holder"), "leader").Scan(&s.PID, &s.Application, &s.Role, &s.Address, &s.Relay)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("look for the holder of the leader's lock: %w", err)
+	}
+	return s, nil
+}
+
+// LeaderSession is the function of that name.
+func (s *store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return LeaderSession(ctx, s.pool)
+}
+
+// EndSession ends a session of Postgres, if this role may.
+func (s *store) EndSession(ctx context.Context, pid int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, query("session_end"), pid); err != nil {
+		return fmt.Errorf("end session %d: %w", pid, err)
+	}
+	return nil
+}
