@@ -53,6 +53,8 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	first := w.post(key, orderJSON(1))
 	want(t, first, 201, "")
 	w.published()
+	other := w.sibling()
+	other.s.database.Confirmed(t.Context())
 	if err := server.Stop("immediate"); err != nil {
 		t.Fatal(err)
 	}
@@ -66,9 +68,11 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	if took := time.Since(start); took > 8*time.Second { // less than the one request's own deadline
 		t.Errorf("failing took %v", took)
 	}
-	if r := w.sibling().post(key, orderJSON(1)); r.status != 201 || r.body != first.body {
+	if r := other.post(key, orderJSON(1)); r.status != 201 || r.body != first.body {
 		t.Errorf("replay without Postgres: %v", r)
 	}
+	// A process that has not seen its database cannot know whose record it is.
+	want(t, w.sibling().post(key, orderJSON(1)), 503, "temporarily_unavailable")
 	if got := w.s.Ready(t.Context()); len(got.Reasons) != 1 || got.Reasons[0] != "postgres" {
 		t.Errorf("readiness %+v", got)
 	}

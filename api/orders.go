@@ -92,7 +92,7 @@ func (s *Server) lookup(ctx context.Context, p *placing) (idem.Found, error) {
 	if err != nil {
 		return idem.Found{}, err
 	}
-	return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: record(o)}, nil
+	return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: s.record(o)}, nil
 }
 
 // placeExpired answers for a key that is too old to be executed: only what exists is replayed.
@@ -219,9 +219,16 @@ func (s *Server) publish(ctx context.Context, t *idem.Ticket, o *sql.Order) func
 	ctx = context.WithoutCancel(ctx)
 	return func() {
 		s.fail(ctx, "before_publish")
-		t.Commit(ctx, record(o))
+		t.Commit(ctx, s.record(o))
 		s.fail(ctx, "after_publish")
 	}
+}
+
+// record is that of an order, with the incarnation of the database that has it.
+func (s *Server) record(o *sql.Order) idem.Record {
+	r := record(o)
+	r.Incarnation = s.database.Of(o)
+	return r
 }
 
 // settle answers with an order that was there already. t is nil when no lease is held.

@@ -74,6 +74,8 @@ type Server struct {
 	poolSize int
 	redis    idem.Redis
 	guard    *idem.Guard
+	// database is whose orders the guard's records are of.
+	database *sql.Incarnation
 	// lease is the guard's.
 	lease     time.Duration
 	credits   *credits.Bank
@@ -114,6 +116,7 @@ func New(o Options) (*Server, error) {
 	if s.probe = o.Probe; s.probe == nil {
 		s.probe = o.Pool
 	}
+	s.database = sql.NewIncarnation(s.probe)
 	s.ready.Timeout = readyTimeout
 	s.ready.Read = func(ctx context.Context) (Readiness, error) { return s.Ready(ctx), nil }
 	if s.log == nil {
@@ -133,7 +136,8 @@ func New(o Options) (*Server, error) {
 		guard = o.Redis
 	}
 	s.guard = idem.New(idem.Options{
-		Redis: guard, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger, Registerer: o.Registerer,
+		Redis: guard, Database: s.database, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger,
+		Registerer: o.Registerer,
 	})
 	s.engine = s.routes()
 	return s, nil
@@ -197,6 +201,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()
+	s.database.Confirmed(ctx) // so that the first order need not ask
 	s.checkEviction(ctx)
 	for {
 		select {

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// A finished record never changes, so a hot replay need not ask Redis. The short life bounds what a restored database
-// could contradict.
+// A finished record never changes in its incarnation of the database, so a hot replay need not ask Redis.
 const (
 	cacheSize = 1000
 	cacheTTL  = 5 * time.Second

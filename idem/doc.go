@@ -7,6 +7,10 @@
 // the database, waiting for the attempt that is under way, and load shedding. While Redis is unusable the guard says
 // so (Ticket.Degraded) and every request simply goes on to the database.
 //
+// A record is of one incarnation of the database (Options.Database). A second database on the same Redis does not see
+// it, and neither does the same database once it may have lost the commit that the record confirms: a promoted standby,
+// a restored backup. The database then answers, and a record is made again.
+//
 // A request goes through
 //
 //	d, err := guard.Begin(ctx, idem.Request{Key: idem.NewKey(user, "POST", "/orders", header), Fingerprint: fp})

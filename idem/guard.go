@@ -29,6 +29,10 @@ const patience = 250 * time.Millisecond
 type Options struct {
 	// Redis is the guard's server; see NewClient for the options it needs. nil: every request is degraded.
 	Redis redis.UniversalClient
+	// Database names the database that the work commits to. Each incarnation of it has records of its own, so that a
+	// record never confirms what another database has, or what this one has lost. nil: all records are of one database
+	// that loses nothing.
+	Database Database
 	// Lease is how long an attempt owns its key without a heartbeat. The work must have a shorter deadline. Zero:
 	// DefaultLease.
 	Lease time.Duration
@@ -45,28 +49,41 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
+// Database knows the incarnation of the database that the work commits to: a name, which changes whenever the database
+// may have lost commits. Both functions return "" if it is not known, and requests are then degraded.
+type Database interface {
+	// Last returns the incarnation that was seen last. Each request calls it.
+	Last(ctx context.Context) string
+	// Confirmed returns the incarnation that the database has now, or had a moment ago. Requests call it before a
+	// record decides them. While the database does not answer, it returns the last one.
+	Confirmed(ctx context.Context) string
+}
+
 // Guard decides which of the requests with one key does the work. It is safe for concurrent use.
 type Guard struct {
-	client  redis.UniversalClient
-	nodes   nodes
-	scripts map[string]*redis.Script
-	timeout time.Duration // of one call; callTimeout but in tests
-	lease   time.Duration
-	hold    time.Duration
-	ttl     time.Duration
-	log     *slog.Logger
-	metrics *metrics
-	cache   *cache
-	flights flights
-	lookups lookups
-	memory  memory
+	client redis.UniversalClient
+	// database is nil if records are not distinguished.
+	database Database
+	nodes    nodes
+	scripts  map[string]*redis.Script
+	timeout  time.Duration // of one call; callTimeout but in tests
+	lease    time.Duration
+	hold     time.Duration
+	ttl      time.Duration
+	log      *slog.Logger
+	metrics  *metrics
+	cache    *cache
+	flights  flights
+	lookups  lookups
+	memory   memory
 }
 
 // New returns a guard. It does no I/O: a server that is gone is noticed by the first request.
 func New(o Options) *Guard {
 	g := &Guard{
-		client: o.Redis, scripts: loadScripts(), log: o.Logger, metrics: newMetrics(o.Registerer, o.Routes),
-		timeout: callTimeout, lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
+		client: o.Redis, database: o.Database, scripts: loadScripts(), log: o.Logger,
+		metrics: newMetrics(o.Registerer, o.Routes), timeout: callTimeout,
+		lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
@@ -99,6 +116,9 @@ type Request struct {
 	// decide: a pending record with another fingerprint (somebody may have taken the key after Redis lost it), and at
 	// the end of Wait. nil: such a request is Busy.
 	Lookup func(ctx context.Context) (Found, error)
+
+	// in is the incarnation that the request is decided in; Key is then that of the record.
+	in string
 }
 
 // Found is what the database knows about a key.
@@ -118,6 +138,9 @@ type Record struct {
 	Ref string
 	// Payload is what rendering the response needs beside the request; keep it to a few bytes.
 	Payload string
+	// Incarnation is where the operation was committed, as Options.Database names it. Commit publishes the record only
+	// if that is where the request was decided. "": it is. Records in Redis do not have it.
+	Incarnation string
 }
 
 // Outcome is what a request has to do next.
@@ -146,27 +169,51 @@ type Decision struct {
 	Waited bool
 	// RetryAfter is when to try again: at most a second, because an attempt may end long before its lease does.
 	RetryAfter time.Duration
+	// in is the incarnation that the request was decided in.
+	in string
 }
 
 // Begin decides about one attempt. Redis trouble is no error: the decision is then Proceed with a degraded ticket, and
 // the database arbitrates. Errors are those of ctx, which ended while waiting, and of Request.Lookup.
 func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
-	w := waiter{g: g, r: &r, deadline: time.Now().Add(r.Wait)}
-	attempt := newAttempt()
+	w := waiter{g: g, deadline: time.Now().Add(r.Wait)}
+	in := ""
+	if g.database != nil {
+		in = g.database.Last(ctx)
+	}
 	for {
-		d := g.acquire(ctx, &r, attempt)
-		if d.Outcome == Busy {
-			decided, err := w.wait(ctx, &d)
-			if err != nil {
-				return Decision{}, err
-			}
-			if !decided {
+		d, err := g.decide(ctx, &w, r, in)
+		if err != nil {
+			return Decision{}, err
+		}
+		if g.database != nil && (d.Outcome == Replay || d.Outcome == Mismatch) {
+			if now := g.database.Confirmed(ctx); now != in {
+				in = now
 				continue
 			}
 		}
-		d.Waited = w.waited
+		d.Waited, d.in = w.waited, in
 		g.count(&r, &d)
 		return d.Decision, nil
+	}
+}
+
+// decide decides about one attempt in an incarnation.
+func (g *Guard) decide(ctx context.Context, w *waiter, r Request, in string) (verdict, error) {
+	r.in, r.Key = in, r.Key.In(in)
+	if in == "" && g.database != nil {
+		return g.degraded(&r, errUnusable), nil
+	}
+	w.r, w.asked = &r, false
+	attempt := newAttempt()
+	for {
+		d := g.acquire(ctx, &r, attempt)
+		if d.Outcome != Busy {
+			return d, nil
+		}
+		if decided, err := w.wait(ctx, &d); decided || err != nil {
+			return d, err
+		}
 	}
 }
 
@@ -207,7 +254,7 @@ func (g *Guard) assess(r *Request, reply []string) (verdict, error) {
 		if err != nil {
 			return verdict{}, fmt.Errorf("parse a token: %w", err)
 		}
-		t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint, token: token}
+		t := &Ticket{guard: g, key: r.Key, in: r.in, fp: r.Fingerprint, token: token}
 		return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: strings.ToLower(code)}, nil
 	case code == "REPLAY" && len(reply) == 3:
 		rec, fp, err := parseRecord(reply[2])
@@ -251,7 +298,7 @@ func (g *Guard) degraded(r *Request, err error) verdict {
 	if !errors.Is(err, errUnusable) {
 		g.log.Warn("guard goes without redis for a request", "err", err)
 	}
-	t := &Ticket{guard: g, key: r.Key, fp: r.Fingerprint}
+	t := &Ticket{guard: g, key: r.Key, in: r.in, fp: r.Fingerprint}
 	return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: OutcomeDegraded}
 }
 

@@ -20,6 +20,15 @@ func NewKey(parts ...string) Key {
 // String returns the name of the key's record in Redis.
 func (k Key) String() string { return "i:" + base64.RawURLEncoding.EncodeToString(k[:]) }
 
+// In returns the key under which the guard keeps the record of k's operation in an incarnation of a database; k itself
+// if that is "".
+func (k Key) In(incarnation string) Key {
+	if incarnation == "" {
+		return k
+	}
+	return NewKey(incarnation, string(k[:]))
+}
+
 // Fingerprint identifies a command: a version byte, then 16 bytes of a SHA-256 over the decoded and validated command.
 type Fingerprint [17]byte
 

@@ -64,7 +64,7 @@ func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err erro
 		*v = verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
 		return true, nil
 	}
-	t := &Ticket{guard: w.g, key: w.r.Key, fp: w.r.Fingerprint}
+	t := &Ticket{guard: w.g, key: w.r.Key, in: w.r.in, fp: w.r.Fingerprint}
 	t.Commit(ctx, f.Record)
 	*v = verdict{Decision: Decision{Outcome: Replay, Record: f.Record, FromStore: true}, outcome: OutcomeReplayPG}
 	return true, nil

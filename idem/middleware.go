@@ -70,7 +70,8 @@ type contextKey struct{}
 
 // guarded is what a request's context carries.
 type guarded struct {
-	ticket    *Ticket
+	key       Key
+	fp        Fingerprint
 	ref       string
 	unsettled bool
 }
@@ -82,7 +83,7 @@ func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
 	if !ok {
 		return Key{}, Fingerprint{}, false
 	}
-	return gd.ticket.key, gd.ticket.fp, true
+	return gd.key, gd.fp, true
 }
 
 // SetRef notes what the result of a guarded request is, for HTTPOptions.Render: its body is then not kept in Redis. A
@@ -157,16 +158,17 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 			title: "Another attempt with this key is in progress", retryable: true, retryAfter: d.RetryAfter,
 		})
 	case d.Outcome == Replay:
-		g.replay(o, w, r, d.Record, &req, next)
+		g.replay(o, w, r, &d, &req, next)
 	default:
-		g.work(o, w, r, d.Ticket, next)
+		g.work(o, w, r, d.Ticket, req.Key, next)
 	}
 }
 
 // replay answers from a record.
-func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, rec Record, req *Request,
+func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, d *Decision, req *Request,
 	next http.Handler,
 ) {
+	rec := d.Record
 	head, body, inline := decodeResponse(rec.Payload)
 	switch {
 	case inline:
@@ -181,16 +183,16 @@ func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, r
 		w.Header().Set("Idempotent-Replayed", "true")
 		o.Render(w, r, rec)
 	default:
-		g.work(o, w, r, &Ticket{guard: g, key: req.Key, fp: req.Fingerprint}, next)
+		g.work(o, w, r, &Ticket{guard: g, key: req.Key.In(d.in), in: d.in, fp: req.Fingerprint}, req.Key, next)
 	}
 }
 
 // work runs the handler under a ticket and keeps what it answered.
-func (g *Guard) work(o *HTTPOptions, w http.ResponseWriter, r *http.Request, t *Ticket, next http.Handler) {
+func (g *Guard) work(o *HTTPOptions, w http.ResponseWriter, r *http.Request, t *Ticket, key Key, next http.Handler) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), o.Work)
 	defer cancel()
 	ctx, stop := t.Keep(ctx)
-	gd := &guarded{ticket: t}
+	gd := &guarded{key: key, fp: t.fp}
 	rec := &recorder{header: http.Header{}, status: http.StatusOK}
 	settled := false
 	defer func() {

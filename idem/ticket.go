@@ -18,7 +18,9 @@ const heartbeats = 3
 // Ticket is the right to do the work of one key. It belongs to one request.
 type Ticket struct {
 	guard *Guard
+	// key is the record's, in is the incarnation of the database that it is of.
 	key   Key
+	in    string
 	fp    Fingerprint
 	token int64
 }
@@ -32,9 +34,16 @@ func (t *Ticket) Token() int64 { return t.token }
 
 // Commit publishes the result of the committed operation, bounded by a second. Only a caller who knows that the row is
 // committed may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs
-// later attempts a trip to the database.
+// later attempts a trip to the database. An operation that was committed to another incarnation than the ticket's is
+// not published: the key is released.
 func (t *Ticket) Commit(ctx context.Context, rec Record) {
 	g := t.guard
+	elsewhere := rec.Incarnation != "" && rec.Incarnation != t.in
+	if g.database != nil && (t.in == "" || elsewhere) {
+		t.Abort(ctx)
+		return
+	}
+	rec.Incarnation = ""
 	reply, err := g.publish(context.WithoutCancel(ctx), t.key, t.fp.text(), strconv.FormatInt(t.token, 10),
 		strconv.Itoa(rec.Status), rec.Ref, rec.Payload, g.recordTTL(ctx).Milliseconds())
 	if err == nil && reply[0] != "OK" && reply[0] != "DONE" {

@@ -83,6 +83,8 @@ type Order struct {
 	RespBody   []byte
 	// CreatedAt has microseconds.
 	CreatedAt time.Time
+	// ServerStarted is when the server was started that the order was written or read by; see Incarnation.
+	ServerStarted time.Time
 }
 
 // Pool is where transactions of their own take a connection from; see PoolConfig.
@@ -134,7 +136,7 @@ func insertAlone(ctx context.Context, pool *Pool, within time.Duration, p *place
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
 	err = insert(ctx, conn, []*placement{p})
-	return p.placed, err
+	return p.result(), err
 }
 
 // placement is an order that is to be inserted, and what has become of it.
@@ -144,8 +146,9 @@ type placement struct {
 	event   *Event // nil: it announces nothing
 	headers *string
 
-	// placed is true only after the commit.
-	placed bool
+	// placed is true only after the commit. The server was started then.
+	placed  bool
+	started time.Time
 
 	// These are a Placer's. err is that of the group; alone: to be tried by itself instead. done is closed when both
 	// are set. ctx is the caller's.
@@ -165,6 +168,14 @@ func newPlacement(o *Order, e *Event) (*placement, error) {
 	return p, err
 }
 
+// result returns placed. It is called when the order is its caller's again, and completes it.
+func (p *placement) result() (placed bool) {
+	if p.placed {
+		p.order.ServerStarted = p.started
+	}
+	return p.placed
+}
+
 // insert inserts a group of orders, no two with one id, in one statement, and says of each if it was placed. It fails
 // for all of them, with an error of PlaceOrder, and then none is placed.
 func insert(ctx context.Context, conn *pgxpool.Conn, group []*placement) (err error) {
@@ -176,11 +187,14 @@ func insert(ctx context.Context, conn *pgxpool.Conn, group []*placement) (err er
 	if err != nil {
 		return fmt.Errorf("%s: %w", inserting(group), err)
 	}
-	ids, err := send(ctx, conn.Conn(), group)
+	rows, err := send(ctx, conn.Conn(), group)
 	switch {
 	case err == nil:
 		for _, p := range group {
-			p.placed = slices.Contains(ids, p.id)
+			i := slices.IndexFunc(rows, func(r inserted) bool { return r.ID == p.id })
+			if p.placed = i >= 0; p.placed {
+				p.started = rows[i].Started
+			}
 		}
 		return nil
 	case !definite(err):
@@ -198,22 +212,27 @@ func inserting(group []*placement) string {
 	return fmt.Sprintf("insert %d orders", len(group))
 }
 
-// send sends the statement, and returns the ids of what it has inserted when the server is ready for the next one,
-// which it is after the commit.
-func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]uuid.UUID, error) {
+// inserted is a row of the statement's answer.
+type inserted struct {
+	ID      uuid.UUID
+	Started time.Time
+}
+
+// send sends the statement, and returns what it has inserted when the server is ready for the next one, which it is
+// after the commit.
+func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]inserted, error) {
+	statement, args := orderInsertManySQL, columnsOf
 	if len(group) == 1 { // it costs the server a fifth less this way
-		p := group[0]
-		tag, err := c.Exec(ctx, orderInsertSQL, p.args()...)
-		if err != nil || tag.RowsAffected() != 1 {
-			return nil, err
-		}
-		return []uuid.UUID{p.id}, nil
+		statement, args = orderInsertSQL, argsOf
 	}
-	rows, err := c.Query(ctx, orderInsertManySQL, columnsOf(group)...)
+	rows, err := c.Query(ctx, statement, args(group)...)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (i inserted, err error) {
+		err = r.Scan(&i.ID, &i.Started)
+		return i, err
+	})
 }
 
 func acquire(ctx context.Context, pool *Pool, within time.Duration) (*pgxpool.Conn, error) {
@@ -222,8 +241,9 @@ func acquire(ctx context.Context, pool *Pool, within time.Duration) (*pgxpool.Co
 	return pool.Acquire(ctx)
 }
 
-// args are the values for order_insert.
-func (p *placement) args() []any {
+// argsOf are the values for order_insert, of a group of one.
+func argsOf(group []*placement) []any {
+	p := group[0]
 	o, e := p.order, p.event
 	var status *int
 	if o.RespStatus != 0 {
@@ -393,7 +413,7 @@ func scanOrder(r pgx.Row) (*Order, error) {
 	var o Order
 	var key []byte
 	err := r.Scan(&o.ID, &o.UserID, &key, &o.Fingerprint, &o.Fence, &o.Amount, &o.Currency, &o.Status, &o.RespStatus,
-		&o.RespBody, &o.CreatedAt, &o.PayWith)
+		&o.RespBody, &o.CreatedAt, &o.PayWith, &o.ServerStarted)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, ErrOrderNotFound
 	}

@@ -64,7 +64,7 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 	}
 	left := w.alone - time.Since(arrived)
 	if !p.alone || left <= 0 {
-		return p.placed, p.err
+		return p.result(), p.err
 	}
 	return insertAlone(ctx, w.pool, left, p)
 }

@@ -236,7 +236,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 				return nil
 			})
 			if guarded {
-				err = errors.Join(err, o.forget(ctx, calls))
+				err = errors.Join(err, o.forget(ctx, pool, calls))
 			}
 			if err != nil {
 				return err
@@ -248,15 +248,19 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 }
 
 // forget removes the guard's records, which would stay for a day.
-func (o *orders) forget(ctx context.Context, calls int) error {
+func (o *orders) forget(ctx context.Context, pool *pgxpool.Pool, calls int) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
+	incarnation, _, err := sql.ReadIncarnation(ctx, pool)
+	if err != nil {
+		return err
+	}
 	const chunk = 1000
 	// Calls that were under way when an error ended the rest are not among calls.
 	for from := 0; from < calls+o.c.Concurrency; from += chunk {
 		keys := make([]string, 0, chunk)
 		for n := from; n < from+chunk; n++ {
-			keys = append(keys, api.OrderKey(o.user, o.key(n)).String())
+			keys = append(keys, api.OrderKey(o.user, o.key(n)).In(incarnation).String())
 		}
 		if err := unlink(ctx, o.redis, keys); err != nil {
 			return fmt.Errorf("remove the guard's records: %w", err)

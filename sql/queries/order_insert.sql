@@ -1,5 +1,5 @@
 -- The order, and beside it its event, which is missing ($13 is NULL) where nothing is announced. One statement outside
--- a block is one transaction. Returns a row if it inserted.
+-- a block is one transaction. Returns a row if it inserted, with the server process.
 WITH o AS (
     INSERT INTO orders (id, user_id, idem_key, idem_fp, fence, amount, currency, status, resp_status, resp_body,
         created_at, pay_with)
@@ -11,4 +11,4 @@ WITH o AS (
     SELECT $13::uuid, $14::text, $15::text, $16::varchar, $17::text::jsonb, $18::text::jsonb FROM o
         WHERE $13::uuid IS NOT NULL
 )
-SELECT id FROM o
+SELECT id, pg_catalog.pg_postmaster_start_time() FROM o

@@ -1,5 +1,5 @@
 -- Orders, and beside each its event, which is missing (event is NULL) where nothing is announced. One statement
--- outside a block is one transaction. Returns the ids of those it inserted. Keys are taken in one order by all, so
+-- outside a block is one transaction. Returns the ids of those it inserted, with the server process. Keys are taken in one order by all, so
 -- that two of these wait for each other but never both.
 WITH n AS (
     SELECT * FROM ROWS FROM (
@@ -29,4 +29,4 @@ WITH n AS (
     SELECT event, aggregate_type, aggregate_id, event_type, payload::jsonb, nullif(headers, '')::jsonb
     FROM n WHERE event IS NOT NULL AND id IN (SELECT id FROM o)
 )
-SELECT id FROM o
+SELECT id, pg_catalog.pg_postmaster_start_time() FROM o

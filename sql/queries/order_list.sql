@@ -1,4 +1,4 @@
 SELECT id, user_id, idem_key, idem_fp, fence, amount, currency, status, coalesce(resp_status, 0), resp_body,
-    created_at, coalesce(pay_with, '')
+    created_at, coalesce(pay_with, ''), pg_catalog.pg_postmaster_start_time()
 FROM orders WHERE user_id = $1 AND status <> 'REJECTED' AND id < $2
 ORDER BY id DESC LIMIT $3

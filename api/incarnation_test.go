@@ -1,0 +1,255 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/idem"
+	"posthaste/internal/link"
+	"posthaste/internal/testenv"
+)
+
+// placesAnew posts an order whose key is new to the database, and repeats it.
+func (w *world) placesAnew(key, body string) reply {
+	w.tb.Helper()
+	r := w.post(key, body)
+	want(w.tb, r, 201, "")
+	if r.header.Get("Idempotent-Replayed") != "false" {
+		w.tb.Errorf("%v is answered as a replay", r)
+	}
+	w.repeats(key, body, r)
+	return r
+}
+
+// repeats posts an order again that the database has. The answer is the same, also of a process that has to read it
+// from Redis.
+func (w *world) repeats(key, body string, first reply) {
+	w.tb.Helper()
+	for _, p := range []*world{w, w.again()} {
+		r := p.post(key, body)
+		if want(w.tb, r, 201, ""); r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" {
+			w.tb.Errorf("%v is no replay of %v", r, first)
+		}
+	}
+	want(w.tb, w.again().do("GET", "/orders/"+first.order(w.tb).ID.String(), ""), 200, "")
+}
+
+// again is another process on the same servers, by the addresses of w.
+func (w *world) again(edit ...func(*Options)) *world {
+	w.tb.Helper()
+	o := &world{tb: w.tb, db: w.db, redis: w.redis}
+	o.start(w.s.pool.Config().ConnString(), w.redis.URL(), edit...)
+	return o
+}
+
+// outlast waits until no process takes the database for confirmed.
+func outlast() { time.Sleep(1100 * time.Millisecond) }
+
+// on is the world's database on another server.
+func on(t *testing.T, d *testenv.Database, s *testenv.Server) *testenv.Database {
+	t.Helper()
+	c := *d
+	c.URL = s.URL(d.Name)
+	var err error
+	if c.Pool, err = pgxpool.New(t.Context(), c.URL); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Pool.Close)
+	return &c
+}
+
+// Two databases on one Redis: a key that is used at both places an order in each, and no answer of one of them is given
+// by the other.
+func TestAKeyIsOfOneDatabase(t *testing.T) {
+	t.Parallel()
+	for name, databases := range map[string]func(t *testing.T) [2]*testenv.Database{
+		"of one server": func(t *testing.T) [2]*testenv.Database {
+			return [2]*testenv.Database{testenv.Postgres(t), testenv.Postgres(t)}
+		},
+		// Name, oids, system identifier and source are the same.
+		"a copy on another server": func(t *testing.T) [2]*testenv.Database {
+			server := testenv.NewServer(t)
+			d := server.Database(t)
+			c := server.Snapshot(t)
+			if err := c.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Stop("immediate") })
+			return [2]*testenv.Database{d, on(t, d, c)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := testenv.Redis(t)
+			var worlds [2]*world
+			reg := prometheus.NewRegistry()
+			for i, d := range databases(t) {
+				worlds[i] = &world{tb: t, db: d, redis: rdb}
+				worlds[i].start(d.URL, rdb.URL(), func(o *Options) {
+					if i == 1 {
+						o.Registerer = reg
+					}
+				})
+			}
+			key, other := newKey(), newKey()
+			first := worlds[0].placesAnew(key, orderJSON(1))
+			second := worlds[1].placesAnew(key, orderJSON(1))
+			if first.order(t).ID == second.order(t).ID {
+				t.Error("both have one order")
+			}
+			worlds[0].placesAnew(other, orderJSON(1))
+			worlds[1].placesAnew(other, orderJSON(2))
+			want(t, worlds[1].post(other, orderJSON(1)), 422, "idempotency_key_reused")
+			for i, r := range []reply{first, second} {
+				worlds[i].repeats(key, orderJSON(1), r)
+				worlds[i].checkInvariants(2)
+			}
+			if n := counted(t, reg, idem.OutcomeReplayRedis); n != 3 {
+				t.Errorf("%v replays came from Redis, want 3", n)
+			}
+		})
+	}
+}
+
+// wentBack is an API whose database can be replaced, behind one address, by an earlier state of it.
+type wentBack struct {
+	*world
+	server *testenv.Server
+	front  *link.Link
+}
+
+func hostPort(url string) string {
+	_, rest, _ := strings.Cut(url, "@")
+	host, _, _ := strings.Cut(rest, "/")
+	return host
+}
+
+func newWentBack(t *testing.T) *wentBack {
+	t.Helper()
+	server := testenv.NewServer(t)
+	w := &wentBack{world: &world{tb: t, db: server.Database(t), redis: testenv.Redis(t)}, server: server}
+	w.front = testenv.NewSwitch(t, hostPort(server.URL("")))
+	return w
+}
+
+// check places orders on both sides of the point that the database goes back to.
+func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Server)) {
+	t.Helper()
+	front := testenv.Through(w.db.URL, w.front.Addr())
+	w.start(front, w.redis.URL())
+	kept, lost, reused := newKey(), newKey(), newKey()
+	first := w.placesAnew(kept, orderJSON(1))
+	back := before()
+	w.start(front, w.redis.URL()) // the server may have been restarted
+	was := map[string]reply{lost: w.placesAnew(lost, orderJSON(1)), reused: w.placesAnew(reused, orderJSON(1))}
+	w.published()
+	reg := prometheus.NewRegistry()
+	idle := w.again(func(o *Options) { o.Registerer = reg })
+	idle.s.database.Confirmed(t.Context())
+	if err := w.server.Stop("immediate"); err != nil {
+		t.Fatal(err)
+	}
+	// Until another server is there, the records are all that is known.
+	if r := idle.post(lost, orderJSON(1)); r.status != 201 || r.body != was[lost].body {
+		t.Errorf("without Postgres: %v", r)
+	}
+	s := back()
+	w.front.To(hostPort(s.URL("")))
+	w.db = on(t, w.db, s)
+	outlast()
+	if n := w.rows(); n != 1 {
+		t.Fatalf("%d orders are left, want 1: not the case", n)
+	}
+	idle.db = w.db
+	idle.repeats(kept, orderJSON(1), first)
+	if n := counted(t, reg, idem.OutcomeReplayPG); n != 1 {
+		t.Errorf("%v replays came from Postgres, want 1", n)
+	}
+	for key, amount := range map[string]int{lost: 1, reused: 2} {
+		if r := idle.placesAnew(key, orderJSON(amount)); r.body == was[key].body {
+			t.Errorf("%v was lost", r)
+		}
+	}
+	w.repeats(kept, orderJSON(1), first)
+	w.checkInvariants(3)
+	w.published()
+	outlast()
+	redis := counted(t, reg, idem.OutcomeReplayRedis)
+	idle.repeats(kept, orderJSON(1), first)
+	if n := counted(t, reg, idem.OutcomeReplayRedis); n != redis+1 {
+		t.Errorf("%v replays came from Redis, want %v: the record was not made again", n, redis+1)
+	}
+}
+
+// A standby is promoted that was behind. An order that it lacks is placed by the retry, whatever Redis has of it; one
+// that it has is answered again.
+func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
+	t.Parallel()
+	w := newWentBack(t)
+	l := testenv.NewSwitch(t, hostPort(w.server.URL("")))
+	standby := w.server.Standby(t, l.Addr())
+	w.check(t, func() func() *testenv.Server {
+		d := on(t, w.db, standby)
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var n int
+			if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&n); err != nil || n != 1 {
+				return fmt.Errorf("the standby has %d orders, %w", n, err)
+			}
+			return nil
+		})
+		l.To("127.0.0.1:1")
+		return func() *testenv.Server {
+			d.Exec(t, "SELECT pg_promote()")
+			return standby
+		}
+	})
+}
+
+// A copy of the data folder is put back. Its timeline is the one of the orders that it lacks.
+func TestAGuardOutlivesARestore(t *testing.T) {
+	t.Parallel()
+	w := newWentBack(t)
+	w.check(t, func() func() *testenv.Server {
+		c := w.server.Snapshot(t)
+		return func() *testenv.Server {
+			if err := c.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Stop("immediate") })
+			return c
+		}
+	})
+}
+
+// An order is committed to a server over a connection that was there before another one took its place: its record
+// belongs to neither.
+func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWentBack(t)
+	c := w.server.Snapshot(t)
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Stop("immediate") })
+	there := on(t, w.db, c)
+	// The orders are written to the one server, and the other one is what the process sees.
+	w.start(w.db.URL, w.redis.URL(), func(o *Options) { o.Probe = there.Pool })
+	there.Exec(t, "SELECT 1")
+	key := newKey()
+	want(t, w.post(key, orderJSON(1)), 201, "")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if keys := w.redis.Client.Keys(t.Context(), "i:*").Val(); len(keys) > 0 {
+			return errors.New("a record is left")
+		}
+		return nil
+	})
+	other := &world{tb: t, db: there, redis: w.redis}
+	other.start(there.URL, w.redis.URL())
+	other.placesAnew(key, orderJSON(1))
+}
