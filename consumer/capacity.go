@@ -61,13 +61,14 @@ func (qs *queues) park() {
 // keep is how many waiting entries of a queue are not parked.
 func keep(window int) int { return min(refill, max(1, window/64)) }
 
-// parked returns e, whose queue runs it, and the parked entries that follow it in its queue, at most refill in all.
+// parked returns e, whose queue runs it, and the parked entries that follow it in its queue, at most refill and about
+// refillBytes in all. After a failure it returns e only.
 func (qs *queues) parked(e *entry) []*entry {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	out := []*entry{e}
+	out, bytes := []*entry{e}, e.size
 	for _, f := range e.queue.entries {
-		if len(out) == refill || f.values != nil {
+		if bytes += f.size; len(out) == refill || f.values != nil || bytes > refillBytes || e.reloads > 0 {
 			break
 		}
 		out = append(out, f)

@@ -14,22 +14,42 @@ import (
 // holdBatch bounds the entries of one call to the scripts that take a list of ids.
 const holdBatch = 500
 
-// take reads a page of pending entries (this consumer's "own", or those idle for at least the given ms) into the queues
-// and returns the cursor of the next page, "" at the end.
-func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count *batchSize) (string, error) {
-	if c.queues.capacity(ctx, count.want()) == 0 {
+// What take reads: this consumer's own pending entries, those of all consumers, or those that have been idle for the
+// given ms.
+const (
+	modeOwn = "own"
+	modeAll = "0"
+)
+
+// take reads a page of pending entries into the queues and returns the cursor of the next page, "" at the end.
+func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string, error) {
+	c := r.c
+	n := c.queues.capacity(ctx, r.size.least())
+	if n == 0 {
 		return "", ctx.Err()
 	}
 	if !c.mayRun(stream) { // what another consumer works on would be taken from it
 		return "", errNoLease
 	}
+	// What is held already is not read again: if an answer does not arrive, everything that has arrived before counts.
+	if mode == modeOwn || mode == modeAll {
+		var err error
+		if cursor, err = c.skipHeld(ctx, stream, mode, cursor); err != nil || cursor == "" {
+			return "", err
+		}
+	}
 	c.queues.beginTake(stream)
 	defer c.queues.endTake(stream)
-	keys, token := c.fence(stream)
-	reply, err := fenced(takeScript.Run(ctx, onceScripter{c.client}, keys, c.opt.Group, c.opt.Consumer, mode, cursor,
-		count.want(), token))
+	once, err := r.scripter(ctx, stream)
 	if err != nil {
 		return "", err
+	}
+	keys, token := c.fence(stream)
+	began := time.Now()
+	reply, err := fenced(takeScript.Run(ctx, once, keys, c.opt.Group, c.opt.Consumer, mode, cursor,
+		min(n, r.size.entries), token, r.size.bytes))
+	if err != nil {
+		return "", r.failed(ctx, err)
 	}
 	next, es, gone, err := parseTake(stream, reply)
 	if err != nil {
@@ -38,12 +58,36 @@ func (c *Consumer) take(ctx context.Context, stream, mode, cursor string, count 
 	if len(gone) > 0 {
 		c.lost(stream, len(gone))
 	}
-	count.saw(es)
-	if n := c.queues.add(es); n > 0 && mode != "own" {
+	r.received(es, time.Since(began))
+	if n := c.queues.add(es); n > 0 && mode != modeOwn {
 		c.metrics.claimed.Add(float64(n))
 		c.log.Info("entries taken over", "stream", stream, "entries", n)
 	}
 	return next, nil
+}
+
+// skipHeld returns the id of the first pending entry from cursor on that this consumer does not have and hold, "" if
+// there is none.
+func (c *Consumer) skipHeld(ctx context.Context, stream, mode, cursor string) (string, error) {
+	args := redis.XPendingExtArgs{Stream: stream, Group: c.opt.Group, Start: cursor, End: "+", Count: holdBatch}
+	if mode == modeOwn {
+		args.Consumer = c.opt.Consumer
+	}
+	for {
+		page, err := c.client.XPendingExt(ctx, &args).Result()
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return "", err
+		}
+		for _, p := range page {
+			if p.Consumer != c.opt.Consumer || !c.queues.holds(entryRef{stream, parseEntryID(p.ID)}) {
+				return p.ID, nil
+			}
+		}
+		if len(page) < holdBatch {
+			return "", nil
+		}
+		args.Start = "(" + page[len(page)-1].ID
+	}
 }
 
 func parseTake(stream string, reply []any) (next string, es []*entry, gone []any, err error) {
@@ -90,15 +134,14 @@ func (c *Consumer) lost(stream string, n int) {
 }
 
 // claim takes over what has been idle for at least the given time.
-func (c *Consumer) claim(ctx context.Context, stream string, idle time.Duration) error {
-	return c.takeAll(ctx, stream, strconv.FormatInt(idle.Milliseconds(), 10), "0-0")
+func (r *reader) claim(ctx context.Context, stream string, idle time.Duration) error {
+	return r.takeAll(ctx, stream, strconv.FormatInt(idle.Milliseconds(), 10), "0-0")
 }
 
 // takeAll takes every page from cursor on.
-func (c *Consumer) takeAll(ctx context.Context, stream, mode, cursor string) (err error) {
-	count := newBatchSize(c.opt.Window)
+func (r *reader) takeAll(ctx context.Context, stream, mode, cursor string) (err error) {
 	for cursor != "" {
-		if cursor, err = c.take(ctx, stream, mode, cursor, &count); err != nil {
+		if cursor, err = r.take(ctx, stream, mode, cursor); err != nil {
 			return err
 		}
 	}

@@ -16,9 +16,11 @@ import (
 // subjects are read on another connection. So whoever reads on another connection has the server end the old one first.
 // What was carried out by then is pending and can be taken up; what was not never will be.
 type readConn struct {
-	c  *Consumer
-	tx *redis.Tx
-	me peer
+	c *Consumer
+	// size says how long an answer may take.
+	size *readSize
+	tx   *redis.Tx
+	me   peer
 	// doubtful are connections that were given up while a read was under way on them.
 	doubtful []peer
 	// helpless is set when the server has refused to end one, which is said once.
@@ -37,7 +39,7 @@ func (r *readConn) with(ctx context.Context, stream string, do func() error) err
 	}
 	// Watch without a key is the client's way to lend a connection that shares no options with its others; those of
 	// Conn are written without a lock when another connection is made meanwhile.
-	return node.Watch(ctx, func(tx *redis.Tx) error {
+	return waits(node, r.size.patience).Watch(ctx, func(tx *redis.Tx) error {
 		info, err := tx.Do(ctx, "client", "info").Text()
 		if err != nil && !isServerError(err) {
 			return err

@@ -32,8 +32,8 @@ type DeadEntry struct {
 	At time.Time
 }
 
-// deadPage is how many entries Dead reads at once.
-const deadPage = 500
+// deadPage is how many entries are read at once; fewer if they are large.
+const deadPage = 100
 
 // Dead lists the dead events of every stream whose name begins with prefix, oldest first within a stream. The list is
 // complete, so its length is bounded by nothing but what has died. What could be read is returned beside the error of
@@ -53,27 +53,38 @@ func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]D
 	errs := []error{err}
 	var out []DeadEntry
 	for _, name := range names {
-		start := "-"
-		for {
-			list, err := client.XRangeN(ctx, name, start, "+", deadPage).Result()
-			if err != nil {
-				errs = append(errs, fmt.Errorf("read dead stream %q: %w", name, err))
+		for start := "-"; start != ""; {
+			var list []DeadEntry
+			var err error
+			if list, _, start, err = readDead(ctx, client, name, start, deadPage, "all"); err != nil {
+				errs = append(errs, err)
 				break
 			}
-			for _, m := range list {
-				out = append(out, deadEntry(name, m))
-			}
-			if len(list) < deadPage {
-				break
-			}
-			start = "(" + list[len(list)-1].ID
+			out = append(out, list...)
 		}
 	}
 	return out, errors.Join(errs...)
 }
 
-// headsPage is how many entries DeadHeads reads at once.
-const headsPage = 100
+// readDead reads a page of a dead stream from start on, without the payloads unless what is "all". It returns the
+// length of the stream and where the next page starts, "" at the end.
+func readDead(ctx context.Context, client redis.UniversalClient, name, start string, limit int, what string) (
+	list []DeadEntry, total int64, next string, err error,
+) {
+	reply, err := headsScript.RunRO(ctx, client, []string{name}, start, limit, what).Slice()
+	if err == nil && len(reply) < 2 {
+		err = errors.New("unexpected reply")
+	}
+	if err != nil {
+		return nil, 0, "", fmt.Errorf("read dead stream %q: %w", name, err)
+	}
+	total, _ = reply[0].(int64)
+	next, _ = reply[1].(string)
+	for _, item := range reply[2:] {
+		list = append(list, deadHead(name, item))
+	}
+	return list, total, next, nil
+}
 
 // DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
 // stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server
@@ -85,19 +96,16 @@ func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []stri
 	for _, stream := range streams {
 		name, start := DeadStream(client, stream), "-"
 		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
-			reply, err := headsScript.RunRO(ctx, client, []string{name}, start, min(headsPage, limit-len(list))).Slice()
-			if err != nil || len(reply) < 2 {
-				errs = append(errs, fmt.Errorf("read dead stream %q: %w", name, err))
+			found, n, next, err := readDead(ctx, client, name, start, min(deadPage, limit-len(list)), "")
+			if err != nil {
+				errs = append(errs, err)
 				break
 			}
 			if page == 0 {
-				n, _ := reply[0].(int64)
 				total += n
 			}
-			start, _ = reply[1].(string)
-			for _, item := range reply[2:] {
-				list = append(list, deadHead(name, item))
-			}
+			start = next
+			list = append(list, found...)
 		}
 	}
 	return list, total, errors.Join(errs...)

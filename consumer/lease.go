@@ -212,29 +212,21 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 		pause.For(ctx, leasePause)
 		return nil
 	}
+	once, err := r.scripter(ctx, stream)
+	if err != nil {
+		return err
+	}
 	keys, token := r.c.fence(stream)
-	reply, err := fenced(readScript.Run(ctx, onceScripter{r.c.client}, keys, r.c.opt.Group, r.c.opt.Consumer, token, n))
+	last, err := r.readBytes(ctx, once, keys, token, n)
 	if errors.Is(err, errNoLease) {
 		clear(r.prepared) // somebody may have had it meanwhile
 		pause.For(ctx, leasePause)
 		return nil
 	}
-	if err != nil {
+	if err != nil || last == "" {
 		return err
 	}
-	list, _ := reply[0].([]any)
-	if len(list) == 0 && len(reply) == 2 {
-		return r.await(ctx, stream, text(reply[1]))
-	}
-	now := time.Now()
-	es := make([]*entry, 0, len(list))
-	for _, item := range list {
-		if it, _ := item.([]any); len(it) == 2 {
-			es = append(es, newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[1])}, 1, now))
-		}
-	}
-	r.took(stream, es)
-	return nil
+	return r.await(ctx, stream, last)
 }
 
 // await waits until there is an entry behind last, for a while. It hands out nothing: a script, which alone can look at

@@ -159,16 +159,29 @@ func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 func (c *Consumer) reload(ctx context.Context, e *entry) bool {
 	es := c.queues.parked(e)
 	cmds := make([]*redis.XMessageSliceCmd, len(es))
-	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+	client := c.client
+	if e.reloads > 0 {
+		node, err := nodeOf(ctx, client, e.stream)
+		if err != nil {
+			c.again(e, "reload", err)
+			return false
+		}
+		client = waits(node, e.reloads)
+	}
+	_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, f := range es {
 			cmds[i] = p.XRange(ctx, f.stream, f.id, f.id)
 		}
 		return nil
 	})
 	if err != nil && !errors.Is(err, redis.Nil) {
+		if !isReply(err) {
+			e.reloads++
+		}
 		c.again(e, "reload", err)
 		return false
 	}
+	e.reloads = 0
 	c.outages.note("reload", e.stream, nil)
 	values := make([]map[string]any, len(es))
 	for i, cmd := range cmds {

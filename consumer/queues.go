@@ -14,8 +14,10 @@ const (
 	// maxHeld bounds what is held with and without payload. Beyond it reading stops, so that a key that is hopelessly
 	// behind costs a bounded amount of memory and of signs of life.
 	maxHeld = 100_000
-	// refill is how many parked entries of one key are read back in one round trip.
-	refill = 32
+	// refill is how many parked entries of one key are read back in one round trip, and refillBytes about how many
+	// bytes.
+	refill      = 32
+	refillBytes = 1 << 20
 )
 
 // entry is a stream entry on its way through the process, from the read to the acknowledgement.
@@ -32,6 +34,8 @@ type entry struct {
 	suspect bool
 	// acking is set when the entry has gone to the acknowledger.
 	acking bool
+	// reloads counts the failures in a row to read the payload of the parked entry back.
+	reloads int
 	// waits counts the runs in a row that ended with Unavailable.
 	waits int
 	// seen is when the entry's idle time in Redis was last known to be near zero.
@@ -336,6 +340,14 @@ func (qs *queues) endTake(stream string) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	delete(qs.takes, stream)
+}
+
+// holds reports whether an entry is in this process and was not taken over by another consumer.
+func (qs *queues) holds(ref entryRef) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	e := qs.held[ref]
+	return e != nil && !e.moved
 }
 
 // lose drops an entry that another consumer owns now, unless it runs already.

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -21,13 +22,8 @@ const (
 	holdFor = time.Second
 	// claimFor is how long a reader looks for idle entries before it reads again.
 	claimFor = 20 * time.Millisecond
-	// leastBatch is how many entries a read asks for at least, and roomFor how long it waits for room for more.
-	leastBatch = 16
-	roomFor    = 100 * time.Millisecond
-	// maxBatch is how many entries one read asks for, at most, per stream.
-	maxBatch = 500
-	// batchBytes is what one read should return, at most, judged by what the entries before it weighed.
-	batchBytes = 4 << 20
+	// roomFor is how long a read waits for room for as many entries as it may have.
+	roomFor = 100 * time.Millisecond
 	// badStreamRetry is the wait before a stream that cannot be prepared (another type of key, no right) is tried
 	// again.
 	badStreamRetry = 5 * time.Second
@@ -76,16 +72,21 @@ type reader struct {
 	claimed   time.Time
 	unclaimed []string
 	// over is called when the lease turns out to be over, in ordered mode.
-	over  func()
-	count batchSize
-	conn  readConn
+	over func()
+	size readSize
+	conn readConn
+	// more is set while there may be more entries than a read that waits should return; turn counts the reads then.
+	more bool
+	turn int
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
-	return &reader{
+	r := &reader{
 		c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{},
-		count: newBatchSize(c.opt.Window), claimed: time.Now(), over: func() {}, conn: readConn{c: c},
+		size: newReadSize(c.opt.Window, c.client), claimed: time.Now(), over: func() {}, more: true,
 	}
+	r.conn = readConn{c: c, size: &r.size}
+	return r
 }
 
 // run reads until ctx ends.
@@ -100,6 +101,7 @@ func (r *reader) run(ctx context.Context) {
 		}
 		// A reply may be lost with entries in it; they are ours then, and come before anything newer.
 		clear(r.prepared)
+		r.more = true
 	}
 }
 
@@ -135,14 +137,14 @@ func (r *reader) loop(ctx context.Context) error {
 // look for idle entries first. Large reads are cheaper, so little room is used only if it does not become more for a
 // while: what takes the rest may wait for long.
 func (r *reader) room(ctx context.Context) int {
-	want := r.count.want()
+	want := r.size.entries
 	if n, _ := r.c.queues.tryCapacity(want); n >= want || len(r.unclaimed) > 0 {
 		return max(0, min(n, want))
 	}
 	if r.wait(ctx, time.Now().Add(roomFor), want) > 0 {
 		return want
 	}
-	return min(want, r.wait(ctx, r.claimed.Add(r.c.opt.ClaimIdle/3), min(want, leastBatch)))
+	return min(want, r.wait(ctx, r.claimed.Add(r.c.opt.ClaimIdle/3), r.size.least()))
 }
 
 // wait waits for room for n entries until then, and returns how much there is; 0 if there is less.
@@ -169,7 +171,7 @@ func (r *reader) claimIdle(ctx context.Context, names []string) error {
 		if !r.prepared[name] {
 			continue
 		}
-		switch err := r.c.claim(ctx, name, r.c.opt.ClaimIdle); {
+		switch err := r.claim(ctx, name, r.c.opt.ClaimIdle); {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case noGroup(err), errors.Is(err, errNoLease):
@@ -244,11 +246,11 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 	r.c.metrics.stream(stream)
 	if r.c.opt.Ordered {
 		if err = r.c.takeTurn(ctx, stream); err == nil {
-			err = r.c.claim(ctx, stream, 0)
+			err = r.claim(ctx, stream, 0)
 		}
-	} else if err = r.c.takeAll(ctx, stream, "own", "-"); err == nil {
+	} else if err = r.takeAll(ctx, stream, modeOwn, "-"); err == nil {
 		// What is idle already is older than anything new, and begins before it.
-		err = r.c.claim(ctx, stream, r.c.opt.ClaimIdle)
+		err = r.claim(ctx, stream, r.c.opt.ClaimIdle)
 	}
 	return errors.Join(err, ctx.Err())
 }
@@ -274,10 +276,16 @@ func (r *reader) read(ctx context.Context, names []string, n int) error {
 func (r *reader) readOn(ctx context.Context, names []string, n int) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
-		if err := r.readGroup(ctx, names, n); err != nil {
+		var err error
+		if r.more {
+			err = r.readMore(ctx, names, n)
+		} else {
+			err = r.readGroup(ctx, names, n)
+		}
+		if err != nil {
 			return err
 		}
-		n = r.count.want()
+		n = r.size.entries
 		if free, _ := r.c.queues.tryCapacity(n); free < n {
 			return nil
 		}
@@ -285,10 +293,59 @@ func (r *reader) readOn(ctx context.Context, names []string, n int) error {
 	return nil
 }
 
-// readGroup waits for up to n new entries of each stream.
+// readMore reads up to n new entries, in all, that are there already.
+func (r *reader) readMore(ctx context.Context, names []string, n int) error {
+	// The streams at the end are the first to get nothing when a bound is reached.
+	first := r.turn % len(names)
+	r.turn++
+	keys := append(append(make([]string, 0, len(names)), names[first:]...), names[:first]...)
+	_, err := r.readBytes(ctx, onceScripter{r.conn.tx, r.conn.read}, keys, "", n)
+	return err
+}
+
+// readBytes runs the script that bounds its answer by bytes. It returns the id of the last entry that the group has
+// read, if lease is set and there is no entry after it.
+func (r *reader) readBytes(ctx context.Context, once onceScripter, keys []string, lease string, n int) (
+	last string, err error,
+) {
+	began := time.Now()
+	reply, err := fenced(readScript.Run(ctx, once, keys, r.c.opt.Group, r.c.opt.Consumer, lease, n, r.size.bytes))
+	if err != nil {
+		return "", r.failed(ctx, err)
+	}
+	now := time.Now()
+	all := []*entry{}
+	list, _ := reply[0].([]any)
+	for _, item := range list {
+		it, _ := item.([]any)
+		if len(it) != 2 {
+			continue
+		}
+		stream, es := text(it[0]), []*entry{}
+		messages, _ := it[1].([]any)
+		for _, m := range messages {
+			if m, _ := m.([]any); len(m) == 2 {
+				es = append(es, newEntry(stream, redis.XMessage{ID: text(m[0]), Values: fieldMap(m[1])}, 1, now))
+			}
+		}
+		r.took(stream, es)
+		all = append(all, es...)
+	}
+	r.received(all, now.Sub(began))
+	full, _ := reply[1].(int64)
+	r.more = full == 1 || len(all) >= fewEntries
+	if len(reply) == 3 {
+		last = text(reply[2])
+	}
+	return last, nil
+}
+
+// readGroup waits for a few new entries of each stream. It is for when there is no backlog: Redis bounds the answer by
+// entries only.
 func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
+	few := min(n, r.size.few(len(names)))
 	args := make([]any, 0, 9+2*len(names))
-	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", n, "block",
+	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", few, "block",
 		block.Milliseconds(), "streams")
 	for _, name := range names {
 		args = append(args, name)
@@ -303,7 +360,7 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 		return nil
 	}
 	if err != nil {
-		return err
+		return r.failed(ctx, err)
 	}
 	now := time.Now()
 	for _, s := range cmd.Val() {
@@ -312,18 +369,62 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 			es = append(es, newEntry(s.Stream, m, 1, now))
 		}
 		r.took(s.Stream, es)
+		r.received(es, 0)
+		r.more = r.more || len(es) == few
 	}
 	return nil
 }
 
-// took puts what was read of stream into the queues.
+// took puts the new entries of stream into the queues.
 func (r *reader) took(stream string, es []*entry) {
 	if len(es) > 0 {
 		r.c.dog.read(stream, time.Now())
 	}
-	r.count.saw(es)
 	r.c.queues.add(es)
 	r.c.metrics.read.Add(float64(len(es)))
+}
+
+// received learns from an answer with entries.
+func (r *reader) received(es []*entry, took time.Duration) {
+	if len(es) == 0 {
+		return
+	}
+	if r.size.failures >= cutAfter {
+		r.c.log.Info("answers with entries arrive again", "stream", r.label())
+		r.c.dog.cut(r.label(), "")
+	}
+	r.size.received(es, took)
+}
+
+// failed learns from the error of a request for entries, and returns it.
+func (r *reader) failed(ctx context.Context, err error) error {
+	if isReply(err) || ctx.Err() != nil || errors.Is(err, errNoLease) {
+		return err
+	}
+	r.size.failed(err)
+	if r.size.failures == cutAfter {
+		r.c.log.Warn("answers with entries do not arrive; requesting less at once", "stream", r.label(), "remedy",
+			cutRemedy, "err", err)
+		r.c.dog.cut(r.label(), fmt.Sprintf("answers with entries do not arrive: %s: %s", err, cutRemedy))
+	}
+	return err
+}
+
+// cutRemedy names why answers do not arrive although Redis can be reached.
+const cutRemedy = "if Redis can be reached, its client-output-buffer-limit is too small for an event, " +
+	"or the network is too slow"
+
+// scripter returns a client for a script that hands out entries of stream.
+func (r *reader) scripter(ctx context.Context, stream string) (onceScripter, error) {
+	if r.size.patience == 0 {
+		return onceScripter{r.c.client, r.c.client.Process}, nil
+	}
+	node, err := nodeOf(ctx, r.c.client, stream)
+	if err != nil {
+		return onceScripter{}, err
+	}
+	node = waits(node, r.size.patience)
+	return onceScripter{node, node.Process}, nil
 }
 
 func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entry {
@@ -349,30 +450,4 @@ func isServerError(err error) bool {
 		"ERR max number of clients",
 	},
 		func(p string) bool { return strings.HasPrefix(err.Error(), p) })
-}
-
-// batchSize decides how many entries to ask for, from what entries weighed lately: a few thousand bytes or a few
-// megabytes, the count that is right for one is far off for the other.
-type batchSize struct{ max, n int }
-
-func newBatchSize(window int) batchSize {
-	limit := max(1, min(maxBatch, window/2))
-	return batchSize{max: limit, n: min(limit, leastBatch)}
-}
-
-func (b *batchSize) want() int { return b.n }
-
-// saw learns from entries just read: at most twice as many next time, as their greatest weight allows.
-func (b *batchSize) saw(es []*entry) {
-	if len(es) == 0 {
-		return
-	}
-	total, heaviest := 0, 0
-	for _, e := range es {
-		total += e.size
-		heaviest = max(heaviest, e.size)
-	}
-	// Between the average and the heaviest: one large event among small ones should not slow the next reads down much.
-	weight := (total/len(es) + heaviest) / 2
-	b.n = max(1, min(b.max, 2*max(b.n, 8), batchBytes/max(weight, 1)))
 }

@@ -40,8 +40,11 @@ type once struct{ redis.Cmder }
 // NoRetry is asked by the client.
 func (once) NoRetry() bool { return true }
 
-// onceScripter runs scripts once.
-type onceScripter struct{ redis.UniversalClient }
+// onceScripter runs scripts once, by process.
+type onceScripter struct {
+	redis.Scripter
+	process func(ctx context.Context, cmd redis.Cmder) error
+}
 
 func (c onceScripter) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	return c.call(ctx, "evalsha", sha, keys, args)
@@ -59,6 +62,6 @@ func (c onceScripter) call(ctx context.Context, name, script string, keys []stri
 	}
 	cmd := redis.NewCmd(ctx, append(all, args...)...)
 	cmd.SetFirstKeyPos(3)
-	_ = c.Process(ctx, once{cmd}) // the command has it
+	_ = c.process(ctx, once{cmd}) // the command has it
 	return cmd
 }

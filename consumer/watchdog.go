@@ -30,6 +30,8 @@ type watchdog struct {
 	deaf map[string]time.Time
 	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
 	unread map[string]*unread
+	// cuts says, by the stream of a reader, why answers with entries do not arrive.
+	cuts map[string]string
 	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
@@ -84,6 +86,16 @@ func (w *watchdog) read(stream string, now time.Time) {
 	}
 }
 
+// cut notes why answers with entries do not arrive; "" if they do.
+func (w *watchdog) cut(stream, why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cuts == nil {
+		w.cuts = map[string]string{}
+	}
+	w.cuts[stream] = why
+}
+
 // check compares, and returns why the consumer makes no progress, "" if it does not, and whether that is news.
 func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string, news bool) {
 	w.mu.Lock()
@@ -101,6 +113,14 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 			still.Round(time.Second), n.held, n.unacked, n.running)
 	default:
 		why = w.waiting(busy, now)
+	}
+	if why != "" {
+		for _, stream := range slices.Sorted(maps.Keys(w.cuts)) {
+			if cut := w.cuts[stream]; cut != "" {
+				why += "; " + cut
+				break
+			}
+		}
 	}
 	news = (why == "") != (w.why == "")
 	w.why = why

@@ -10,10 +10,14 @@ if not owner then
   -- Acknowledged by somebody, or moved by us: then the entry still exists, or stands in the dead stream. Trimmed or
   -- flushed away otherwise, and the copy we were given is the last one.
   if redis.call('XRANGE', k, id, id)[1] then return 'already' end
-  for _, e in ipairs(redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 100)) do
+  local before = '+'
+  for _ = 1, 100 do -- one at a time, because payloads may be large
+    local e = redis.call('XREVRANGE', KEYS[2], before, '-', 'COUNT', 1)[1]
+    if not e then break end
     local f = {}
     for i = 1, #e[2], 2 do f[e[2][i]] = e[2][i + 1] end
     if f.dead_entry == id and f.dead_group == g then return 'already' end
+    before = '(' .. e[1]
   end
 end
 local add = {'XADD', KEYS[2], '*'}

@@ -1,8 +1,9 @@
--- Reads what is known of dead events, without their payloads.
--- KEYS dead stream. ARGV where to begin, how many at most (fewer when they are large)
--- Answers {length, where to go on or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind,
+-- Reads dead events, a page at a time.
+-- KEYS dead stream. ARGV where to begin, how many at most (fewer if they are large), 'all' or '': without it, payloads
+-- are left out and the other fields are shortened
+-- Answers {length, where to continue or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind,
 -- {0, ''}.
-local key, from = KEYS[1], ARGV[1]
+local key, from, all = KEYS[1], ARGV[1], ARGV[3] == 'all'
 if redis.call('TYPE', key).ok ~= 'stream' then return {0, ''} end
 local answer = {redis.call('XLEN', key), ''}
 local bytes = 0
@@ -13,9 +14,9 @@ for _ = 1, tonumber(ARGV[2]) do
   local e = {entry[1]}
   for i = 1, #entry[2], 2 do
     bytes = bytes + #entry[2][i + 1]
-    if entry[2][i] ~= 'data' then
+    if all or entry[2][i] ~= 'data' then
       e[#e + 1] = entry[2][i]
-      e[#e + 1] = string.sub(entry[2][i + 1], 1, 2000)
+      e[#e + 1] = all and entry[2][i + 1] or string.sub(entry[2][i + 1], 1, 2000)
     end
   end
   answer[#answer + 1] = e

@@ -40,8 +40,13 @@ elseif not first then
 elseif before(last, first) then
   unread = s['length']
 else
-  local few = redis.call('XRANGE', k, '(' .. last, '+', 'COUNT', 20)
-  if #few < 20 then unread = #few end
+  local from, n = '(' .. last, 0
+  while n < 20 do -- one at a time, because payloads may be large
+    local e = redis.call('XRANGE', k, from, '+', 'COUNT', 1)[1]
+    if not e then break end
+    from, n = '(' .. e[1], n + 1
+  end
+  if n < 20 then unread = n end
 end
 local info = redis.pcall('INFO', 'server')
 local run = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
