@@ -89,13 +89,17 @@ func (qs *queues) unpark(es []*entry, values []map[string]any) {
 	}
 }
 
-// waiting returns what is held and does not run and is not done: what an orderly stop gives back.
+// waiting returns what is held and does not run and is not done: what an orderly stop gives back. In an outage the next
+// consumer must not count an attempt that this one would not have counted.
 func (qs *queues) waiting() map[string][]*entry {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	out := map[string][]*entry{}
 	for _, q := range qs.bySubject {
 		for _, e := range q.entries {
+			if qs.outage(e) {
+				e.attempt = 1
+			}
 			out[e.stream] = append(out[e.stream], e)
 		}
 	}

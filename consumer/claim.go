@@ -194,18 +194,19 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 func (c *Consumer) holdAll(ctx context.Context) {
 	now := time.Now()
 	for stream, es := range c.queues.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
-		err := c.hold(ctx, stream, es, 0)
+		err := c.hold(ctx, stream, es, 0, -1)
 		if ctx.Err() == nil && !noGroup(err) {
 			c.outages.note("hold", stream, err)
 		}
 	}
 }
 
-func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle time.Duration) error {
+// hold sets the idle time of entries and, unless it is below zero, their delivery count.
+func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle time.Duration, deliveries int) error {
 	for len(es) > 0 {
 		n := min(holdBatch, len(es))
-		args := make([]any, 0, 3+n)
-		args = append(args, c.opt.Group, c.opt.Consumer, idle.Milliseconds())
+		args := make([]any, 0, 4+n)
+		args = append(args, c.opt.Group, c.opt.Consumer, idle.Milliseconds(), deliveries)
 		for _, e := range es[:n] {
 			args = append(args, e.id)
 		}
@@ -231,7 +232,14 @@ func (c *Consumer) giveBack() {
 	defer cancel()
 	var errs []error
 	for stream, es := range c.queues.waiting() {
-		errs = append(errs, c.hold(ctx, stream, es, 24*time.Hour))
+		byAttempt := map[int][]*entry{}
+		for _, e := range es {
+			byAttempt[e.attempt] = append(byAttempt[e.attempt], e)
+		}
+		// A stop is no attempt. The count stays above 0: a crash in a first attempt, which is not noted, must count.
+		for attempt, es := range byAttempt {
+			errs = append(errs, c.hold(ctx, stream, es, 24*time.Hour, max(1, attempt-1)))
+		}
 	}
 	for _, stream := range c.streams.list() {
 		if c.opt.Ordered {

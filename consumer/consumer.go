@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,6 +32,8 @@ type Consumer struct {
 	workers sync.WaitGroup
 	outages outages
 	dog     watchdog
+	// outageLogged is when an outage of the handlers was last logged, in Unix ns.
+	outageLogged atomic.Int64
 }
 
 // New checks the options; it does no I/O.

@@ -18,7 +18,8 @@
 //     Options.Workers at a time. This order holds within one process; Options.Ordered extends it over all processes of
 //     the group.
 //   - An event that keeps failing is moved to the dead stream (DeadStream), atomically with its acknowledgement, after
-//     Options.MaxAttempts attempts; crashes of the process count as attempts. It holds up its own subject only.
+//     Options.MaxAttempts attempts; crashes of the process count as attempts. It holds up its own subject only. While
+//     nearly all events fail, no attempt is counted.
 //   - An error wrapped with Permanent goes to the dead stream at once. One wrapped with Unavailable ("the database is
 //     down") is retried for as long as it takes and uses up no attempts.
 //

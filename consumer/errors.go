@@ -27,8 +27,8 @@ func (e *unavailableError) Unwrap() error   { return e.err }
 func (*unavailableError) Unavailable() bool { return true }
 
 // Unavailable marks an error that is not the event's fault, for example a database that cannot be reached. The event
-// is retried with backoff for as long as it takes, and no attempt is counted: without this mark an outage would carry
-// every event to the dead stream. Any error with a method Unavailable() bool that returns true counts the same.
+// is retried with backoff for as long as it takes, and no attempt is counted. Without this mark an outage is recognized
+// only if nearly all events fail. Any error with a method Unavailable() bool that returns true counts the same.
 // Unavailable(nil) is nil.
 func Unavailable(err error) error {
 	if err == nil {

@@ -42,7 +42,8 @@ type Options struct {
 	// ClaimIdle is how long an entry is left with a consumer that gives no sign of life before another one takes it
 	// over. Default 15 s. A slow handler is no reason: entries in work are renewed.
 	ClaimIdle time.Duration
-	// MaxAttempts is how often an event is tried before it goes to the dead stream. Default 10.
+	// MaxAttempts is how often an event is tried before it goes to the dead stream. Default 10. While nearly all events
+	// fail, no attempt is counted.
 	MaxAttempts int
 	// Backoff is the wait after the given failed attempt (1, 2, …). Default: 100 ms doubled up to 30 s, with jitter.
 	Backoff func(attempt int) time.Duration

@@ -108,11 +108,17 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 	case isUnavailable(err) || ctx.Err() != nil:
 		// Not the event's fault; and a handler that was told to stop has not failed.
 		c.metrics.outcome(outcomeUnavailable)
-		c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
-		e.waits++
-		e.suspect = false
-		c.queues.retry(e, c.opt.Backoff(e.waits))
-	case isPermanent(err) || e.attempt >= c.opt.MaxAttempts:
+		c.queues.fail(e)
+		c.wait(e, ev, err)
+	case isPermanent(err):
+		c.metrics.outcome(outcomeFailed)
+		c.die(ctx, e, e.attempt, err)
+	case c.queues.fail(e):
+		c.metrics.outcome(outcomeFailed)
+		c.logOutage(err)
+		e.attempt = 1
+		c.wait(e, ev, err)
+	case e.attempt >= c.opt.MaxAttempts:
 		c.metrics.outcome(outcomeFailed)
 		c.die(ctx, e, e.attempt, err)
 	default:
@@ -123,6 +129,14 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		e.suspect = false
 		c.queues.retry(e, wait)
 	}
+}
+
+// wait runs e again later, without counting the attempt.
+func (c *Consumer) wait(e *entry, ev *Event, err error) {
+	c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
+	e.waits++
+	e.suspect = false
+	c.queues.retry(e, c.opt.Backoff(e.waits))
 }
 
 // finish hands e to the acknowledger and lets its queue go on: in this order, so that acknowledgements of a subject are

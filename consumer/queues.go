@@ -36,8 +36,11 @@ type entry struct {
 	acking bool
 	// reloads counts the failures in a row to read the payload of the parked entry back.
 	reloads int
-	// waits counts the runs in a row that ended with Unavailable.
+	// waits counts the failed runs that were not counted as attempts.
 	waits int
+	// failed is set when a run has failed; since is from which success on others count for it.
+	failed bool
+	since  int64
 	// seen is when the entry's idle time in Redis was last known to be near zero.
 	seen  time.Time
 	queue *queue
@@ -91,6 +94,14 @@ type queues struct {
 	loaded, bytes, unacked int
 	// delayed counts the queues that wait for a retry.
 	delayed int
+	// failing counts the entries that have failed and are not done, at most one of a subject; succeeded those that are
+	// done without an error.
+	failing   int
+	succeeded int64
+	// row counts the entries that have failed for the first time since the last success. If there are many, an outage
+	// has begun, and the successes before it no longer count.
+	row    int
+	before int64
 	// moves counts what happens to entries, for the watchdog.
 	moves   int64
 	stopped bool
@@ -242,8 +253,11 @@ func (qs *queues) done(e *entry, ack bool) {
 	defer qs.mu.Unlock()
 	qs.moves++
 	qs.unload(e)
+	qs.settled(e)
 	if ack {
 		qs.unacked++
+		qs.succeeded++
+		qs.row = 0
 	} else {
 		qs.forget(e)
 		qs.space.ring()
@@ -312,6 +326,7 @@ func (qs *queues) forget(e *entry) {
 // letGo forgets e, which may come back.
 func (qs *queues) letGo(e *entry) {
 	qs.unload(e)
+	qs.settled(e)
 	delete(qs.held, e.ref())
 	e.queue = nil
 	qs.space.ring()

@@ -139,3 +139,46 @@ func TestALeaseThatIsOverStaysOver(t *testing.T) {
 		t.Error("a lease that is over is extended")
 	}
 }
+
+// An event fails once, many others succeed, and then nearly all fail: its next failure is due to the outage.
+func TestSuccessesBeforeAnOutageDoNotCount(t *testing.T) {
+	t.Parallel()
+	const n, good, attempts = 70, 50, 10
+	l := newQueues(n, time.Hour)
+	var es []*entry
+	for i := range n {
+		id := strconv.Itoa(i+1) + "-0"
+		es = append(es, &entry{
+			stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, attempt: attempts,
+			seen: time.Now(),
+		})
+	}
+	l.add(es)
+	for i := range es {
+		if e, ok := l.next(); !ok || e != es[i] {
+			t.Fatalf("entry %d does not run", i)
+		}
+	}
+	if l.fail(es[0]) {
+		t.Error("a single failure is an outage")
+	}
+	for _, e := range es[1:good] {
+		l.done(e, true)
+	}
+	if l.fail(es[0]) {
+		t.Error("an outage in which others succeed")
+	}
+	outage := false
+	for _, e := range es[good:] {
+		outage = l.fail(e)
+	}
+	if !outage || !l.fail(es[0]) {
+		t.Error("an outage is not noticed")
+	}
+	for _, e := range es[good:] {
+		l.done(e, true)
+	}
+	if l.fail(es[0]) {
+		t.Error("an outage after all others have succeeded")
+	}
+}

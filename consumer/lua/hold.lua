@@ -1,9 +1,9 @@
 -- A sign of life for entries in work: resets their idle time, unless another consumer has taken them over.
--- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, ids. Returns the ids that another consumer has
--- now, or has finished.
+-- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, delivery count to set or -1, ids. Returns the ids that
+-- another consumer has now, or has finished.
 local k, g, c = KEYS[1], ARGV[1], ARGV[2]
 local lost, mine = {}, {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local p = redis.call('XPENDING', k, g, ARGV[i], ARGV[i], 1)[1]
   if p and p[2] ~= c then
     lost[#lost + 1] = ARGV[i]
@@ -14,6 +14,10 @@ for i = 4, #ARGV do
 end
 if #mine > 0 then
   for _, a in ipairs({'IDLE', ARGV[3], 'JUSTID'}) do mine[#mine + 1] = a end
+  if ARGV[4] ~= '-1' then
+    mine[#mine + 1] = 'RETRYCOUNT'
+    mine[#mine + 1] = ARGV[4]
+  end
   redis.call('XCLAIM', k, g, c, 0, unpack(mine))
 end
 return lost
