@@ -28,7 +28,7 @@ var api = board{
 			},
 			{
 				form: number, title: "Decided without Redis", unit: "percentunit",
-				alert: "OutboxIdempotencyRedisErrors", width: 4, empty: "no requests",
+				alert: "ApiErrors", width: 4, empty: "no requests",
 				means: "Share of guarded requests for which Redis was unusable. Postgres' unique index then " +
 					"decides: correct, but slower. Fix Redis.",
 				queries: []query{{
@@ -94,7 +94,7 @@ var api = board{
 		{"Idempotency", 7, []panel{
 			guardOutcomes,
 			{
-				title: "Guard scripts, p99", unit: "s", alert: "OutboxIdempotencyRedisErrors",
+				title: "Guard scripts, p99", unit: "s", alert: "ApiErrors",
 				means: "99 of 100 calls to Redis are faster than this. A rise points to Redis or the network; after " +
 					"its timeout, the guard " +
 					"continues without Redis.",
@@ -102,13 +102,13 @@ var api = board{
 				steps:   []step{{0, green}, {0.05, orange}},
 			},
 			{
-				title: "Waiting for another attempt", unit: "s", alert: "OutboxIdempotencyRedisErrors",
+				title: "Waiting for another attempt", unit: "s", alert: "ApiErrors",
 				means: "How long repeats wait for the first attempt with their key. On a rise, clients' timeouts " +
 					"are shorter than the work: raise them.",
 				queries: []query{{quantile(0.99, "idem_wait_seconds"), "p99"}}, empty: "no waits",
 			},
 			{
-				title: "Replays", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+				title: "Replays", unit: "reqps", alert: "ApiErrors",
 				means: "Requests answered from an earlier attempt. If there are many, clients repeat too early, or " +
 					"answers do not reach them.",
 				queries: []query{{
@@ -119,7 +119,7 @@ var api = board{
 				}},
 			},
 			{
-				title: "Leases lost, results unwritten", unit: "short", alert: "OutboxIdempotencyRedisErrors",
+				title: "Leases lost, results unwritten", unit: "short", alert: "ApiErrors",
 				means: "Leases lost: work took longer than its lease, and another attempt took over; the unique " +
 					"index accepted only one of them. Results unwritten: Redis did not store the answer; replays " +
 					"come from Postgres. Kept for seconds only: Redis' memory is short.",
@@ -131,7 +131,7 @@ var api = board{
 				steps: few(),
 			},
 			{
-				title: "Conflicts", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+				title: "Conflicts", unit: "reqps", alert: "ApiErrors",
 				means: "mismatch: a key was reused for another command, a client error. busy: another attempt was in " +
 					"progress. takeover: the " +
 					"first attempt had died.",

@@ -8,7 +8,7 @@ var cdc = board{
 	rows: []row{
 		{"Does it flow, and is the disk safe?", 5, []panel{
 			{
-				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxSlotInactive", width: 4,
+				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				texts: yesNo,
 				means: "Whether a walsender streams the slot. No is correct only in poll mode; otherwise the relay " +
 					"sweeps: posthaste doctor " +
@@ -16,14 +16,14 @@ var cdc = board{
 				queries: []query{{leading("outbox_slot_active"), ""}}, steps: []step{{0, red}, {1, green}},
 			},
 			{
-				form: number, title: "Slot is lost", unit: "short", alert: "OutboxSlotLost", width: 4,
+				form: number, title: "Slot is lost", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				texts: map[string]text{"0": {"no", green}, "1": {"yes", red}},
 				means: "Whether Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a " +
 					"new slot. Find out why it lagged: no relay for a long time, or an open transaction.",
 				queries: []query{{leading("outbox_slot_lost"), ""}}, steps: none(),
 			},
 			{
-				form: number, title: "Retained WAL", unit: "bytes", alert: "OutboxSlotRetainedWALHigh", width: 4,
+				form: number, title: "Retained WAL", unit: "bytes", alert: "OutboxSlotRetainedWALCritical", width: 4,
 				means: "WAL that Postgres keeps on disk for the slot. Above POSTHASTE_WAL_BUDGET (1 GiB by default), " +
 					"the relay advances the " +
 					"slot and sweeps the table.",
@@ -80,13 +80,13 @@ var cdc = board{
 				},
 			},
 			{
-				title: "Received", unit: "Bps", alert: "OutboxSlotRetainedWALHigh",
+				title: "Received", unit: "Bps", alert: "OutboxSlotRetainedWALCritical",
 				means: "Bytes over the replication connection: mostly large payloads, plus keepalives. A plateau " +
 					"is the network's limit.",
 				queries: []query{{rate("outbox_cdc_received_bytes_total"), "received"}},
 			},
 			{
-				title: "Reconnects and decode errors", unit: "short", alert: "OutboxModeFlapping",
+				title: "Reconnects and decode errors", unit: "short", alert: "OutboxRelayFallbackActive",
 				means: "Reconnects: the stream breaks; check Postgres' log, wal_sender_timeout, and devices that cut " +
 					"idle connections. Decode errors: the table's columns were changed; undo the change.",
 				queries: []query{
@@ -97,7 +97,7 @@ var cdc = board{
 			},
 			inflight,
 			{
-				title: "Audit and stalls", unit: "short", alert: "OutboxRelayStalled",
+				title: "Audit and stalls", unit: "short", alert: "OutboxRelayNotPublishing",
 				means: "How often the stream did not deliver rows of the table (missed) or made no progress " +
 					"(stalled). The sweep has published them; look for a filter on the publication, or another " +
 					"program that changed the slot. Stalled now: rows wait without progress; see /readyz.",
@@ -108,7 +108,7 @@ var cdc = board{
 				steps: few(),
 			},
 			{
-				title: "Mode switches and new slots", unit: "short", alert: "OutboxSlotDropped",
+				title: "Mode switches and new slots", unit: "short", alert: "OutboxRelayFallbackActive",
 				means: "Why the mode changed, and why a slot was created. missing: someone dropped the slot. lost: " +
 					"Postgres invalidated it. silent, connection, stalled: the stream is unstable; check the network " +
 					"and Postgres' log.",

@@ -26,7 +26,7 @@ var drill = board{
 				steps:   below(10, 60),
 			},
 			{
-				form: number, title: "Duplicates prevented", unit: "short", alert: "OutboxModeFlapping", width: 4,
+				form: number, title: "Duplicates prevented", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				means: "Events that the new owner found already published and did not publish again. Some are " +
 					"normal after a kill; consumers saw no duplicates.",
 				queries: []query{{increase("outbox_suppressed_total"), ""}},
@@ -71,7 +71,7 @@ var drill = board{
 			},
 			firing,
 			{
-				form: states, title: "Desired mode", unit: "short", alert: "OutboxModeFlapping", width: 24,
+				form: states, title: "Desired mode", unit: "short", alert: "OutboxRelayFallbackActive", width: 24,
 				texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
 				means: "The mode that posthaste mode or the console set; relays follow within a second. If the " +
 					"change is unexpected, find out who made it.",
@@ -97,7 +97,7 @@ var drill = board{
 		{"Effect on servers", 7, []panel{
 			slotWAL,
 			{
-				title: "Epoch", unit: "short", alert: "OutboxModeFlapping",
+				title: "Epoch", unit: "short", alert: "OutboxRelayFallbackActive",
 				means: "The fencing epoch of each relay: every new owner raises it, and Redis refuses calls with an " +
 					"older one. Expect one step per kill; a ramp means that relays compete for the lead.",
 				queries: []query{{"max by (instance) (outbox_relay_epoch{FILTER})", "{{instance}}"}},

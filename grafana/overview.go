@@ -130,7 +130,7 @@ var suppressedAndParked = panel{
 }
 
 var slotWAL = panel{
-	title: "WAL held by the slot", unit: "bytes", alert: "OutboxSlotRetainedWALHigh",
+	title: "WAL held by the slot", unit: "bytes", alert: "OutboxSlotRetainedWALCritical",
 	means: "Retained: what Postgres must keep on disk. Confirmed lag: what is not yet settled. Limit: " +
 		"max_slot_wal_keep_size, where Postgres invalidates the slot; below 0 there is none, and an abandoned slot " +
 		"fills the disk. On a rise, look for an open transaction.",
@@ -142,7 +142,7 @@ var slotWAL = panel{
 }
 
 var slotAndWire = panel{
-	title: "Slot and wire", unit: "short", alert: "OutboxSlotInactive",
+	title: "Slot and wire", unit: "short", alert: "OutboxRelayFallbackActive",
 	means: "Active: a walsender streams the slot. Lost: Postgres has invalidated it; the relay sweeps and creates a " +
 		"new one. Idle: seconds without a byte from Postgres; above 30, the connection hangs, and the relay " +
 		"reconnects.",
@@ -154,7 +154,7 @@ var slotAndWire = panel{
 }
 
 var switches = panel{
-	title: "Mode switches", unit: "short", alert: "OutboxModeFlapping",
+	title: "Mode switches", unit: "short", alert: "OutboxRelayFallbackActive",
 	means: "Changes of the mode, by reason. toggle is a requested change; silent, connection, stalled and missed " +
 		"mean that the stream is unstable: check the network and Postgres' log.",
 	queries: []query{{
@@ -172,7 +172,7 @@ var inflight = panel{
 }
 
 var streamLength = panel{
-	title: "Stream length", unit: "short", alert: "OutboxGroupAbandoned",
+	title: "Stream length", unit: "short", alert: "OutboxConsumerStuck",
 	means: "Entries of each type, in all of its streams. Trimming keeps each stream near POSTHASTE_STREAM_MAXLEN, " +
 		"unless a consumer group does not acknowledge: find it among the idle groups.",
 	queries: []query{{ofTypes("sum", "max by (stream) (outbox_stream_length{FILTER})"), "{{base}}"}},
@@ -213,7 +213,7 @@ var requestDuration = panel{
 }
 
 var guardOutcomes = panel{
-	title: "Idempotency guard", unit: "reqps", alert: "OutboxIdempotencyRedisErrors",
+	title: "Idempotency guard", unit: "reqps", alert: "ApiErrors",
 	means: "What the guard decided. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
 		"correct. replay_…: clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the " +
 		"commit succeeded.",
@@ -228,7 +228,7 @@ var overview = board{
 		{"Flow", 7, []panel{
 			writtenAndPublished, commitToPublish,
 			{
-				form: heat, title: "Commit to publish, distribution", unit: "s", alert: "OutboxPublishSLOSlowBurn",
+				form: heat, title: "Commit to publish, distribution", unit: "s", alert: "OutboxPublishSLOFastBurn",
 				means: "Every event's time from commit to stream entry. Two bands are two populations: streamed and " +
 					"swept, or first attempts and retries. A rising band is a backlog.",
 				queries: []query{{rate("outbox_commit_to_publish_seconds_bucket", "le"), "{{le}}"}},

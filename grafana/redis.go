@@ -12,7 +12,7 @@ var redis = board{
 				queries: []query{{"max(redis_memory_ratio{FILTER})", ""}}, steps: below(0.85, 0.95),
 			},
 			{
-				form: number, title: "Eviction", unit: "short", alert: "RedisEvictionPolicyUnsafe", width: 4,
+				form: number, title: "Eviction", unit: "short", alert: "RedisMemoryHigh", width: 4,
 				texts: map[string]text{"0": {"off", green}, "1": {"unsafe", red}},
 				means: "Whether Redis may delete streams, gates, keys and balances when it is full. If it is " +
 					"unsafe, run CONFIG SET maxmemory-policy noeviction.",
@@ -34,7 +34,7 @@ var redis = board{
 				queries: []query{{"max(outbox_group_oldest_pending_seconds{FILTER})", ""}}, steps: below(60, 300),
 			},
 			{
-				form: number, title: "Abandoned group", unit: "s", alert: "OutboxGroupAbandoned", width: 4,
+				form: number, title: "Abandoned group", unit: "s", alert: "OutboxConsumerStuck", width: 4,
 				empty: "no group",
 				means: "How long entries have waited for the group that is idle longest. No consumer reads for it, " +
 					"and it holds back trimming: start its consumers, or run posthaste groups drop.",
@@ -92,7 +92,7 @@ var redis = board{
 				steps:   []step{{0, green}, {300, red}},
 			},
 			{
-				title: "Idle", unit: "s", alert: "OutboxGroupAbandoned",
+				title: "Idle", unit: "s", alert: "OutboxConsumerStuck",
 				means: "How long entries have waited while none of the group's consumers was active. An abandoned " +
 					"group holds back trimming: " +
 					"drop it, or start its consumers.",
@@ -248,7 +248,7 @@ var redis = board{
 				steps:   none(),
 			},
 			{
-				title: "Rebuilt from the ledger", unit: "short", alert: "CreditsEpochBumped",
+				title: "Rebuilt from the ledger", unit: "short", alert: "CreditsOperationsLost",
 				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not " +
 					"have them. Both rise after Redis came back empty; at other times, find out what deletes keys.",
 				queries: []query{

@@ -318,7 +318,7 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 		w.waitMode("cdc", 20*time.Second)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			text, err := r.metrics()
-			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`) // what OutboxRedisRestored fires at
+			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
 			if err != nil || n != wanted {
 				return fmt.Errorf("%v streams were missed at the start, want %v, %w", n, wanted, err)
 			}
@@ -351,7 +351,7 @@ func TestFlushallInMidStream(t *testing.T) {
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	gaps := func() float64 { // what OutboxRedisRestored fires at
+	gaps := func() float64 {
 		text, _ := r.metrics()
 		v, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
 		return v
