@@ -97,3 +97,22 @@ SELECT o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o
     CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE m.at END AS created_at, m.at AS published_at,
     outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards) AS stream, m.mode
 FROM outbox_live o CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m;
+
+-- Inserts a dead event again, in a new row, and deletes its row before. Operators may call it; they may not delete rows
+-- otherwise. The row is deleted first: ids are unique.
+CREATE OR REPLACE FUNCTION outbox_retry(event uuid) RETURNS void LANGUAGE sql SECURITY DEFINER
+BEGIN ATOMIC
+    WITH dead AS MATERIALIZED (
+        SELECT * FROM outbox_dead d WHERE d.id = event AND d.retry_seq IS NULL AND d.dropped_at IS NULL
+            AND d.payload IS NOT NULL FOR UPDATE
+    ), gone AS (
+        DELETE FROM outbox o USING dead d WHERE o.id = d.id AND o.seq = d.row_seq RETURNING o.id
+    ), again AS (
+        INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
+        SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, created_at
+        FROM dead WHERE (SELECT pg_catalog.count(*) FROM gone) >= 0
+        RETURNING id, seq
+    )
+    UPDATE outbox_dead d SET retry_seq = again.seq FROM again WHERE d.id = again.id;
+END;
+REVOKE EXECUTE ON FUNCTION outbox_retry FROM PUBLIC;

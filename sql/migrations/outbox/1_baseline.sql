@@ -1,17 +1,14 @@
--- The part of an aggregate's events. All events of one aggregate are in one part, so a worker that owns the part keeps
--- their order.
+-- The part of an aggregate's events. A worker that owns the part keeps their order.
 CREATE FUNCTION outbox_part(aggregate_id text) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (pg_catalog.hashtextextended(aggregate_id, 0) & 15::bigint)::smallint;
 
 -- The limits of an event. outbox_owed checks them: Postgres parses a CHECK of a table for each statement, those of
--- domains and the expressions of an index once in a session. Domains as types of the columns would be parameters that
--- drivers do not know.
---
--- Braces would put a stream and its gate into two slots of Redis Cluster.
+-- domains and the expressions of an index once in a session. Drivers do not know domains, so no column has one. Braces
+-- would put a stream and its gate into two slots of Redis Cluster.
 CREATE DOMAIN outbox_aggregate_type AS text CONSTRAINT "1 to 64 of A-Z a-z 0-9 _ . : -" CHECK (
     pg_catalog.octet_length(VALUE) <= 64 AND VALUE COLLATE "C" ~ '^[A-Za-z0-9_.:-]+$');
-CREATE DOMAIN outbox_aggregate_id AS text CONSTRAINT "at most 1024 bytes" CHECK (
-    pg_catalog.octet_length(VALUE) <= 1024);
+CREATE DOMAIN outbox_aggregate_id AS text CONSTRAINT "at most 1024 bytes"
+    CHECK (pg_catalog.octet_length(VALUE) <= 1024);
 -- 2 kB of jsonb can be 1 GB as text, and one such row would stop every reader. 700 bytes are 8 MiB as text at most, so
 -- the text of few payloads is made. #> expands what is stored compressed.
 CREATE DOMAIN outbox_payload AS jsonb CONSTRAINT "at most 8388608 bytes as text" CHECK (
@@ -36,8 +33,7 @@ CREATE TABLE outbox (
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_insert_threshold = 100000,
-    autovacuum_analyze_scale_factor = 0.05, autovacuum_analyze_threshold = 50000,
-    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.05, autovacuum_analyze_threshold = 50000, autovacuum_vacuum_cost_delay = 0,
     -- Truncating the end of the table takes an exclusive lock that inserts would wait for.
     vacuum_truncate = false
 );
@@ -100,8 +96,7 @@ CREATE TABLE outbox_mark (
     shards   smallint    NOT NULL DEFAULT 1 CHECK (shards IN (1, 2, 4, 8, 16))
 );
 CREATE INDEX outbox_mark_part ON outbox_mark (part, id) WHERE settled IS NOT NULL;
--- The first mark that settles a row is found by its number. (hi IS NOT NULL keeps this index from being used for the
--- newest mark of a part.)
+-- For the first mark that settles a row. hi IS NOT NULL keeps this index from serving the newest mark of a part.
 CREATE INDEX outbox_mark_hi ON outbox_mark (part, hi, id) WHERE settled IS NOT NULL AND hi IS NOT NULL;
 CREATE INDEX outbox_mark_cursor ON outbox_mark (part, cursor, id) WHERE cursor IS NOT NULL;
 -- At first nothing is settled.
@@ -144,25 +139,6 @@ CREATE TABLE outbox_dead (
 );
 CREATE INDEX outbox_dead_aggregate ON outbox_dead (aggregate_type, aggregate_id);
 
--- Inserts a dead event again, in a new row, and deletes its row before. Operators may call it; they may not delete rows
--- otherwise. The row is deleted first: ids are unique.
-CREATE FUNCTION outbox_retry(event uuid) RETURNS void LANGUAGE sql SECURITY DEFINER
-BEGIN ATOMIC
-    WITH dead AS MATERIALIZED (
-        SELECT * FROM outbox_dead d WHERE d.id = event AND d.retry_seq IS NULL AND d.dropped_at IS NULL
-            AND d.payload IS NOT NULL FOR UPDATE
-    ), gone AS (
-        DELETE FROM outbox o USING dead d WHERE o.id = d.id AND o.seq = d.row_seq RETURNING o.id
-    ), again AS (
-        INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
-        SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, created_at
-        FROM dead WHERE (SELECT pg_catalog.count(*) FROM gone) >= 0
-        RETURNING id, seq
-    )
-    UPDATE outbox_dead d SET retry_seq = again.seq FROM again WHERE d.id = again.id;
-END;
-REVOKE EXECUTE ON FUNCTION outbox_retry FROM PUBLIC;
-
 -- One row: the relay of this table, and its mode.
 CREATE TABLE relay_state (
     name              text        PRIMARY KEY CHECK (name ~ '^[a-z0-9_]{1,50}$'),
@@ -189,11 +165,9 @@ CREATE TABLE relay_state (
     degraded          text,
     changed_at        timestamptz NOT NULL DEFAULT clock_timestamp()
 );
--- A table has one relay name.
 CREATE UNIQUE INDEX relay_state_single ON relay_state ((true));
 
--- Settled events that a stream does not contain any more. An adoption notes a suspicion, the leader counts, and deletes
--- what turns out to be complete.
+-- Settled events that a stream lacks. An adoption notes a suspicion; the leader counts, and deletes what is complete.
 CREATE TABLE outbox_loss (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     epoch       bigint,
