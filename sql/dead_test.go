@@ -1,6 +1,7 @@
 package sql_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -122,6 +123,26 @@ func TestAParkIsFenced(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 1 {
 		t.Errorf("%d events are dead", n)
+	}
+}
+
+// A time that JSON cannot represent is the nearest that it can.
+func TestDeadEventsOfAnyTime(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	succeed(t, s)
+	times := []string{"infinity", "-infinity", "10000-01-01", "4713-01-01 BC"}
+	for _, at := range times {
+		r := insert(t, d, "a")
+		d.Exec(t, "UPDATE outbox SET created_at = $1::text::timestamptz WHERE id = $2", at, r.ID)
+		_, err := s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1)
+		must(t, err)
+		d.Exec(t, "UPDATE outbox_dead SET created_at = $1::text::timestamptz WHERE id = $2", at, r.ID)
+	}
+	dead, err := sql.ListDead(t.Context(), d.Pool, 10)
+	must(t, err)
+	if text, err := json.Marshal(dead); err != nil || len(dead) != len(times) {
+		t.Errorf("%d events: %s, %v", len(dead), text, err)
 	}
 }
 

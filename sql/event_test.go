@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
@@ -55,6 +56,18 @@ func TestInsertEventRefuses(t *testing.T) {
 	}))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
 		t.Errorf("%d rows, want 1", n)
+	}
+}
+
+// An id is used once, as long as its row is kept.
+func TestAnIDIsUsedOnce(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	e := insert(t, d, "a")
+	_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'b', 'e', '{}')`, e.ID)
+	if sql.SQLState(err) != pgerrcode.UniqueViolation {
+		t.Errorf("the id of another event: %v", err)
 	}
 }
 

@@ -1,6 +1,10 @@
 -- The words of the statements: each condition is written once. Postgres inlines them, so they cost what the condition
 -- costs. Each migration of the outbox replaces them.
 
+-- A time that every reader can represent: years 1 to 9999. The stream has the same limits.
+CREATE OR REPLACE FUNCTION outbox_time(t timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(greatest(t, pg_catalog.to_timestamp(-62135596800::float8)), pg_catalog.to_timestamp(253402300799::float8));
+
 -- Whether a mark settles a row.
 CREATE OR REPLACE FUNCTION outbox_holds(settled pg_snapshot, hi bigint, pass pg_snapshot, cursor bigint, xid xid8,
     seq bigint)
@@ -94,7 +98,8 @@ WHERE m.pass IS NULL OR o.seq > m.cursor OR NOT pg_catalog.pg_visible_in_snapsho
 -- Events that were delivered, with the time when their mark was written.
 CREATE OR REPLACE VIEW outbox_history AS
 SELECT o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
-    CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE m.at END AS created_at, m.at AS published_at,
+    CASE WHEN pg_catalog.isfinite(o.created_at) THEN outbox_time(o.created_at) ELSE m.at END AS created_at,
+    m.at AS published_at,
     outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards) AS stream, m.mode
 FROM outbox_live o CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m;
 

@@ -250,10 +250,10 @@ func write(w http.ResponseWriter, status int, v any) {
 func body(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
 	b, err := json.Marshal(v)
 	if err != nil {
-		b = fmt.Appendf(nil, `{"detail":%q}`, err.Error())
+		status, b = http.StatusInternalServerError, fmt.Appendf(nil, `{"detail":%q}`, err.Error())
 	}
+	w.WriteHeader(status)
 	_, _ = w.Write(append(b, '\n'))
 }

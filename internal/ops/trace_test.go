@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +13,26 @@ import (
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 )
+
+// An event of any time is traced, whether it waits or is settled.
+func TestTraceOfAnyTime(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	const at = "('infinity'), ('-infinity'), ('10000-01-01'), ('4713-01-01 BC')"
+	for range 2 {
+		d.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
+			SELECT 'order', 'any', 'order.made', '{}', t::timestamptz FROM (VALUES `+at+`) v(t)`)
+		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, "any")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := json.Marshal(steps); err != nil || len(steps) < 4 {
+			t.Errorf("%d steps: %v", len(steps), err)
+		}
+		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
+			SELECT -1, 1, pg_current_snapshot(), high, 'cdc' FROM outbox_high`)
+	}
+}
 
 // An aggregate may have any number of events, and whoever answers a trace has a bounded memory.
 func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {

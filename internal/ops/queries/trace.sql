@@ -2,14 +2,14 @@
 -- have any number of events. The log has no index for aggregates: the part is read. The last columns are up to which
 -- entry an event of the log was published, and when it was created.
 SELECT * FROM (
-SELECT coalesce(m.at, CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE clock_timestamp() END) AS at,
+SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
     CASE WHEN m.at IS NULL THEN o.event_type::text || ' waits to be published'
         ELSE o.event_type::text || ' by ' || m.mode || ', settled ' || pg_catalog.round(
-            extract(epoch FROM m.at - o.created_at)::numeric * 1000::numeric, 1)::text || ' ms after its insert' END,
+            extract(epoch FROM m.at - outbox_time(o.created_at))::numeric * 1000::numeric, 1)::text || ' ms after its insert' END,
     coalesce(o.headers ->> 'traceparent'::text, ''), CASE WHEN m.at IS NULL THEN '' ELSE s.stream END,
     coalesce(m.entries ->> s.stream, ''),
-    CASE WHEN pg_catalog.isfinite(o.created_at) THEN o.created_at ELSE pg_catalog.to_timestamp(0) END
+    outbox_time(o.created_at)
 FROM (
     (SELECT * FROM outbox_live
      WHERE part = outbox_part($1::text) AND aggregate_id = $1::text
