@@ -168,9 +168,9 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 		}
 		return nil
 	})
-	w.fix(`ALTER TABLE outbox RENAME TO elsewhere`)
-	r.waitReady(t, 503, `relation "outbox" does not exist`)
-	w.fix(`ALTER TABLE elsewhere RENAME TO outbox`)
+	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
+	r.waitReady(t, 503, `relation "outbox_settled" does not exist`)
+	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
 	waitReady(t, r, 200, 20*time.Second)
 	w.delivers()
 }

@@ -57,6 +57,8 @@ var elsewhere = map[string]string{
 	"leadership.evict Status":             "needs another walsender on the slot: a freeze brings it about",
 	"lossCounter.count Tail":              "needs a loss that is not restored",
 	"leadership.layoutWaits SetActive":    "needs a change of the streams per type that waits for a group",
+	"Relay.overseen EndSession":           "needs a session that is no relay's and holds the leader's lock",
+	"Relay.overseen LeaderSession":        "needs a leader that makes no progress for half a minute",
 	"slotKeeper.enforce Evict":            "needs an advance that fails",
 	"slotKeeper.hidden State":             "needs a transaction that is older than five seconds at a hand-over",
 	"slotKeeper.hidden VisibleBelow":      "needs a transaction that is older than five seconds at a hand-over",

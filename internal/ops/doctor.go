@@ -189,7 +189,7 @@ func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 	if err != nil {
 		d.add(SeverityWarn, "leader", "let this role read pg_locks", "%v", oneLine(err))
 	} else if s.PID != 0 && !s.Relay {
-		d.add(SeverityFail, "leader", fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.PID),
+		d.add(SeverityFail, "leader", fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", s.PID),
 			"no relay can lead: the leader's lock is held by %s, which is no relay", s)
 	}
 }

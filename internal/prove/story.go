@@ -87,7 +87,7 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 				FROM (SELECT * FROM outbox_mark WHERE part IN (o.part, -1) AND at > o.created_at
 					ORDER BY id LIMIT 5) m),
 				'')
-		FROM outbox o WHERE id = $1`, id)
+		FROM outbox_rows o WHERE id = $1`, id)
 	if err == nil {
 		var seq int64
 		var part int16
