@@ -95,7 +95,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 	}
 }
 
-// ANALYZE does not evaluate the expression that checks the limits: it would make the text of each payload in its sample.
+// ANALYZE does not evaluate the expression that checks the limits: it would make the text of each payload that it
+// samples.
 func TestAnalyzeChecksNoLimits(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

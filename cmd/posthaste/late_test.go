@@ -85,8 +85,8 @@ func TestALateParkParksNothing(t *testing.T) {
 	}
 }
 
-// Row security is enabled, and hides the rows of the table from a relay that does not own it. The views show them: events
-// are published in both modes, and doctor names what the relay cannot do.
+// Row security is enabled, and hides the rows of the table from a relay that does not own it. The views show them:
+// events are published in both modes, and doctor names what the relay cannot do.
 func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

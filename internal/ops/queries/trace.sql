@@ -6,7 +6,8 @@ SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
     CASE WHEN m.at IS NULL THEN o.event_type::text || ' waits to be published'
         ELSE o.event_type::text || ' by ' || m.mode || ', settled ' || pg_catalog.round(
-            extract(epoch FROM m.at - outbox_time(o.created_at))::numeric * 1000::numeric, 1)::text || ' ms after its insert' END,
+            extract(epoch FROM m.at - outbox_time(o.created_at))::numeric * 1000::numeric, 1)::text
+            || ' ms after its insert' END,
     coalesce(o.headers ->> 'traceparent'::text, ''), CASE WHEN m.at IS NULL THEN '' ELSE s.stream END,
     coalesce(m.entries ->> s.stream, ''),
     outbox_time(o.created_at)
