@@ -37,7 +37,7 @@ type commandLine struct {
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
 	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
 	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
-	Phantoms    phantomsCmd    `cmd:"" help:"List events in the streams whose commits Postgres has forgotten, by a failover or a restore."`
+	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore: the commit is lost, or somebody deleted the row."`
 	Audit       auditCmd       `cmd:"" help:"List who changed what, and what was refused."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`

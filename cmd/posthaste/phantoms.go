@@ -28,7 +28,7 @@ func (c phantomsCmd) Run(ctx context.Context, e *env) error {
 			return e.JSON(append([]sql.Phantom{}, list...))
 		}
 		if len(list) == 0 {
-			_, err := fmt.Fprintln(e.Stdout, "no phantoms: Postgres has forgotten no commit whose event was published")
+			_, err := fmt.Fprintln(e.Stdout, "no phantoms: each event that was compared with its stream is in Postgres")
 			return err
 		}
 		t := cli.Table(e.Stdout)

@@ -69,8 +69,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_phantom_events_total",
-			"Postgres has lost commits, by a failover or a restore, whose events were published. `posthaste " +
-				"phantoms` names them; what they announced did not happen, as far as the database knows.",
+			"After a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
+				"somebody had deleted their rows. `posthaste phantoms` names them.",
 			"sum(increase(outbox_phantom_events_total[1h]))",
 		},
 		{

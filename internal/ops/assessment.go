@@ -375,14 +375,14 @@ func (a *assessment) repairs() {
 		})
 	}
 	if p.Phantoms > 0 {
-		what := are(int(p.Phantoms)) + " in a stream, and the commit is not in Postgres"
+		what := are(int(p.Phantoms)) + " in a stream and not in Postgres"
 		if p.Phantoms > 1 {
-			what = are(int(p.Phantoms)) + " in their streams, and the commits are not in Postgres"
+			what = are(int(p.Phantoms)) + " in their streams and not in Postgres"
 		}
 		a.add(Problem{
 			Level: Failing, Part: partOutbox, Title: what,
-			Why: "Postgres has gone back in time, by a failover or a restore, and has lost what it had committed; " +
-				"consumers may have acted on it.",
+			Why: "Postgres has gone back in time, by a failover or a restore. Either it has lost their commits, and " +
+				"consumers may have acted on them; or somebody had deleted their rows before.",
 			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. This stays for a day.",
 			line:   what + " (posthaste phantoms)",
 		})

@@ -282,7 +282,7 @@ func situations() map[string]situation {
 		}, OK, fine, "", streamed},
 		"phantoms": {
 			func(s *Snapshot) { s.Postgres.Phantoms = 2 },
-			Failing, "2 events are in their streams, and the commits are not in Postgres", partOutbox,
+			Failing, "2 events are in their streams and not in Postgres", partOutbox,
 			"are not in Postgres (posthaste phantoms)",
 		},
 		"eviction": {
