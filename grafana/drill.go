@@ -26,7 +26,8 @@ var drill = board{
 				steps:   below(10, 60),
 			},
 			{
-				form: number, title: "Duplicates prevented", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
+				form: number, title: "Duplicates prevented", unit: "short", alert: "OutboxRelayFallbackActive",
+				width: 4,
 				means: "Events that the new owner found already published and did not publish again. Some are " +
 					"normal after a kill; consumers saw no duplicates.",
 				queries: []query{{increase("outbox_suppressed_total"), ""}},

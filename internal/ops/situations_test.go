@@ -283,7 +283,7 @@ func situations() map[string]situation {
 		"phantoms": {
 			func(s *Snapshot) { s.Postgres.Phantoms = 2 },
 			Failing, "2 events are in their streams and not in Postgres", partOutbox,
-			"are not in Postgres (posthaste phantoms)",
+			"and not in Postgres (posthaste phantoms)",
 		},
 		"eviction": {
 			func(s *Snapshot) { s.Redis.Policy = "allkeys-lru" },
