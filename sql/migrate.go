@@ -171,8 +171,8 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 					return fmt.Errorf("words: %w", err)
 				}
 			}
-			if _, err := tx.Exec(ctx, query("sequence_cache")); err != nil {
-				return fmt.Errorf("the sequence of events: %w", err)
+			if err := uncache(ctx, tx); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -214,3 +214,14 @@ func TestTheSequenceHasNoCache(t *testing.T) {
 	must(t, err)
 	must(t, sql.Sound(t.Context(), d.Pool))
 }
+
+// A migration that has nothing to change waits for no writer.
+func TestAMigrationWaitsForNoWriter(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	insertIn(t, begin(t, d), 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := sql.Migrate(ctx, d.URL, "public", slog.New(slog.DiscardHandler))
+	must(t, err)
+}

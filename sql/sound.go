@@ -10,10 +10,9 @@ import (
 // Sound returns an error that names what somebody has changed in the table so that a promise does not hold, and the
 // remedy.
 func Sound(ctx context.Context, db DB) error {
-	var indexed bool
-	var cache int64
-	if err := db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache); err != nil {
-		return fmt.Errorf("look at the outbox table: %w", err)
+	indexed, cache, err := tableFacts(ctx, db)
+	if err != nil {
+		return err
 	}
 	var changed []string
 	if cache != 1 {
@@ -23,12 +22,34 @@ func Sound(ctx context.Context, db DB) error {
 	}
 	if !indexed {
 		changed = append(changed, "the index outbox_owed is missing or not valid, so each search for events reads "+
-			"the whole table: REINDEX INDEX outbox_owed, or create it as the migration does")
+			"the whole table, and the limits of events are not checked: REINDEX INDEX outbox_owed, or create it as "+
+			"the migration does")
 	}
 	if len(changed) == 0 {
 		return nil
 	}
 	return errors.New(strings.Join(changed, "; "))
+}
+
+// tableFacts returns whether the index of unsettled rows is valid, and how many numbers a session takes at once.
+func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, err error) {
+	if err = db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache); err != nil {
+		err = fmt.Errorf("look at the outbox table: %w", err)
+	}
+	return indexed, cache, err
+}
+
+// uncache has a session take one number at a time. It changes nothing that is right: the change waits for every open
+// transaction that has inserted an event, and inserts wait behind it.
+func uncache(ctx context.Context, db DB) error {
+	_, cache, err := tableFacts(ctx, db)
+	if err != nil || cache == 1 {
+		return err
+	}
+	if _, err = db.Exec(ctx, query("sequence_cache")); err != nil {
+		return fmt.Errorf("the sequence of events: %w", err)
+	}
+	return nil
 }
 
 // Sound is the function of that name.
