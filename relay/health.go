@@ -62,17 +62,16 @@ func newHealth() *health {
 func (h *health) fail(name, detail string) bool    { return h.put(h.bad, name, detail) }
 func (h *health) degrade(name, detail string) bool { return h.put(h.degraded, name, detail) }
 
-// lasts sets a condition that ends by itself.
+// lasts sets a condition that ends by itself: degraded if events flow.
 func (h *health) lasts(name, detail string, flows bool, until time.Time) {
-	h.clear(name)
-	if flows {
-		h.degrade(name, detail)
-	} else {
-		h.fail(name, detail)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.until[name] = until
+	set, other := h.bad, h.degraded
+	if flows {
+		set, other = other, set
+	}
+	delete(other, name)
+	set[name], h.until[name] = detail, until
 }
 
 func (h *health) put(m map[string]string, name, detail string) bool {

@@ -28,14 +28,11 @@ func (r *reporter) recurs(condition string, err error, flows bool) (first bool) 
 	r.recurring.mu.Lock()
 	defer r.recurring.mu.Unlock()
 	now := time.Now()
-	run, ok := r.recurring.runs[condition]
-	if !ok || now.Sub(run.last) > steady {
+	run := r.recurring.runs[condition]
+	if now.Sub(run.last) > steady {
 		run, first = failures{since: now, moved: r.moved.Load()}, true
 	}
 	run.last = now
-	if r.recurring.runs == nil {
-		r.recurring.runs = map[string]failures{}
-	}
 	r.recurring.runs[condition] = run
 	if now.Sub(run.since) >= steady {
 		r.health.lasts(condition, err.Error(), flows || r.moved.Load() != run.moved, now.Add(steady))

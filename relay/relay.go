@@ -108,7 +108,8 @@ func New(o Options) *Relay {
 	w := newWindow(o.Window, o.WindowBytes)
 	rep := &reporter{
 		log: o.Logger.With("component", "relay"), health: newHealth(), onPublished: o.OnPublished,
-		metrics: newMetrics(o.Registerer, func() float64 { n, _ := w.held(); return float64(n) }),
+		metrics:   newMetrics(o.Registerer, func() float64 { n, _ := w.held(); return float64(n) }),
+		recurring: recurring{runs: map[string]failures{}},
 	}
 	rep.health.fail(conditionPostgres, "not connected yet")
 	act := newActivity(rep, o.Store)
