@@ -20,7 +20,7 @@ type Pulse struct {
 // ReadPulse reads the pulse. It touches no table.
 func ReadPulse(ctx context.Context, db DB) (Pulse, error) {
 	var p Pulse
-	if err := db.QueryRow(ctx, query("pulse"), "leader").Scan(&p.Written, &p.Led, &p.Relays); err != nil {
+	if err := db.QueryRow(ctx, query("pulse")).Scan(&p.Written, &p.Led, &p.Relays); err != nil {
 		return p, fmt.Errorf("read the pulse: %w", err)
 	}
 	return p, nil

@@ -23,6 +23,14 @@ CREATE OR REPLACE FUNCTION outbox_owned(r relay_state, epoch bigint, nonce bytea
 RETURN r.epoch = $2 AND r.nonce = $3 AND r.timeline =
     ('x'::text || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
 
+-- The session that holds the leader's lock: see lock_key.
+CREATE OR REPLACE VIEW outbox_leader AS
+SELECT l.pid FROM pg_locks l
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'ExclusiveLock'
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = pg_catalog.hashtextextended(
+      'posthaste leader ' || 'outbox'::regclass::oid::text, 0);
+
 -- The highest number that a row may have by now.
 CREATE OR REPLACE VIEW outbox_high AS
 SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1::bigint END AS high FROM outbox_seq_seq s;

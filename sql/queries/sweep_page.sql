@@ -1,5 +1,5 @@
 -- Of the rows $2 of part $1 those that exist and are not dead, in order, about $3 bytes, and always at least one row:
--- as they are now, with what was written to them since. Each row in an order that only the primary key has: see
+-- as they are now, with what was written to them since. Each row in an order that only the index of numbers has: see
 -- sweep_parts; with equality, or sorted as a whole, the whole part would be read.
 SELECT seq, id, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
     CASE WHEN pg_catalog.isfinite(created_at) THEN created_at ELSE clock_timestamp() END

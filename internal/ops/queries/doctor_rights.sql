@@ -5,7 +5,7 @@ SELECT coalesce((
         FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_mark', '{SELECT,INSERT,DELETE}'),
             ('outbox_history', '{SELECT}'), ('outbox_backlog', '{SELECT}'), ('outbox_settled', '{SELECT}'),
             ('outbox_live', '{SELECT}'), ('outbox_rows', '{SELECT}'), ('outbox_high', '{SELECT}'),
-            ('outbox_layout', '{SELECT}'),
+            ('outbox_layout', '{SELECT}'), ('outbox_leader', '{SELECT}'),
             ('outbox_claim', '{USAGE}'), ('outbox_stream', '{SELECT,INSERT,UPDATE}'),
             ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
             ('outbox_repair', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
