@@ -48,9 +48,6 @@ func (w *world) again(edit ...func(*Options)) *world {
 	return o
 }
 
-// outlast waits until no process takes the database for confirmed.
-func outlast() { time.Sleep(1100 * time.Millisecond) }
-
 // on is the world's database on another server.
 func on(t *testing.T, d *testenv.Database, s *testenv.Server) *testenv.Database {
 	t.Helper()
@@ -152,6 +149,13 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	reg := prometheus.NewRegistry()
 	idle := w.again(func(o *Options) { o.Registerer = reg })
 	idle.s.database.Confirmed(t.Context())
+	// As if a second had passed: no process takes the database for confirmed, or uses a connection without a ping.
+	forget := func() {
+		for _, p := range []*world{w.world, idle} {
+			p.s.database.Forget()
+			p.s.probe.Reset()
+		}
+	}
 	if err := w.server.Stop("immediate"); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +166,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	s := back()
 	w.front.To(hostPort(s.URL("")))
 	w.db = on(t, w.db, s)
-	outlast()
+	forget()
 	if n := w.rows(); n != 1 {
 		t.Fatalf("%d orders are left, want 1: not the case", n)
 	}
@@ -179,7 +183,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	w.repeats(kept, orderJSON(1), first)
 	w.checkInvariants(3)
 	w.published()
-	outlast()
+	forget()
 	redis := counted(t, reg, idem.OutcomeReplayRedis)
 	idle.repeats(kept, orderJSON(1), first)
 	if n := counted(t, reg, idem.OutcomeReplayRedis); n != redis+1 {

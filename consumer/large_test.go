@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 )
 
@@ -155,7 +156,7 @@ func (c *measured) Read(b []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(b)
 	if c.m.rate > 0 {
-		time.Sleep(time.Duration(n) * time.Millisecond / time.Duration(c.m.rate))
+		_ = pause.For(context.Background(), time.Duration(n)*time.Millisecond/time.Duration(c.m.rate)) // it is the link
 	}
 	for now := c.now.Add(int64(n)); ; {
 		old := c.m.largest.Load()

@@ -82,6 +82,13 @@ func (i *Incarnation) ask(ctx context.Context) string {
 	return name
 }
 
+// Forget has the next Confirmed ask: no answer counts any more.
+func (i *Incarnation) Forget() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.until = time.Time{}
+}
+
 // Of returns the name of the incarnation that an order was written or read in. It replaces a question, unless the order
 // is of another server process than the last: then no incarnation has the name, and the next Confirmed asks.
 func (i *Incarnation) Of(o *Order) string {
