@@ -174,6 +174,40 @@ func insertAll(t *testing.T, d *testenv.Database, n int) (seqs []int64) {
 	return seqs
 }
 
+// A page has as many bytes as it may, and one event more at most: by what is read where payloads are stored compressed,
+// and otherwise by what the statement sees stored, so that no more is sent.
+func TestAPageIsBoundedByBytes(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	w := claimed(t, d, 3)
+	fill := func(text string) (stored int) {
+		d.Exec(t, "DELETE FROM outbox")
+		d.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+			SELECT 'order', $1, 'e', to_jsonb(`+text+`) FROM generate_series(1, 10) g`, inPart)
+		return testenv.Value[int](t, d, "SELECT sum(bytes)::integer FROM outbox_rows")
+	}
+	for name, c := range map[string]struct {
+		text           string
+		stored, atMost int
+	}{
+		"compressed": {"repeat('x', 100000)", 10 * 1000, 10 * 10_000},
+		"plain": {
+			"(SELECT string_agg(md5((g * 1000 + i)::text), '') FROM generate_series(1, 50) i)", 10 * 1600,
+			10 * 2000,
+		},
+	} {
+		if n := fill(c.text); n < c.stored || n > c.atMost {
+			t.Errorf("%s: 10 events are %d bytes, want %d to %d", name, n, c.stored, c.atMost)
+		}
+		p := next(t, w, 3, nil)
+		size := testenv.Value[int](t, d, "SELECT length(payload::text) FROM outbox LIMIT 1")
+		events, err := w.Page(t.Context(), p, 10, 3*size/2)
+		if err != nil || len(events) != 2 {
+			t.Errorf("%s: %d events in a page of one and a half: %v", name, len(events), err)
+		}
+	}
+}
+
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/testenv"
 )
 
@@ -76,15 +74,7 @@ func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 func TestAStrandedLeadersLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c, err := pgx.Connect(t.Context(), w.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close(t.Context()) }()
-	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
-	if _, err := c.Exec(t.Context(), lead); err != nil {
-		t.Fatal(err)
-	}
+	w.db.Strand(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 10})
 	load.Wait()
 	w.spawn("relay")

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/ops"
@@ -275,15 +274,7 @@ func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 	if _, f := diagnose(t, d, d.URL); f["leader"].Check != "" {
 		t.Errorf("nobody leads: %+v", f["leader"])
 	}
-	c, err := pgx.Connect(t.Context(), d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close(t.Context()) }()
-	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
-	if _, err := c.Exec(t.Context(), lead); err != nil {
-		t.Fatal(err)
-	}
+	d.Strand(t)
 	ok, f := diagnose(t, d, d.URL)
 	if ok || f["leader"].Severity != ops.SeverityFail || !strings.Contains(f["leader"].Detail, "is no relay") {
 		t.Errorf("somebody else leads: %+v", f["leader"])

@@ -370,6 +370,21 @@ func parse(dsn string) *url.URL {
 	return u
 }
 
+// Strand has a session that is no relay's hold the leader's lock until the test ends.
+func (d *Database) Strand(tb testing.TB) {
+	tb.Helper()
+	c, err := d.Pool.Acquire(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	session := c.Hijack()
+	tb.Cleanup(func() { _ = session.Close(context.Background()) })
+	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
+	if _, err := session.Exec(tb.Context(), lead); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // Exec runs a statement and fails the test on an error.
 func (d *Database) Exec(tb testing.TB, stmt string, args ...any) {
 	tb.Helper()
