@@ -356,13 +356,11 @@ func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	cmd := redis.NewXStreamSliceCmd(ctx, args...)
 	cmd.SetFirstKeyPos(9)
 	err := r.conn.read(ctx, once{cmd})
-	if errors.Is(err, redis.Nil) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, redis.Nil) {
 		return r.failed(ctx, err)
 	}
 	now := time.Now()
+	r.received(nil, 0)
 	for _, s := range cmd.Val() {
 		es := make([]*entry, 0, len(s.Messages))
 		for _, m := range s.Messages {
@@ -384,14 +382,12 @@ func (r *reader) took(stream string, es []*entry) {
 	r.c.metrics.read.Add(float64(len(es)))
 }
 
-// received learns from an answer with entries.
+// received learns from an answer. One without entries says as well that none is cut off: those that were would come
+// first.
 func (r *reader) received(es []*entry, took time.Duration) {
-	if len(es) == 0 {
-		return
-	}
 	if r.size.failures >= cutAfter {
 		r.c.log.Info("answers with entries arrive again", "stream", r.label())
-		r.c.dog.cut(r.label(), "")
+		r.c.dog.cut(r.label(), "", time.Now())
 	}
 	r.size.received(es, took)
 }
@@ -405,7 +401,10 @@ func (r *reader) failed(ctx context.Context, err error) error {
 	if r.size.failures == cutAfter {
 		r.c.log.Warn("answers with entries do not arrive; requesting less at once", "stream", r.label(), "remedy",
 			cutRemedy, "err", err)
-		r.c.dog.cut(r.label(), fmt.Sprintf("answers with entries do not arrive: %s: %s", err, cutRemedy))
+	}
+	if r.size.failures >= cutAfter {
+		why := fmt.Sprintf("answers with entries do not arrive: %s: %s", err, cutRemedy)
+		r.c.dog.cut(r.label(), why, time.Now())
 	}
 	return err
 }

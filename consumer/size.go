@@ -67,6 +67,7 @@ func (s *readSize) few(streams int) int {
 
 // received learns from an answer. It took so long; 0 means that this is not known.
 func (s *readSize) received(es []*entry, took time.Duration) {
+	s.failures = 0
 	if len(es) == 0 {
 		return
 	}
@@ -77,7 +78,6 @@ func (s *readSize) received(es []*entry, took time.Duration) {
 	}
 	// Between the average and the heaviest: one large event among small ones should not slow the next reads down much.
 	s.weight = (total/len(es) + heaviest) / 2
-	s.failures = 0
 	if took == 0 {
 		return
 	}

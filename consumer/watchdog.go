@@ -30,8 +30,8 @@ type watchdog struct {
 	deaf map[string]time.Time
 	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
 	unread map[string]*unread
-	// cuts says, by the stream of a reader, why answers with entries do not arrive.
-	cuts map[string]string
+	// cuts says, by the stream of a reader, since when and why answers with entries do not arrive.
+	cuts map[string]cut
 	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
@@ -43,6 +43,12 @@ type watchdog struct {
 type unread struct {
 	lag   int64
 	since time.Time
+}
+
+// cut is since when answers with entries do not arrive, and why.
+type cut struct {
+	since time.Time
+	why   string
 }
 
 // answered notes whether Redis has answered a question about a stream, or about all with "".
@@ -87,13 +93,20 @@ func (w *watchdog) read(stream string, now time.Time) {
 }
 
 // cut notes why answers with entries do not arrive; "" if they do.
-func (w *watchdog) cut(stream, why string) {
+func (w *watchdog) cut(stream, why string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.cuts == nil {
-		w.cuts = map[string]string{}
+	switch {
+	case why == "":
+		delete(w.cuts, stream)
+	case w.cuts == nil:
+		w.cuts = map[string]cut{stream: {now, why}}
+	default:
+		if old, ok := w.cuts[stream]; ok {
+			now = old.since
+		}
+		w.cuts[stream] = cut{now, why}
 	}
-	w.cuts[stream] = why
 }
 
 // check compares, and returns why the consumer makes no progress, "" if it does not, and whether that is news.
@@ -114,12 +127,15 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 	default:
 		why = w.waiting(busy, now)
 	}
-	if why != "" {
-		for _, stream := range slices.Sorted(maps.Keys(w.cuts)) {
-			if cut := w.cuts[stream]; cut != "" {
-				why += "; " + cut
-				break
-			}
+	for _, stream := range slices.Sorted(maps.Keys(w.cuts)) {
+		c := w.cuts[stream]
+		if why != "" {
+			why += "; " + c.why
+			break
+		}
+		if now.Sub(c.since) > w.stall { // these entries are pending, and no longer unread
+			why = c.why
+			break
 		}
 	}
 	news = (why == "") != (w.why == "")

@@ -18,6 +18,7 @@ func TestWatchdog(t *testing.T) {
 		counts queueCounts
 		lag    int64
 		deaf   bool
+		cut    bool
 		want   time.Duration // from when on it is said; 0: never
 	}{
 		"nothing to do":             {},
@@ -34,6 +35,7 @@ func TestWatchdog(t *testing.T) {
 		},
 		"unread beside a handler": {counts: queueCounts{held: 3, running: 1, behind: 3}, lag: 9, want: stallAfter},
 		"redis does not answer":   {deaf: true, want: stallAfter},
+		"answers do not arrive":   {cut: true, want: stallAfter},
 		"redis and a handler at work": {
 			deaf: true, counts: queueCounts{held: 1, running: 1, behind: 1},
 			want: stallAfter,
@@ -47,6 +49,9 @@ func TestWatchdog(t *testing.T) {
 			if c.deaf {
 				w.answered("s", io.EOF, began)
 				w.answered("t", nil, began) // another one does answer
+			}
+			if c.cut {
+				w.cut("s", "too large", began)
 			}
 			said := time.Duration(0)
 			for at := time.Duration(0); at <= 2*hangAfter && said == 0; at += time.Second {
@@ -73,6 +78,7 @@ func TestWatchdog(t *testing.T) {
 			w.answered("s", redis.ErrClosed, began.Add(said)) // not news
 			w.answered("s", redis.Nil, began.Add(said))
 			w.read("s", began.Add(said))
+			w.cut("s", "", began.Add(said))
 			if why, news := w.check(c.counts, workers, began.Add(said+2*time.Second)); why != "" || !news {
 				t.Errorf("after a move: %q, news %v", why, news)
 			}
