@@ -70,7 +70,7 @@ type StreamState struct {
 	// Gate tells whether it has a gate.
 	Gate bool
 	// Last is the id of the last entry that the gate has let through and the stream still knows of, "" if there is no
-	// stream.
+	// stream, or that is not known.
 	Last string
 	// Unknown is set if the table does not know that the stream was published to. Sink.Look does not set it.
 	Unknown bool
@@ -82,7 +82,8 @@ type StreamState struct {
 	// Behind is set if there are entries in the stream that the gate has not let through, as far as it knows: it is an
 	// older one than the stream.
 	Behind bool
-	// Forgot is set if it lacks entries that the gate has let through: somebody has deleted it.
+	// Forgot is set if it lacks entries that the gate has let through, or that the table knows of: somebody has deleted
+	// it, or put it back to an earlier state.
 	Forgot bool
 	// Now is the time by the sink's clock, which makes the ids of entries.
 	Now time.Time
@@ -152,8 +153,9 @@ type Sink interface {
 	Release()
 	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
 	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
-	// is bounded by itself.
-	Look(ctx context.Context, source uuid.UUID, streams []string) ([]StreamState, error)
+	// is bounded by itself. noted has, by stream, an entry that the table knows of: a stream that lacks it has forgotten
+	// something, whatever its gate knows.
+	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
 	// there, nor those of others who share it.
 	Tail(ctx context.Context, stream, after string) ([]Entry, error)
@@ -169,8 +171,8 @@ type Sink interface {
 	Recall(ctx context.Context, o Owner, stream string, ids []uuid.UUID, last string) error
 	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
 	Lane(stream string, o Owner, l Lane) LanePublisher
-	// Check returns nil if the gates of all streams still belong to o and are registered; ErrGap or *FencedError
-	// otherwise.
+	// Check returns nil if the gates of all streams still belong to o and are registered, and the streams have what
+	// these have let through; ErrGap or *FencedError otherwise.
 	Check(ctx context.Context, o Owner, streams []string) error
 	// Confirm is the barrier before a mark is written: it returns nil only if every gate still has o and the marked
 	// batches, and everything published so far has reached the configured durability.

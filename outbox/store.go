@@ -254,6 +254,9 @@ type Store interface {
 	SetActive(ctx context.Context, epoch int64, active Mode, handover LSN, degraded string) (bool, error)
 	// Streams lists every stream ever published to.
 	Streams(ctx context.Context) ([]Stream, error)
+	// Newest returns, by stream, the last entry that a mark or a repair has noted since the stream was last found to
+	// lack something. Only the newest marks are read.
+	Newest(ctx context.Context) (map[string]string, error)
 	// Delivered reports whether anything was ever settled.
 	Delivered(ctx context.Context) (bool, error)
 	// Lost counts the settled events that are known to be lost and were not published again.

@@ -48,7 +48,7 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 		from := len(w.trace)
 		tr, err := l.adopt(context.Background())
 		want := []string{
-			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Sink.Look",
+			"Store.State", "Locks.TryPipe", "Store.State", "Store.Streams", "Sink.Bind", "Store.Newest", "Sink.Look",
 			"Store.Ungated", "Store.Delivered", "Store.Adopt", "Store.State",
 			"Store.Streams", "Sink.Adopt", "Sink.Adopt", "Store.Gated", "Store.AwaitLayout", "Store.Repairs",
 			"Store.Parked",
@@ -66,11 +66,13 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 // slowLook is a sink in whose streams there is much to read.
 type slowLook struct{ outbox.Sink }
 
-func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
+	[]outbox.StreamState, error,
+) {
 	if err := pause.For(ctx, 20*publishTimeout); err != nil {
 		return nil, err
 	}
-	return s.Sink.Look(ctx, source, streams)
+	return s.Sink.Look(ctx, source, streams, noted)
 }
 
 // A look may take longer than a publish: it goes through what others have put into a shared stream.

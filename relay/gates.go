@@ -174,7 +174,7 @@ func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 // known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
 // adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
 func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err error) {
-	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name})
+	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name}, nil)
 	if err != nil {
 		return false, fmt.Errorf("look at stream %q: %w", s.Name, err)
 	}

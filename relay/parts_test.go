@@ -245,7 +245,9 @@ type memorySink struct {
 	err      error
 }
 
-func (m *memorySink) Look(_ context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+func (m *memorySink) Look(_ context.Context, _ uuid.UUID, streams []string, _ map[string]string) (
+	[]outbox.StreamState, error,
+) {
 	return make([]outbox.StreamState, len(streams)), nil
 }
 

@@ -214,7 +214,11 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err
 	if err != nil || len(streams) == 0 {
 		return f, err
 	}
-	states, err := l.sink.Look(ctx, st.Owner.Source, streams) // for as long as there is something to read
+	noted, err := l.store.Newest(ctx)
+	if err != nil {
+		return f, err
+	}
+	states, err := l.sink.Look(ctx, st.Owner.Source, streams, noted) // for as long as there is something to read
 	if err != nil {
 		return f, err
 	}

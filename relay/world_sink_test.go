@@ -64,7 +64,9 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
-func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string, _ map[string]string) (
+	[]outbox.StreamState, error,
+) {
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
 		out := make([]outbox.StreamState, len(streams))
 		for n, name := range streams {

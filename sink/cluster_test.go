@@ -139,7 +139,7 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	if second := f.bind(); second == first || second == "" {
 		t.Errorf("the cluster is %q, and was %q before", second, first)
 	}
-	states, err := f.sink.Look(t.Context(), f.source, f.streams)
+	states, err := f.sink.Look(t.Context(), f.source, f.streams, nil)
 	if err != nil || !states[0].Gate {
 		t.Errorf("looked at %+v, %v", states, err)
 	}
@@ -268,7 +268,7 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 				t.Errorf("adopted alone when %d keys have moved: %v", moved, err)
 			}
 		}
-		_, err = f.sink.Look(t.Context(), f.source, []string{stream})
+		_, err = f.sink.Look(t.Context(), f.source, []string{stream}, nil)
 		if some != (err != nil) {
 			t.Errorf("looked at when %d keys have moved: %v", moved, err)
 		}

@@ -208,7 +208,7 @@ func TestClassesOfConnecting(t *testing.T) {
 				return fmt.Errorf("check: class %q of %w, want %q", sink.Class(err), err, class)
 			}
 			before, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class)
-			_, err = s.Look(t.Context(), o.Source, []string{stream})
+			_, err = s.Look(t.Context(), o.Source, []string{stream}, nil)
 			if after, _ := lookup(t, reg, "outbox_publish_errors_total", "class", class); sink.Class(err) != class ||
 				after != before+1 {
 				return fmt.Errorf("look: class %q of %w, want %q; counted %v times", sink.Class(err), err, class,

@@ -29,7 +29,7 @@ func (f *fixture) emptied() {
 	f.do("DEL", stream)
 	f.do("XGROUP", "CREATE", stream, "g", "$", "MKSTREAM")
 	f.do("XGROUP", "DESTROY", stream, "g")
-	f.do("HDEL", f.gate(), "last")
+	f.do("HDEL", f.gate(), "last", "base")
 }
 
 func TestAHalfFailedScriptGoesOnWhereItStopped(t *testing.T) {

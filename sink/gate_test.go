@@ -85,7 +85,7 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	other := outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}
 	ctx := t.Context()
 	wantForeign(t, f.sink.Adopt(ctx, stream, other, false), f.source)
-	if st, err := f.sink.Look(ctx, other.Source, []string{stream}); err != nil || !st[0].Intact() ||
+	if st, err := f.sink.Look(ctx, other.Source, []string{stream}, nil); err != nil || !st[0].Intact() ||
 		st[0].Source != f.source.String() || st[0].Epoch != 50 {
 		t.Errorf("looked at: %+v, %v; want the gate of the database that has the stream", st, err)
 	}
@@ -168,7 +168,7 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	fresh, _ := newSink(t, f.client, sink.Options{}) // it has published nothing
 	look := func() outbox.StreamState {
 		t.Helper()
-		states, err := fresh.Look(ctx, f.source, []string{stream})
+		states, err := fresh.Look(ctx, f.source, []string{stream}, nil)
 		f.must(err)
 		return states[0]
 	}
@@ -318,8 +318,9 @@ func TestForgetDoubt(t *testing.T) {
 	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
 	f.wantDoubt(0)
 	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
-	if n := len(f.fields("")); n != 4 {
-		t.Errorf("%d fields left, want its owner and register, the number of events and the last of them", n)
+	if n := len(f.fields("")); n != 5 {
+		t.Errorf("%d fields left, want its owner and register, the numbers of events and of other entries, and the "+
+			"last of the events", n)
 	}
 }
 
@@ -414,9 +415,9 @@ func TestTheGateStaysSmall(t *testing.T) {
 		}
 	}
 	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
-	if n := len(f.fields("")); n != 5 {
-		t.Errorf("%d fields in the gate, want its owner and register, the number of events, the last of them and one "+
-			"lane: %q", n, f.fields(""))
+	if n := len(f.fields("")); n != 7 {
+		t.Errorf("%d fields in the gate, want its owner and register, the numbers of events and of other entries, the "+
+			"length, the last of the events and one lane: %q", n, f.fields(""))
 	}
 	f.adopted(2)
 	f.wantDoubt(0)

@@ -258,7 +258,7 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	check("check", s.Check(ctx, owner, []string{name}))
 	_, err = s.Bind(ctx)
 	check("bind", err)
-	states, err := s.Look(ctx, owner.Source, []string{name})
+	states, err := s.Look(ctx, owner.Source, []string{name}, nil)
 	check("look", err)
 	if st := states[0]; !st.Gate || st.Last == "" || st.Missing != 0 || time.Since(st.Now).Abs() > time.Minute {
 		t.Errorf("looked at: %+v", st)

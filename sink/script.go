@@ -30,6 +30,9 @@ var adoptLua string
 //go:embed lua/publish.lua
 var publishLua string
 
+//go:embed lua/check.lua
+var checkLua string
+
 //go:embed lua/confirm.lua
 var confirmLua string
 
@@ -75,6 +78,7 @@ var replayNoteLua string
 var (
 	adoptScript   = newScript(idsLua + gateLua + registerLua + adoptLua)
 	publishScript = newScript(idsLua + gateLua + registerLua + publishLua)
+	checkScript   = newScript(idsLua + gateLua + registerLua + checkLua)
 	confirmScript = newScript(idsLua + gateLua + confirmLua)
 	settleScript  = newScript(idsLua + gateLua + settleLua)
 	forgetScript  = newScript(idsLua + gateLua + forgetLua)

@@ -484,10 +484,12 @@ func (s *Sink) stays(ctx context.Context) error {
 }
 
 // Look implements outbox.Sink.
-func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.StreamState, error) {
+func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
+	[]outbox.StreamState, error,
+) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: append(keys(stream, source), source.String(), s.name())}
+		calls[i] = streamCall{stream: stream, args: append(keys(stream, source), source.String(), s.name(), noted[stream])}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	cmds := runAll(pctx, s.client, lookScript, calls)

@@ -127,7 +127,7 @@ func TestAGateThatWentBackIsAGap(t *testing.T) {
 	f.publish(part(2), makeEvents(2)...)
 	f.do("DEL", f.gate())
 	f.must(f.server.Client.Restore(t.Context(), f.gate(), 0, old).Err())
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}); err != nil || states[0].Missing != 2 ||
+	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Missing != 2 ||
 		!states[0].Gate {
 		t.Errorf("looked at: %+v, %v; want 2 missing", states, err)
 	}
@@ -147,7 +147,7 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
 	f.publish(l, makeEvents(2)...)
 	f.do("DEL", stream)
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}); err != nil || states[0].Last != "" ||
+	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Last != "" ||
 		!states[0].Gate ||
 		!states[0].Forgot {
 		t.Errorf("looked at: %+v, %v", states, err)
@@ -156,7 +156,7 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 		t.Errorf("published: %v", err)
 	}
 	l = f.lane(f.adopted(2))
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}); err != nil || states[0].Forgot {
+	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Forgot {
 		t.Errorf("noticed again: %+v, %v", states, err)
 	}
 	f.publish(l, makeEvents(2)...)
@@ -183,7 +183,7 @@ func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
 		t.Errorf("published: %v", err)
 	}
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}); err != nil || !states[0].Forgot {
+	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || !states[0].Forgot {
 		t.Errorf("looked at: %+v, %v", states, err)
 	}
 	f.publish(f.lane(f.adopted(2)), events...)
@@ -196,7 +196,7 @@ func TestAReplayDoesNotHideALoss(t *testing.T) {
 	f := newFixture(t)
 	r := f.publish(f.lane(f.adopted(1)), makeEvents(2)...)
 	f.do("XADD", stream, "*", "id", "again", "replayed", "1")
-	states, err := f.sink.Look(t.Context(), f.source, []string{stream})
+	states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil)
 	if err != nil || states[0].Last != r.Last || states[0].Forgot {
 		t.Errorf("looked at: %+v, %v; want the last entry to be %s", states, err, r.Last)
 	}

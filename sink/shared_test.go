@@ -51,7 +51,7 @@ func refused(t testing.TB, err error, texts ...string) {
 
 func (f *fixture) look() outbox.StreamState {
 	f.Helper()
-	states, err := f.sink.Look(f.Context(), f.source, []string{stream})
+	states, err := f.sink.Look(f.Context(), f.source, []string{stream}, nil)
 	f.must(err)
 	return states[0]
 }

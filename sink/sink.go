@@ -231,35 +231,11 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 
 // Check implements outbox.Sink.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	pipe := s.client.Pipeline()
-	cmds, lengths := make([]*redis.SliceCmd, len(streams)), make([]*redis.IntCmd, len(streams))
-	registers := make([]*redis.SliceCmd, len(streams))
+	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		cmds[i] = pipe.HMGet(ctx, gateKey(stream, o.Source), "owner", "last", "reg")
-		registers[i] = pipe.HMGet(ctx, registerKey(stream), "id")
-		lengths[i] = pipe.XLen(ctx, stream)
+		calls[i] = streamCall{stream: stream, args: gateArgs(stream, o)}
 	}
-	_, sent := pipe.Exec(ctx)
-	var first error
-	for i, stream := range streams {
-		v, err := cmds[i].Result()
-		register, rerr := registers[i].Result()
-		if err == nil {
-			err = rerr
-		}
-		if err == nil && len(v)+len(register) != 4 { // no command has the error of a connection that was refused
-			err = sent
-		}
-		if err == nil {
-			err = assess(stream, v, register[0], o)
-		}
-		// An empty stream may have been deleted, and made again by a consumer.
-		if n, lerr := lengths[i].Result(); err == nil && lerr == nil && n == 0 && v[1] != nil {
-			err = s.remembers(ctx, stream, o)
-		}
-		first = graver(first, s.failed("check", stream, err))
-	}
-	return first
+	return s.verdicts("check", calls, runAll(ctx, s.client, checkScript, calls))
 }
 
 // graver returns the first of two errors, but rather the one that waiting does not mend: in a cluster, a node that
@@ -269,32 +245,6 @@ func graver(first, second error) error {
 		return second
 	}
 	return first
-}
-
-// remembers returns ErrGap if the stream lacks what its gate has let through.
-func (s *Sink) remembers(ctx context.Context, stream string, o outbox.Owner) error {
-	states, err := s.Look(ctx, o.Source, []string{stream})
-	if err == nil && states[0].Forgot {
-		err = outbox.ErrGap
-	}
-	return err
-}
-
-// assess is what the scripts' assess does, for a gate that was only read. register is the id of the stream's register.
-func assess(stream string, gate []any, register any, o outbox.Owner) error {
-	owner, _ := gate[0].(string)
-	if owner == "" || gate[2] != register {
-		return outbox.ErrGap
-	}
-	number, nonce, _ := strings.Cut(owner, "|")
-	epoch, err := strconv.ParseInt(number, 10, 64)
-	switch {
-	case err != nil || epoch < o.Epoch:
-		return outbox.ErrGap
-	case epoch > o.Epoch || nonce != o.Nonce.String():
-		return &outbox.FencedError{Stream: stream, Epoch: epoch}
-	}
-	return nil
 }
 
 // Settled implements outbox.Sink. It tries every stream and returns the first error.

@@ -18,7 +18,7 @@ const foundWithin = 6 * time.Second
 func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	ours := make([]string, len(streams))
 	if s.shared {
-		states, err := s.Look(ctx, source, streams)
+		states, err := s.Look(ctx, source, streams, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -329,6 +329,25 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 	return outbox.StreamNames(list), err
 }
 
+// Newest implements outbox.Store.
+func (s *store) Newest(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	newest := map[string]string{}
+	var stream, entry string
+	rows, err := s.pool.Query(ctx, query("stream_newest"))
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&stream, &entry}, func() error {
+			newest[stream] = entry
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the newest entries: %w", err)
+	}
+	return newest, nil
+}
+
 // Delivered implements outbox.Store.
 func (s *store) Delivered(ctx context.Context) (some bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

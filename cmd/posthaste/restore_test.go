@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/internal/testenv"
 )
 
@@ -188,4 +190,65 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 		w.oracle.Check(t, load, 30*time.Second)
 		w.restored(500) // some of the thousand were in the backup, and not settled
 	})
+}
+
+// A stream is deleted, or put back to an older copy, and somebody else adds an entry: it is younger than all that is
+// lost. With a relay and without one, with the gate and without it.
+func TestAYoungerEntryHidesNoLoss(t *testing.T) {
+	t.Parallel()
+	const stream = "outbox.order"
+	for name, c := range map[string]struct{ back, gate, down bool }{
+		"deleted":                          {},
+		"put back":                         {back: true},
+		"deleted while nobody leads":       {down: true},
+		"put back while nobody leads":      {down: true, back: true},
+		"deleted with its gate":            {down: true, gate: true},
+		"put back with its gate":           {down: true, gate: true, back: true},
+		"put back with its gate, and live": {gate: true, back: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inModes(t, func(t *testing.T, mode string) {
+				w := newWorld(t)
+				r := w.relayIn(mode, "--stream-maxlen=0")
+				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 400})
+				w.waitSettled(200)
+				keys := []string{stream}
+				if c.gate {
+					keys = append(keys, w.gate(stream))
+				}
+				var copies []string
+				for _, key := range keys {
+					copies = append(copies, w.redis.Client.Dump(t.Context(), key).Val())
+				}
+				w.waitSettled(w.settled() + 300)
+				if c.down {
+					r.kill()
+				}
+				var added *redis.StringCmd
+				_, err := w.redis.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+					for i, key := range keys {
+						p.Del(t.Context(), key)
+						if c.back {
+							p.Restore(t.Context(), key, 0, copies[i])
+						}
+					}
+					added = p.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"somebody", "else"}})
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.down {
+					r = w.spawn("relay", "--stream-maxlen=0")
+				}
+				r.waitLogged("the stream is whole again")
+				w.waitCommitted(load, load.Committed()+200)
+				load.Stop()
+				do(t, w.redis.Client, "xdel", stream, added.Val())
+				w.oracle.Check(t, load, 30*time.Second)
+				w.restored(100)
+			})
+		})
+	}
 }

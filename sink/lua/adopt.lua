@@ -51,10 +51,10 @@ if known then
 end
 
 -- The gate inherits from the one before, and from those that it replaces.
-local last_id, whole, n, last, doubt = last_id_of(stream), true, 0, nil, {}
+local s, whole, n, last, doubt = state_of(stream), true, 0, nil, {}
 local function doubtful(field) doubt[#doubt + 1], doubt[#doubt + 2] = field, 'a' end
 local function inherit(g)
-  if g.gone or lacks(last_id, g.last) then
+  if g.gone or misses(s, g.last) or short(s, g.n, g.base) then
     whole = false
     return
   end
@@ -73,7 +73,7 @@ if least >= 0 and not (known and whole and n >= least) then return {'GAP'} end
 -- The relay of each other database restores its events, and the stream may have entries again before it looks.
 local gone = {}
 for _, key in ipairs(others) do
-  if lost_events(key, last_id) then
+  if lost_events(key, s) then
     local g = redis.call('HMGET', key, 'owner', 'gone')
     local owner = g[1]
     if not g[2] then owner = int(math.max(owner_of(owner) - 1, 0)) .. '|0' end -- else it was lowered before
@@ -93,10 +93,12 @@ for _, key in ipairs(replaced) do redis.call('DEL', key) end
 redis.call('HSET', gate, 'owner', ARGV[1] .. '|' .. nonce, 'reg', id)
 hdel(gate, old)
 if n > 0 then redis.call('HSET', gate, 'n', int(n)) end
+local added = s.last == '' and 0 or s['entries-added']
+if added then redis.call('HSET', gate, 'base', int(added - n)) end
 if last then redis.call('HSET', gate, 'last', last) end
 set_doubt(gate, hset(gate, doubt))
 for key, owner in pairs(gone) do
-  redis.call('HSET', key, 'gone', last_id, 'owner', owner)
-  redis.call('HDEL', key, 'n', 'last')
+  redis.call('HSET', key, 'gone', s.last, 'owner', owner)
+  redis.call('HDEL', key, 'n', 'base', 'last')
 end
 return {'OK', n}

@@ -1,6 +1,7 @@
 -- Reads what an adoption has to know of a stream before anything is published there.
 -- KEYS stream, register, gate
--- ARGV source, the source field of this database's entries if it shares the stream, else ''
+-- ARGV source, the source field of this database's entries if it shares the stream, else '', the last entry that
+--      Postgres knows of, '' for none
 -- Answers {1 if there is a gate, the events that it has let through, now in ms, the id of the last of them that is in
 -- the stream ('' if none is known to be), 1 if the stream has lost some, 1 if it has some that the gate does not know
 -- (2: that takes a longer scan), the gate's source and owner}. A replay and other databases add entries that the gate
@@ -15,11 +16,12 @@ if r.id and r.id == redis.call('HGET', KEYS[3], 'reg') then
 elseif name == '' and r.alone and r.alone ~= source then
   key, source = base .. ':' .. r.alone, r.alone
 end
-local g = key and redis.call('HMGET', key, 'n', 'last', 'owner', 'gone') or {}
-local n, last, t = tonumber(g[1] or '0'), last_id_of(stream), redis.call('TIME')
-local gone = g[4]
+local g = key and redis.call('HMGET', key, 'n', 'last', 'owner', 'gone', 'base') or {}
+local n, s, t = tonumber(g[1] or '0'), state_of(stream), redis.call('TIME')
+local last, gone = s.last, g[4]
 if lacks(last, gone) then gone = last end
-local lost = gone or lacks(last, g[2])
+local missed = misses(s, g[2]) or short(s, n, g[5])
+local lost = gone or missed or misses(s, ARGV[3])
 
 -- The youngest entry that is this database's and no replay's, of those that the gate does not know, and of the last
 -- thousand.
@@ -48,10 +50,12 @@ local behind = youngest and 1 or 0
 if youngest and not own and name ~= '' then behind = 2 end
 if gone then
   last = gone
-elseif not g[2] then
-  last = own or ''
 elseif not lost then
-  last = g[2]
+  last = g[2] or own or ''
+elseif g[2] and not missed then
+  last = g[2] -- of the last entries the gate does not know either
+elseif not lacks(last, g[2]) and not lacks(last, ARGV[3]) then
+  last = '' -- there are younger entries: which of the older ones are left is not known
 end
 return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, key and source or '',
   g[3] or ''}

@@ -19,7 +19,7 @@ if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
   return redis.error_reply('ERR wrong number of arguments for a batch')
 end
 
-local g, err = read('HMGET', gate, 'owner', 'l:' .. lane, 'doubt', 'n', 'last')
+local g, err = read('HMGET', gate, 'owner', 'l:' .. lane, 'doubt', 'n', 'last', 'len')
 if err then return err end
 local no = assess(g[1], epoch, ARGV[2])
 if no then return no end
@@ -51,11 +51,15 @@ elseif number ~= last + 1 then
 end
 
 local wrong
+local len = 0
 if from < count then
   local t = redis.call('TYPE', stream).ok
   if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
-  -- The stream may have been deleted alone, and a consumer may have made it again.
-  if not wrong and redis.call('XLEN', stream) == 0 and deserted(stream, base, gate) then return {'GAP'} end
+  -- The stream may have been deleted alone, and somebody may have made it again.
+  if not wrong then
+    len = redis.call('XLEN', stream)
+    if (len == 0 or len < tonumber(g[6] or '0')) and deserted(stream, base, gate) then return {'GAP'} end
+  end
 end
 
 -- From here on nothing fails. An earlier claim's batches are read before their fields are used again.
@@ -118,7 +122,7 @@ for i = from + 1, count do
       done, failed = i - 1, type(r) == 'table' and r.err or 'ERR XADD gave no entry id'
       break
     end
-    n, newest = n + 1, r
+    n, len, newest = n + 1, len + 1, r
     if pubsub ~= '' then
       if pubsub ~= '1' and string.byte(pubsub, i) == 48 then
         lost = lost + 1
@@ -131,7 +135,7 @@ end
 
 -- Events that were there already leave 'last' as it is. An empty one is none: it is not written.
 local state = {field, (failed and '-' or '+') .. sub(ids, 1, done * ID), 'n', int(n)}
-if newest then state[5], state[6] = 'last', newest end
+if newest then state[5], state[6], state[7], state[8] = 'last', newest, 'len', int(len) end
 redis.call('HSET', gate, unpack(state))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end

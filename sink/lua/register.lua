@@ -19,25 +19,43 @@ local function register_of(base)
   return r
 end
 
--- last_id_of returns the last id that a stream gave, '' if there is no stream.
-local function last_id_of(stream)
-  if redis.call('TYPE', stream).ok ~= 'stream' then return '' end
-  return fields(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+-- state_of returns what a server tells of a stream; last is the last id that it gave, '' if there is no stream.
+local function state_of(stream)
+  if redis.call('TYPE', stream).ok ~= 'stream' then return {key = stream, last = ''} end
+  local s = fields(redis.call('XINFO', 'STREAM', stream))
+  s.key, s.last = stream, s['last-generated-id']
+  return s
+end
+
+-- misses reports whether a stream has lost an entry that it had, though others may have added younger ones since. Trims
+-- take the oldest entries, and what is deleted one by one is counted. Servers before Redis 7 tell of the last id only.
+local function misses(s, entry)
+  if not entry or entry == '' then return false end
+  if lacks(s.last, entry) then return true end
+  local added, first = s['entries-added'], s['first-entry']
+  if not added or not first or redis.call('XRANGE', s.key, entry, entry)[1] then return false end
+  return added == s['length'] or less(first[1], entry) and less(s['max-deleted-entry-id'], entry)
+end
+
+-- short reports whether fewer entries were added to a stream than a gate knows of.
+local function short(s, n, base)
+  local added = s['entries-added']
+  return added and base and added < tonumber(base) + tonumber(n or '0') or false
 end
 
 -- lost_events reports whether a stream has lost events of a gate that are not noted in it as "gone".
-local function lost_events(gate, last_id)
-  local g = redis.call('HMGET', gate, 'last', 'gone')
-  return lacks(last_id, g[1]) or lacks(last_id, g[2])
+local function lost_events(gate, s)
+  local g = redis.call('HMGET', gate, 'last', 'gone', 'n', 'base')
+  return misses(s, g[1]) or lacks(s.last, g[2]) or short(s, g[3], g[4])
 end
 
--- deserted reports whether an empty stream lacks events of any gate, or whether the caller's gate does not count.
+-- deserted reports whether a stream lacks events of any gate, or whether the caller's gate does not count.
 local function deserted(stream, base, gate)
   local r = register_of(base)
   if not r or not r.id or r.id ~= redis.call('HGET', gate, 'reg') then return true end
-  local last_id = last_id_of(stream)
+  local s = state_of(stream)
   for _, source in pairs(r.names) do
-    if lost_events(base .. ':' .. source, last_id) then return true end
+    if lost_events(base .. ':' .. source, s) then return true end
   end
   return false
 end

@@ -1,0 +1,13 @@
+-- Reports whether the gate is still the caller's, and the stream has what it has let through.
+-- KEYS stream, register, gate. ARGV epoch, nonce
+-- Answers {OK}, {GAP} or {FENCED, epoch}.
+local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
+
+local g, err = read('HMGET', gate, 'owner', 'reg', 'last', 'n', 'base')
+if err then return err end
+local no = assess(g[1], ARGV[1], ARGV[2])
+if no then return no end
+if not g[2] or g[2] ~= redis.call('HGET', base, 'id') then return {'GAP'} end
+local s = state_of(stream)
+if misses(s, g[3]) or short(s, g[4], g[5]) then return {'GAP'} end
+return {'OK'}
