@@ -69,12 +69,7 @@ func (d *decoder) decode(msg []byte) (decoded, error) {
 	return what, nil
 }
 
-func undecodable(err error) error {
-	return &outbox.SlotError{
-		Reason: outbox.ReasonDecode, Err: err,
-		Remedy: "the slot is kept; the sweep delivers the row from the table, after which the slot is moved past it",
-	}
-}
+func undecodable(err error) error { return slotError(outbox.ReasonDecode, err) }
 
 func (d *decoder) message(kind pglogrepl.MessageType, c *cursor) (decoded, error) {
 	switch kind {

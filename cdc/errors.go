@@ -16,15 +16,17 @@ import (
 // What an operator can do, per reason.
 var remedies = map[string]string{
 	outbox.ReasonWALLevel:    "set wal_level = logical and restart Postgres",
-	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE … REPLICATION (and a pg_hba.conf entry for it)",
+	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE ... REPLICATION (and a pg_hba.conf entry for it)",
 	outbox.ReasonSlotsFull:   "raise max_replication_slots, or drop a slot that nobody uses",
 	outbox.ReasonSendersFull: "raise max_wal_senders",
-	outbox.ReasonPublication: "run posthaste migrate as the owner of the table, or: CREATE PUBLICATION … FOR TABLE " +
+	outbox.ReasonPublication: "run posthaste migrate as the owner of the table, or: CREATE PUBLICATION ... FOR TABLE " +
 		"outbox WITH (publish = 'insert')",
 	outbox.ReasonSlotMissing: "nothing to do: the relay creates a new slot",
 	outbox.ReasonSlotLost: "nothing to do: the relay creates a new slot; raise " +
 		"max_slot_wal_keep_size if it happens again",
-	outbox.ReasonSlotActive:  "another connection streams the slot; stop it, or let the relay terminate it",
+	outbox.ReasonSlotActive: "another connection streams the slot; stop it, or let the relay terminate it",
+	outbox.ReasonDecode: "the slot is kept; the sweep delivers the row from the table, or parks it, after which the " +
+		"slot is moved past it",
 	outbox.ReasonSlotForeign: "use another relay name, or drop the slot",
 	outbox.ReasonSilent:      "check the server and the network; the relay reconnects",
 	outbox.ReasonConnection:  "check the server and the network; the relay reconnects",
@@ -82,6 +84,8 @@ func (r *Reader) reason(ctx context.Context, err error) string {
 		return outbox.ReasonSendersFull
 	case pgerrcode.InsufficientPrivilege, pgerrcode.InvalidAuthorizationSpecification:
 		return outbox.ReasonNoRight
+	case pgerrcode.UntranslatableCharacter, pgerrcode.CharacterNotInRepertoire:
+		return outbox.ReasonDecode
 	}
 	found, lookErr := r.look(ctx)
 	switch {

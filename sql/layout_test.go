@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -236,7 +235,7 @@ func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
 // A number of streams that cannot be is refused, and said why.
 func TestCheckLayout(t *testing.T) {
 	t.Parallel()
-	s, d := newStore(t)
+	s, _ := newStore(t)
 	ctx := t.Context()
 	st := owner(t, s)
 	note := func(stream, base string) {
@@ -262,15 +261,7 @@ func TestCheckLayout(t *testing.T) {
 	}
 
 	// A server that hashes other bytes than ours.
-	name := d.Name + "_latin"
-	d.Exec(t, "CREATE DATABASE "+name+" ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
-	t.Cleanup(func() { _, _ = d.Pool.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)") })
-	url := strings.Replace(d.URL, d.Name, name, 1)
-	if _, err := sql.Migrate(ctx, url, "public", testenv.Logger(t)); err != nil {
-		t.Fatal(err)
-	}
-	pool := relayPool(t, url)
-	latin := sql.NewStore(pool, "test", time.Hour)
+	latin := sql.NewStore(relayPool(t, testenv.Encoded(t, "LATIN1").URL), "test", time.Hour)
 	must(t, latin.Register(ctx))
 	if err := latin.CheckLayout(ctx, 4); !errors.Is(err, outbox.ErrLayout) {
 		t.Errorf("a database in LATIN1: %v", err)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
@@ -326,9 +327,14 @@ func (s *Sweep) Reached(ctx context.Context, part int, pass outbox.Pass) (ok boo
 	return ok, wrapPart("look for rows of", part, err)
 }
 
-// storable makes a text that Postgres can store of an error that may quote anything.
+// storable makes a text that a database of any encoding can store of an error that may quote anything.
 func storable(text string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	return strings.Map(func(r rune) rune {
+		if r == 0 || r > unicode.MaxASCII {
+			return '?'
+		}
+		return r
+	}, text)
 }
 
 // Unreadable reports whether err is about the data of a row: a smaller read may go around it.

@@ -111,6 +111,16 @@ SELECT o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o
     outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards) AS stream, m.mode
 FROM outbox_live o CROSS JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m;
 
+-- The text, if the client's encoding can represent it; otherwise the start of it in ASCII, which fits every column.
+CREATE OR REPLACE FUNCTION outbox_readable(t text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM pg_catalog.convert_to(t, pg_catalog.pg_client_encoding());
+    RETURN t;
+EXCEPTION WHEN data_exception THEN
+    RETURN pg_catalog.left(pg_catalog.encode(
+        pg_catalog.convert_to(t, pg_catalog.getdatabaseencoding()), 'escape'::text), 255);
+END $$;
+
 -- Inserts a dead event again, in a new row, and deletes its row before. Operators may call it; they may not delete rows
 -- otherwise. The row is deleted first: ids are unique.
 CREATE OR REPLACE FUNCTION outbox_retry(event uuid) RETURNS void LANGUAGE sql SECURITY DEFINER

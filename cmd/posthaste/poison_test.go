@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -128,5 +129,75 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 		w.dead(0, 20*time.Second)
 		ids = append(ids, w.insert("bad", "a", 4))
 		w.waitIDs("outbox.bad", append([]string{free}, ids...)...)
+	})
+}
+
+// A row whose text UTF-8 cannot represent is parked and named; what follows is delivered, in the mode that was wanted.
+func TestTextThatUTF8LacksIsParked(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := worldOf(t, testenv.Encoded(t, "WIN1252"), testenv.Redis(t))
+		var ids []string
+		insert := func(aggregate, typ, payload, headers string) {
+			id := uuid.NewString()
+			w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers) SELECT '"+
+				id+"', 'word', "+aggregate+", "+typ+", jsonb_build_object('n', "+payload+
+				"), jsonb_build_object('traceparent', "+headers+")")
+			ids = append(ids, id)
+		}
+		succeeds := func(args ...string) string {
+			r := w.once(args...)
+			if r.code != 0 {
+				t.Errorf("%v: exit %d: %s%s", args, r.code, r.out, r.errOut)
+			}
+			return r.out
+		}
+		insert("'a'", "repeat(chr(129), 255)", "1", "''") // UTF-8 has nothing for the byte 0x81
+		if out := succeeds("trace", ids[0]); !strings.Contains(out, `\201\201`) {
+			t.Errorf("trace of an event that waits: %s", out)
+		}
+		r := w.relayIn(mode, "--poison=block-key")
+		insert("'gr' || chr(252) || 'n'", "'x' || chr(129)", "1", "''")
+		insert("'gr' || chr(252) || 'n'", "'behind'", "1", "''")
+		insert("(SELECT string_agg(chr(129 + n % 2 * 14), '') FROM generate_series(1, 1024) n)", "'x'", "1", "''")
+		insert("'b'", "'x'", "chr(129)", "''")
+		insert("'c'", "'x'", "1", "'x' || chr(129)")
+		w.delivers()
+		for i, d := range w.dead(len(ids), 30*time.Second) {
+			aggregate := []string{"a", "gr\u00fcn", "gr\u00fcn", strings.Repeat(`\217\201`, 32)[:255], "b", "c"}[i]
+			class, reason := "unreadable", `in encoding "WIN1252" has no equivalent`
+			if i == 2 {
+				class, reason = "blocked", "waits for parked event "+ids[1]
+			}
+			if d.ID != ids[i] || d.AggregateID != aggregate || d.Class != class || !strings.Contains(d.Error, reason) {
+				t.Errorf("parked event %d: %+v", i, d)
+			}
+			if out := succeeds("trace", d.ID); !strings.Contains(out, reason) {
+				t.Errorf("trace of event %d: %s", i, out)
+			}
+		}
+		succeeds("status")
+		text, err := r.metrics()
+		left, _ := sample(text, `outbox_mode_switches_total{from="cdc",reason="decode",to="poll"}`)
+		if err != nil || (left > 0) != (mode == "cdc") {
+			t.Errorf("the stream was left %v times because of text, %v", left, err)
+		}
+		for _, path := range []string{"/relay/dead", "/console/api/dead", "/console/api/trace?id=" + ids[0]} {
+			if code, err := r.get(path, nil); code != http.StatusOK || err != nil {
+				t.Errorf("%s: %d, %v", path, code, err)
+			}
+		}
+		if out := succeeds("doctor"); !strings.Contains(out, "warn  encoding") {
+			t.Errorf("doctor: %s", out)
+		}
+		for i, id := range ids[:2] {
+			if r := w.once("dead", "retry", id); r.code == 0 || !strings.Contains(r.errOut+r.out, "only be dropped") {
+				t.Errorf("retry of event %d: exit %d: %s%s", i, r.code, r.out, r.errOut)
+			}
+		}
+		succeeds("dead", "drop", "--all", "--yes")
+		w.dead(0, 20*time.Second)
+		w.waitMode(mode, 30*time.Second)
+		w.delivers()
 	})
 }

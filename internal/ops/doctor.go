@@ -143,6 +143,7 @@ type facts struct {
 	replication, recovery                bool
 	syncSlots                            string
 	idleSlot                             string
+	encoding                             string
 }
 
 func (d *doctor) postgres(ctx context.Context) {
@@ -171,6 +172,11 @@ func (d *doctor) postgres(ctx context.Context) {
 	if f.recovery {
 		d.add(SeverityFail, "primary", "point --postgres-url at the primary", "this server is a standby")
 	}
+	if f.encoding != "UTF8" {
+		d.add(SeverityWarn, "encoding", "CREATE DATABASE ... ENCODING 'UTF8', and move the tables there",
+			"the database's encoding is %s: an event with text that UTF-8 cannot represent cannot be published",
+			f.encoding)
+	}
 	migrated := d.schema(ctx, conn)
 	d.stream(f)
 	d.retention(f)
@@ -198,7 +204,7 @@ func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	var sync, idle *string
 	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
 		&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
-		&f.keepMB, &f.replication, &f.recovery, &sync, &idle)
+		&f.keepMB, &f.replication, &f.recovery, &sync, &idle, &f.encoding)
 	if sync != nil {
 		f.syncSlots = *sync
 	}

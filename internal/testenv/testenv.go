@@ -286,6 +286,18 @@ func Empty(tb testing.TB) *Database {
 	return newDatabase(tb, pg, "template1")
 }
 
+// Encoded returns a new migrated database in another encoding on the binary's shared server.
+func Encoded(tb testing.TB, encoding string) *Database {
+	tb.Helper()
+	pg, err := sharedServer()
+	if err != nil {
+		tb.Fatalf("postgres: %v", err)
+	}
+	d := newDatabase(tb, pg, "template0 LC_COLLATE 'C' LC_CTYPE 'C' ENCODING '"+encoding+"'")
+	d.migrate(tb)
+	return d
+}
+
 // Empty returns a new database without posthaste's tables on the test's own server.
 func (s *Server) Empty(tb testing.TB) *Database {
 	tb.Helper()
@@ -296,10 +308,15 @@ func (s *Server) Empty(tb testing.TB) *Database {
 func (s *Server) Database(tb testing.TB) *Database {
 	tb.Helper()
 	d := s.Empty(tb)
+	d.migrate(tb)
+	return d
+}
+
+func (d *Database) migrate(tb testing.TB) {
+	tb.Helper()
 	if _, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler)); err != nil {
 		tb.Fatalf("migrate: %v", err)
 	}
-	return d
 }
 
 func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {

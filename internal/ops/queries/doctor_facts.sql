@@ -11,4 +11,5 @@ SELECT pg_catalog.current_setting('server_version_num')::integer,
                OR rolname = 'rds_replication' AND pg_catalog.pg_has_role(oid, 'USAGE')),
        pg_is_in_recovery(),
        pg_catalog.current_setting('synchronized_standby_slots', true),
-       (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout')
+       (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
+       pg_catalog.current_setting('server_encoding')

@@ -1,7 +1,7 @@
 -- $1 is the id as text, $2 the same as a UUID, or NULL if it is none; the newest $3 rows, because an aggregate may
 -- have any number of events. The log has no index for aggregates: the part is read. The last columns are up to which
 -- entry an event of the log was published, and when it was created.
-SELECT * FROM (
+SELECT at, place, id, outbox_readable(detail), outbox_readable(traceparent), stream, up_to, created FROM (
 SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
     CASE WHEN m.at IS NULL THEN o.event_type::text || ' waits to be published'
@@ -27,4 +27,4 @@ SELECT dead_at, 'dead', id::text, event_type::text || ': ' || error, coalesce(he
     '', dead_at
 FROM outbox_dead WHERE (aggregate_id = $1::text OR id = $2) AND dropped_at IS NULL
 ORDER BY 1 DESC LIMIT $3
-) newest ORDER BY at
+) newest(at, place, id, detail, traceparent, stream, up_to, created) ORDER BY at
