@@ -20,6 +20,8 @@ type decoded uint8
 const (
 	// nothing: metadata, or a change that is not an insert into the outbox.
 	nothing decoded = iota
+	// announced: the columns of the outbox table, ahead of its first row and of the first one after a change.
+	announced
 	// began: a transaction starts; its changes follow. Only committed transactions are sent.
 	began
 	// inserted: decoder.row is the next row of the transaction.
@@ -80,7 +82,7 @@ func (d *decoder) message(kind pglogrepl.MessageType, c *cursor) (decoded, error
 	case pglogrepl.MessageTypeCommit:
 		return d.finish(c)
 	case pglogrepl.MessageTypeRelation:
-		return nothing, d.relation(c)
+		return d.relation(c)
 	case pglogrepl.MessageTypeUpdate, pglogrepl.MessageTypeDelete, pglogrepl.MessageTypeTruncate,
 		pglogrepl.MessageTypeOrigin, pglogrepl.MessageTypeType, pglogrepl.MessageTypeMessage,
 		// Protocol 1 has no aborts, but servers have been reported to send one.

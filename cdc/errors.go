@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgerrcode"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/outbox"
@@ -105,23 +103,16 @@ func (r *Reader) reason(ctx context.Context, err error) string {
 
 // look reads what is wrong from the catalog; "" if nothing is.
 func (r *Reader) look(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
 	defer cancel()
-	cfg := r.cfg.Copy()
-	delete(cfg.RuntimeParams, "replication")
-	c, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return "", fmt.Errorf("connect: %w", err)
-	}
-	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
-	st, err := readState(ctx, c, r.opt.Slot)
+	st, err := readState(ctx, r.opt.Pool, r.opt.Slot)
 	if err != nil {
 		return "", err
 	}
 	if reason := st.fault(); reason != "" {
 		return reason, nil
 	}
-	pub, err := readPublication(ctx, c, r.opt.Publication, r.opt.Schema)
+	pub, err := r.published(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -129,4 +120,15 @@ func (r *Reader) look(ctx context.Context) (string, error) {
 		return outbox.ReasonPublication, nil
 	}
 	return "", nil
+}
+
+// published reads what the publication is now.
+func (r *Reader) published(ctx context.Context) (publication, error) {
+	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
+	defer cancel()
+	p, err := readPublication(ctx, r.opt.Pool, r.opt.Publication, r.opt.Schema)
+	if err != nil {
+		err = slotError(outbox.ReasonConnection, err) // what the server says of the pool says nothing of the slot
+	}
+	return p, err
 }

@@ -31,7 +31,7 @@ func Example() {
 	} else if err != nil {
 		panic(err)
 	}
-	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Slot: slot})
+	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Pool: pool, Slot: slot})
 	if err != nil {
 		panic(err)
 	}

@@ -59,7 +59,7 @@ func (e *env) ensure(t testing.TB) {
 
 func (e *env) reader(t testing.TB, with ...func(*ReaderOptions)) *Reader {
 	t.Helper()
-	o := ReaderOptions{URL: e.db.URL, Slot: e.slot, Logger: testenv.Logger(t)}
+	o := ReaderOptions{URL: e.db.URL, Pool: e.db.Pool, Slot: e.slot, Logger: testenv.Logger(t)}
 	for _, f := range with {
 		f(&o)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/internal/failpoint"
@@ -38,6 +39,8 @@ const table = "outbox"
 type ReaderOptions struct {
 	// URL is the database's DSN. It must be a direct connection: poolers do not speak the replication protocol.
 	URL string
+	// Pool connects to the same database. Required. It is used for single statements.
+	Pool *pgxpool.Pool
 	// Schema is where the outbox table is. Default: public.
 	Schema string
 	// Slot is the name of an existing logical slot with the plugin pgoutput (Slots.Ensure makes it). Required.
@@ -95,6 +98,9 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Pool == nil {
+		return nil, errors.New("a reader needs a pool")
 	}
 	if !slotName.MatchString(o.Slot) {
 		return nil, fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
@@ -180,6 +186,10 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout+5*time.Second)
 	defer cancel()
+	pub, err := r.published(ctx) // before the caller's last pass over the table
+	if err != nil {
+		return nil, err
+	}
 	c, err := pgconn.ConnectConfig(ctx, &cfg)
 	if err != nil {
 		return nil, err
@@ -205,7 +215,9 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 		return nil, fmt.Errorf("take over the connection: %w", err)
 	}
 	in.tap()
-	return newSession(r, h, in, out), nil
+	s := newSession(r, h, in, out)
+	s.publication = pub
+	return s, nil
 }
 
 // quoteLiteral quotes a string for the replication grammar, which has no parameters.

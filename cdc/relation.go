@@ -34,9 +34,9 @@ type relation struct {
 	cols []column
 }
 
-// relation reads a RELATION message, which the server sends before a table's first row on a connection and again after
-// DDL.
-func (d *decoder) relation(c *cursor) error {
+// relation reads a RELATION message, which the server sends before a table's first row on a connection, and again after
+// DDL, VACUUM, ANALYZE, and every change of the publication.
+func (d *decoder) relation(c *cursor) (decoded, error) {
 	oid := c.u32()
 	schema, table := c.cstring(), c.cstring()
 	_ = c.u8() // replica identity
@@ -49,7 +49,7 @@ func (d *decoder) relation(c *cursor) error {
 		col := columnOf(c.cstring())
 		_, _ = c.u32(), c.u32() // type, type modifier
 		if c.short {
-			return nil
+			return nothing, nil
 		}
 		rel.cols = append(rel.cols, col)
 		if col != colOther {
@@ -57,20 +57,20 @@ func (d *decoder) relation(c *cursor) error {
 		}
 	}
 	if c.short {
-		return nil
+		return nothing, nil
 	}
 	if !ours {
 		d.relations[oid] = nil
-		return nil
+		return nothing, nil
 	}
 	for col := colID; col < colHeaders; col++ {
 		if !have[col] {
 			// A column list in the publication does this too.
-			return fmt.Errorf("the stream of table %q has no column %q", d.table, columnNames[col])
+			return nothing, fmt.Errorf("the stream of table %q has no column %q", d.table, columnNames[col])
 		}
 	}
 	d.relations[oid] = rel
-	return nil
+	return announced, nil
 }
 
 func columnOf(name []byte) column {

@@ -50,6 +50,9 @@ type session struct {
 
 	dec   *decoder
 	track tracker
+	// publication is what the catalog said before the caller's last pass over the table. What a later change leaves out
+	// that pass may not have found.
+	publication publication
 
 	// chunk collects rows for the next hand-over; since is when rows were first left waiting in it.
 	chunk outbox.Chunk
@@ -199,6 +202,8 @@ func (s *session) change(ctx context.Context, b []byte) error {
 		return err
 	}
 	switch what {
+	case announced:
+		return s.unchanged(ctx)
 	case began:
 		s.track.Begin()
 		s.mine, s.sent = 0, 0
@@ -214,6 +219,20 @@ func (s *session) change(ctx context.Context, b []byte) error {
 	case nothing:
 	}
 	return nil
+}
+
+// unchanged is called where the table is announced. An error says that the publication was changed: it may have left
+// out rows that were committed before those that follow. One change is visible before the next one can be made, so it
+// is enough to look now.
+func (s *session) unchanged(ctx context.Context) error {
+	now, err := s.r.published(ctx)
+	if err != nil || now == s.publication {
+		return err
+	}
+	return &outbox.SlotError{
+		Reason: outbox.ReasonPublication, Err: fmt.Errorf("publication %q was changed", s.r.opt.Publication),
+		Remedy: "nothing to do: the relay sweeps what it may have left out, and streams again",
+	}
 }
 
 // commit ends the transaction being received.

@@ -59,12 +59,14 @@ func (s *state) fault() string {
 // publication is what the catalog says about the publication.
 type publication struct {
 	present, inserts, others, listed, whole bool
+	// version is another one after each change.
+	version string
 }
 
 func readPublication(ctx context.Context, db sql.DB, name, schema string) (publication, error) {
 	var p publication
 	err := db.QueryRow(ctx, query("publication"), name, schema, table, columnNames[:colHeaders]).
-		Scan(&p.present, &p.inserts, &p.others, &p.listed, &p.whole)
+		Scan(&p.present, &p.inserts, &p.others, &p.listed, &p.whole, &p.version)
 	if err != nil {
 		return publication{}, fmt.Errorf("read the state of publication %q: %w", name, err)
 	}

@@ -89,6 +89,43 @@ func TestRunNamesWhatIsWrongWithTheSlot(t *testing.T) {
 	c.wait(t, 1)
 }
 
+// A change of the publication may have left rows out, so the stream ends before the first row behind it. Other changes
+// of the catalog announce the table again, too, and nothing else happens.
+func TestAChangedPublicationEndsTheStream(t *testing.T) {
+	t.Parallel()
+	e := setup(t)
+	c := e.run(t, true)
+	harmless := []string{
+		"VACUUM outbox", "ANALYZE outbox", "CREATE INDEX new ON outbox (created_at)", "DROP INDEX new",
+		"ALTER TABLE outbox ADD COLUMN new int", "CREATE TABLE other (id int)",
+		"ALTER PUBLICATION posthaste ADD TABLE other", "CREATE PUBLICATION other FOR TABLE outbox",
+	}
+	for i, stmt := range harmless {
+		e.db.Exec(t, stmt)
+		e.insert(t, stmt)
+		c.wait(t, i+1)
+	}
+	_ = c.stop()
+	for _, rows := range []int{0, 1} { // that were streamed before
+		c := e.run(t, true)
+		for i := range rows {
+			e.insert(t, "before")
+			c.wait(t, i+1)
+		}
+		e.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
+		e.insert(t, "left out")
+		e.db.Exec(t, "ALTER PUBLICATION posthaste ADD TABLE outbox")
+		e.insert(t, "behind it")
+		wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonPublication)
+		if got := len(c.events()); got != rows {
+			t.Errorf("%d rows were streamed, want %d", got, rows)
+		}
+		if err := e.slots.Advance(t.Context(), e.walEnd(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A slot that is older than its publication cannot be decoded. Before Postgres 18 the server says so, later ones skip
 // the older rows. Ensure therefore replaces the slot whenever it had to fix the publication.
 func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {

@@ -104,6 +104,32 @@ func TestABarrierRefusesTheHandOver(t *testing.T) {
 	}
 }
 
+// What the publication left out may be of a transaction that stays open while it is put back, and the stream ends. No
+// stream begins beside that one.
+func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.start("one")
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+		w.do(func() { w.pg.unpublished = true })
+		tx := w.begin()
+		tx.insert("order", "a", "done")
+		w.do(func() { w.pg.unpublished = false; w.pg.publication++ })
+		w.event("user", "b")
+		pass(time.Minute)
+		w.do(func() {
+			if w.pg.state.Active != outbox.ModePoll {
+				w.wrongly("the mode is %s", w.pg.state.Active)
+			}
+		})
+		tx.commitNow()
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+		w.judge()
+	})
+}
+
 // A walsender that holds the slot is given half a second to end by itself, and then ended.
 func TestTheHandOverFreesTheSlot(t *testing.T) {
 	t.Parallel()

@@ -37,6 +37,11 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 		return onOver, nil // run knows better
 	}
 	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
+	if l.reason == outbox.ReasonPublication { // it may have left out rows of transactions that are still open
+		if err := l.keeper.moved(ctx); err != nil {
+			return onOver, err
+		}
+	}
 	var se *outbox.SlotError
 	if errors.As(err, &se) {
 		l.unusable(ctx, err)

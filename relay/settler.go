@@ -374,7 +374,7 @@ func (s *settler) missed(passed outbox.LSN) error {
 				Err: fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End,
 					o.XID),
 				Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
-					"events are swept meanwhile",
+					"the row is swept, perhaps behind later ones of its aggregate",
 			}
 		}
 	}

@@ -204,7 +204,7 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 	return nil
 }
 
-// moved notes that the slot has passed what may not be visible.
+// moved notes that the slot has passed, or the stream left out, what may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
 	return k.store.RaiseBarrier(ctx, k.epoch(), outbox.BarrierUnknown, false)
 }

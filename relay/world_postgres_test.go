@@ -62,6 +62,8 @@ type postgres struct {
 	slot *slot
 	// unpublished: the table is not in the publication, so that nothing of it is streamed.
 	unpublished bool
+	// publication counts how often it was put back.
+	publication int
 }
 
 // layout is how streams were named, and what was published then.

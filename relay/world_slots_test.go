@@ -160,6 +160,7 @@ func (s memSource) Run(ctx context.Context, started func(ctx context.Context) er
 	}
 	r := &reading{walsender: ws, i: s.i}
 	w.do(func() {
+		r.publication = w.pg.publication
 		s.i.settled = 0
 		r.at = ws.slot.confirmed
 		r.reached, r.offered = r.at, r.at
@@ -223,6 +224,8 @@ type reading struct {
 	// row.
 	at        outbox.LSN
 	next, row int
+	// publication is what it was in the beginning: no row is handed out behind a change.
+	publication int
 	// reached: everything committed below it was handed out. offered was said to be; handed is the last end of it.
 	reached, offered, handed outbox.LSN
 }
@@ -253,10 +256,15 @@ func (r *reading) run(ctx context.Context, out chan<- outbox.Chunk) error {
 		r.i.awake()
 		var grown <-chan struct{}
 		if len(c.Rows) == 0 {
+			changed := false
 			r.i.w.do(func() {
 				c = r.read()
+				changed = len(c.Rows) > 0 && r.publication != r.i.w.pg.publication
 				grown = r.i.w.grown
 			})
+			if changed {
+				return slotTrouble(outbox.ReasonPublication)
+			}
 		}
 		to := out
 		if len(c.Rows) == 0 && (c.Position <= r.offered || !offer) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -187,6 +188,64 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	w.oracle.Others = append(w.oracle.Others, load)
 	w.delivers()
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// What is committed while the publication leaves it out is published before what is streamed once it is whole again.
+func TestAPublicationThatIsWholeAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	ways := [][2]string{
+		{"DROP TABLE outbox", "ADD TABLE outbox"},
+		{"SET (publish = 'update')", "SET (publish = 'insert')"},
+	}
+	if testenv.Value[int](t, w.db, "SELECT current_setting('server_version_num')::int") >= 150000 {
+		ways = append(ways, [2]string{"SET TABLE outbox WHERE (seq < 0)", "SET TABLE outbox"})
+	}
+	want := []string{}
+	for i, way := range ways {
+		insert := func(event string) {
+			want = append(want, fmt.Sprint(i, event))
+			w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+				VALUES (gen_random_uuid(), 'order', 'one', $1, '{}')`, want[len(want)-1])
+		}
+		streams := strings.Count(r.output(), `"to":"cdc"`)
+		insert("streamed")
+		w.entriesAtLeast(len(want))
+		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[0])
+		insert("left out")
+		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[1])
+		insert("behind it")
+		w.entriesAtLeast(len(want))
+		var got []string
+		for _, e := range w.oracle.Entries(t, "order") {
+			got = append(got, e.Type)
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%s: got %q, want %q", way[0], got, want)
+		}
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if strings.Count(r.output(), `"to":"cdc"`) == streams {
+				return fmt.Errorf("it does not stream again")
+			}
+			return nil
+		})
+	}
+	if !r.logged(`"reason":"publication"`) || r.logged(`"reason":"missed"`) {
+		t.Error("the relay has not noticed that the publication was changed, or too late")
+	}
+}
+
+// What no publication streams as an event comes late, and that is said.
+func TestARowOfAChildTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	w.db.Exec(t, "CREATE TABLE child () INHERITS (outbox)")
+	w.db.Exec(t, `INSERT INTO child (seq, id, aggregate_type, aggregate_id, event_type, payload) VALUES
+		(nextval(pg_get_serial_sequence('outbox', 'seq')), gen_random_uuid(), 'order', 'one', 'order.created', '{}')`)
+	w.entriesAtLeast(1)
+	r.waitLogged("perhaps behind later ones of its aggregate")
 }
 
 func TestSomebodyElseAdvancesTheSlot(t *testing.T) {

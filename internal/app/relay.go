@@ -102,7 +102,8 @@ func (p *Relay) build(ctx context.Context) error {
 		return err
 	}
 	reader, err := cdc.NewReader(cdc.ReaderOptions{
-		URL: c.PostgresURL, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Registerer: reg, Logger: p.log,
+		URL: c.PostgresURL, Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Registerer: reg,
+		Logger: p.log,
 	})
 	if err != nil {
 		return err
