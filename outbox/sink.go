@@ -153,8 +153,8 @@ type Sink interface {
 	Release()
 	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
 	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
-	// is bounded by itself. noted has, by stream, an entry that the table knows of: a stream that lacks it has forgotten
-	// something, whatever its gate knows.
+	// is bounded by itself. noted has, by stream, an entry that the table knows of: a stream that lacks it has
+	// forgotten something, whatever its gate knows.
 	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
 	// there, nor those of others who share it.

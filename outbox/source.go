@@ -65,7 +65,7 @@ const (
 	ReasonNoRight         = "no_replication_right" // the role has neither REPLICATION nor superuser
 	ReasonSlotsFull       = "slots_full"           // max_replication_slots reached
 	ReasonSendersFull     = "senders_full"         // max_wal_senders reached
-	ReasonPublication     = "publication"          // missing, without the outbox table, or changed while it was streamed
+	ReasonPublication     = "publication"          // missing, without the outbox table, or changed
 	ReasonSlotMissing     = "slot_missing"
 	ReasonSlotLost        = "slot_lost"
 	ReasonSlotActive      = "slot_active"

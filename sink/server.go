@@ -489,7 +489,8 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 ) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: append(keys(stream, source), source.String(), s.name(), noted[stream])}
+		args := append(keys(stream, source), source.String(), s.name(), noted[stream])
+		calls[i] = streamCall{stream: stream, args: args}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	cmds := runAll(pctx, s.client, lookScript, calls)
