@@ -112,7 +112,8 @@ var rights = map[string]struct {
 		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
 		"relay_state.changed_at: UPDATE",
 		"outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
-		"outbox_stream.dropped_at: UPDATE",
+		"outbox_stream.dropped_at: UPDATE", "outbox_stream.gated: UPDATE", "outbox_stream.stream: INSERT",
+		"outbox_stream.base: INSERT", "outbox_stream.adopted_epoch: INSERT", "outbox_stream.gated: INSERT",
 		"posthaste_audit.attempt: INSERT", "posthaste_audit.outcome: INSERT", "posthaste_audit.reason: INSERT",
 		"posthaste_audit.action: INSERT", "posthaste_audit.actor: INSERT", "posthaste_audit.source: INSERT",
 		"posthaste_audit.detail: INSERT",
@@ -314,6 +315,7 @@ func testOperator(t *testing.T, pg *testenv.Server) {
 	for name, err := range map[string]error{
 		"register": sql.Register(ctx, p, "default"), "rename": sql.Register(ctx, p, "other"),
 		"set the mode": sql.SetDesired(ctx, p, "other", outbox.ModePoll), "identify": sql.Identify(ctx, p),
+		"take over":     sql.NoteTaken(ctx, p, []outbox.Stream{{Name: "a", Base: "a"}}, 0),
 		"note a replay": sql.BroughtBack(ctx, p, time.Now(), time.Now(), ""),
 	} {
 		if err != nil {

@@ -74,11 +74,9 @@ type StreamState struct {
 	Last string
 	// Unknown is set if the table does not know that the stream was published to. Sink.Look does not set it.
 	Unknown bool
-	// Source, Epoch and Nonce are the gate's owner, as text; "" and 0 without one. If neither database shares the
-	// stream, the gate may be another database's.
-	Source string
-	Epoch  int64
-	Nonce  string
+	// Epoch and Nonce are the gate's owner; 0 and "" without one.
+	Epoch int64
+	Nonce string
 	// Behind is set if there are entries in the stream that the gate has not let through, as far as it knows: it is an
 	// older one than the stream.
 	Behind bool
@@ -98,8 +96,7 @@ func (s StreamState) Intact() bool { return s.Gate && !s.Forgot && !s.Behind && 
 // Beyond reports whether the gate has seen a later owner than o, or another one of the same epoch: the table that names
 // o has gone back.
 func (s StreamState) Beyond(o Owner) bool {
-	return s.Source == o.Source.String() && (s.Epoch > o.Epoch || s.Epoch == o.Epoch && s.Epoch > 0 &&
-		s.Nonce != o.Nonce.String())
+	return s.Epoch > o.Epoch || s.Epoch == o.Epoch && s.Epoch > 0 && s.Nonce != o.Nonce.String()
 }
 
 // Unread is what a consumer group has before it in a stream.
@@ -154,7 +151,7 @@ type Sink interface {
 	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
 	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
 	// is bounded by itself. noted has, by stream, an entry that the table knows of: a stream that lacks it has
-	// forgotten something, whatever its gate knows.
+	// forgotten something, whatever its gate knows. *ForeignError as for Adopt.
 	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]StreamState, error)
 	// Tail lists the events that are in a stream behind an entry, "" for all of it; not those that a replay has put
 	// there, nor those of others who share it.
@@ -239,19 +236,16 @@ type ForeignError struct {
 	Stream string
 	// Source is the other database's identity, or that of one of several.
 	Source string
-	// Reason says what is in the way, and what to do; "" if the stream was last written by another database, and is
-	// not shared.
-	Reason string
+	// Reason says of the stream what is in the way, Remedy what to do.
+	Reason, Remedy string
 }
 
 func (e *ForeignError) Error() string {
-	if e.Reason != "" {
-		return fmt.Sprintf("stream %q %s", e.Stream, e.Reason)
-	}
-	return fmt.Sprintf("stream %q was last written by another database (source %s); if it is meant to be taken "+
-		"over, run: posthaste adopt",
-		e.Stream, e.Source)
+	return fmt.Sprintf("stream %q %s%s%s", e.Stream, e.Reason, RemedyMark, e.Remedy)
 }
+
+// RemedyMark stands between what is wrong and what to do in the text of a ForeignError.
+const RemedyMark = "; remedy: "
 
 // Permanent reports that repeating the call cannot help.
 func (*ForeignError) Permanent() bool { return true }

@@ -39,7 +39,7 @@ func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 ) error {
 	stream := s.Name
 	if err := g.sink.Adopt(ctx, stream, g.owner, intact); err != nil {
-		return fmt.Errorf("adopt stream %q: %w", stream, err)
+		return err
 	}
 	if s.Base != stream {
 		if err := g.sink.Sharded(ctx, s.Base); err != nil {
@@ -176,9 +176,9 @@ func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err error) {
 	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name}, nil)
 	if err != nil {
-		return false, fmt.Errorf("look at stream %q: %w", s.Name, err)
+		return false, err
 	}
-	if states[0].Source != g.owner.Source.String() || states[0].Last == "" {
+	if !states[0].Gate || states[0].Last == "" {
 		return false, nil
 	}
 	// Who raises a gate says so before it publishes.

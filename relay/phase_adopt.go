@@ -192,7 +192,7 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 		if err == nil || ctx.Err() != nil {
 			return f, err
 		}
-		l.health.fail(conditionAdopt, err.Error())
+		l.refused(ctx, st.Owner.Epoch, err)
 		bo.wait(ctx)
 		now, err := l.activity.state(ctx)
 		l.answered(ctx, err)
@@ -200,6 +200,18 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 			return found{}, outbox.ErrSuperseded
 		}
 	}
+}
+
+// refused notes why streams cannot be adopted. That one is another database's, the state tells as well: it needs a
+// person, who may ask elsewhere than here.
+func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
+	is, isNot := conditionAdopt, conditionForeign
+	if errors.As(err, new(*outbox.ForeignError)) {
+		is, isNot = isNot, is
+		_, _ = l.store.SetActive(ctx, epoch, outbox.ModeStandby, 0, is+": "+err.Error())
+	}
+	l.health.clear(isNot)
+	l.health.fail(is, err.Error())
 }
 
 func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err error) {
@@ -290,12 +302,7 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrGap) || ctx.Err() != nil {
 			return err
 		}
-		var foreign *outbox.ForeignError
-		if errors.As(err, &foreign) {
-			l.health.fail(conditionForeign, err.Error())
-		} else {
-			l.health.fail(conditionAdopt, err.Error())
-		}
+		l.refused(ctx, l.gates.owner.Epoch, err)
 		bo.wait(ctx)
 		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
 			return err

@@ -119,6 +119,17 @@ func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 	return g, nil
 }
 
+// foreign is the error of a stream that is another database's.
+func (r *redis) foreign(name string, source uuid.UUID) error {
+	g := r.gates[name]
+	if g == nil || g.owner.Source == source {
+		return nil
+	}
+	return &outbox.ForeignError{
+		Stream: name, Source: g.owner.Source.String(), Reason: "is another database's", Remedy: "posthaste adopt",
+	}
+}
+
 // forgot tells whether the stream lacks what its gate has let through.
 func (r *redis) forgot(name string) bool {
 	g := r.gates[name]
@@ -163,8 +174,8 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 		return 0, errDown
 	case g == nil:
 		g = &gate{}
-	case g.owner.Source != o.Source:
-		return 0, &outbox.ForeignError{Stream: name, Source: g.owner.Source.String()}
+	case r.foreign(name, o.Source) != nil:
+		return 0, r.foreign(name, o.Source)
 	case g.owner == o:
 		return g.n, nil
 	case g.gone && g.owner.Epoch+1 == o.Epoch:

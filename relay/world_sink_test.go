@@ -64,7 +64,7 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
-func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string, _ map[string]string) (
+func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, _ map[string]string) (
 	[]outbox.StreamState, error,
 ) {
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
@@ -75,9 +75,12 @@ func (s memSink) Look(ctx context.Context, _ uuid.UUID, streams []string, _ map[
 			}
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
+				if err := r.foreign(name, source); err != nil {
+					return nil, err
+				}
 				st.Gate, st.Missing = true, max(s.i.let[name]-g.n, 0)
 				s.i.let[name] = max(s.i.let[name], g.n)
-				st.Source, st.Epoch, st.Nonce = g.owner.Source.String(), g.owner.Epoch, g.owner.Nonce.String()
+				st.Epoch, st.Nonce = g.owner.Epoch, g.owner.Nonce.String()
 			}
 			st.Last, st.Behind = r.last(name)
 			out[n] = st

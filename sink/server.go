@@ -489,7 +489,7 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 ) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		args := append(keys(stream, source), source.String(), s.name(), noted[stream])
+		args := append(keys(stream, source), source.String(), s.source, s.alone(), noted[stream])
 		calls[i] = streamCall{stream: stream, args: args}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
@@ -498,7 +498,11 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
-		if err == nil && len(reply) != 8 {
+		switch {
+		case err != nil:
+		case text(reply, 0) == "FOREIGN":
+			err = s.foreign(stream, reply)
+		case len(reply) != 7:
 			err = fmt.Errorf("unexpected reply to the look script")
 		}
 		if err != nil {
@@ -507,10 +511,10 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 		out[i] = outbox.StreamState{
 			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
 			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1,
-			Missing: max(s.memory(stream).Load()-number(reply, 1), 0), Source: text(reply, 6),
+			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
 		}
 		raise(s.memory(stream), number(reply, 1)) // who adopts it next means this gate, not an older one
-		epoch, nonce, _ := strings.Cut(text(reply, 7), "|")
+		epoch, nonce, _ := strings.Cut(text(reply, 6), "|")
 		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
 		out[i].Nonce = nonce
 		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {

@@ -26,20 +26,32 @@ func (s *Sink) name() string {
 	return ""
 }
 
-// foreign names the databases that exclude this one from a stream, as adopt.lua has answered.
+// alone tells the scripts whether this database shares its streams.
+func (s *Sink) alone() string {
+	if s.shared {
+		return "0"
+	}
+	return "1"
+}
+
+// foreign names the databases that exclude this one from a stream, as a script has answered.
 func (s *Sink) foreign(stream string, reply []any) error {
 	source, names, alone := text(reply, 1), text(reply, 2), text(reply, 3) == "1"
-	e := &outbox.ForeignError{Stream: stream, Source: source}
+	e := &outbox.ForeignError{
+		Stream: stream, Source: source, Reason: "was last written by another database (source " + source + ")",
+		Remedy: "posthaste adopt, if this database is to take it over; else another --stream-prefix",
+	}
 	switch {
 	case s.shared && alone:
-		e.Reason = fmt.Sprintf("belongs to another database (source %s), which does not share it: start its relays "+
-			"with --shared-streams, too; if it is meant to be taken over, run: posthaste adopt", source)
+		e.Reason = "belongs to another database (source " + source + "), which does not share it"
+		e.Remedy = "start its relays with --shared-streams, too; posthaste adopt, if this database is to take it over"
 	case s.shared:
-		e.Reason = fmt.Sprintf("is shared with another database of the same name (source %s): each needs a "+
-			"--relay-name of its own; if this one has taken the place of that one, run: posthaste adopt", source)
+		e.Reason = "is shared with another database of the same name (source " + source + ")"
+		e.Remedy = "give each a --relay-name of its own; posthaste adopt, if this one has taken the place of that one"
 	case !alone:
-		e.Reason = fmt.Sprintf("is shared by %s: start this relay with --shared-streams, or with another "+
-			"--stream-prefix; if it is meant to be taken from them all, run: posthaste adopt", names)
+		e.Reason = "is shared by " + names
+		e.Remedy = "start this relay with --shared-streams, or with another --stream-prefix; posthaste adopt, if this " +
+			"database is to take it from them all"
 	}
 	return e
 }

@@ -92,9 +92,8 @@ func TestSharedStreams(t *testing.T) {
 	wantGap(t, alone.sink.Check(t.Context(), o, []string{stream}))
 	wantGap(t, alone.sink.Confirm(t.Context(), o, firstMark(o)))
 	wantGap(t, second(alone.lane(o).Deliver(events[8:]).Publish(t.Context())))
-	if st := alone.look(); st.Source == o.Source.String() || st.Epoch != 0 {
-		t.Errorf("looked at: %+v", st)
-	}
+	_, err := alone.sink.Look(t.Context(), o.Source, []string{stream}, nil)
+	refused(t, err, "/posthaste/a, /posthaste/b", "--shared-streams", "posthaste adopt")
 	a.publish(a.lane(a.adopted(9)), events[8]) // nobody was harmed
 	if n := a.server.Client.XLen(t.Context(), stream).Val(); n != 10 {
 		t.Errorf("%d entries, want 10", n)

@@ -131,12 +131,8 @@ func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) erro
 }
 
 func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string, least int64) error {
-	alone := "1"
-	if s.shared {
-		alone = "0"
-	}
 	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), o.Source.String(), force, least, s.source,
-		alone))
+		s.alone()))
 	switch {
 	case err != nil:
 	case text(reply, 0) == "FOREIGN":

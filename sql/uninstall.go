@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
 )
 
 // objects are what the migrations create, dependants first. The audit and the version table come last.
@@ -51,6 +53,18 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, drop
 		}
 		return nil
 	})
+}
+
+// NoteTaken notes streams that are about to be taken over from another database, for the owner of that epoch.
+func NoteTaken(ctx context.Context, db DB, streams []outbox.Stream, epoch int64) error {
+	bases := make([]string, len(streams))
+	for i, s := range streams {
+		bases[i] = s.Base
+	}
+	if _, err := db.Exec(ctx, query("stream_taken"), outbox.StreamNames(streams), bases, epoch); err != nil {
+		return fmt.Errorf("note the streams that are taken over: %w", err)
+	}
+	return nil
 }
 
 // KnownStreams lists every stream that was published to, and those of unsettled events.

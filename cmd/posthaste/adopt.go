@@ -64,7 +64,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 		args := audit.Detail{"streams": a.Streams, "balances": a.Balances}
 		err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 			return e.audited(ctx, pool, audit.Adopt, args, func(ctx context.Context) (audit.Detail, error) {
-				return nil, cli.WithRedisRemedy(a.TakeOver(ctx, client))
+				return nil, cli.WithRedisRemedy(a.TakeOver(ctx, pool, client))
 			})
 		})
 		if err != nil {

@@ -24,13 +24,49 @@ func (w *world) adopt() {
 	}
 }
 
-// refused waits until the relay names the foreign stream, and checks that it has kept its events.
+// refused waits until the relay names the foreign stream, and checks that doctor, status and console say the same, and
+// that it has kept its events.
 func (w *world) refused(r *child, load *testenv.Load) {
 	w.t.Helper()
 	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream")
 	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt")
+	var h readiness
+	if _, err := r.get("/readyz", &h); err != nil || len(h.Reasons) != 1 {
+		w.t.Fatalf("readyz: %+v, %v; want one reason", h, err)
+	}
+	text := strings.TrimPrefix(h.Reasons[0], "foreign_stream: ")
+	what, remedy, _ := strings.Cut(text, "; remedy: ")
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		if first, _, _ := strings.Cut(w.once("status").out, "\n"); !strings.Contains(first, text) {
+			return fmt.Errorf("status: %s; want %s", first, text)
+		}
+		return nil
+	})
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		var state struct {
+			Verdict struct{ Title, Why, Remedy string }
+		}
+		_, err := r.get("/console/api/state", &state)
+		if v := state.Verdict; err != nil || v.Title != "A stream belongs to another database" ||
+			!strings.Contains(strings.ToLower(v.Why), strings.ToLower(what)) || !strings.EqualFold(v.Remedy, remedy+".") {
+			return fmt.Errorf("console: %+v, %w; want %s", v, err, text)
+		}
+		return nil
+	})
+	if d := w.once("doctor"); d.code == 0 || !strings.Contains(d.out, what) || !strings.Contains(d.out, "-> "+remedy) {
+		w.t.Errorf("doctor: exit %d: %s; want %s", d.code, d.out, text)
+	}
 	if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
 		w.t.Errorf("%d rows are owed, want %d", n, load.Committed())
+	}
+}
+
+// calm checks that nothing is reported of what posthaste adopt has decided.
+func (w *world) calm() {
+	w.t.Helper()
+	if n := w.unrepaired() + testenv.Value[int](w.t, w.db,
+		"SELECT (SELECT count(*) FROM outbox_loss) + (SELECT coalesce(sum(phantoms), 0) FROM outbox_repair)"); n > 0 {
+		w.t.Errorf("%d alarms after the adoption: %s", n, w.once("status").out)
 	}
 }
 
@@ -56,6 +92,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error { return ready(r2, "leader") })
 	second.oracle.Check(t, load2, 30*time.Second)
 	second.waitMode("cdc", 30*time.Second)
+	second.calm()
 	// The first is the foreigner now, and says so.
 	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
 	load3.Wait()
@@ -81,10 +118,13 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	load.Wait()
 	r = w.spawn("relay")
 	w.refused(r, load)
+	r.stop()
 	w.adopt()
+	w.spawn("relay")
 	w.oracle.Check(t, load, 30*time.Second)
 	w.oracle.Others = append(w.oracle.Others, load)
 	w.waitMode("cdc", 30*time.Second)
+	w.calm()
 	w.delivers()
 }
 
@@ -96,7 +136,7 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	r := w.spawn("relay")
 	w.delivers()
 	r.stop()
-	w.db.Exec(t, "UPDATE relay_state SET system_identifier = system_identifier + 1")
+	w.db.Exec(t, "UPDATE relay_state SET system_identifier = system_identifier + 1, timeline = timeline + 1")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	load.Wait()
 	r = w.spawn("relay")
@@ -110,6 +150,7 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 	w.oracle.Others = append(w.oracle.Others, load)
 	w.waitMode("cdc", 30*time.Second)
+	w.calm()
 	w.delivers()
 }
 

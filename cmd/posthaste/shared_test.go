@@ -182,7 +182,7 @@ func TestWhoMayNotShare(t *testing.T) {
 	if n := testenv.Value[int](t, copied.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
 		t.Errorf("%d rows are owed, want %d", n, load.Committed())
 	}
-	if out := copied.once("doctor", sharedOn).out; !strings.Contains(out, "another database publishes to") {
+	if out := copied.once("doctor", sharedOn).out; !strings.Contains(out, "another database of the same name") {
 		t.Errorf("doctor: %s", out)
 	}
 	s.load(testenv.LoadOptions{Rate: 150})

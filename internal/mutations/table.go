@@ -67,7 +67,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "another database is refused", about: "any source may adopt",
-		file: "sink/lua/adopt.lua", old: "if foreign[1] and not force then", replacement: "if false then",
+		file: "sink/lua/adopt.lua", old: "if foreign and not force then", replacement: "if false then",
 		pkg: "./sink", test: "TestAForeignSourceIsRefusedAndTakenOver",
 	},
 	{

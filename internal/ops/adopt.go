@@ -24,6 +24,8 @@ type Adoption struct {
 	Balances bool
 
 	owner outbox.Owner
+	// shards is how many streams a type has.
+	shards int
 	// name is the source field of this database's entries; shared, whether it shares its streams.
 	name   string
 	shared bool
@@ -48,7 +50,7 @@ func FindAdoption(
 	}
 	streams, err := sql.KnownStreams(ctx, pool)
 	return &Adoption{
-		Streams: streams, owner: st.Owner, name: outbox.EntrySource(relayName), shared: shared,
+		Streams: streams, owner: st.Owner, shards: st.Shards, name: outbox.EntrySource(relayName), shared: shared,
 	}, err
 }
 
@@ -76,7 +78,14 @@ func (a *Adoption) Others(ctx context.Context, client redis.UniversalClient) ([]
 }
 
 // TakeOver makes this database the owner of the streams' gates, and of the balances. It may be repeated.
-func (a *Adoption) TakeOver(ctx context.Context, client redis.UniversalClient) error {
+func (a *Adoption) TakeOver(ctx context.Context, pool *pgxpool.Pool, client redis.UniversalClient) error {
+	streams := make([]outbox.Stream, len(a.Streams))
+	for i, name := range a.Streams {
+		streams[i] = outbox.Stream{Name: name, Base: outbox.BaseName(name, a.shards)}
+	}
+	if err := sql.NoteTaken(ctx, pool, streams, a.owner.Epoch); err != nil { // first: a relay looks at both at any time
+		return err
+	}
 	s := sink.New(sink.Options{Client: client, Source: a.name, Shared: a.shared})
 	for _, name := range a.Streams {
 		err := s.TakeOver(ctx, name, a.owner)

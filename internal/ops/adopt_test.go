@@ -27,7 +27,7 @@ func TestAdoptBesideARelay(t *testing.T) {
 	if err := relay.Adopt(t.Context(), "outbox.order", owner, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.TakeOver(t.Context(), r.Client); err != nil {
+	if err := a.TakeOver(t.Context(), d.Pool, r.Client); err != nil {
 		t.Errorf("take over beside a relay: %v", err)
 	}
 	if err := relay.Check(t.Context(), owner, []string{"outbox.order"}); err != nil {

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,8 +20,8 @@ type assessment struct {
 	reachable bool
 	// slotTold is the level at which it was said that the slot cannot be used; Unknown if it was not.
 	slotTold Level
-	// layoutTold: it was said that the streams per type are being changed.
-	layoutTold bool
+	// heldTold begins the condition of which it was said that a relay publishes nothing because of it; "" if none was.
+	heldTold string
 	// repairTold: it was said that a stream is not whole yet.
 	repairTold bool
 	problems   []Problem
@@ -98,20 +99,30 @@ func (a *assessment) servers() {
 	}
 }
 
-// layout looks whether a relay changes how many streams a type has, for which it publishes nothing for a while.
-func (a *assessment) layout() {
+// held looks whether a relay publishes nothing until somebody does something.
+func (a *assessment) held() {
 	p := a.s.Postgres
-	what, waits := strings.CutPrefix(p.Degraded, layoutCondition)
-	if !p.Led || !waits || p.Mode != outbox.ModeStandby {
+	if !p.Led || p.Mode != outbox.ModeStandby {
 		return
 	}
-	a.layoutTold = true
-	a.add(Problem{
-		Level: a.blocked(), Part: partPath, Title: "The number of streams per type is being changed",
-		Why: sentence(what), Action: actionGroups,
+	add := func(condition string, problem Problem) {
+		what, held := strings.CutPrefix(p.Degraded, condition)
+		if !held {
+			return
+		}
+		why, remedy, _ := strings.Cut(what, outbox.RemedyMark)
+		problem.Level, problem.Why, problem.line = a.blocked(), sentence(why), join(what, a.waiting())
+		problem.Remedy = cmp.Or(problem.Remedy, sentence(remedy))
+		a.heldTold = condition
+		a.add(problem)
+	}
+	add(layoutCondition, Problem{
+		Part: partPath, Title: "The number of streams per type is being changed", Action: actionGroups,
 		Remedy: "It continues when every consumer group has read everything. Drop the groups that have no consumers, " +
 			"or end posthaste streams spread and start the relays.",
-		line: join(what, a.waiting()),
+	})
+	add(foreignCondition, Problem{
+		Part: partRedis, Title: "A stream belongs to another database", Action: actionDoctor,
 	})
 }
 
@@ -154,7 +165,7 @@ func (a *assessment) flow() {
 	a.add(Problem{
 		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
 		Remedy: "If the backlog shrinks, wait. Otherwise check the doctor's findings and the relay's log.",
-		Action: actionDoctor, Follows: !a.reachable || a.layoutTold, line: join(a.waiting(), p.Degraded),
+		Action: actionDoctor, Follows: !a.reachable || a.heldTold != "", line: join(a.waiting(), p.Degraded),
 	})
 }
 
@@ -167,7 +178,7 @@ func (a *assessment) slot() {
 		unusable = Failing // whoever asks for it does not want the sweep
 	}
 	switch {
-	case !p.Led || p.Degraded == "" || a.layoutTold:
+	case !p.Led || p.Degraded == "" || a.heldTold != "":
 	case p.Mode == outbox.ModeCDC:
 		a.slotTold = unusable
 		a.add(Problem{
@@ -212,7 +223,7 @@ func (a *assessment) relay() {
 	// What Postgres says of the slot comes from the same relay.
 	told := func(level Level, condition string) bool {
 		if a.repairTold && strings.HasPrefix(condition, restoreCondition) ||
-			a.layoutTold && strings.HasPrefix(condition, layoutCondition) {
+			a.heldTold != "" && strings.HasPrefix(condition, a.heldTold) {
 			return true
 		}
 		return a.slotTold != Unknown && a.slotTold.Ready() == level.Ready() &&
@@ -366,7 +377,7 @@ func (a *assessment) repairs() {
 		}
 		oldest := slices.MinFunc(open, func(x, y Repair) int { return x.Noticed.Compare(y.Noticed) }).Noticed
 		a.add(Problem{
-			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable,
+			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable || a.heldTold != "",
 			Why: "Redis or Postgres may have forgotten something. Nothing newer is published until it is put right. " +
 				far,
 			Remedy: "Wait: the relay publishes again what is missing, and goes on. docs/recovery.md says how long " +

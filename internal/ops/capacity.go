@@ -3,6 +3,7 @@ package ops
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
@@ -209,13 +211,8 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 		d.add(SeverityWarn, "shared streams", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
 		return
 	}
-	us, streams := outbox.EntrySource(d.config.RelayName), map[string]int{}
-	for stream, sources := range all {
-		if source := sources[us]; source != "" && source != d.source.String() {
-			d.add(SeverityFail, "shared streams", "give each database a --relay-name of its own; posthaste adopt, if "+
-				"this one has taken the place of the other", "another database publishes to %s as %s", stream, us)
-			return
-		}
+	streams := map[string]int{}
+	for _, sources := range all {
 		for name := range sources {
 			streams[name]++
 		}
@@ -224,13 +221,24 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		names = append(names, fmt.Sprintf("%s (%s)", name, count(int64(streams[name]), "stream")))
 	}
-	delete(streams, us)
+	d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
+}
+
+// foreign says, like the relay, whether a stream belongs to another database.
+func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
+	if d.source == uuid.Nil {
+		return
+	}
+	s := sink.New(sink.Options{
+		Client: client, Source: outbox.EntrySource(d.config.RelayName), Shared: d.config.SharedStreams,
+	})
+	_, err := s.Look(ctx, d.source, d.names, nil)
+	var foreign *outbox.ForeignError
 	switch {
-	case !d.config.SharedStreams && len(streams) > 0:
-		d.add(SeverityFail, "shared streams", "set --shared-streams=on, or another --stream-prefix",
-			"other databases publish to the same streams: %s", strings.Join(names, ", "))
-	case d.config.SharedStreams:
-		d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
+	case errors.As(err, &foreign):
+		d.add(SeverityFail, "foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
+	case err != nil:
+		d.add(SeverityWarn, "foreign stream", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
 	}
 }
 

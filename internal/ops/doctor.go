@@ -424,7 +424,10 @@ func (d *doctor) redis(ctx context.Context) {
 	d.cluster(nodes)
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
 	if !d.config.WriterOnly {
-		d.sharing(ctx, client)
+		d.foreign(ctx, client)
+		if d.config.SharedStreams {
+			d.sharing(ctx, client)
+		}
 	}
 }
 

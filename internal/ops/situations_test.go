@@ -62,6 +62,16 @@ func situations() map[string]situation {
 			},
 			Broken, "The number of streams per type is being changed", partPath, `group "g" has 3 entries`,
 		},
+		"another database's stream": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Degraded = `foreign_stream: stream "outbox.order" is another's; remedy: posthaste adopt`
+				s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now}}
+				late(120, 40*time.Second)(s)
+			},
+			Broken, "A stream belongs to another database", partRedis,
+			`is another's; remedy: posthaste adopt; 120 events wait`,
+		},
 		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
 		"redis was not asked": {
 			func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", "not everything",

@@ -49,8 +49,10 @@ const (
 	slotCondition = "slot: "
 	// restoreCondition begins that of a relay that makes a stream whole, or tries to.
 	restoreCondition = "restore: "
-	// layoutCondition begins that of a relay that changes how many streams a type has. Postgres tells it as well.
-	layoutCondition = "layout: "
+	// layoutCondition begins that of a relay that changes how many streams a type has, foreignCondition that of one
+	// whose stream is another database's. Postgres tells them as well.
+	layoutCondition  = "layout: "
+	foreignCondition = "foreign_stream: "
 )
 
 // Problem is one thing that is wrong.
@@ -90,7 +92,7 @@ func Assess(s *Snapshot) Verdict {
 	a.reachable = s.Asked.Postgres.Error == "" && s.Asked.Redis.Error == ""
 	a.servers()
 	if s.Asked.Postgres.known() {
-		a.layout()
+		a.held()
 		a.flow()
 		a.slot()
 		a.repairs()

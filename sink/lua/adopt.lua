@@ -19,28 +19,25 @@ if err then return err end
 own = fields(own)
 local known = r.id and own.reg == r.id
 
--- Two databases exclude each other if one of them does not share the stream, or if both have the same name.
-local replaced, others, foreign, obsolete = {}, {}, {}, {}
+local replaced, others, obsolete = {}, {}, {}
 for other, theirs in pairs(r.names) do
   local key = base .. ':' .. theirs
   if theirs == source then
     obsolete[#obsolete + 1] = other ~= name and 's:' .. other or nil
-  elseif alone or r.alone or other == name then
-    foreign[#foreign + 1], replaced[#replaced + 1] = other, key
+  elseif excludes(r, other, name, alone) then
+    replaced[#replaced + 1] = key
     obsolete[#obsolete + 1] = 'drop:' .. theirs
     obsolete[#obsolete + 1] = other ~= name and 's:' .. other or nil
   else
     others[#others + 1] = key
   end
 end
-if foreign[1] and not force then
-  table.sort(foreign)
-  return {'FOREIGN', r.names[foreign[1]], table.concat(foreign, ', '), r.alone and '1' or ''}
-end
+local foreign = foreign_to(r, source, name, alone)
+if foreign and not force then return foreign end
 
 if known then
   local theirs, n = owner_of(own.owner)
-  if theirs == mine and n == nonce and not foreign[1] then
+  if theirs == mine and n == nonce and not foreign then
     -- Whether the stream is shared changes with an owner. (By force, the setting of the owner's relay counts.)
     if not force and alone ~= (r.alone ~= nil) then return {'GAP'} end
     return {'OK', tonumber(own.n or '0')}

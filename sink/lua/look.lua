@@ -1,27 +1,23 @@
 -- Reads what an adoption has to know of a stream before anything is published there.
 -- KEYS stream, register, gate
--- ARGV source, the source field of this database's entries if it shares the stream, else '', the last entry that
---      Postgres knows of, '' for none
+-- ARGV source, the source field of this database's entries, alone ("1": it does not share the stream), the last entry
+--      that Postgres knows of, '' for none
 -- Answers {1 if there is a gate, the events that it has let through, now in ms, the id of the last of them that is in
 -- the stream ('' if none is known to be), 1 if the stream has lost some, 1 if it has some that the gate does not know
--- (2: that takes a longer scan), the gate's source and owner}. A replay and other databases add entries that the gate
--- does not know: the stream's own last id may be younger than what is lost. The gate is another database's if neither
--- shares the stream.
-local stream, base, source, name = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+-- (2: that takes a longer scan), the gate's owner}, or FOREIGN: see foreign_to. A replay and other databases add
+-- entries that the gate does not know: the stream's own last id may be younger than what is lost.
+local stream, base, source, name, alone = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 local r, err = register_of(base)
 if err then return err end
-local key
-if r.id and r.id == redis.call('HGET', KEYS[3], 'reg') then
-  key = KEYS[3]
-elseif name == '' and r.alone and r.alone ~= source then
-  key, source = base .. ':' .. r.alone, r.alone
-end
+local foreign = foreign_to(r, source, name, alone)
+if foreign then return foreign end
+local key = r.id and r.id == redis.call('HGET', KEYS[3], 'reg') and KEYS[3]
 local g = key and redis.call('HMGET', key, 'n', 'last', 'owner', 'gone', 'base') or {}
 local n, s, t = tonumber(g[1] or '0'), state_of(stream), redis.call('TIME')
 local last, gone = s.last, g[4]
 if lacks(last, gone) then gone = last end
 local missed = misses(s, g[2]) or short(s, n, g[5])
-local lost = gone or missed or misses(s, ARGV[3])
+local lost = gone or missed or misses(s, ARGV[4])
 
 -- The youngest entry that is this database's and no replay's, of those that the gate does not know, and of the last
 -- thousand.
@@ -34,7 +30,7 @@ if last ~= '' then
       break
     end
     local id, f = page[1][1], page[1][2]
-    local mine = name == ''
+    local mine = alone
     for i = 1, #f, 2 do
       if f[i] == 'source' and f[i + 1] == name then mine = true end
     end
@@ -47,15 +43,14 @@ if last ~= '' then
   end
 end
 local behind = youngest and 1 or 0
-if youngest and not own and name ~= '' then behind = 2 end
+if youngest and not own and not alone then behind = 2 end
 if gone then
   last = gone
 elseif not lost then
   last = g[2] or own or ''
 elseif g[2] and not missed then
   last = g[2] -- of the last entries the gate does not know either
-elseif not lacks(last, g[2]) and not lacks(last, ARGV[3]) then
+elseif not lacks(last, g[2]) and not lacks(last, ARGV[4]) then
   last = '' -- there are younger entries: which of the older ones are left is not known
 end
-return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, key and source or '',
-  g[3] or ''}
+return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, g[3] or ''}

@@ -19,6 +19,21 @@ local function register_of(base)
   return r
 end
 
+-- excludes reports whether two databases exclude each other: one of them does not share the stream, or both have the
+-- same name.
+local function excludes(r, other, name, alone) return alone or r.alone or other == name end
+
+-- foreign_to returns what the scripts answer a database that others exclude: {FOREIGN, source, names, "1" if that
+-- database does not share the stream}; nil if none does.
+local function foreign_to(r, source, name, alone)
+  local names = {}
+  for other, theirs in pairs(r.names) do
+    if theirs ~= source and excludes(r, other, name, alone) then names[#names + 1] = other end
+  end
+  table.sort(names)
+  return names[1] and {'FOREIGN', r.names[names[1]], table.concat(names, ', '), r.alone and '1' or ''} or nil
+end
+
 -- state_of returns what a server tells of a stream; last is the last id that it gave, '' if there is no stream.
 local function state_of(stream)
   if redis.call('TYPE', stream).ok ~= 'stream' then return {key = stream, last = ''} end

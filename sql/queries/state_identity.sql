@@ -1,3 +1,3 @@
--- Gives a copy an identity of its own.
-UPDATE relay_state r SET source = gen_random_uuid(), system_identifier = s.system_identifier
+-- Gives a copy an identity of its own. The timeline of another server says nothing about this one.
+UPDATE relay_state r SET source = gen_random_uuid(), system_identifier = s.system_identifier, timeline = NULL
 FROM pg_control_system() s
