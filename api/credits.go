@@ -51,6 +51,10 @@ var (
 		http.StatusServiceUnavailable, "credits_store_unavailable",
 		"The store of balances cannot be used", true, false,
 	}
+	kindForeignCredits = kind{
+		http.StatusServiceUnavailable, "credits_foreign",
+		"The balances belong to another database until an operator has decided", false, true,
+	}
 	kindRecovering = kind{
 		http.StatusServiceUnavailable, "epoch_recovering",
 		"The balances are being rebuilt from the ledger", true, false,
@@ -225,6 +229,8 @@ func (s *Server) creditProblem(c *gin.Context, err error) *problem {
 		return &problem{kind: kindFrozen}
 	case errors.Is(err, credits.ErrBackpressure):
 		return &problem{kind: kindBackpressure, retryAfter: time.Second}
+	case errors.Is(err, credits.ErrForeign):
+		return &problem{kind: kindForeignCredits}
 	case errors.Is(err, credits.ErrRecovering):
 		return &problem{kind: kindRecovering, retryAfter: time.Second}
 	default:

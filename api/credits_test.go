@@ -16,6 +16,7 @@ import (
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/testenv"
+	"posthaste/sql"
 )
 
 // newCreditWorld is an API with credits. The sync runs if sync is set.
@@ -205,6 +206,26 @@ func TestCreditsFailClosed(t *testing.T) {
 	want(t, w.post(newKey(), orderJSON(5)), 201, "")
 	none := newWorld(t)
 	want(t, none.credit("/add/"+user, newKey(), `{"amount":1}`), 503, "credits_store_unavailable")
+}
+
+// Balances that belong to another database need a person: repeating a request cannot help.
+func TestTheCreditsOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	if err := sql.Register(t.Context(), w.db.Pool, w.db.Relay); err != nil {
+		t.Fatal(err)
+	}
+	w.redis.Client.Set(t.Context(), "{cr:owner}", uuid.NewString(), 0)
+	user := uuid.NewString()
+	for _, r := range []reply{
+		w.credit("/deduct/"+user, newKey(), `{"amount":1}`),
+		w.credit("/add/"+user, newKey(), `{"amount":1}`), w.do(http.MethodGet, "/balance/"+user, ""),
+	} {
+		want(t, r, 503, "credits_foreign")
+		if r.header.Get("Retry-After") != "" || !strings.Contains(r.body, `"retryable":false`) {
+			t.Errorf("%v %s: a repeat is asked for", r.header, r.body)
+		}
+	}
 }
 
 // A user's key spends and reads that user's credits, and makes none: only a key for any user adds.

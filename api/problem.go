@@ -95,7 +95,7 @@ var kinds = []kind{
 	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
 	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
 	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
-	kindRecovering,
+	kindForeignCredits, kindRecovering,
 }
 
 const problemType = "application/problem+json"

@@ -94,8 +94,9 @@ type Bank struct {
 
 // fitness is what the last look at the server's settings said.
 type fitness struct {
-	at     time.Time
-	reason string
+	at time.Time
+	// err is why operations are refused; nil if they are not.
+	err error
 }
 
 // bucket is what this process knows of a bucket.
@@ -305,10 +306,7 @@ func (b *Bank) check(ctx context.Context) error {
 		}
 		f = v.(*fitness)
 	}
-	if f.reason != "" {
-		return fmt.Errorf("%w: %s", ErrUnavailable, f.reason)
-	}
-	return nil
+	return f.err
 }
 
 // look asks every primary, and whose the balances are. One of several that does not answer, and so carries out nothing,
@@ -322,7 +320,7 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if reason != "" {
-			f.reason = reason
+			f.err = fmt.Errorf("%w: %s", ErrUnavailable, reason)
 		}
 		if err == nil {
 			answered = true
@@ -332,14 +330,16 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	if answered {
 		err = nil
 	}
-	if err == nil && f.reason == "" {
-		f.reason, err = b.owner.reason(ctx, true)
+	if err == nil && f.err == nil {
+		if err = b.owner.check(ctx, true); errors.Is(err, ErrForeign) {
+			f.err, err = err, nil
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	if old := b.fit.Swap(f); f.reason != "" && (old == nil || old.reason != f.reason) {
-		b.log.Error("redis is not fit for balances: operations are refused", "reason", f.reason)
+	if old := b.fit.Swap(f); f.err != nil && (old == nil || fmt.Sprint(old.err) != f.err.Error()) {
+		b.log.Error("redis is not fit for balances: operations are refused", "reason", f.err)
 	}
 	return f, nil
 }

@@ -26,37 +26,42 @@ type ownership struct {
 // errOwnerUnknown means that Postgres does not say who this database is.
 var errOwnerUnknown = errors.New("the owner of the balances is not known")
 
-// reason says why the balances are not this database's; "" if they are, or if they are nobody's, and then they are
-// claimed. Without Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing
-// is a reason not to go on; otherwise that is an error. Without an answer of Redis, what it last said of this database
-// counts: in a cluster the others do not wait for the one node that knows.
-func (o *ownership) reason(ctx context.Context, trust bool) (string, error) {
+// ErrForeign means that the balances are another database's, until a person decides otherwise. It is an ErrUnavailable.
+var ErrForeign = fmt.Errorf("%w: the balances in this Redis are those of another database", ErrUnavailable)
+
+// ForeignRemedy is what to do about ErrForeign.
+const ForeignRemedy = "posthaste adopt, if the balances are this database's now; else another Redis"
+
+// check returns nil if the balances are this database's, or if they are nobody's, and then they are claimed. Without
+// Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing is a reason not
+// to go on; otherwise that is an error. Without an answer of Redis, what it last said of this database counts: in a
+// cluster the others do not wait for the one node that knows. Errors: ErrForeign, and those of the servers.
+func (o *ownership) check(ctx context.Context, trust bool) error {
 	mine, known := o.mine(ctx, trust)
 	switch {
 	case !known && trust:
-		return "", nil
+		return nil
 	case !known:
-		return "", errOwnerUnknown
+		return errOwnerUnknown
 	}
 	theirs, err := Owner(ctx, o.redis)
 	if err == nil && theirs == "" && mine != "" {
 		// A Redis that is full refuses it, and is asked again with the next look.
 		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !isReply(err) {
-			return "", fmt.Errorf("claim the balances: %w", err)
+			return fmt.Errorf("claim the balances: %w", err)
 		}
 		theirs, err = Owner(ctx, o.redis) // somebody else's claim may have come first
 	}
 	switch last := o.ours.Load(); {
 	case err != nil && last != nil && *last == mine:
-		return "", nil
+		return nil
 	case err != nil:
-		return "", err
+		return err
 	case theirs == "" || theirs == mine:
 		o.ours.Store(&mine)
-		return "", nil
+		return nil
 	}
-	return fmt.Sprintf("the balances in this Redis are those of another database (%s): use another Redis, or run "+
-		"posthaste adopt if they are this one's now", theirs), nil
+	return fmt.Errorf("%w (%s); remedy: %s", ErrForeign, theirs, ForeignRemedy)
 }
 
 func isReply(err error) bool {

@@ -26,10 +26,10 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	// What a copy of the database would be: it has used credits, and the same user.
 	second.db.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES ($1)", Bucket(user))
 	_, err := second.bank.Apply(t.Context(), newOp(user, Deduct, 1))
-	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "posthaste adopt") {
+	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), ForeignRemedy) {
 		t.Errorf("a deduction for the second database: %v", err)
 	}
-	if n, err := second.sync.round(t.Context()); n != 0 || err == nil {
+	if n, err := second.sync.round(t.Context()); n != 0 || !errors.Is(err, ErrForeign) {
 		t.Errorf("the second took %d operations, %v", n, err)
 	}
 	w.settle()

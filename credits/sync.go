@@ -2,7 +2,6 @@ package credits
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -194,11 +193,7 @@ func (s *Sync) ours(ctx context.Context) error {
 	if len(s.rows) == 0 {
 		return nil
 	}
-	reason, err := s.owner.reason(ctx, false)
-	if err == nil && reason != "" {
-		err = errors.New(reason)
-	}
-	return err
+	return s.owner.check(ctx, false)
 }
 
 // ask sends what add makes for each of n buckets, together, and returns for each bucket why that was not carried out. A

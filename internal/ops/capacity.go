@@ -114,6 +114,7 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	if err != nil || len(buckets) == 0 && len(frozen) == 0 {
 		return // nobody uses credits
 	}
+	d.credits = true
 	if n := len(frozen); n > 0 {
 		d.add(SeverityWarn, "credit accounts",
 			"posthaste credits reconcile says why, posthaste credits unfreeze releases them; see docs/credits.md",
@@ -137,6 +138,21 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	} else {
 		d.add(SeverityOK, "credit epochs", "", "%d buckets, no loss within a day", len(buckets))
 	}
+}
+
+// balances says whether the balances in Redis are another database's. Without credits that is allowed: they are refused
+// as soon as somebody uses them.
+func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
+	theirs, err := credits.Owner(ctx, client)
+	if err != nil || theirs == "" || d.source == uuid.Nil || theirs == d.source.String() {
+		return
+	}
+	severity := SeverityWarn
+	if d.credits {
+		severity = SeverityFail
+	}
+	d.add(severity, "credit balances", credits.ForeignRemedy,
+		"those in this Redis are of another database (%s): credits of this one are refused", theirs)
 }
 
 // functions tells whether the credits' function library is there, or could be loaded.

@@ -127,6 +127,8 @@ type doctor struct {
 	// names are the streams that Postgres knows of, and source its identity; nil without it.
 	names  []string
 	source uuid.UUID
+	// credits tells whether the ledger has anything.
+	credits bool
 }
 
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
@@ -423,6 +425,7 @@ func (d *doctor) redis(ctx context.Context) {
 	}
 	d.cluster(nodes)
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
+	d.balances(ctx, client)
 	if !d.config.WriterOnly {
 		d.foreign(ctx, client)
 		if d.config.SharedStreams {

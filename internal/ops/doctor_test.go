@@ -10,8 +10,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/credits"
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
+	"posthaste/sql"
 )
 
 func at(r *testenv.RedisServer) *redis.UniversalOptions {
@@ -278,5 +280,29 @@ func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 	ok, f := diagnose(t, d, d.URL)
 	if ok || f["leader"].Severity != ops.SeverityFail || !strings.Contains(f["leader"].Detail, "is no relay") {
 		t.Errorf("somebody else leads: %+v", f["leader"])
+	}
+}
+
+// Credits of a database whose balances in Redis are another one's are refused until a person decides.
+func TestDoctorNamesTheBalancesOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	if err := sql.Register(t.Context(), d.Pool, d.Relay); err != nil {
+		t.Fatal(err)
+	}
+	r.Client.Set(t.Context(), "{cr:owner}", "another", 0)
+	o := optionsOf(t, d, d.URL)
+	o.Redis = at(r)
+	for _, want := range []string{ops.SeverityWarn, ops.SeverityFail} { // without credits of its own, and with some
+		v := ops.Diagnose(t.Context(), o)
+		i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "credit balances" })
+		if i < 0 {
+			t.Fatalf("not found: %+v", v.Findings)
+		}
+		if f := v.Findings[i]; f.Severity != want || f.Remedy != credits.ForeignRemedy ||
+			!strings.Contains(f.Detail, "another") {
+			t.Errorf("%+v, want %s", f, want)
+		}
+		d.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES (1) ON CONFLICT DO NOTHING")
 	}
 }
