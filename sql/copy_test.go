@@ -40,6 +40,7 @@ func TestACopyOnAnotherServer(t *testing.T) {
 	// Of a server that had got further, with marks that see everything here. And a row that was written here before.
 	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
 	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
+	d.Exec(t, "UPDATE outbox SET xid = pg_current_xact_id() WHERE id = $1", settled[3]) // the same number by chance
 	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
 		SELECT -1, 1, (x + 1000000000 || ':' || x + 1000000000 || ':')::pg_snapshot, hi, 'cdc'
@@ -93,6 +94,34 @@ func TestACopyOnAnotherServer(t *testing.T) {
 	}
 }
 
+// A server that took over the identifier of the one that its rows and marks were replicated from is behind it: its
+// transactions have numbers that those marks see. That is a copy, too.
+func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	succeed(t, s)
+	insert(t, d, "a")
+	settle(t, s)
+	d.Exec(t, "SET posthaste.copy = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.copy")
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 5, '900000000:900000000:', 1000000)`)
+	insert(t, d, "b")
+	source := owner(t, s).Source
+	must(t, s.Register(t.Context()))
+	if n := backlog(t, s, d); n != 1 || owner(t, s).Source == source {
+		t.Errorf("%d rows are owed, want 1, under another source than %s", n, source)
+	}
+	succeed(t, s)
+	settle(t, s)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are owed at last", n)
+	}
+	source = owner(t, s).Source
+	must(t, s.Register(t.Context())) // once is enough
+	if owner(t, s).Source != source {
+		t.Error("the copy is given another source")
+	}
+}
+
 // A transaction that is under way here, and has not touched the table, has an id that the marks of the other server
 // see.
 func TestACopyBesideAnOpenTransaction(t *testing.T) {
@@ -134,14 +163,22 @@ func TestACopyWithoutSequences(t *testing.T) {
 	d.Exec(t, "SET posthaste.copy = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.copy")
 	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 	insert(t, d, "b")
+	updated := insert(t, d, "b")
+	d.Exec(t, "UPDATE outbox SET headers = '{}' WHERE id = $1", updated.ID)
+	tx := begin(t, d)
+	saved, err := tx.Begin(ctx)
+	must(t, err)
+	insertIn(t, saved, 1)
+	must(t, saved.Commit(ctx))
+	must(t, tx.Commit(ctx))
 	must(t, s.Register(ctx))
-	if n := backlog(t, s, d); n != 1 {
-		t.Errorf("%d rows are owed, want that of before the start", n)
+	if n := backlog(t, s, d); n != 3 {
+		t.Errorf("%d rows are owed, want the 3 of before the start", n)
 	}
 	succeed(t, s)
 	insert(t, d, "c")
-	if n := backlog(t, s, d); n != 2 {
-		t.Errorf("%d rows are owed, want 2", n)
+	if n := backlog(t, s, d); n != 4 {
+		t.Errorf("%d rows are owed, want 4", n)
 	}
 	settle(t, s)
 	if n := backlog(t, s, d); n != 0 {
