@@ -87,14 +87,17 @@ func (s *store) register(ctx context.Context) error {
 	if err := CheckSchema(ctx, s.pool); err != nil && (!s.registered.Load() || !errors.Is(err, ErrSchemaNewer)) {
 		return err
 	}
+	if _, err := s.pool.Exec(ctx, query("state_sequences")); err != nil {
+		return fmt.Errorf("see whether a sequence is behind its table: %w", err)
+	}
 	return Register(ctx, s.pool, s.name)
 }
 
-// Identify gives a database that was copied to another server (by dump and restore, or an upgrade by copying) a source
-// of its own: the original may still be at work, and its streams are not the copy's before somebody says so. Where the
-// transactions of its rows mean nothing on this server, the rows are written again, which takes as long as it takes;
-// writers wait while what is owed is. A standby that was promoted is the same database. A copy on the same server
-// cannot be told from the original.
+// Identify gives a database that was copied to another server (by dump and restore, by logical replication, or an
+// upgrade by copying) a source of its own: the original may still be at work, and its streams are not the copy's before
+// somebody says so. Where the transactions of its rows mean nothing on this server, the rows are written again, which
+// takes as long as it takes; writers wait while what is owed is. A standby that was promoted is the same database. A
+// copy on the same server cannot be told from the original.
 func Identify(ctx context.Context, pool *pgxpool.Pool) error {
 	moved, err := copied(ctx, pool) // read before it is written, as in Register
 	if err == nil && moved {
@@ -170,14 +173,14 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 	if err := tx.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil {
 		return err
 	}
-	steps := []string{"copy_sequences", "state_identity"}
+	steps := []string{"state_identity"}
 	if !continues {
 		for part := range outbox.Partitions {
 			if _, err := tx.Exec(ctx, query("copy_settled"), part, settledXID, math.MaxInt64); err != nil {
 				return err
 			}
 		}
-		steps = []string{"copy_sequences", "copy_owed", "copy_mark", "state_identity"}
+		steps = []string{"copy_owed", "copy_mark", "state_identity"}
 	}
 	for _, step := range steps {
 		if _, err := tx.Exec(ctx, query(step)); err != nil {

@@ -269,3 +269,93 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 		t.Logf("%d events, %d phantoms", len(seen), len(named))
 	})
 }
+
+// Services move to a server that the rows and marks were replicated to, a clone of the first one, with its identifier
+// or with one of its own. Its transactions have lower numbers, or higher ones. What was settled stays settled, and what
+// was not, or was written there before a relay came, is published.
+func TestALogicalReplicaTakesOver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ ahead, other bool }{
+		"of the same identifier, behind": {}, "of the same identifier, ahead": {ahead: true},
+		"of another identifier, behind": {other: true}, "of another identifier, ahead": {ahead: true, other: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.NewServer(t)
+			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			blue := w.db
+			r := w.relayIn("cdc", "--stream-maxlen=0")
+			load := testenv.StartLoad(t, blue, testenv.LoadOptions{Rate: 400})
+			w.waitSettled(100)
+			load.Stop()
+			w.oracle.WaitEmpty(t, 20*time.Second)
+			r.kill()
+			blue.Exec(t, "CREATE PUBLICATION all_of_it FOR ALL TABLES")
+			clone := server.Snapshot(t)
+			if err := clone.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = clone.Stop("immediate") })
+			blue.Pool.Reset()
+			green := w.at(hostOf(t, clone.URL("")))
+			green.Exec(t, fmt.Sprintf(`CREATE SUBSCRIPTION green CONNECTION '%s' PUBLICATION all_of_it
+				WITH (copy_data = false)`, blue.URL))
+			for _, d := range map[bool][]*testenv.Database{true: {green}, false: {blue}}[c.ahead] {
+				d.Exec(t, `DO $$ BEGIN FOR i IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
+			}
+
+			r = w.relayIn("cdc", "--stream-maxlen=0")
+			second := testenv.StartLoad(t, blue, testenv.LoadOptions{Rate: 400, Tag: "second-"})
+			w.waitSettled(w.settled() + 300)
+			r.kill()
+			w.waitCommitted(second, second.Committed()+100)
+			second.Stop()
+			want := testenv.Value[string](t, blue, states)
+			testenv.Eventually(t, 20*time.Second, func() error {
+				if have := testenv.Value[string](t, green, states); have != want {
+					return fmt.Errorf("%s on green, %s on blue", have, want)
+				}
+				return nil
+			})
+			green.Exec(t, "ALTER SUBSCRIPTION green DISABLE")
+			green.Exec(t, "ALTER SUBSCRIPTION green SET (slot_name = NONE)")
+			green.Exec(t, "DROP SUBSCRIPTION green")
+			green.Exec(t, "SELECT setval('outbox_seq_seq', (SELECT max(seq) FROM outbox))")
+			if c.other {
+				green.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+			}
+			if err := server.Stop("immediate"); err != nil {
+				t.Fatal(err)
+			}
+
+			w.db, w.oracle.DB, w.pgURL = green, green, green.URL
+			third := testenv.StartLoad(t, green, testenv.LoadOptions{Total: 60, Tag: "third-"})
+			third.Wait()
+			green.Exec(t, "UPDATE outbox SET headers = '{}' WHERE aggregate_id LIKE 'third-%1'")
+			green.Exec(t, `DO $$ BEGIN FOR i IN 1..10 LOOP
+				BEGIN
+					INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+					VALUES ('saved', i, 'saved', '{}');
+				EXCEPTION WHEN division_by_zero THEN
+				END;
+			END LOOP; END $$`)
+			r = w.spawn("relay", "--stream-maxlen=0")
+			if c.other || !c.ahead {
+				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+				w.adopt()
+			}
+			w.waitMode("cdc", 30*time.Second)
+			w.oracle.Others = []*testenv.Load{load, second}
+			w.oracle.Check(t, third, 30*time.Second)
+			w.oracle.Others = []*testenv.Load{load, third}
+			w.oracle.Check(t, second, 30*time.Second)
+			if n := w.redis.Client.XLen(t.Context(), "outbox.saved").Val(); n != 10 {
+				t.Errorf("%d events of savepoints, want 10", n)
+			}
+		})
+	}
+}
+
+// states sums up what a replica has to have.
+const states = `SELECT concat_ws(' ', (SELECT count(*) FROM outbox), (SELECT max(id) FROM outbox_mark),
+	(SELECT epoch FROM relay_state), (SELECT changed_at FROM relay_state))`

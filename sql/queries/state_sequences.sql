@@ -1,0 +1,9 @@
+-- Sequences are not replicated with their tables, and a dump may lack them. None stays behind the numbers in its table,
+-- if the role may say so.
+SELECT pg_catalog.setval(t.numbers, t.newest) FROM (
+    SELECT 'outbox_mark_id_seq'::regclass AS numbers, pg_catalog.max(id) AS newest FROM outbox_mark
+    UNION ALL SELECT 'outbox_loss_id_seq'::regclass, pg_catalog.max(id) FROM outbox_loss
+    UNION ALL SELECT 'outbox_repair_id_seq'::regclass, pg_catalog.max(id) FROM outbox_repair
+) t WHERE CASE WHEN pg_catalog.has_sequence_privilege(t.numbers::oid, 'UPDATE'::text)
+    AND pg_catalog.has_sequence_privilege(t.numbers::oid, 'SELECT'::text)
+    THEN t.newest > coalesce(pg_catalog.pg_sequence_last_value(t.numbers), 0::bigint) END
