@@ -288,7 +288,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a loss of a shared stream is told to all", about: "the others are not told",
-		file: "sink/lua/adopt.lua", old: "if lost_events(key, last_id) then", replacement: "if false then",
+		file: "sink/lua/adopt.lua", old: "if lost_events(key, s) then", replacement: "if false then",
 		pkg: "./sink", test: "TestALossIsToldToAllWhoShare",
 	},
 	{
