@@ -123,27 +123,37 @@ func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 }
 
 // A transaction that is under way here, and has not touched the table, has an id that the marks of the other server
-// see.
+// see. So has one that wrote its rows, and has ended, before the relay starts.
 func TestACopyBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
-	s, d := newStore(t)
-	ctx := t.Context()
-	succeed(t, s)
-	open := begin(t, d)
-	var xid int64
-	must(t, open.QueryRow(ctx, "SELECT pg_current_xact_id()::text::bigint").Scan(&xid))
-	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
-		SELECT -1, 7, format('%s:%s:', $1::bigint + 5, $1::bigint + 5)::pg_snapshot, 0`, xid)
-	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
-	for range 10 {
-		d.Exec(t, "SELECT pg_current_xact_id()")
-	}
-	must(t, s.Register(ctx))
-	succeed(t, s)
-	insertIn(t, open, 3)
-	must(t, open.Commit(ctx))
-	if n := backlog(t, s, d); n != 3 {
-		t.Errorf("%d rows are owed, want 3", n)
+	for _, ended := range []bool{false, true} {
+		s, d := newStore(t)
+		ctx := t.Context()
+		succeed(t, s)
+		open := begin(t, d)
+		write := func() {
+			insertIn(t, open, 3)
+			must(t, open.Commit(ctx))
+		}
+		var xid int64
+		must(t, open.QueryRow(ctx, "SELECT pg_current_xact_id()::text::bigint").Scan(&xid))
+		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+			SELECT -1, 7, format('%s:%s:', $1::bigint + 5, $1::bigint + 5)::pg_snapshot, 0`, xid)
+		d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
+		for range 10 {
+			d.Exec(t, "SELECT pg_current_xact_id()")
+		}
+		if ended {
+			write()
+		}
+		must(t, s.Register(ctx))
+		succeed(t, s)
+		if !ended {
+			write()
+		}
+		if n := backlog(t, s, d); n != 3 {
+			t.Errorf("ended before the relay starts %v: %d rows are owed, want 3", ended, n)
+		}
 	}
 }
 
@@ -160,6 +170,7 @@ func TestACopyWithoutSequences(t *testing.T) {
 	d.Exec(t, "DELETE FROM outbox_mark")
 	d.Exec(t, `INSERT INTO outbox_mark (id, part, epoch, settled, hi) OVERRIDING SYSTEM VALUE
 		VALUES (100000, -1, 5, '900000000:900000000:', 1000000)`)
+	d.Exec(t, "UPDATE outbox_mark SET at = clock_timestamp() - interval '25 hours'")
 	d.Exec(t, "SET posthaste.copy = 'on'; UPDATE outbox SET xid = '899999999'; RESET posthaste.copy")
 	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 	insert(t, d, "b")
@@ -177,6 +188,7 @@ func TestACopyWithoutSequences(t *testing.T) {
 	}
 	succeed(t, s)
 	insert(t, d, "c")
+	must(t, s.KeepHistory(ctx)) // the retention of what the other server's mark has settled is over
 	if n := backlog(t, s, d); n != 4 {
 		t.Errorf("%d rows are owed, want 4", n)
 	}

@@ -181,6 +181,7 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 		"begin a pass": begins, "park in the stream": parks, "park in a sweep": parksPage, "park unread": parksRow,
 		"settle a sweep": settles, "settle a pass": s.SettleAll(ctx, o, pass),
 		"move the mark": m.Move(ctx, o, look.Settled, nil),
+		"note a repair": s.Repaired(ctx, o, outbox.Repair{IDs: []int64{1}}, outbox.Repaired{}),
 	} {
 		if !errors.Is(err, outbox.ErrSuperseded) {
 			t.Errorf("%s: %v", name, err)
@@ -196,7 +197,8 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	}
 }
 
-// A mark that meets an adoption under way waits for it, and is written only if that comes to nothing.
+// A mark that meets an adoption under way waits for it, and is written only if that comes to nothing. A stream that is
+// noted does so too: the adoption reads the list of streams afterwards.
 func TestAMarkWaitsForTheAdoption(t *testing.T) {
 	t.Parallel()
 	for _, commits := range []bool{true, false} {
@@ -213,6 +215,7 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 			"begin":  func() error { _, err := s.BeginPass(ctx, o); return err },
 			"settle": func() error { return s.SettleAll(ctx, o, pass) },
 			"move":   func() error { return m.Move(ctx, o, look.Settled, nil) },
+			"note":   func() error { _, err := s.NoteStream(ctx, "outbox.order", "outbox.order", o.Epoch); return err },
 		}
 		adoption := begin(t, d)
 		_, err = adoption.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')")

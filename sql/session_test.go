@@ -75,8 +75,9 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	}
 }
 
-// What a role or a database limits does not end a session of posthaste, or a statement of one.
-func TestTimeoutsOfARoleDoNotCount(t *testing.T) {
+// What a role or a database limits does not end a session of posthaste, or a statement of one. The transactions of a
+// session are read committed, whatever the database has as the default.
+func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
 	ctx := t.Context()
@@ -93,6 +94,7 @@ func TestTimeoutsOfARoleDoNotCount(t *testing.T) {
 	for _, name := range names {
 		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '20ms'")
 	}
+	d.Exec(t, "ALTER DATABASE "+d.Name+" SET default_transaction_isolation = serializable")
 	sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
 	must(t, err)
 	defer sweep.Close()
@@ -107,6 +109,11 @@ func TestTimeoutsOfARoleDoNotCount(t *testing.T) {
 			if strings.HasSuffix(limit, "ms") && len(limit) < len("100ms") {
 				t.Errorf("%s: %s is %s", session, name, limit)
 			}
+		}
+		var isolation string
+		must(t, db.QueryRow(ctx, "SHOW transaction_isolation").Scan(&isolation))
+		if isolation != "read committed" {
+			t.Errorf("%s: transactions are %s", session, isolation)
 		}
 	}
 }

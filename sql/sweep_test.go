@@ -574,6 +574,34 @@ func TestAPassThatIsGiven(t *testing.T) {
 	}
 }
 
+// The number of a mark is no lower than that of the one before, if the sequence was set back, or if the pass that is
+// given has a lower one: the first mark that settles a row is found by its number.
+func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	insertAll(t, d, 5)
+	sweep(t, d.URL, o)
+	w := claimed(t, d, 3)
+	for _, given := range []bool{false, true} {
+		d.Exec(t, "TRUNCATE outbox RESTART IDENTITY")
+		insertAll(t, d, 1)
+		var within *outbox.Pass
+		if given {
+			pass, err := s.BeginPass(t.Context(), o)
+			must(t, err)
+			pass.High = 1
+			within = &pass
+		}
+		p := next(t, w, 3, within)
+		page(t, w, p, 1)
+		must(t, w.Settle(t.Context(), p, o, nil))
+		if hi := testenv.Value[int](t, d, "SELECT hi FROM outbox_settled WHERE part = 3"); hi != 5 {
+			t.Errorf("given %v: the mark has number %d, want 5", given, hi)
+		}
+	}
+}
+
 // A row that the server cannot copy whole is parked without its payload.
 func TestParkUnread(t *testing.T) {
 	t.Parallel()

@@ -109,6 +109,20 @@ var mutations = []mutation{
 		pkg: "./sql", test: "TestMarksMoveOnlyForward",
 	},
 	{
+		safeguard: "the number of a mark does not go back with the sequence", about: "it does",
+		file:        "sql/queries/sweep_begin.sql",
+		old:         "greatest(c.hi, (SELECT h.high FROM outbox_high h))",
+		replacement: "(SELECT h.high FROM outbox_high h)",
+		pkg:         "./sql", test: "TestTheNumberOfAMarkDoesNotGoBack",
+	},
+	{
+		safeguard: "the number of a mark does not go back with a pass", about: "it does",
+		file:        "sql/queries/sweep_begin.sql",
+		old:         "greatest(c.hi, $3::bigint)",
+		replacement: "$3::bigint",
+		pkg:         "./sql", test: "TestTheNumberOfAMarkDoesNotGoBack",
+	},
+	{
 		safeguard: "the mark of a part is its owner's", about: "anybody may move it",
 		file:        "sql/queries/sweep_settle.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
@@ -128,6 +142,48 @@ var mutations = []mutation{
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestAParkIsFenced",
+	},
+	{
+		safeguard: "a repair is noted on the timeline of the adoption", about: "after a failover, too",
+		file:        "sql/queries/repair_done.sql",
+		old:         "outbox_owned(r, $2, $3)",
+		replacement: "r.epoch = $2 AND r.nonce = $3",
+		pkg:         "./sql", test: "TestNoMarkOnAnotherTimeline",
+	},
+	{
+		safeguard: "an adoption waits for a stream that is noted", about: "it does not",
+		file:        "sql/queries/stream_note.sql",
+		old:         " FOR SHARE OF r",
+		replacement: "",
+		pkg:         "./sql", test: "TestAMarkWaitsForTheAdoption",
+	},
+	{
+		safeguard: "what waits for a row goes on with what has become of it", about: "the database sets the isolation level",
+		file:        "sql/conn.go",
+		old:         `cfg.RuntimeParams["default_transaction_isolation"] = "read committed"`,
+		replacement: "",
+		pkg:         "./sql", test: "TestSettingsOfARoleDoNotCount",
+	},
+	{
+		safeguard: "rows that the newest mark does not settle are kept", about: "an older mark is enough",
+		file:        "sql/queries/history_delete.sql",
+		old:         "AND pg_catalog.pg_visible_in_snapshot(o.xid, n.settled)",
+		replacement: "",
+		pkg:         "./sql", test: "TestACopyWithoutSequences",
+	},
+	{
+		safeguard: "a mark that sees rows which it has not settled is noticed in a copy", about: "it is not looked for",
+		file:        "sql/queries/copy_continues.sql",
+		old:         "o.seq > m.hi AND",
+		replacement: "false AND",
+		pkg:         "./sql", test: "TestACopyBesideAnOpenTransaction",
+	},
+	{
+		safeguard: "a retried row is more than its number", about: "it is not",
+		file:        "sql/queries/dead_published.sql",
+		old:         "o.id = d.id AND o.seq = d.retry_seq",
+		replacement: "o.seq = d.retry_seq",
+		pkg:         "./sql", test: "TestARetryWhoseNumberIsUsedAgainIsPublished",
 	},
 	{
 		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
@@ -167,6 +223,13 @@ var mutations = []mutation{
 		pkg: "./sink", test: "TestAGateThatIsOlderThanTheOneSeenIsNotAdopted",
 	},
 	{
+		safeguard: "a gate that knows of less is not taken for intact", about: "it is",
+		file:        "relay/phase_adopt.go",
+		old:         "f.intact[s.Stream] = s.Gate && !s.Forgot && s.Missing == 0",
+		replacement: "f.intact[s.Stream] = s.Gate && !s.Forgot",
+		pkg:         "./relay", test: "TestSuspects",
+	},
+	{
 		safeguard: "streams are repaired before anything newer", about: "they are not",
 		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx)
 `,
@@ -178,6 +241,13 @@ var mutations = []mutation{
 		safeguard: "what is in the stream is not restored", about: "everything is",
 		file: "relay/repair.go", old: "if !c.known(e.ID) && e.Mark", replacement: "if c.known(e.ID); e.Mark",
 		pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "a repair looks only behind what the stream may have lost", about: "it restores all that it reads",
+		file:        "relay/repair.go",
+		old:         " && e.Mark > c.job.Missing",
+		replacement: "",
+		pkg:         "./relay", test: "TestARepairPublishesWhatIsMissing",
 	},
 	{
 		safeguard: "a restart of Redis is noticed", about: "it is not",
