@@ -250,7 +250,7 @@ const RemedyMark = "; remedy: "
 // Permanent reports that repeating the call cannot help.
 func (*ForeignError) Permanent() bool { return true }
 
-// PoisonError means that the sink refuses one event for its own sake; every other event would do.
+// PoisonError means that the sink refuses one event for its own sake: it would take others.
 type PoisonError struct {
 	// Index is the event's place in the delivery.
 	Index int
@@ -258,7 +258,9 @@ type PoisonError struct {
 	ID uuid.UUID
 	// Class is the error class, as in outbox_publish_errors_total.
 	Class string
-	Err   error
+	// All is set if it is for the sake of the stream, which takes no other event either.
+	All bool
+	Err error
 }
 
 func (e *PoisonError) Error() string { return fmt.Sprintf("event %s is refused: %v", e.ID, e.Err) }

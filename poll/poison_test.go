@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -38,7 +40,7 @@ func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
 		}
 	}
 	r.run(r.options(2, 500))
-	r.oracle().WaitEmpty(t, 60*time.Second) // what is behind a refused event is sent again: 90 MB in all
+	r.oracle().WaitEmpty(t, 60*time.Second)
 	if got := r.entries("order"); !slices.Equal(got, fine) {
 		t.Errorf("%d entries, want the %d others in order", len(got), len(fine))
 	}
@@ -67,6 +69,43 @@ func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
 	}
 	if left, err := r.store.Housekeep(t.Context()); err != nil || left != int64(len(broken)-2) {
 		t.Errorf("%d events parked, %v; want %d", left, err, len(broken)-2)
+	}
+}
+
+// Events of many aggregates go to a key of another type. It is asked a few times, not by every event, and no claim ends
+// for it: nobody waits with the others.
+func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.must(r.redis.Client.Set(t.Context(), prefix+"broken", "not a stream", 0).Err())
+	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), CASE WHEN n % 7 = 0 THEN 'order' ELSE 'broken' END, 'o-' || n, 'changed', '{}'
+		FROM generate_series(1, 350) n`)
+	refused := 0
+	r.failed = func(err error) {
+		if poison := (*outbox.PoisonError)(nil); errors.As(err, &poison) {
+			refused++
+		}
+	}
+	const workers = 2
+	r.run(r.options(workers, 500))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if n := len(r.entries("order")); n != 50 || len(r.dead()) != 300 {
+		t.Errorf("%d events published and %d parked, want 50 and 300", n, len(r.dead()))
+	}
+	// Once for each part; each worker may be the first.
+	n := testenv.Value[int](t, r.db, "SELECT sum(attempts) FROM outbox_dead")
+	if most := outbox.Partitions + workers*poison.Attempts; n > most {
+		t.Errorf("the stream has refused %d times, want %d at most", n, most)
+	}
+	if n := testenv.Value[int](t, r.db, `SELECT count(*) FROM outbox_dead
+		WHERE class <> 'wrongtype' OR error NOT LIKE '%WRONGTYPE%'`); n != 0 {
+		t.Errorf("%d events are parked for another reason", n)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if refused > 0 {
+		t.Errorf("%d claims have ended because an event was refused", refused)
 	}
 }
 

@@ -276,7 +276,8 @@ type group struct {
 	suppressed int
 }
 
-// publish puts the events into their streams, in order, one bounded attempt per stream.
+// publish puts the events into their streams, in order, one bounded attempt per stream. A stream that refuses an event
+// has its next attempt when the others had theirs.
 func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Event{}
@@ -291,12 +292,33 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 		}
 		byStream[name] = append(byStream[name], e)
 	}
+	begun := map[string]*putting{}
 	for _, name := range order {
-		if err := c.publishTo(ctx, name, byStream[name], out); err != nil {
-			return err
+		begun[name] = &putting{stream: name, events: byStream[name], skipped: map[int]bool{}}
+	}
+	for n := 1; len(order) > 0; n++ {
+		var again []string
+		for _, name := range order {
+			err := c.publishTo(ctx, begun[name], out)
+			if refused := (*outbox.PoisonError)(nil); errors.As(err, &refused) && n < poison.Attempts {
+				again = append(again, name)
+			} else if err != nil {
+				return err
+			}
+		}
+		if order = again; len(order) > 0 {
+			pause.About(ctx, failFirst)
 		}
 	}
 	return nil
+}
+
+// putting is what a batch puts into one stream.
+type putting struct {
+	stream   string
+	events   []*outbox.Event
+	delivery outbox.Delivery
+	skipped  map[int]bool
 }
 
 // waits parks e because of another event.
@@ -304,27 +326,21 @@ func waits(e *outbox.Event, blocker string) sql.Refused {
 	return sql.Refused{Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked}
 }
 
-func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.Event, out *outcome) error {
+func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 	w := c.w
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	if err := w.scope.Ensure(actx, stream); err != nil {
-		return err
+	if p.delivery == nil {
+		lane, err := c.open(actx, p.stream)
+		if err != nil {
+			return err
+		}
+		p.delivery = lane.Deliver(p.events)
 	}
-	lane := c.lanes[stream]
-	if lane == nil {
-		lane = w.scope.Lane(stream, c.lane)
-		c.lanes[stream] = lane
-	}
-	if n := c.marks[stream]; n > 0 {
-		lane.Settled(n)
-	}
-	d := lane.Deliver(events)
-	skipped := map[int]bool{}
 	var receipt outbox.Receipt
 	for {
 		var err error
-		receipt, err = attempt(actx, d)
+		receipt, err = attempt(actx, p.delivery)
 		if err == nil {
 			break
 		}
@@ -332,31 +348,48 @@ func (c *claim) publishTo(ctx context.Context, stream string, events []*outbox.E
 		if !errors.As(err, &refused) {
 			return err
 		}
-		tries, park := w.s.refused.Refused(stream, refused.ID)
+		tries, park := w.s.refused.Refused(p.stream, refused)
 		if !park {
 			return err
 		}
-		e := events[refused.Index]
+		e := p.events[refused.Index]
 		out.parked = append(out.parked, sql.Refused{Event: e, Err: refused.Err, Class: refused.Class, Attempts: tries})
-		skipped[refused.Index] = true
-		for _, i := range d.Skip(poison.Behind(e, w.scope.BlockKey)) {
-			out.parked = append(out.parked, waits(events[i], e.ID.String()))
-			skipped[i] = true
+		p.skipped[refused.Index] = true
+		also, class, why := poison.Behind(refused, e, w.scope.BlockKey)
+		for _, i := range p.delivery.Skip(also) {
+			out.parked = append(out.parked, sql.Refused{Event: p.events[i], Err: why, Class: class})
+			p.skipped[i] = true
 		}
 	}
-	g := group{stream: stream, suppressed: receipt.Suppressed}
-	for i, e := range events {
-		if !skipped[i] {
+	g := group{stream: p.stream, suppressed: receipt.Suppressed}
+	for i, e := range p.events {
+		if !p.skipped[i] {
 			g.events = append(g.events, e)
 		}
 	}
-	out.entries.Raise(stream, receipt.Last)
-	if len(skipped) == 0 {
-		w.s.refused.Accepted(stream)
+	out.entries.Raise(p.stream, receipt.Last)
+	if len(p.skipped) == 0 {
+		w.s.refused.Accepted(p.stream)
 	}
 	out.groups = append(out.groups, g)
-	out.marks = append(out.marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: receipt.Number})
+	out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
 	return nil
+}
+
+// open returns the claim's lane into a stream, which it makes ready.
+func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, error) {
+	if err := c.w.scope.Ensure(ctx, stream); err != nil {
+		return nil, err
+	}
+	lane := c.lanes[stream]
+	if lane == nil {
+		lane = c.w.scope.Lane(stream, c.lane)
+		c.lanes[stream] = lane
+	}
+	if n := c.marks[stream]; n > 0 {
+		lane.Settled(n)
+	}
+	return lane, nil
 }
 
 // attempt publishes, and tries once more at once: a connection that stood idle over a restart of Redis fails only the

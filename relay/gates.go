@@ -131,7 +131,7 @@ func (d *takenDelivery) Publish(context.Context) (outbox.Receipt, error) {
 	if i < 0 {
 		return outbox.Receipt{}, nil
 	}
-	return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: "taken", Err: d.err}
+	return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: "taken", All: true, Err: d.err}
 }
 
 func (d *takenDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {

@@ -469,7 +469,7 @@ func (p *publisher) deliver(sp span, t *task, patient bool) error {
 		case finished(err):
 			return err
 		case poisoned:
-			if attempts, park := p.refused.Refused(t.name, refused.ID); park {
+			if attempts, park := p.refused.Refused(t.name, refused); park {
 				if err := p.giveUp(sp.intake, t, refused, attempts); err != nil {
 					return err
 				}
@@ -496,15 +496,16 @@ func (p *publisher) told(t *task, err error) {
 	p.failing.Store(err != nil)
 }
 
-// giveUp parks the event that the sink refuses, and with block-key those of its aggregate behind it.
+// giveUp parks the event that the sink refuses, and those that have to be parked with it.
 func (p *publisher) giveUp(ctx context.Context, t *task, refused *outbox.PoisonError, attempts int) error {
 	r := t.rows[refused.Index]
 	if err := p.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
 		return err
 	}
 	t.parked[refused.Index] = true
-	for _, i := range t.delivery.Skip(poison.Behind(&r.Event, p.blocks != nil)) {
-		if err := p.park(ctx, t.rows[i], poison.ClassBlocked, poison.WaitsFor(r.ID.String()), 0, nil); err != nil {
+	also, class, why := poison.Behind(refused, &r.Event, p.blocks != nil)
+	for _, i := range t.delivery.Skip(also) {
+		if err := p.park(ctx, t.rows[i], class, why.Error(), 0, nil); err != nil {
 			return err
 		}
 		t.parked[i] = true

@@ -100,14 +100,15 @@ func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*out
 		if !errors.As(err, &refused) {
 			return err
 		}
-		tries, park := w.s.refused.Refused(stream, refused.ID)
+		tries, park := w.s.refused.Refused(stream, refused)
 		if !park {
 			return err
 		}
 		e := events[refused.Index]
 		b.park(e, refused.Err, refused.Class, tries)
-		for _, n := range d.Skip(poison.Behind(e, w.scope.BlockKey)) {
-			b.park(events[n], errors.New(poison.WaitsFor(e.ID.String())), poison.ClassBlocked, 0)
+		also, class, why := poison.Behind(refused, e, w.scope.BlockKey)
+		for _, n := range d.Skip(also) {
+			b.park(events[n], why, class, 0)
 		}
 	}
 	for _, e := range events {

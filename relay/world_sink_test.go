@@ -348,7 +348,7 @@ func (d *memDelivery) answer(v verdict) error {
 		if v.failed == errWrongType { //nolint:errorlint // it is ours, and not wrapped
 			class = "wrongtype"
 		}
-		return &outbox.PoisonError{Index: at, ID: d.events[at].ID, Class: class, Err: v.failed}
+		return &outbox.PoisonError{Index: at, ID: d.events[at].ID, Class: class, All: class == "wrongtype", Err: v.failed}
 	}
 	for _, it := range v.items {
 		if it.inherited {

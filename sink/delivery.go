@@ -203,7 +203,7 @@ func (d *delivery) refused(i int, err replyError) error {
 func (d *delivery) poisoned(i int, class string, err error) error {
 	d.poison = i + 1
 	d.lane.sink.m.errors.WithLabelValues(class).Inc()
-	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: class, Err: err}
+	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: class, All: class == classWrongType, Err: err}
 }
 
 // broken handles a call that has no answer, so that nobody knows whether it was executed.

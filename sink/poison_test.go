@@ -21,7 +21,8 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	for i := range 2 {
 		_, err := d.Publish(t.Context())
 		var poison *outbox.PoisonError
-		if !errors.As(err, &poison) || poison.Class != "wrongtype" || poison.Index != i || poison.ID != events[i].ID {
+		if !errors.As(err, &poison) || poison.Class != "wrongtype" || !poison.All || poison.Index != i ||
+			poison.ID != events[i].ID {
 			t.Fatalf("got %#v, want event %d refused for wrongtype", err, i)
 		}
 		d.Skip(nil)
@@ -156,7 +157,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 				}
 				return err
 			})
-			if poison.Index != 2 || poison.Class != "too_large" || poison.ID != events[2].ID {
+			if poison.Index != 2 || poison.Class != "too_large" || poison.All || poison.ID != events[2].ID {
 				t.Fatalf("got %#v, want event 2 refused as too large", poison)
 			}
 			d.Skip(nil)

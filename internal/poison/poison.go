@@ -3,6 +3,7 @@
 package poison
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/google/uuid"
@@ -19,15 +20,20 @@ const ClassBlocked = "blocked"
 // WaitsFor is the reason of such an event.
 func WaitsFor(id string) string { return "waits for parked event " + id }
 
-// Behind tells, when e is parked, which events have to be parked with it: with block-key those of its aggregate, else
-// none (nil).
-func Behind(e *outbox.Event, blockKey bool) func(*outbox.Event) bool {
-	if !blockKey {
-		return nil
+// Behind tells, when e is parked because it was refused, which events of its delivery have to be parked with it, and as
+// what: all, if the stream takes none; with block-key those of its aggregate; else none (nil).
+func Behind(refused *outbox.PoisonError, e *outbox.Event, blockKey bool) (
+	also func(*outbox.Event) bool, class string, why error,
+) {
+	switch {
+	case refused.All:
+		return func(*outbox.Event) bool { return true }, refused.Class, refused.Err
+	case blockKey:
+		return func(o *outbox.Event) bool {
+			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
+		}, ClassBlocked, errors.New(WaitsFor(e.ID.String()))
 	}
-	return func(o *outbox.Event) bool {
-		return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
-	}
+	return nil, "", nil
 }
 
 // Refusals counts how often events were refused, and knows the streams that refuse every event. The zero value is
@@ -40,13 +46,15 @@ type Refusals struct {
 
 type refusal struct {
 	tries map[uuid.UUID]int
+	// all is how often it took no event at all.
+	all int
 	// parked is set when an event was parked: the next ones need not be tried as often.
 	parked bool
 }
 
 // Refused takes a refusal, and reports whether the event is to be parked now, and after how many attempts. They count
 // on until [Refusals.Parked]: what is to be parked may still be rolled back.
-func (r *Refusals) Refused(stream string, id uuid.UUID) (attempts int, park bool) {
+func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts int, park bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.streams == nil {
@@ -57,10 +65,13 @@ func (r *Refusals) Refused(stream string, id uuid.UUID) (attempts int, park bool
 		s = &refusal{tries: map[uuid.UUID]int{}}
 		r.streams[stream] = s
 	}
-	s.tries[id]++
-	n := s.tries[id]
+	s.tries[refused.ID]++
+	n := s.tries[refused.ID]
+	if refused.All {
+		s.all++
+	}
 	// A stream that has refused an event refuses the next one too, as a rule: nobody waits for it twice.
-	if n < Attempts && !s.parked {
+	if max(n, s.all) < Attempts && !s.parked {
 		return n, false
 	}
 	s.parked = true

@@ -15,7 +15,7 @@ func TestRefusals(t *testing.T) {
 	a, b := uuid.New(), uuid.New()
 	refused := func(stream string, id uuid.UUID, attempts int, park bool) {
 		t.Helper()
-		if n, p := r.Refused(stream, id); n != attempts || p != park {
+		if n, p := r.Refused(stream, &outbox.PoisonError{ID: id}); n != attempts || p != park {
 			t.Errorf("refused: attempt %d, to be parked %v; want %d, %v", n, p, attempts, park)
 		}
 	}
@@ -28,6 +28,11 @@ func TestRefusals(t *testing.T) {
 	refused("t", b, 1, false)
 	r.Accepted("s")
 	refused("s", b, 1, false)
+	for n := range 3 { // whichever event it is
+		if _, park := r.Refused("u", &outbox.PoisonError{ID: uuid.New(), All: true}); park != (n == 2) {
+			t.Errorf("refusal %d of all events: to be parked %v", n+1, park)
+		}
+	}
 	r.Accepted("never")
 	r.Parked("never", a)
 }
@@ -35,10 +40,14 @@ func TestRefusals(t *testing.T) {
 func TestBehind(t *testing.T) {
 	t.Parallel()
 	e := &outbox.Event{AggregateType: "order", AggregateID: "a"}
-	if poison.Behind(e, false) != nil {
+	one, all := &outbox.PoisonError{}, &outbox.PoisonError{Class: "wrongtype", All: true}
+	if behind, _, _ := poison.Behind(one, e, false); behind != nil {
 		t.Error("somebody has to wait although nobody asked for it")
 	}
-	behind := poison.Behind(e, true)
+	if behind, class, _ := poison.Behind(all, e, true); !behind(&outbox.Event{}) || class != "wrongtype" {
+		t.Errorf("not all events are parked, or as %s", class)
+	}
+	behind, _, _ := poison.Behind(one, e, true)
 	for o, want := range map[*outbox.Event]bool{
 		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false,
 		{AggregateType: "user", AggregateID: "a"}: false,
