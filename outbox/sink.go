@@ -217,6 +217,23 @@ var ErrGap = errors.New("the gate has lost its place: adopt again")
 // one had acknowledged. It is an ErrGap.
 var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGap)
 
+// StreamError means that the sink answers, and that what is wrong concerns one stream: what goes to others passes.
+type StreamError struct {
+	Stream string
+	Err    error
+}
+
+func (e *StreamError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the sink's own error.
+func (e *StreamError) Unwrap() error { return e.Err }
+
+// Alone reports whether err is about one stream, and others need not wait.
+func Alone(err error) bool {
+	var stream *StreamError
+	return errors.As(err, &stream)
+}
+
 // FencedError means that somebody else owns the stream or lane now.
 type FencedError struct {
 	Stream string

@@ -29,6 +29,8 @@ const (
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
+	// standsPause is the wait after a batch of which one stream takes nothing: no part waits for it for long.
+	standsPause = 200 * time.Millisecond
 )
 
 // Options are what a Sweeper needs.

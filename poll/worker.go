@@ -185,7 +185,11 @@ func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (clai
 	}
 	err = c.run(ctx, within)
 	c.tell(ctx)
-	if err != nil {
+	if outbox.Alone(err) { // nothing is wrong with the session, or with the other parts
+		w.scope.Outcome(err)
+		w.s.metrics.errors.Inc()
+		pause.About(ctx, standsPause)
+	} else if err != nil {
 		return true, err
 	}
 	w.fails = 0
@@ -230,7 +234,7 @@ func (c *claim) batch(ctx context.Context) error {
 		err = c.settle(ctx, out)
 	}
 	if err != nil {
-		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) {
+		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && !outbox.Alone(err) {
 			w.s.shrink(c.part, len(events))
 		}
 		return err
@@ -277,7 +281,7 @@ type group struct {
 }
 
 // publish puts the events into their streams, in order, one bounded attempt per stream. A stream that refuses an event
-// has its next attempt when the others had theirs.
+// has its next attempt when the others had theirs. They have theirs also beside one that takes nothing.
 func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Event{}
@@ -296,13 +300,18 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	for _, name := range order {
 		begun[name] = &putting{stream: name, events: byStream[name], skipped: map[int]bool{}}
 	}
+	var stands error
 	for n := 1; len(order) > 0; n++ {
 		var again []string
 		for _, name := range order {
 			err := c.publishTo(ctx, begun[name], out)
-			if refused := (*outbox.PoisonError)(nil); errors.As(err, &refused) && n < poison.Attempts {
+			refused := (*outbox.PoisonError)(nil)
+			switch {
+			case errors.As(err, &refused) && n < poison.Attempts:
 				again = append(again, name)
-			} else if err != nil {
+			case outbox.Alone(err):
+				stands = err
+			case err != nil:
 				return err
 			}
 		}
@@ -310,7 +319,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 			pause.About(ctx, failFirst)
 		}
 	}
-	return nil
+	return stands
 }
 
 // putting is what a batch puts into one stream.

@@ -79,6 +79,7 @@ func (h *health) put(m map[string]string, name, detail string) bool {
 	defer h.mu.Unlock()
 	_, known := m[name]
 	m[name] = detail
+	delete(h.until, name)
 	return !known
 }
 

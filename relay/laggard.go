@@ -13,10 +13,10 @@ import (
 	"posthaste/outbox"
 )
 
-// Streams may live on different servers, and one of these may be down. What its streams get is late then: the publisher
-// goes on with the others, and a laggard, a goroutine of its own, repeats what one stream waits for, in its order, and
-// until it has caught up. The window bounds how much is late. The settler settles around it; the slot is not confirmed
-// beyond.
+// Streams may live on different servers, and one of these may be down; or the server refuses what goes to one stream.
+// What such streams get is late then: the publisher goes on with the others, and a laggard, a goroutine of its own,
+// repeats what one stream waits for, in its order, and until it has caught up. The window bounds how much is late. The
+// settler settles around it; the slot is not confirmed beyond.
 
 // errLate means that a stream does not answer, and that nobody has to wait for it.
 var errLate = errors.New("the stream is late")
@@ -144,7 +144,7 @@ func (p *publisher) catchUp(sp span, l *laggard) {
 // deliverLate publishes one task, and notes in landing what there is to settle.
 func (p *publisher) deliverLate(sp span, l *laggard, t *task, landing *flight) error {
 	if l.lane == nil {
-		if err := p.ensure(sp.intake, t, true); err != nil {
+		if err := p.ensure(sp.intake, t); err != nil {
 			return err
 		}
 		l.lane = p.lanes.of(l.name)
@@ -167,7 +167,7 @@ func (p *publisher) deliverLate(sp span, l *laggard, t *task, landing *flight) e
 		begun := newTask(t.name, l.lane, free)
 		t.rows, t.events, t.delivery, t.parked = free, begun.events, begun.delivery, begun.parked
 	}
-	if err := p.deliver(sp, t, true); err != nil {
+	if err := p.deliver(sp, t); err != nil {
 		return err
 	}
 	p.done(t, landing)

@@ -299,10 +299,13 @@ func (p *publisher) hand(sp span, f *flight) error {
 	}
 }
 
-// limit is how long one attempt at a stream may take. Unless patient, its server may be that of those that are late,
-// and all wait for this one.
-func (p *publisher) limit(patient bool) time.Duration {
-	if patient {
+// lets reports whether the others go on without a task that has failed.
+func (p *publisher) lets(t *task, err error) bool { return !t.late && (p.apart || outbox.Alone(err)) }
+
+// limit is how long one attempt at a stream may take. Where streams live apart, its server may be that of those that
+// are late, and all wait for this one, unless it is late itself.
+func (p *publisher) limit(t *task) time.Duration {
+	if t.late || !p.apart {
 		return publishTimeout
 	}
 	n := p.late()
@@ -312,18 +315,18 @@ func (p *publisher) limit(patient bool) time.Duration {
 	return max(lateTimeout/time.Duration(n), leastTimeout)
 }
 
-// ensure makes a task's stream ready, repeating what fails for the moment, or, unless patient, is errLate.
-func (p *publisher) ensure(ctx context.Context, t *task, patient bool) error {
+// ensure makes a task's stream ready, repeating what fails for the moment, or is errLate.
+func (p *publisher) ensure(ctx context.Context, t *task) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		actx, cancel := context.WithTimeout(ctx, p.limit(patient))
+		actx, cancel := context.WithTimeout(ctx, p.limit(t))
 		err := p.gates.ensure(actx, t.name)
 		cancel()
 		if err == nil {
 			return nil
 		}
 		final := finished(err) || errors.Is(err, outbox.ErrSuperseded)
-		if !patient && !final && ctx.Err() == nil {
+		if p.lets(t, err) && !final && ctx.Err() == nil {
 			t.why = err
 			return errLate
 		}
@@ -373,12 +376,12 @@ func (p *publisher) publishTo(sp span, name string, rows []*outbox.Row, f *fligh
 		delete(p.laggards, name)
 	}
 	t := &task{name: name, rows: rows}
-	err := p.ensure(sp.intake, t, !p.apart)
+	err := p.ensure(sp.intake, t)
 	if err == nil {
 		ln := p.lanes.of(name)
 		ln.tell()
 		t = newTask(name, ln, rows)
-		err = p.deliver(sp, t, !p.apart)
+		err = p.deliver(sp, t)
 	}
 	if errors.Is(err, errLate) {
 		return p.lag(sp, t, f)
@@ -445,16 +448,16 @@ func (p *publisher) tell(ctx context.Context, marks []outbox.Mark) {
 }
 
 // deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
-// attempts; everything else is repeated for as long as the intake lasts, or, unless patient, is errLate.
-func (p *publisher) deliver(sp span, t *task, patient bool) error {
+// attempts; everything else is repeated for as long as the intake lasts, or is errLate.
+func (p *publisher) deliver(sp span, t *task) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
-		actx, cancel := context.WithTimeout(sp.work, p.limit(patient))
+		actx, cancel := context.WithTimeout(sp.work, p.limit(t))
 		receipt, err := t.delivery.Publish(actx)
 		cancel()
 		var refused *outbox.PoisonError
 		poisoned := errors.As(err, &refused)
-		if err != nil && !patient && !poisoned && !finished(err) && sp.intake.Err() == nil {
+		if err != nil && p.lets(t, err) && !poisoned && !finished(err) && sp.intake.Err() == nil {
 			t.why = err
 			return errLate
 		}

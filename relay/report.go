@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,9 @@ import (
 	"posthaste/internal/outage"
 	"posthaste/outbox"
 )
+
+// streamStands is how long a sweep's word that a stream stands still counts. It tries again sooner.
+const streamStands = 10 * time.Second
 
 // reporter says what happens: in the log, in metrics and in health. Every part has the same one; it is safe for
 // concurrent use.
@@ -87,6 +91,7 @@ func (r *reporter) settled(rows int) {
 func (r *reporter) outcome(err error) {
 	var poison *outbox.PoisonError
 	var foreign *outbox.ForeignError
+	var stream *outbox.StreamError
 	switch {
 	case err == nil || errors.As(err, &poison):
 		if r.health.clear(conditionPublish) {
@@ -101,7 +106,14 @@ func (r *reporter) outcome(err error) {
 		if bad, _ := r.health.lists(); len(bad) == 0 {
 			r.log.Warn("publishing fails; retrying", "err", err)
 		}
-		r.health.fail(conditionPublish, err.Error())
+		if !errors.As(err, &stream) {
+			r.health.fail(conditionPublish, err.Error())
+			return
+		}
+		r.health.clear(conditionPublish) // the sink answers
+		// Others that sweep along may publish what waits, and say nothing here.
+		r.health.lasts(conditionStreams, fmt.Sprintf("%s stand still, the others go on as far as a page of the table "+
+			"reaches: %v", stream.Stream, err), false, time.Now().Add(streamStands))
 	}
 }
 

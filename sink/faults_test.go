@@ -40,8 +40,8 @@ func TestAHalfFailedScriptGoesOnWhereItStopped(t *testing.T) {
 	events := makeEvents(7)
 	d := l.Deliver(events)
 	_, err := d.Publish(t.Context())
-	if sink.Class(err) != "exhausted" {
-		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
+	if sink.Class(err) != "exhausted" || !outbox.Alone(err) {
+		t.Fatalf("class %q of %v, want exhausted, and about the stream alone", sink.Class(err), err)
 	}
 	f.do("XDEL", stream, "1-1")
 	f.wantStored(events[:3]...)

@@ -304,7 +304,17 @@ func (s *Sink) failed(step, stream string, err error) error {
 			err = redisurl.Node{Addr: node.Options().Addr}.Named(err)
 		}
 	}
-	return fmt.Errorf("%s stream %q: %w", step, stream, err)
+	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
+	if reply := redis.Error(nil); alone[class] && errors.As(err, &reply) {
+		return &outbox.StreamError{Stream: stream, Err: wrapped}
+	}
+	return wrapped
+}
+
+// alone are the classes of replies that are about one stream, as far as is known: no server has been heard to refuse
+// everything like this, and one that does refuses each stream by itself.
+var alone = map[string]bool{
+	"noperm": true, "crossslot": true, classWrongType: true, "gatetype": true, "exhausted": true, "other": true,
 }
 
 // reload are the classes after which a cluster is asked who its masters are.

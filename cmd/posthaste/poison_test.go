@@ -132,6 +132,58 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 	})
 }
 
+// A stream takes no event any more: the last id there may be is used. The others' events are published, readiness names
+// it, and when it is mended it gets what it has missed, in order.
+func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		r := w.relayIn(mode)
+		ids := []string{w.insert("full", "a", 1)}
+		w.waitIDs("outbox.full", ids...)
+		setID := func(id string) {
+			if err := w.redis.Client.Do(t.Context(), "XSETID", "outbox.full", id).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		setID("18446744073709551615-18446744073709551615")
+		for n := range 40 { // in every part of the table
+			ids = append(ids, w.insert("full", fmt.Sprintf("a%d", n), n))
+		}
+		testenv.Eventually(t, 20*time.Second, func() error {
+			var h struct{ Reasons []string }
+			status, err := r.get("/readyz", &h)
+			if text := strings.Join(h.Reasons, " "); status != http.StatusServiceUnavailable ||
+				!strings.Contains(text, "streams: outbox.full stand still") {
+				return fmt.Errorf("readyz is %d %q, %w", status, text, err)
+			}
+			return nil
+		})
+		const total = 120
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: total})
+		load.Wait()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); n != total {
+				return fmt.Errorf("%d events of the other stream are published, want %d", n, total)
+			}
+			return nil
+		})
+		setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if n := len(rawEntries(t, w, "outbox.full")); n != len(ids) {
+				return fmt.Errorf("%d events of the mended stream are published, want %d", n, len(ids))
+			}
+			return nil
+		})
+		if mode == "cdc" { // in this mode the order is the table's
+			w.waitIDs("outbox.full", ids...)
+		}
+		w.oracle.Check(t, load, 20*time.Second)
+		waitReady(t, r, http.StatusOK, 20*time.Second)
+		w.dead(0, 20*time.Second)
+	})
+}
+
 // A row whose text UTF-8 cannot represent is parked and named; what follows is delivered, in the mode that was wanted.
 func TestTextThatUTF8LacksIsParked(t *testing.T) {
 	t.Parallel()
