@@ -348,7 +348,8 @@ func (d *memDelivery) answer(v verdict) error {
 		if v.failed == errWrongType { //nolint:errorlint // it is ours, and not wrapped
 			class = "wrongtype"
 		}
-		return &outbox.PoisonError{Index: at, ID: d.events[at].ID, Class: class, All: class == "wrongtype", Err: v.failed}
+		all := class == "wrongtype"
+		return &outbox.PoisonError{Index: at, ID: d.events[at].ID, Class: class, All: all, Err: v.failed}
 	}
 	for _, it := range v.items {
 		if it.inherited {

@@ -50,8 +50,8 @@ func (s *Sink) foreign(stream string, reply []any) error {
 		e.Remedy = "give each a --relay-name of its own; posthaste adopt, if this one has taken the place of that one"
 	case !alone:
 		e.Reason = "is shared by " + names
-		e.Remedy = "start this relay with --shared-streams, or with another --stream-prefix; posthaste adopt, if this " +
-			"database is to take it from them all"
+		e.Remedy = "start this relay with --shared-streams, or with another --stream-prefix; posthaste adopt, if " +
+			"this database is to take it from them all"
 	}
 	return e
 }

@@ -48,7 +48,8 @@ func (w *world) refused(r *child, load *testenv.Load) {
 		}
 		_, err := r.get("/console/api/state", &state)
 		if v := state.Verdict; err != nil || v.Title != "A stream belongs to another database" ||
-			!strings.Contains(strings.ToLower(v.Why), strings.ToLower(what)) || !strings.EqualFold(v.Remedy, remedy+".") {
+			!strings.Contains(strings.ToLower(v.Why), strings.ToLower(what)) ||
+			!strings.EqualFold(v.Remedy, remedy+".") {
 			return fmt.Errorf("console: %+v, %w; want %s", v, err, text)
 		}
 		return nil

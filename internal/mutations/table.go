@@ -158,7 +158,8 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestAMarkWaitsForTheAdoption",
 	},
 	{
-		safeguard: "what waits for a row goes on with what has become of it", about: "the database sets the isolation level",
+		safeguard:   "what waits for a row goes on with what has become of it",
+		about:       "the database sets the isolation level",
 		file:        "sql/conn.go",
 		old:         `cfg.RuntimeParams["default_transaction_isolation"] = "read committed"`,
 		replacement: "",
