@@ -165,29 +165,77 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 	}
 }
 
-// It is noticed, too, when a consumer has made the stream anew before anything is published; and what was not settled
-// is published again, for its entries are gone.
+// addYounger adds an entry whose id is younger than that of any event.
+var addYounger = []any{"XADD", stream, "9999999999999-0", "somebody", "else"}
+
+// It is noticed, too, when a consumer has made the stream anew before anything is published, or somebody has added
+// entries and has trimmed some; and what was not settled is published again, for its entries are gone.
 func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	l := f.lane(o)
-	events := makeEvents(3)
-	f.publish(l, events...)
-	f.must(f.sink.Check(t.Context(), o, []string{stream}))
-	f.do("DEL", stream)
-	f.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
-	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("a check: %v", err)
+	for name, commands := range map[string][][]any{
+		"empty":         {{"XGROUP", "CREATE", stream, "g", "0", "MKSTREAM"}},
+		"younger":       {addYounger},
+		"younger still": {addYounger, {"XADD", stream, "*", "a", "b"}, {"XTRIM", stream, "MAXLEN", "1"}},
+	} {
+		f := newFixture(t)
+		o := f.adopted(1)
+		l := f.lane(o)
+		events := makeEvents(3)
+		f.publish(l, events...)
+		f.must(f.sink.Check(t.Context(), o, []string{stream}))
+		f.do("DEL", stream)
+		for _, command := range commands {
+			f.do(command...)
+		}
+		if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrGap) {
+			t.Errorf("%s: a check: %v", name, err)
+		}
+		if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
+			t.Errorf("%s: published: %v", name, err)
+		}
+		if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || !states[0].Forgot {
+			t.Errorf("%s: looked at: %+v, %v", name, states, err)
+		}
+		l = f.lane(f.adopted(2))
+		f.do("XTRIM", stream, "MAXLEN", "0") // what somebody has added
+		f.publish(l, events...)
+		f.wantStored(events...)
 	}
-	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("published: %v", err)
+}
+
+// Where the gate is lost with the stream, or with its younger entries, the last entry that Postgres has noted tells so.
+// One that was trimmed is not lost.
+func TestALostGateHidesNoLoss(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		delete, back, trim, want bool
+	}{
+		"deleted":  {delete: true, want: true},
+		"put back": {delete: true, back: true, want: true},
+		"trimmed":  {trim: true},
+	} {
+		f := newFixture(t)
+		l := f.lane(f.adopted(1))
+		f.publish(l, makeEvents(2)...)
+		f.do("XTRIM", stream, "MAXLEN", "1")
+		old := f.server.Client.Dump(t.Context(), stream).Val()
+		r := f.publish(l, makeEvents(2)...)
+		f.do("DEL", f.gate())
+		if c.delete {
+			f.do("DEL", stream)
+		}
+		if c.back {
+			f.must(f.server.Client.Restore(t.Context(), stream, 0, old).Err())
+		}
+		f.do(addYounger...)
+		if c.trim {
+			f.do("XTRIM", stream, "MAXLEN", "1")
+		}
+		states, err := f.sink.Look(t.Context(), f.source, []string{stream}, map[string]string{stream: r.Last})
+		if err != nil || states[0].Forgot != c.want {
+			t.Errorf("%s: looked at: %+v, %v", name, states, err)
+		}
 	}
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || !states[0].Forgot {
-		t.Errorf("looked at: %+v, %v", states, err)
-	}
-	f.publish(f.lane(f.adopted(2)), events...)
-	f.wantStored(events...)
 }
 
 // What a replay adds to a stream is no sign that what came before it is there.

@@ -66,6 +66,27 @@ var mutations = []mutation{
 		test: "TestALateCallPublishesNothing",
 	},
 	{
+		safeguard: "a younger entry hides no loss", about: "the last id is enough",
+		file:        "sink/lua/register.lua",
+		old:         "return added == s['length'] or less(first[1], entry)",
+		replacement: "return false and less(first[1], entry)",
+		pkg:         "./sink", test: "TestALostGateHidesNoLoss",
+	},
+	{
+		safeguard: "a younger entry hides no loss where entries were trimmed", about: "what was added is not counted",
+		file:        "sink/lua/register.lua",
+		old:         "return added and base and added < tonumber(base)",
+		replacement: "return false and added < tonumber(base)",
+		pkg:         "./sink", test: "TestAStreamMadeAnewIsAGap",
+	},
+	{
+		safeguard: "a stream is compared with what Postgres has noted", about: "nothing is noted",
+		file:        "sql/queries/stream_newest.sql",
+		old:         "AND n.at > s.since",
+		replacement: "AND false",
+		pkg:         "./cmd/posthaste", test: "TestAYoungerEntryHidesNoLoss",
+	},
+	{
 		safeguard: "another database is refused", about: "any source may adopt",
 		file: "sink/lua/adopt.lua", old: "if foreign and not force then", replacement: "if false then",
 		pkg: "./sink", test: "TestAForeignSourceIsRefusedAndTakenOver",
@@ -334,6 +355,20 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestAudit",
 	},
 	{
+		safeguard: "a changed publication ends the stream", about: "the stream goes on",
+		file:        "cdc/session.go",
+		old:         "return s.unchanged(ctx)",
+		replacement: "return nil",
+		pkg:         "./cdc", test: "TestAChangedPublicationEndsTheStream",
+	},
+	{
+		safeguard: "a row whose text UTF-8 cannot represent is parked", about: "its text is not escaped",
+		file:        "sql/queries/sweep_park.sql",
+		old:         "outbox_readable(event_type::text) AS type",
+		replacement: "event_type AS type",
+		pkg:         "./cmd/posthaste", test: "TestTextThatUTF8LacksIsParked",
+	},
+	{
 		safeguard: "only what is contiguous is confirmed", about: "the last one settled counts",
 		file: "cdc/tracker.go",
 		old: `	if n := len(t.open); n > 0 {
@@ -356,6 +391,13 @@ var mutations = []mutation{
 		old:         "SELECT $1::date, $2::text, $3::uuid FROM",
 		replacement: "SELECT $1::date, $2::text, CASE WHEN $3::uuid IS NOT NULL THEN gen_random_uuid() END FROM",
 		pkg:         "./consumer", test: "TestEffectExactlyOnce",
+	},
+	{
+		safeguard: "a consumer whose answers do not arrive says so", about: "they are not looked at",
+		file:        "consumer/watchdog.go",
+		old:         "if now.Sub(c.since) > w.stall { // these",
+		replacement: "if false { // these",
+		pkg:         "./consumer", test: "TestWatchdog",
 	},
 	{
 		safeguard: "a loss of a shared stream is told to all", about: "the others are not told",
