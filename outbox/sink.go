@@ -182,6 +182,11 @@ type Sink interface {
 	Sharded(ctx context.Context, base string) error
 	// Follow gives a stream that was not published to yet the consumer groups of others, from its first entry on.
 	Follow(ctx context.Context, stream string, others []string) error
+	// Groups lists, by stream, the consumer groups of those streams that Check finds no fault with. An error leaves out
+	// others.
+	Groups(ctx context.Context, o Owner, streams []string) (map[string][]string, error)
+	// Regroup makes the groups that a stream lacks, from its first entry on.
+	Regroup(ctx context.Context, stream string, groups []string) error
 	// Unread lists what consumers may still have before them in the streams: groups that have not acknowledged
 	// everything of source, and streams so young that consumers may not have found them.
 	Unread(ctx context.Context, source uuid.UUID, streams []string) ([]Unread, error)

@@ -169,6 +169,8 @@ type Repair struct {
 	// Back is set if Postgres has gone back in time: what is in the stream and not in the table was published, and is
 	// not committed.
 	Back bool
+	// Groups are the consumer groups that the stream is known to have had, if it has lost something.
+	Groups []string
 	// Expected is about how many events are compared.
 	Expected int64
 }
@@ -269,6 +271,9 @@ type Store interface {
 	Ungated(ctx context.Context) ([]string, error)
 	// Gated records that the gates of streams were raised: from now on one that is not there was forgotten.
 	Gated(ctx context.Context, streams []string) error
+	// NoteGroups records, by stream, the consumer groups that it has. Nothing is recorded if the epoch is not the
+	// state's any more.
+	NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error
 	// CheckLayout returns an error that wraps ErrLayout if a type cannot have so many streams: the parts of aggregates
 	// are not those of PartOf, or two types would have a stream of the same name.
 	CheckLayout(ctx context.Context, shards int) error

@@ -2,6 +2,10 @@ package relay
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"posthaste/internal/pause"
@@ -26,6 +30,11 @@ type housekeeper struct {
 	observe func(ctx context.Context, streams []string) error
 	// next is the place of the stream that is trimmed first: that behind one that could not be trimmed.
 	next int
+	// whole is the owner under which nothing is left to be repaired.
+	whole atomic.Pointer[outbox.Owner]
+	// noted are the groups of streams that Postgres knows since the owner notedBy.
+	noted   map[string][]string
+	notedBy outbox.Owner
 }
 
 // run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, retention.
@@ -118,8 +127,29 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 			err = h.observe(actx, streams[:min(len(streams), maxStreamLabels)])
 			cancel()
 		}
+		err = errors.Join(err, h.noteGroups(ctx, streams))
 	}
 	if err != nil && ctx.Err() == nil {
 		h.metrics.scrapeErrors.WithLabelValues("streams").Inc()
 	}
+}
+
+// noteGroups has Postgres know the consumer groups of streams, for repairs. It looks under an owner that has nothing
+// to repair, and at streams that have lost nothing since: where a group is missing, it was destroyed on purpose.
+func (h *housekeeper) noteGroups(ctx context.Context, streams []string) error {
+	o := h.whole.Load()
+	if o == nil || len(streams) == 0 {
+		return nil
+	}
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	groups, err := h.sink.Groups(actx, *o, streams)
+	cancel()
+	if len(groups) == 0 || h.notedBy == *o && maps.EqualFunc(groups, h.noted, slices.Equal) {
+		return err
+	}
+	if nerr := h.store.NoteGroups(ctx, o.Epoch, groups); nerr != nil {
+		return nerr
+	}
+	h.noted, h.notedBy = groups, *o
+	return err
 }

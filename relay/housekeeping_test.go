@@ -172,6 +172,45 @@ func TestAStreamThatCannotBeTrimmed(t *testing.T) {
 	})
 }
 
+// The groups of streams are noted when they change, by an owner that has nothing left to repair, and not those of a
+// stream that has lost something: they come back with what it has lost.
+func TestGroupsAreNoted(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		ctx := context.Background()
+		adopt := func() {
+			t.Helper()
+			if _, err := l.adopt(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		noted := func(times int, want string) {
+			t.Helper()
+			l.keeps(3 * trimInterval)
+			if got := strings.Join(w.pg.groups["outbox.a"], " "); got != want || w.count("Store.NoteGroups") != times {
+				t.Errorf("noted %q, %d times; want %q, %d times", got, w.count("Store.NoteGroups"), want, times)
+			}
+		}
+		w.pg.streams = streamsOf("outbox.a", "outbox.b")
+		w.rd.groups["outbox.a"] = []string{"g", "h"}
+		noted(0, "")
+		adopt()
+		noted(1, "g h")
+		w.rd.groups["outbox.a"] = []string{"g"}
+		noted(2, "g")
+		w.rd.flush()
+		noted(2, "g")
+		w.pg.delivered = true
+		adopt()
+		if got := w.rd.groups["outbox.a"]; !slices.Equal(got, []string{"g"}) {
+			t.Errorf("restored are %q", got)
+		}
+		noted(3, "g")
+		w.rd.down = true
+		noted(3, "g")
+	})
+}
+
 type noHistory struct {
 	outbox.Store
 	asked int

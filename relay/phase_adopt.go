@@ -166,6 +166,10 @@ func (l *leadership) repair(ctx context.Context) error {
 		return err
 	})
 	l.losses.suspect()
+	if err == nil {
+		o := l.gates.owner
+		l.housekeeper.whole.Store(&o)
+	}
 	return err
 }
 

@@ -18,7 +18,8 @@ import (
 // forgotten what the other one knows. What it has to do was written down with the adoption, so whoever adopts next goes
 // on with it: what is in the stream is compared with what is settled, event by event. One goroutine owns it.
 //
-//   - What is settled, and not in its stream, is published again, in the order of the log.
+//   - What is settled, and not in its stream, is published again, in the order of the log; before that the consumer
+//     groups that are gone are made again, so that it is there for them, and is not trimmed.
 //   - What is in the stream, and not settled, is put in doubt, if the gate may not know it: it is not published again.
 //   - What is in the stream, and not in a table that has gone back in time, is named as a phantom.
 type repairer struct {
@@ -96,6 +97,9 @@ type comparison struct {
 
 func (c *comparison) run(ctx context.Context) error {
 	job := c.job
+	if err := c.regroup(ctx); err != nil {
+		return err
+	}
 	if job.To == 0 && !job.Recall && !job.Back {
 		return c.finish(ctx)
 	}
@@ -110,6 +114,16 @@ func (c *comparison) run(ctx context.Context) error {
 		return err
 	}
 	return c.finish(ctx)
+}
+
+// regroup makes the groups again that the stream has had.
+func (c *comparison) regroup(ctx context.Context) error {
+	if len(c.job.Groups) == 0 {
+		return nil
+	}
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	return c.sink.Regroup(actx, c.job.Stream, c.job.Groups)
 }
 
 // read lists what is in the stream.

@@ -49,6 +49,8 @@ type postgres struct {
 	uncounted []outbox.Loss
 	// repairs are those that are not done.
 	repairs []outbox.Repair
+	// groups are what was noted of streams.
+	groups map[string][]string
 	// rolledBack are events that must never be published.
 	rolledBack map[uuid.UUID]bool
 
@@ -140,6 +142,7 @@ func newPostgres(w *world) *postgres {
 
 		suspected:  map[string]bool{},
 		gated:      map[string]bool{},
+		groups:     map[string][]string{},
 		rolledBack: map[uuid.UUID]bool{}, sharing: map[*lockSession]int{},
 	}
 	pg.state = outbox.State{

@@ -27,6 +27,8 @@ type redis struct {
 	down   bool
 	// neighbours are the gates of another database that shares the streams.
 	neighbours map[string]*gate
+	// groups are those that streams have, by name.
+	groups map[string][]string
 	// readers has, by stream, up to which entry a consumer group has acknowledged it; nil without one.
 	readers map[string]int64
 	// handled has what that has seen of aggregates, and of events.
@@ -93,6 +95,7 @@ func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
 		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
+		groups:    map[string][]string{"outbox.order": {"group"}},
 		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
 	}
 }
@@ -506,6 +509,7 @@ func (r *redis) flush() {
 		r.loses(s.entries)
 	}
 	r.streams, r.gates, r.neighbours = map[string]*stream{}, map[string]*gate{}, map[string]*gate{}
+	r.groups = map[string][]string{}
 }
 
 // drop deletes a stream, and leaves its gate, which goes on confirming what was there.
@@ -516,6 +520,7 @@ func (r *redis) drop(name string) {
 		}
 	}
 	delete(r.streams, name)
+	delete(r.groups, name)
 }
 
 func (r *redis) loses(entries []entry) {

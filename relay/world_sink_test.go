@@ -205,6 +205,30 @@ func (s memSink) Follow(ctx context.Context, stream string, _ []string) error {
 	return err
 }
 
+func (s memSink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
+	return sinkCall(ctx, s.i, "Sink.Groups", func(r *redis) (map[string][]string, error) {
+		list := map[string][]string{}
+		for _, name := range streams {
+			if _, err := r.judge(name, o); err == nil && !r.away[name] && !r.forgot(name) {
+				list[name] = slices.Clone(r.groups[name])
+			}
+		}
+		return list, nil
+	})
+}
+
+func (s memSink) Regroup(ctx context.Context, stream string, groups []string) error {
+	groups = slices.Clone(groups)
+	_, err := sinkCall(ctx, s.i, "Sink.Regroup", func(r *redis) (nothing, error) {
+		if r.away[stream] {
+			return nothing{}, errDown
+		}
+		r.groups[stream] = groups
+		return nothing{}, nil
+	})
+	return err
+}
+
 func (s memSink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	return sinkCall(ctx, s.i, "Sink.Unread", func(r *redis) (list []outbox.Unread, _ error) {
 		for _, name := range streams {

@@ -50,7 +50,13 @@ func (s memStore) CountLosses(
 }
 
 func (s memStore) Repairs(ctx context.Context, _ time.Duration) ([]outbox.Repair, error) {
-	return call(ctx, s.i, "Store.Repairs", func() ([]outbox.Repair, error) { return slices.Clone(s.pg().repairs), nil })
+	return call(ctx, s.i, "Store.Repairs", func() ([]outbox.Repair, error) {
+		list := slices.Clone(s.pg().repairs)
+		for i := range list {
+			list[i].Groups = s.pg().groups[list[i].Stream]
+		}
+		return list, nil
+	})
 }
 
 func (s memStore) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
@@ -180,6 +186,16 @@ func (s memStore) Ungated(ctx context.Context) ([]string, error) {
 		}
 		return list, nil
 	})
+}
+
+func (s memStore) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
+	_, err := call(ctx, s.i, "Store.NoteGroups", func() (nothing, error) {
+		if s.pg().state.Owner.Epoch == epoch {
+			maps.Copy(s.pg().groups, groups)
+		}
+		return nothing{}, nil
+	})
+	return err
 }
 
 func (s memStore) Gated(ctx context.Context, streams []string) error {

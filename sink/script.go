@@ -54,6 +54,9 @@ var lookLua string
 //go:embed lua/trim.lua
 var trimLua string
 
+//go:embed lua/regroup.lua
+var regroupLua string
+
 //go:embed lua/observe.lua
 var observeLua string
 
@@ -86,6 +89,7 @@ var (
 	lookScript    = newScript(idsLua + gateLua + registerLua + lookLua)
 	tailScript    = newScript(tailLua)
 	trimScript    = newScript(idsLua + trimLua)
+	regroupScript = newScript(idsLua + regroupLua)
 	observeScript = newReader(idsLua + observeLua)
 
 	dropScript      = newScript(idsLua + gateLua + registerLua + dropLua)

@@ -1,11 +1,14 @@
 package sink
 
 import (
+	"cmp"
 	"context"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
 )
@@ -72,6 +75,7 @@ func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 
 // Follow implements outbox.Sink.
 func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
+	var groups []string
 	for _, other := range others {
 		reply, err := run(ctx, s.client, observeScript, []any{1, other, 0, maxConsumers})
 		if notAStream(err) {
@@ -81,13 +85,59 @@ func (s *Sink) Follow(ctx context.Context, stream string, others []string) error
 			return s.failed("look at the groups of", other, err)
 		}
 		for _, g := range parseGroups(other, reply) {
-			err := s.client.XGroupCreateMkStream(ctx, stream, g.Name, "0").Err()
-			if err != nil && !redis.HasErrorPrefix(err, "BUSYGROUP") {
-				return s.failed("make the groups of", stream, err)
-			}
+			groups = append(groups, g.Name)
 		}
 	}
-	return nil
+	return s.Regroup(ctx, stream, groups)
+}
+
+// Regroup implements outbox.Sink.
+func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) error {
+	args := []any{1, stream}
+	for _, group := range groups {
+		if !slices.Contains(args[2:], any(group)) {
+			args = append(args, group)
+		}
+	}
+	if len(args) == 2 {
+		return nil
+	}
+	_, err := run(ctx, s.client, regroupScript, args)
+	if notAStream(err) {
+		return nil
+	}
+	return s.failed("make the groups of", stream, err)
+}
+
+// keptGroups bounds how many groups of a stream are listed, and so come back when it is lost.
+const keptGroups = 1000
+
+// Groups implements outbox.Sink. A name that is no text cannot be noted, and is left out.
+func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
+	calls := make([]streamCall, len(streams))
+	for i, stream := range streams {
+		calls[i] = streamCall{stream: stream, args: append(gateArgs(stream, o), keptGroups)}
+	}
+	list := make(map[string][]string, len(streams))
+	var first error
+	for i, cmd := range runAll(ctx, s.client, checkScript, calls) {
+		reply, err := cmd.Slice()
+		if err != nil {
+			first = cmp.Or(first, s.failed("list the groups of", streams[i], err))
+			continue
+		}
+		if verdict(streams[i], reply) != nil { // which Check says, too
+			continue
+		}
+		groups := []string{}
+		for n := range reply[1:] {
+			if name := text(reply, n+1); utf8.ValidString(name) && !strings.Contains(name, "\x00") {
+				groups = append(groups, name)
+			}
+		}
+		list[streams[i]] = groups
+	}
+	return list, first
 }
 
 // shardedKey is what tells consumers that a type has several streams. No type has such a name.

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 )
 
 // What a change of the streams per type waits for: a group that has not read everything, or not acknowledged it, also
@@ -136,6 +137,49 @@ func TestFollow(t *testing.T) {
 		if want := []string{"h 0-0", "read 0-0"}; !slices.Equal(names, want) {
 			t.Errorf("groups %q, want %q", names, want)
 		}
+	})
+}
+
+// The groups of a stream are told while it has what its gate has let through; they are made again at its first entry,
+// and again and again. What was trimmed before counts as read.
+func TestGroupsOfAStreamThatIsLost(t *testing.T) {
+	servers(t, func(t *testing.T, f *fixture, _ bool) {
+		o := f.adopted(1)
+		list := func(o outbox.Owner) string {
+			t.Helper()
+			groups, err := f.sink.Groups(t.Context(), o, []string{"missing", stream})
+			f.must(err)
+			return fmt.Sprint(groups)
+		}
+		want := func(what, got, want string) {
+			t.Helper()
+			if got != want {
+				t.Errorf("%s: %s, want %s", what, got, want)
+			}
+		}
+		want("no stream", list(o), "map["+stream+":[]]")
+		f.publish(f.lane(o), makeEvent(), makeEvent())
+		for _, group := range []string{"g", "no text: \xff", "h", "nor this: \x00"} {
+			f.do("XGROUP", "CREATE", stream, group, "$")
+		}
+		want("a stream", list(o), "map["+stream+":[g h]]")
+		want("another owner", list(f.owner(2)), "map[]")
+		f.do("XGROUP", "DESTROY", stream, "g")
+		f.do("XTRIM", stream, "MAXLEN", 1)
+		for range 2 {
+			f.must(f.sink.Regroup(t.Context(), stream, []string{"g", "h"}))
+		}
+		for _, g := range f.client.XInfoGroups(t.Context(), stream).Val() {
+			if g.Name == "g" && (g.LastDeliveredID != "0-0" || g.EntriesRead != 1 || g.Lag != 1) {
+				t.Errorf("%+v", g)
+			}
+		}
+		f.do("DEL", stream)
+		want("a stream that is gone", list(o), "map[]")
+		f.must(f.sink.Regroup(t.Context(), stream, []string{"g"}))
+		want("one that somebody has made again", list(o), "map[]")
+		f.do("SET", "string", "x")
+		f.must(f.sink.Regroup(t.Context(), "string", []string{"g"}))
 	})
 }
 

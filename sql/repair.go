@@ -22,6 +22,7 @@ type note struct {
 	Since   *time.Time
 	Recall  bool
 	Back    bool
+	Groups  []string
 }
 
 // Repairs implements outbox.Store.
@@ -54,13 +55,16 @@ func (s *store) repairs(ctx context.Context, within time.Duration) ([]outbox.Rep
 		r := &list[i]
 		r.IDs, r.Recall = append(r.IDs, n.ID), r.Recall || n.Recall
 		r.Back = r.Back || n.Back && s.history > 0 // without history nobody knows what was committed
+		if n.After != nil && *n.After == "" {      // all of it is gone
+			r.Groups = n.Groups
+		}
 	}
 	err = s.lostRanges(ctx, notes, within, func(n note, from, to int64) {
 		r := &list[at[n.Stream]]
 		if r.To == 0 || from < r.Missing {
 			r.Missing, r.From = from, from
 		}
-		r.To = max(r.To, to)
+		r.To, r.Groups = max(r.To, to), n.Groups
 	})
 	if err != nil {
 		return nil, err

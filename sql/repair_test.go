@@ -176,6 +176,58 @@ func TestRepairs(t *testing.T) {
 	}
 }
 
+// A stream that has lost something is to get the groups back that its owner has noted last; not one that has lost
+// nothing, and not after it was dropped, until an adoption comes.
+func TestGroupsAreNoted(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	for _, stream := range []string{"gone", "intact"} {
+		_, err := s.NoteStream(ctx, stream, stream, o.Epoch)
+		must(t, err)
+	}
+	note := func(epoch int64, groups ...string) {
+		t.Helper()
+		must(t, s.NoteGroups(ctx, epoch, map[string][]string{"gone": groups, "intact": groups, "other": groups}))
+	}
+	note(o.Epoch, "g", "destroyed")
+	note(o.Epoch, "h", "g")
+	note(o.Epoch-1, "of an earlier owner")
+	lost := func(want ...string) {
+		t.Helper()
+		old := owner(t, s)
+		ok, err := s.Adopt(ctx, outbox.Adoption{
+			From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
+			Delivered: true, Suspects: []outbox.StreamState{
+				{Stream: "gone", Now: time.Now()},
+				{Stream: "intact", Gate: true, Last: "9-9", Now: time.Now()},
+			},
+		})
+		if err != nil || !ok {
+			t.Fatalf("adopt: %v, %v", ok, err)
+		}
+		must(t, s.Gated(ctx, []string{"gone", "intact"}))
+		list, err := s.Repairs(ctx, time.Hour)
+		if err != nil || len(list) != 2 {
+			t.Fatalf("%d repairs, %v", len(list), err)
+		}
+		for _, r := range list {
+			if r.Stream == "intact" && len(r.Groups) > 0 || r.Stream == "gone" && !slices.Equal(r.Groups, want) {
+				t.Errorf("%q gets %q, want %q", r.Stream, r.Groups, want)
+			}
+			must(t, s.Repaired(ctx, owner(t, s), r, outbox.Repaired{}))
+		}
+	}
+	lost("h", "g")
+	_, _, err := sql.DropStream(ctx, d.Pool, "gone")
+	must(t, err)
+	note(owner(t, s).Epoch, "while it is dropped")
+	lost()
+	note(owner(t, s).Epoch, "later")
+	lost("later")
+}
+
 // A database that has gone back compares every stream: what is owed is listed, and what is in the stream and nowhere
 // here is named.
 func TestRepairAfterAFailover(t *testing.T) {

@@ -398,6 +398,16 @@ func (s *store) Ungated(ctx context.Context) ([]string, error) {
 	return list, nil
 }
 
+// NoteGroups implements outbox.Store.
+func (s *store) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, query("stream_groups"), groups, s.name, epoch); err != nil {
+		return fmt.Errorf("note the groups of streams: %w", err)
+	}
+	return nil
+}
+
 // Gated implements outbox.Store.
 func (s *store) Gated(ctx context.Context, streams []string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -249,6 +250,96 @@ func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 				w.oracle.Check(t, load, 30*time.Second)
 				w.restored(100)
 			})
+		})
+	}
+}
+
+// waitGroups waits until a relay has noted the groups of a stream.
+func (w *world) waitGroups(stream string, want ...string) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		const noted = "SELECT groups FROM outbox_stream WHERE stream = $1"
+		if got := testenv.Value[[]string](w.t, w.db, noted, stream); !slices.Equal(got, want) {
+			return fmt.Errorf("noted are %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// Streams are lost while the consumers of a group are away, and are trimmed to less than it has before it: the group
+// comes back before what is restored, and all of that is there for it, also if the relay is killed in the middle and
+// everything is lost once more. A group that somebody has destroyed does not come back.
+func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
+	t.Parallel()
+	const stream = "outbox.order"
+	for name, c := range map[string]struct {
+		mode   string
+		lose   []any
+		events int
+		killed bool
+	}{
+		"flushed":          {mode: "poll", lose: []any{"flushall"}, events: 3000},
+		"deleted":          {mode: "cdc", lose: []any{"del", stream}, events: 3000},
+		"killed meanwhile": {mode: "poll", lose: []any{"flushall"}, events: 60_000, killed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			client, ctx := w.redis.Client, t.Context()
+			r := w.relayIn(c.mode, "--stream-maxlen=200")
+			for _, group := range []string{"away", "destroyed"} {
+				do(t, client, "xgroup", "create", stream, group, "0", "mkstream")
+			}
+			testenv.Bulk(t, w.db, c.events, 10)
+			w.waitSettled(int64(c.events))
+			w.waitGroups(stream, "away", "destroyed")
+			do(t, client, "xgroup", "destroy", stream, "destroyed")
+			w.waitGroups(stream, "away")
+			do(t, client, c.lose...)
+			if c.killed {
+				testenv.Eventually(t, 30*time.Second, func() error {
+					if client.XLen(ctx, stream).Val() < 1000 {
+						return errors.New("nothing is restored yet")
+					}
+					return nil
+				})
+				r.kill()
+				do(t, client, c.lose...)
+				r = w.spawn("relay", "--stream-maxlen=200")
+			}
+			r.waitLogged("the stream is whole again")
+			// Streams are trimmed in the order of their names: when a later one was, this one was.
+			w.db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+				SELECT 'zz', 'a', 'zz.made', '{}' FROM generate_series(1, 1000)`)
+			testenv.Eventually(t, 30*time.Second, func() error {
+				info := client.XInfoStream(ctx, "outbox.zz").Val()
+				if info == nil || info.EntriesAdded < 1000 || info.Length > 500 {
+					return errors.New("it is not trimmed yet")
+				}
+				return nil
+			})
+			client.XGroupCreate(ctx, stream, "away", "0") // as a consumer does when it comes back
+			read := map[any]bool{}
+			for {
+				got, err := client.XReadGroup(ctx, &redis.XReadGroupArgs{
+					Group: "away", Consumer: "c", Streams: []string{stream, ">"}, Count: 1000, Block: -1,
+				}).Result()
+				if errors.Is(err, redis.Nil) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, m := range got[0].Messages {
+					read[m.Values["id"]] = true
+				}
+			}
+			if len(read) != c.events {
+				t.Errorf("the group reads %d events of %d", len(read), c.events)
+			}
+			if groups := client.XInfoGroups(ctx, stream).Val(); len(groups) != 1 {
+				t.Errorf("groups: %+v", groups)
+			}
 		})
 	}
 }

@@ -50,6 +50,7 @@ var noIO = map[string]string{
 var elsewhere = map[string]string{
 	"claim.unreadable ParkRow":            "needs a row with broken data",
 	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",
+	"comparison.regroup Regroup":          "needs groups of a stream that is lost",
 	"comparison.unsettled Owed":           "needs a Postgres that has gone back in time",
 	"gates.known NoteStream":              "needs a Postgres that has gone back in time, or chance",
 	"leadership.changeLayout FirstLayout": "needs another prefix",

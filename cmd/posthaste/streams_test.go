@@ -36,6 +36,8 @@ func TestStreamsDrop(t *testing.T) {
 	if n := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); int(n) != first {
 		t.Fatalf("%d entries after a drop that was refused", n)
 	}
+	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "group", "0")
+	w.waitGroups("outbox.order", "group")
 	out := w.once("streams", "drop", "--stream=outbox.order", "--yes", "--json")
 	if out.code != 0 || !strings.Contains(out.out, fmt.Sprintf(`"entries": %d`, first)) {
 		t.Fatalf("exit %d: %s%s", out.code, out.out, out.errOut)
@@ -57,6 +59,9 @@ func TestStreamsDrop(t *testing.T) {
 			t.Errorf("%d entries, want %d", n, events)
 		}
 		again := testenv.Value[int](t, w.db, "SELECT coalesce(sum(restored), 0)::int FROM outbox_repair")
+		if groups := w.redis.Client.XInfoGroups(t.Context(), "outbox.order").Val(); len(groups) > 0 {
+			t.Errorf("the stream was dropped with its groups, and has %+v", groups)
+		}
 		if list := w.losses(); again != restored || len(list) > 0 {
 			t.Errorf("%d events were restored, want %d; told: %+v", again, restored, list)
 		}

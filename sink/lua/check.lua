@@ -1,6 +1,6 @@
 -- Reports whether the gate is still the caller's, and the stream has what it has let through.
--- KEYS stream, register, gate. ARGV epoch, nonce
--- Answers {OK}, {GAP} or {FENCED, epoch}.
+-- KEYS stream, register, gate. ARGV epoch, nonce, how many groups to list at most (may be left out: none)
+-- Answers {OK, group…}, {GAP} or {FENCED, epoch}.
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 
 local g, err = read('HMGET', gate, 'owner', 'reg', 'last', 'n', 'base')
@@ -10,4 +10,11 @@ if no then return no end
 if not g[2] or g[2] ~= redis.call('HGET', base, 'id') then return {'GAP'} end
 local s = state_of(stream)
 if misses(s, g[3]) or short(s, g[4], g[5]) then return {'GAP'} end
-return {'OK'}
+local answer = {'OK'}
+if ARGV[3] and s.length then
+  for i, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    if i > tonumber(ARGV[3]) then break end
+    answer[i + 1] = fields(group)['name']
+  end
+end
+return answer

@@ -1,1 +1,2 @@
-UPDATE outbox_stream SET gated = true WHERE stream = ANY ($1::text[]) AND NOT gated
+UPDATE outbox_stream SET gated = true, groups = coalesce(groups, '{}')
+WHERE stream = ANY ($1::text[]) AND (NOT gated OR groups IS NULL)

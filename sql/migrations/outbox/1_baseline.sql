@@ -112,7 +112,10 @@ CREATE TABLE outbox_stream (
     -- The gate was raised before: if it does not exist, Redis has lost it.
     gated         boolean NOT NULL DEFAULT false,
     -- Set by posthaste streams drop: events that were settled earlier are not restored.
-    dropped_at    timestamptz
+    dropped_at    timestamptz,
+    -- The consumer groups that it had when a leader last looked; they are restored with what the stream loses. NULL:
+    -- somebody drops the stream, and its groups count again from the next adoption on.
+    groups        text[]  DEFAULT '{}'
 );
 
 -- Dead events: the sink refuses them because of what they are.

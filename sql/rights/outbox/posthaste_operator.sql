@@ -11,4 +11,4 @@ GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
 -- adopt
 GRANT INSERT (stream, base, adopted_epoch, gated), UPDATE (gated) ON outbox_stream TO posthaste_operator;
 -- streams drop
-GRANT UPDATE (dropped_at) ON outbox_stream TO posthaste_operator;
+GRANT UPDATE (dropped_at, groups) ON outbox_stream TO posthaste_operator;
