@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -119,6 +120,70 @@ func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 	must(t, s.Register(t.Context())) // once is enough
 	if owner(t, s).Source != source {
 		t.Error("the copy is given another source")
+	}
+}
+
+// A copy on the same server has the server's transactions, and rows that were written by them. So nothing is written
+// again, also while a transaction is open that is older than the marks.
+func TestACopyOnTheSameServer(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	ctx := t.Context()
+	succeed(t, s)
+	at := func(name string) string { return strings.Replace(d.URL, "/"+d.Name, "/"+name, 1) }
+	other, err := pgx.Connect(ctx, at("postgres"))
+	must(t, err)
+	defer other.Close(ctx)
+	open, err := pgx.Connect(ctx, at("postgres"))
+	must(t, err)
+	defer open.Close(ctx)
+	_, err = open.Exec(ctx, "BEGIN; SELECT pg_current_xact_id()")
+	must(t, err)
+	for range 20 {
+		insert(t, d, "a")
+	}
+	settle(t, s)
+	for range 3 {
+		insert(t, d, "a")
+	}
+	beside := *d
+	beside.Name, beside.URL = "beside", at("beside")
+	for _, stmt := range []string{
+		"ALTER DATABASE " + d.Name + " ALLOW_CONNECTIONS false",
+		"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '" + d.Name + "'",
+		"CREATE DATABASE beside TEMPLATE " + d.Name,
+		"ALTER DATABASE " + d.Name + " ALLOW_CONNECTIONS true",
+		"ALTER DATABASE beside ALLOW_CONNECTIONS true",
+	} {
+		_, err := other.Exec(ctx, stmt)
+		must(t, err)
+	}
+	d.Pool.Reset()
+	beside.Pool = relayPool(t, beside.URL)
+	cs, c := sql.NewStore(beside.Pool, "test", 24*time.Hour), &beside
+	rows := testenv.Value[string](t, c, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	source := owner(t, cs).Source
+	must(t, cs.Register(ctx))
+	mine := owner(t, cs).Source
+	if mine == source {
+		t.Error("the copy has the source of the original")
+	}
+	after := testenv.Value[string](t, c, "SELECT string_agg(xmin::text, ' ' ORDER BY seq) FROM outbox")
+	if after != rows {
+		t.Errorf("rows are of %s, want %s", after, rows)
+	}
+	if n := backlog(t, cs, c); n != 3 {
+		t.Errorf("%d rows are owed, want 3", n)
+	}
+	must(t, cs.Register(ctx)) // once is enough, before and after it has led
+	succeed(t, cs)
+	must(t, cs.Register(ctx))
+	if got := owner(t, cs).Source; got != mine {
+		t.Error("the copy changes its source")
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { return s.Register(ctx) })
+	if got := owner(t, s).Source; got != source {
+		t.Error("the original has another source")
 	}
 }
 

@@ -93,11 +93,11 @@ func (s *store) register(ctx context.Context) error {
 	return Register(ctx, s.pool, s.name)
 }
 
-// Identify gives a database that was copied to another server (by dump and restore, by logical replication, or an
-// upgrade by copying) a source of its own: the original may still be at work, and its streams are not the copy's before
-// somebody says so. Where the transactions of its rows mean nothing on this server, the rows are written again, which
-// takes as long as it takes; writers wait while what is owed is. A standby that was promoted is the same database. A
-// copy on the same server cannot be told from the original.
+// Identify gives a database that was copied (by dump and restore, by logical replication, an upgrade by copying, or as
+// a template on the same server) a source of its own: the original may still be at work, and its streams are not the
+// copy's before somebody says so. Where the transactions of its rows mean nothing on this server, the rows are written
+// again, which takes as long as it takes; writers wait while what is owed is. A standby that was promoted is the same
+// database. A copy of the server's files cannot be told from the original.
 func Identify(ctx context.Context, pool *pgxpool.Pool) error {
 	moved, err := copied(ctx, pool) // read before it is written, as in Register
 	if err == nil && moved {

@@ -155,6 +155,50 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	w.delivers()
 }
 
+// A copy on the same server is another database, also while its original is at work.
+func TestACopyOnTheSameServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	via := testenv.Empty(t)
+	r := w.spawn("relay")
+	w.delivers()
+	r.stop()
+	d := *w.db
+	d.Name += "_copy"
+	d.URL = strings.Replace(w.db.URL, "/"+w.db.Name, "/"+d.Name, 1)
+	w.copyDatabase(via, w.db.Name, d.Name)
+	var err error
+	if d.Pool, err = pgxpool.New(t.Context(), d.URL); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.Pool.Close()
+		dropDatabase(t, via, d.Name, d.Relay)
+	})
+	c := worldOf(t, &d, w.redis)
+	c.desire("poll") // the name of the slot is the original's
+	r = w.spawn("relay")
+	w.waitMode("cdc", 20*time.Second)
+	epoch := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
+	load := testenv.StartLoad(t, &d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
+	load.Wait()
+	c.refused(c.spawn("relay"), load)
+	w.delivers()
+	if now := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); now != epoch {
+		t.Errorf("the original has adopted anew: epoch %d, before %d", now, epoch)
+	}
+	r.stop()
+	c.adopt()
+	c.waitMode("poll", 30*time.Second)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_backlog"); n > 0 {
+			return fmt.Errorf("%d rows are owed", n)
+		}
+		return nil
+	})
+	c.calm()
+}
+
 func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -176,6 +220,9 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		dropDatabase(t, via, w.db.Name, w.db.Relay)
 		w.copyDatabase(via, backup, w.db.Name)
 		via.Exec(t, "DROP DATABASE "+backup)
+		// A backup of the server's files, unlike such a copy, has the database with its number.
+		w.db.Exec(t, `UPDATE relay_state SET database_oid =
+			(SELECT oid FROM pg_database WHERE datname = current_database())`)
 		before := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
 		if before >= forgotten {
 			t.Fatalf("epoch %d after the restore, %d before it: nothing was restored", before, forgotten)

@@ -12,14 +12,17 @@ WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (
     -- The timeline that is written now: after a promotion the control file still has the old one for a while.
-    SELECT s.system_identifier,
+    SELECT s.system_identifier, d.oid,
         ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()),
             8))::bit(32)::integer AS timeline
-    FROM pg_control_system() s, pg_catalog.set_config('synchronous_commit', 'local', true)
+    FROM pg_control_system() s, pg_catalog.pg_database d,
+        pg_catalog.set_config('synchronous_commit', 'local', true)
+    WHERE d.datname = pg_catalog.current_database()
 ), adopted AS (
     UPDATE relay_state r
     SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL,
-        active_mode = 'standby', system_identifier = now.system_identifier, timeline = now.timeline,
+        active_mode = 'standby', system_identifier = now.system_identifier, database_oid = now.oid,
+        timeline = now.timeline,
         slot_barrier = CASE WHEN r.slot_barrier IS NOT NULL AND r.timeline IS DISTINCT FROM now.timeline
             THEN 9223372036854775807 ELSE r.slot_barrier END
     FROM now

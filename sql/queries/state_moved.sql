@@ -1,12 +1,15 @@
--- Whether this is a copy on another server than where it last led, or has marks of another server, which see
--- transactions that are yet to come here; or, where none has led yet, whether it has rows of such transactions.
-SELECT CASE WHEN r.system_identifier IS NOT NULL THEN r.system_identifier <> s.system_identifier OR EXISTS (
-        SELECT FROM outbox_settled m
-        WHERE greatest(pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(m.pass))
-            > pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
+-- Whether this is a copy: another database than the one that last led, on this server or on another, or one with marks
+-- of another server, which see transactions that are yet to come here; or, where none has led yet, whether it has rows
+-- of such transactions.
+SELECT CASE WHEN r.system_identifier IS NOT NULL THEN r.system_identifier <> s.system_identifier
+        OR coalesce(r.database_oid <> d.oid, false) OR EXISTS (
+            SELECT FROM outbox_settled m
+            WHERE greatest(pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(m.pass))
+                > pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
     ELSE EXISTS (
         SELECT FROM pg_catalog.generate_series(0, 15) AS p(part)
         CROSS JOIN LATERAL (SELECT xid FROM outbox_rows WHERE part = p.part::smallint ORDER BY xid DESC LIMIT 1) o
         WHERE o.xid >= pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
     END
-FROM relay_state r, pg_control_system() s
+FROM relay_state r, pg_control_system() s, pg_catalog.pg_database d
+WHERE d.datname = pg_catalog.current_database()

@@ -60,7 +60,7 @@ BEGIN
     RAISE EXCEPTION 'these columns must not be updated: they define the order of events and which are settled'
         USING ERRCODE = 'feature_not_supported', HINT = 'delete the row, and insert another one';
 END $$;
--- The relay of a copy on another server sets the setting while it rewrites the transactions of settled rows.
+-- The relay of a copy sets the setting while it rewrites the transactions of settled rows.
 CREATE TRIGGER outbox_guard BEFORE UPDATE ON outbox FOR EACH ROW
     WHEN (OLD.xid = pg_current_xact_id() OR OLD.seq <> NEW.seq OR OLD.id <> NEW.id
         OR OLD.aggregate_type <> NEW.aggregate_type OR OLD.aggregate_id <> NEW.aggregate_id OR OLD.xid <> NEW.xid
@@ -155,7 +155,9 @@ CREATE TABLE relay_state (
     handover_lsn      pg_lsn,
     -- Identifies this database towards Redis.
     source            uuid        NOT NULL DEFAULT gen_random_uuid(),
+    -- Where it last led: the server, and the database on it. A copy has others.
     system_identifier bigint,
+    database_oid      oid,
     timeline          integer,
     owner             text,
     -- The process of Redis that the owner publishes to; NULL if that is not known.
