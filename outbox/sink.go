@@ -138,6 +138,22 @@ func FindEntry(list []Entry, event uuid.UUID) (int, bool) {
 	})
 }
 
+// Member is who signs that it leads.
+type Member struct {
+	// ID is the process, and Server the process of Postgres whose table it is the leader of: in one table there is only
+	// one leader.
+	ID, Server string
+	// Holder names it for people.
+	Holder string
+}
+
+// Sign is what another one has signed.
+type Sign struct {
+	Member
+	// Text is new whenever it signs.
+	Text string
+}
+
 // Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
 // goroutine. See package posthaste/sink.
 type Sink interface {
@@ -148,6 +164,10 @@ type Sink interface {
 	Bind(ctx context.Context) (server string, err error)
 	// Release ends that: whoever answers will do. It does no I/O.
 	Release()
+	// Alive is the sign of life of a leader, or of one who wants to become it. While another one signs for source, that
+	// is neither m nor of m's server of Postgres, it changes nothing and returns that one. before is what the call
+	// before has returned, nil if that was nothing.
+	Alive(ctx context.Context, source uuid.UUID, m Member, before *Sign) (*Sign, error)
 	// Look tells what is there of the streams, and of the gates of a source. It may have to read on and on in a stream
 	// that others write to, so ctx is to bound it only if its caller can do without an answer: each call to the server
 	// is bounded by itself. noted has, by stream, an entry that the table knows of: a stream that lacks it has
@@ -266,11 +286,23 @@ func (e *ForeignError) Error() string {
 	return fmt.Sprintf("stream %q %s%s%s", e.Stream, e.Reason, RemedyMark, e.Remedy)
 }
 
-// RemedyMark stands between what is wrong and what to do in the text of a ForeignError.
+// RemedyMark stands between what is wrong and what to do in the text of an error.
 const RemedyMark = "; remedy: "
 
 // Permanent reports that repeating the call cannot help.
 func (*ForeignError) Permanent() bool { return true }
+
+// TwinError means that the relay of a copy of this database's server, or of the one that this is a copy of, is at work.
+type TwinError struct{ Holder string }
+
+func (e *TwinError) Error() string {
+	return fmt.Sprintf("%s leads for a database with this one's identity, on another server of Postgres%s", e.Holder,
+		RemedyMark) + "if that one is the right one, give the copy another Redis, or an identity of its own: UPDATE " +
+		"relay_state SET database_oid = 0, and start its relay anew; if this one is, stop that relay for good"
+}
+
+// Permanent reports that repeating the call cannot help.
+func (*TwinError) Permanent() bool { return true }
 
 // PoisonError means that the sink refuses one event for its own sake: it would take others.
 type PoisonError struct {

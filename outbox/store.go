@@ -45,6 +45,8 @@ type State struct {
 	System   int64
 	Timeline int32
 	Changed  time.Time
+	// Server is the process of Postgres that has answered: by when it was started. A copy of its files has another.
+	Server string
 	// Layout is how streams are named: the newest mark has it, whatever is configured. Only the owner changes it.
 	Layout
 	// Sink names the server that the owner publishes to, "" if that is not known. See Sink.Bind.

@@ -117,6 +117,44 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 	}
 }
 
+// While the relay of a copy of the database is at work, nothing is written: neither an owner nor a gate. A sign that is
+// not renewed is of one that has ended.
+func TestNobodyAdoptsBesideACopy(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.order")
+		w.rd.alive = &outbox.Sign{Member: outbox.Member{ID: "x", Server: "other", Holder: "host-2"}, Text: "1"}
+		told := func() string {
+			bad, _ := l.health.lists()
+			return strings.Join(bad, ", ")
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := l.adopt(context.Background())
+			done <- err
+		}()
+		_ = pause.For(context.Background(), 5*time.Second)
+		if text := told(); !strings.HasPrefix(text, "adopt: host-2") {
+			t.Errorf("before it has signed anew: %s", text)
+		}
+		w.do(func() { w.rd.alive = &outbox.Sign{Member: w.rd.alive.Member, Text: "2"} })
+		_ = pause.For(context.Background(), 5*time.Second)
+		if text := told(); !strings.HasPrefix(text, "copy: host-2") || strings.Contains(text, ", adopt") {
+			t.Errorf("after it has: %s", text)
+		}
+		if w.count("Sink.Adopt") > 0 || w.count("Store.Adopt") > 0 {
+			t.Error("something was adopted")
+		}
+		w.do(func() { w.rd.alive = nil })
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if text := told(); text != "" || w.count("Sink.Adopt") != 1 {
+			t.Errorf("at last: %s, %d gates", text, w.count("Sink.Adopt"))
+		}
+	})
+}
+
 // A gate that has seen a later owner than the table belongs to a database that went back in time: it is overtaken, and
 // said.
 func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {

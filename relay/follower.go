@@ -17,6 +17,7 @@ type follower struct {
 	sink     outbox.Sink
 	activity *activity
 	sweeps   *sweeps
+	member   outbox.Member
 }
 
 // assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits
@@ -55,7 +56,13 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 	// the leader's to find out.
 	server, err := f.sink.Bind(ctx)
 	defer f.sink.Release()
-	if err != nil || server != st.Sink {
+	var twin *outbox.Sign // of a copy's table the original's relay is the leader until the copy's has adopted
+	if err == nil {
+		m := f.member
+		m.Server = st.Server
+		twin, err = f.sink.Alive(ctx, st.Owner.Source, m, nil)
+	}
+	if err != nil || twin != nil || server != st.Sink {
 		pause.About(ctx, 200*time.Millisecond)
 		return nil //nolint:nilerr // watchSink says it
 	}

@@ -29,6 +29,7 @@ const (
 	conditionAdopt    = "adopt"          // the gates cannot be raised
 	conditionRestore  = "restore"        // a stream is not whole yet: the sink or Postgres has forgotten something
 	conditionForeign  = "foreign_stream" // a stream belongs to another database
+	conditionTwin     = "copy"           // another database with this one's identity is led
 	conditionPublish  = "publish"        // publishing fails and is repeated
 	conditionStreams  = "streams"        // some streams stand still while others go on
 	conditionSettle   = "settle"         // what is published cannot be settled

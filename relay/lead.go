@@ -25,7 +25,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.activity.leading.Store(false)
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
-			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionState,
+			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionTwin, conditionState,
 			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
 			conditionTable, conditionHistory, conditionTrim,
 		} {
@@ -41,6 +41,7 @@ func (l *leadership) run(ctx context.Context) error {
 	wg.Go(func() { l.losses.run(kctx) })
 	wg.Go(func() { l.watchdog.run(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
+	wg.Go(func() { l.sign(kctx) })
 
 	p := phaseStandby.next(onLed)
 	for {

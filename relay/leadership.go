@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"posthaste/outbox"
@@ -44,6 +45,9 @@ type leadership struct {
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
 	// back.
 	fence int64
+	// signed is what was signed last, nil before; id is this process.
+	signed atomic.Pointer[signed]
+	id     string
 	// told is when it was last reported what a change of the layout waits for.
 	told time.Time
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.

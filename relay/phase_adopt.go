@@ -191,8 +191,9 @@ type found struct {
 // published there. It repeats what fails for the moment.
 func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	var seen twin
 	for {
-		f, err = l.tryBind(ctx, st)
+		f, err = l.tryBind(ctx, st, &seen)
 		if err == nil || ctx.Err() != nil {
 			return f, err
 		}
@@ -206,19 +207,30 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 	}
 }
 
-// refused notes why streams cannot be adopted. That one is another database's, the state tells as well: it needs a
-// person, who may ask elsewhere than here.
+// refused notes why streams cannot be adopted. That one is another database's, or a copy's, the state tells as well: it
+// needs a person, who may ask elsewhere than here.
 func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
-	is, isNot := conditionAdopt, conditionForeign
-	if errors.As(err, new(*outbox.ForeignError)) {
-		is, isNot = isNot, is
+	is := conditionAdopt
+	switch {
+	case errors.As(err, new(*outbox.ForeignError)):
+		is = conditionForeign
+	case errors.As(err, new(*outbox.TwinError)):
+		is = conditionTwin
+	}
+	if is != conditionAdopt {
 		_, _ = l.store.SetActive(ctx, epoch, outbox.ModeStandby, 0, is+": "+err.Error())
 	}
-	l.health.clear(isNot)
-	l.health.fail(is, err.Error())
+	for _, isNot := range []string{conditionAdopt, conditionForeign, conditionTwin} {
+		if isNot != is {
+			l.health.clear(isNot)
+		}
+	}
+	if l.health.fail(is, err.Error()) && is == conditionTwin {
+		l.log.Error("a copy of this database, or its original, is led by another relay", "why", err)
+	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err error) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (f found, err error) {
 	list, err := l.store.Streams(ctx)
 	if err != nil {
 		return f, err
@@ -227,6 +239,9 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State) (f found, err
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	f.server, err = l.sink.Bind(actx)
 	cancel()
+	if err == nil {
+		err = l.alone(ctx, st, seen)
+	}
 	if err != nil || len(streams) == 0 {
 		return f, err
 	}
@@ -301,6 +316,7 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 		if err == nil {
 			l.health.clear(conditionAdopt)
 			l.health.clear(conditionForeign)
+			l.health.clear(conditionTwin)
 			return nil
 		}
 		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrGap) || ctx.Err() != nil {

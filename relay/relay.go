@@ -98,6 +98,8 @@ type Relay struct {
 	sweeps   *sweeps
 	follower *follower
 	keeper   *slotKeeper
+	// id tells this process from others in what it signs.
+	id string
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
 	started bool
 }
@@ -117,9 +119,13 @@ func New(o Options) *Relay {
 	if o.Poison == PoisonBlockKey {
 		sw.blocks = &blocks{}
 	}
+	id := newNonce().String()
 	return &Relay{
-		reporter: rep, o: o, window: w, activity: act, sweeps: sw,
-		follower: &follower{reporter: rep, spread: o.Spread, store: o.Store, sink: o.Sink, activity: act, sweeps: sw},
+		reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: id,
+		follower: &follower{
+			reporter: rep, spread: o.Spread, store: o.Store, sink: o.Sink, activity: act, sweeps: sw,
+			member: outbox.Member{ID: id, Holder: o.Holder},
+		},
 		keeper: &slotKeeper{
 			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
 			epoch: act.epoch,
@@ -130,7 +136,7 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, prefix: r.o.Prefix, spread: r.o.Spread, locks: locks,
+		reporter: r.reporter, holder: r.o.Holder, id: r.id, prefix: r.o.Prefix, spread: r.o.Spread, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
 		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},

@@ -15,6 +15,8 @@ import (
 // redis is the Redis of a world: streams and their gates, as the scripts in sink/lua keep them. It is guarded by
 // world.mu.
 type redis struct {
+	// alive is another one's sign of life.
+	alive     *outbox.Sign
 	w         *world
 	run       int // which process it is
 	ids       int64

@@ -62,6 +62,16 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 	})
 }
 
+// Alive crosses no network: it is repeated beside everything else, and a lost one does nothing.
+func (s memSink) Alive(_ context.Context, _ uuid.UUID, m outbox.Member, _ *outbox.Sign) (sign *outbox.Sign, _ error) {
+	s.i.w.do(func() {
+		if other := s.i.w.rd.alive; other != nil && other.Server != m.Server {
+			sign = other
+		}
+	})
+	return sign, nil
+}
+
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
 func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, _ map[string]string) (

@@ -69,6 +69,9 @@ var dropLua string
 //go:embed lua/leave.lua
 var leaveLua string
 
+//go:embed lua/alive.lua
+var aliveLua string
+
 //go:embed lua/replay.lua
 var replayLua string
 
@@ -87,6 +90,7 @@ var (
 	forgetScript  = newScript(idsLua + gateLua + forgetLua)
 	recallScript  = newScript(idsLua + gateLua + recallLua)
 	lookScript    = newScript(idsLua + gateLua + registerLua + lookLua)
+	aliveScript   = newScript(aliveLua)
 	tailScript    = newScript(tailLua)
 	trimScript    = newScript(idsLua + trimLua)
 	regroupScript = newScript(idsLua + regroupLua)

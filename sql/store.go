@@ -238,7 +238,7 @@ func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	var nonce []byte
 	err := db.QueryRow(ctx, query("state_get"), name).Scan(&desired, &active, &st.Owner.Epoch, &nonce, &st.Owner.Source,
 		&lsn, &st.Holder, &st.Degraded, &st.System, &st.Timeline, &st.Changed, &st.Barrier, &st.Sink, &st.Prefix,
-		&st.Shards)
+		&st.Shards, &st.Server)
 	if err == nil && st.Shards == 0 {
 		err = errNoMark
 	}

@@ -359,3 +359,64 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 // states sums up what a replica has to have.
 const states = `SELECT concat_ws(' ', (SELECT count(*) FROM outbox), (SELECT max(id) FROM outbox_mark),
 	(SELECT epoch FROM relay_state), (SELECT changed_at FROM relay_state))`
+
+// Two servers have the same files, and their relays one Redis. Who is at work is not disturbed; the other one stands
+// still, and says why, until a person has decided.
+func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
+	t.Parallel()
+	for _, promoted := range []bool{true, false} {
+		t.Run(fmt.Sprintf("promoted is %t", promoted), func(t *testing.T) {
+			t.Parallel()
+			server := testenv.NewServer(t)
+			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			r := w.spawn("relay")
+			w.waitMode("cdc", 20*time.Second)
+			w.delivers()
+			var other *testenv.Server
+			if promoted {
+				other = server.Standby(t, hostOf(t, server.URL("")))
+			} else {
+				other = server.Snapshot(t)
+				if err := other.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = other.Stop("immediate") })
+			}
+			w.waitMode("cdc", 30*time.Second) // the server was restarted
+			w.delivers()
+			d := w.at(hostOf(t, other.URL("")))
+			if promoted {
+				d.Exec(t, "SELECT pg_promote()")
+			}
+			c := worldOf(t, d, w.redis)
+			epoch := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
+			load := testenv.StartLoad(t, d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
+			load.Wait()
+			cr := c.spawn("relay")
+			cr.waitReady(t, http.StatusServiceUnavailable, "copy: ")
+			cr.waitReady(t, http.StatusServiceUnavailable, "SET database_oid = 0")
+			w.delivers()
+			w.delivers()
+			if now := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); now != epoch {
+				t.Errorf("the original has adopted anew: epoch %d, before %d", now, epoch)
+			}
+			if err := ready(r, "leader"); err != nil {
+				t.Errorf("the original: %v", err)
+			}
+			if promoted { // the copy becomes a database of its own
+				cr.stop()
+				d.Exec(t, "UPDATE relay_state SET database_oid = 0")
+				c.refused(c.spawn("relay"), load)
+				w.delivers()
+				return
+			}
+			r.kill() // or it goes on where the original has ended
+			testenv.Eventually(t, 90*time.Second, func() error {
+				if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n > 0 {
+					return fmt.Errorf("%d rows are owed", n)
+				}
+				return nil
+			})
+		})
+	}
+}

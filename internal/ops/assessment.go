@@ -124,6 +124,9 @@ func (a *assessment) held() {
 	add(foreignCondition, Problem{
 		Part: partRedis, Title: "A stream belongs to another database", Action: actionDoctor,
 	})
+	add(copyCondition, Problem{
+		Part: partRedis, Title: "A copy of this database is at work, or its original", Action: actionDoctor,
+	})
 }
 
 // flow looks whether events move.

@@ -72,6 +72,15 @@ func situations() map[string]situation {
 			Broken, "A stream belongs to another database", partRedis,
 			`is another's; remedy: posthaste adopt; 120 events wait`,
 		},
+		"a copy": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Degraded = `copy: host-2 leads elsewhere; remedy: another Redis`
+				late(120, 40*time.Second)(s)
+			},
+			Broken, "A copy of this database is at work, or its original", partRedis,
+			`host-2 leads elsewhere; remedy: another Redis; 120 events wait`,
+		},
 		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
 		"redis was not asked": {
 			func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", "not everything",

@@ -53,6 +53,8 @@ const (
 	// whose stream is another database's. Postgres tells them as well.
 	layoutCondition  = "layout: "
 	foreignCondition = "foreign_stream: "
+	// copyCondition begins that of one whose database has a copy, or is one, that another relay leads.
+	copyCondition = "copy: "
 )
 
 // Problem is one thing that is wrong.

@@ -1,0 +1,62 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/internal/pause"
+	"posthaste/outbox"
+)
+
+// A copy of a server's files has the table of the original, and the same identity towards the sink: each would overtake
+// the other's gates, for ever. So whoever leads signs in the sink that it is alive, and nobody adopts while another one
+// signs who is a leader elsewhere.
+
+// twin is who was seen to sign elsewhere; renewed is set once that one has signed anew. A leader whose Postgres was
+// restarted, or replaced by its standby, does not.
+type twin struct {
+	sign    *outbox.Sign
+	renewed bool
+}
+
+// alone signs, and returns an error if another one does; seen is what the calls before have seen.
+func (l *leadership) alone(ctx context.Context, st outbox.State, seen *twin) error {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	m := outbox.Member{ID: l.id, Server: st.Server, Holder: l.holder}
+	other, err := l.sink.Alive(ctx, st.Owner.Source, m, seen.sign)
+	if err != nil {
+		return err
+	}
+	if other != nil {
+		l.signed.Store(nil)
+		seen.renewed = seen.renewed || seen.sign != nil && seen.sign.Text != other.Text
+		if seen.sign = other; seen.renewed {
+			return &outbox.TwinError{Holder: other.Holder}
+		}
+		return fmt.Errorf("%s, which has led on another server of Postgres, may still be at work", other.Holder)
+	}
+	l.signed.Store(&signed{source: st.Owner.Source, member: m})
+	l.health.clear(conditionTwin)
+	return nil
+}
+
+// signed is a sign of life.
+type signed struct {
+	source uuid.UUID
+	member outbox.Member
+}
+
+// sign repeats the sign of life, whatever the leader does. It ends with the session that has the leader's lock.
+func (l *leadership) sign(ctx context.Context) {
+	for pause.For(ctx, time.Second) == nil {
+		if s := l.signed.Load(); s != nil {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			_, _ = l.sink.Alive(actx, s.source, s.member, nil) // if it is refused, the gates tell
+			cancel()
+		}
+	}
+}
