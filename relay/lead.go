@@ -25,7 +25,8 @@ func (l *leadership) run(ctx context.Context) error {
 		l.activity.leading.Store(false)
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
-			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionTwin, conditionState,
+			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionTwin,
+			conditionState,
 			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
 			conditionTable, conditionHistory, conditionTrim,
 		} {
