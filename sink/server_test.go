@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -235,6 +237,26 @@ func TestALostGateHidesNoLoss(t *testing.T) {
 		if err != nil || states[0].Forgot != c.want {
 			t.Errorf("%s: looked at: %+v, %v", name, states, err)
 		}
+	}
+}
+
+// The stream's last entry is somebody else's, and older than the last that is lost: no more is known to be there.
+func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	before := f.publish(l, makeEvents(1)...)
+	old := f.server.Client.Dump(t.Context(), stream).Val()
+	f.publish(l, makeEvents(3)...)
+	f.must(f.server.Client.RestoreReplace(t.Context(), stream, 0, old).Err())
+	if st := f.look(); !st.Forgot || st.Last != before.Last {
+		t.Errorf("put back: looked at %+v, want the last entry to be %s", st, before.Last)
+	}
+	entry := outbox.NewEntry(uuid.UUID{}, before.Last)
+	entry.Number++
+	f.do("XADD", stream, entry.String(), "somebody", "else")
+	if st := f.look(); !st.Forgot || st.Last != "" {
+		t.Errorf("put back and added to: looked at %+v, want no last entry", st)
 	}
 }
 

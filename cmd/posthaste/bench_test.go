@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,7 +36,15 @@ func (w *world) untouched(errOut string) {
 	left := testenv.Value[[]string](w.t, w.db, `SELECT coalesce(array_agg(name), '{}') FROM (
 		SELECT datname::text FROM pg_database UNION ALL SELECT slot_name::text FROM pg_replication_slots) AS all_of `+
 		`(name) WHERE starts_with(name, $1)`, m)
-	keys := w.redis.Client.Keys(w.t.Context(), "*").Val()
+	var keys []string
+	testenv.Eventually(w.t, 40*time.Second, func() error { // a relay's sign of life ends by itself
+		if keys = w.redis.Client.Keys(w.t.Context(), "*").Val(); slices.ContainsFunc(keys, func(key string) bool {
+			return strings.HasSuffix(key, ":alive")
+		}) {
+			return fmt.Errorf("keys %q", keys)
+		}
+		return nil
+	})
 	rows := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox")
 	if len(left) > 0 || len(keys) != 1 || rows != 1 {
 		w.t.Errorf("left behind: %v, %d keys: %q; the outbox that was there has %d rows", left, len(keys)-1,

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/internal/link"
 	"posthaste/internal/pause"
 )
@@ -58,10 +60,48 @@ func redisFaults() []*fault {
 			},
 		},
 		{
+			name: "redis-stream-replaced", about: "a stream is deleted, and somebody else makes it again",
+			touches: touchesRedis, forgets: true,
+			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
+				return replaceStream.Run(ctx, c.stage.client, []string{stream}).Err()
+			}),
+		},
+		{
+			name: "redis-stream-put-back", about: "a stream is put back to a copy of some seconds before",
+			touches: touchesRedis, forgets: true, inject: onStream(putBack),
+		},
+		{
 			name: "redis-failover", about: "Redis is killed, and its replica, which is up to a second behind, leads",
 			touches: touchesRedis, forgets: true, least: time.Second, most: 4 * time.Second, inject: redisFailover,
 		},
 	}
+}
+
+// onStream does something to one of the streams.
+func onStream(do func(ctx context.Context, c *campaign, stream string) error) injection {
+	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+		stream := c.config.StreamPrefix + types[r.IntN(len(types))]
+		return stream, nil, do(ctx, c, stream)
+	}
+}
+
+// replaceStream leaves an empty stream whose last id is younger than all that it had.
+var replaceStream = redis.NewScript(`
+	redis.call('DEL', KEYS[1])
+	redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'somebody', 'else'))
+	return 1`)
+
+// putBack waits until something is published that the copy does not have.
+func putBack(ctx context.Context, c *campaign, stream string) error {
+	client := c.stage.client
+	old, err := client.Dump(ctx, stream).Result()
+	for n := client.XLen(ctx, stream).Val(); err == nil && client.XLen(ctx, stream).Val() <= n; {
+		err = pause.For(ctx, time.Second)
+	}
+	if err == nil {
+		err = client.RestoreReplace(ctx, stream, 0, old).Err()
+	}
+	return err
 }
 
 // redisSetting changes a setting of the leading server, and puts it back.

@@ -95,7 +95,7 @@ if added then redis.call('HSET', gate, 'base', int(added - n)) end
 if last then redis.call('HSET', gate, 'last', last) end
 set_doubt(gate, hset(gate, doubt))
 for key, owner in pairs(gone) do
-  redis.call('HSET', key, 'gone', s.last, 'owner', owner)
+  redis.call('HSET', key, 'gone', kept(s, r), 'owner', owner)
   redis.call('HDEL', key, 'n', 'base', 'last')
 end
 return {'OK', n}

@@ -13,9 +13,10 @@
 --              some, but nobody takes any back. Absent if the server does not count them
 --   len        the length of the stream behind the last publish: it is shorter if it was trimmed, or lost entries
 --   last       the entry id of the last of these events
---   gone       set by the adoption of another database that has found the stream without this gate's events: the last
---              id that the stream gave then, '' without a stream. It is lowered if the stream loses more. The owner is
---              then the epoch before, without a nonce: every call is refused until an adoption with a higher epoch
+--   gone       set by the adoption of another database that has found the stream without this gate's events: up to
+--              where the stream was as before then, '' if that is not known. It is lowered if the stream loses more.
+--              The owner is then the epoch before, without a nonce: every call is refused until an adoption with a
+--              higher epoch
 --   confirmed  written by the barrier only
 --
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,

@@ -15,7 +15,7 @@ local key = r.id and r.id == redis.call('HGET', KEYS[3], 'reg') and KEYS[3]
 local g = key and redis.call('HMGET', key, 'n', 'last', 'owner', 'gone', 'base') or {}
 local n, s, t = tonumber(g[1] or '0'), state_of(stream), redis.call('TIME')
 local last, gone = s.last, g[4]
-if lacks(last, gone) then gone = last end
+if lacks(last, gone) then gone = kept(s, r) end
 local missed = misses(s, g[2]) or short(s, n, g[5])
 local lost = gone or missed or misses(s, ARGV[4])
 
@@ -50,7 +50,9 @@ elseif not lost then
   last = g[2] or own or ''
 elseif g[2] and not missed then
   last = g[2] -- of the last entries the gate does not know either
-elseif not lacks(last, g[2]) and not lacks(last, ARGV[4]) then
+elseif lacks(last, g[2]) or lacks(last, ARGV[4]) then
+  last = kept(s, r)
+else
   last = '' -- there are younger entries: which of the older ones are left is not known
 end
 return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, g[3] or ''}

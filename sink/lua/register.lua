@@ -52,6 +52,13 @@ local function misses(s, entry)
   return added == s['length'] or less(first[1], entry) and less(s['max-deleted-entry-id'], entry)
 end
 
+-- kept returns up to where a stream that has lost its younger entries is as it was: its last id, if its last entry is
+-- that of a registered database. An entry of somebody else may be all that there is; then it is '', as without a stream.
+local function kept(s, r)
+  local e = s['last-entry']
+  return e and r.names[fields(e[2])['source'] or ''] and s.last or ''
+end
+
 -- short reports whether fewer entries were added to a stream than a gate knows of.
 local function short(s, n, base)
   local added = s['entries-added']

@@ -5,4 +5,4 @@ FROM (
     SELECT e.key AS stream, ARRAY(SELECT pg_catalog.jsonb_array_elements_text(e.value)) AS groups
     FROM pg_catalog.jsonb_each($1::jsonb) e
 ) n, relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
-WHERE s.stream = n.stream AND s.groups <> n.groups AND r.name = $2 AND r.epoch = $3
+WHERE s.stream = n.stream AND s.groups::text <> n.groups::text AND r.name = $2 AND r.epoch = $3

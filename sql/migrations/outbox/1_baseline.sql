@@ -38,8 +38,7 @@ CREATE TABLE outbox (
     vacuum_truncate = false
 );
 CREATE UNIQUE INDEX outbox_log ON outbox (outbox_part(aggregate_id), seq);
--- Unsettled rows are found by their transaction: a number does not say when its row became visible. The last column
--- only checks the limits.
+-- Unsettled rows are found by transaction: numbers do not say when rows became visible. The last column checks limits.
 CREATE INDEX outbox_owed ON outbox (outbox_part(aggregate_id), xid, (
     aggregate_type::outbox_aggregate_type IS NULL OR aggregate_id::outbox_aggregate_id IS NULL
     OR payload::outbox_payload IS NULL OR headers::outbox_headers IS NULL));
@@ -113,8 +112,7 @@ CREATE TABLE outbox_stream (
     gated         boolean NOT NULL DEFAULT false,
     -- Set by posthaste streams drop: events that were settled earlier are not restored.
     dropped_at    timestamptz,
-    -- The consumer groups that it had when a leader last looked; they are restored with what the stream loses. NULL:
-    -- somebody drops the stream, and its groups count again from the next adoption on.
+    -- Its consumer groups when a leader last looked. NULL: it is being dropped, and has none until the next adoption.
     groups        text[]  DEFAULT '{}'
 );
 
@@ -201,8 +199,7 @@ CREATE TABLE outbox_repair (
     noticed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     epoch        bigint,
     stream       text        NOT NULL,
-    -- The newest of the gate's entries that the stream still has, '' without a stream: settled events after it may be
-    -- missing. NULL: none is.
+    -- The gate's newest entry that the stream still has, or '': settled events after it may be missing. NULL: none is.
     after_entry  text,
     -- Nothing settled before this time is missing; NULL if that is not known.
     since        timestamptz,
@@ -220,8 +217,7 @@ CREATE TABLE outbox_repair (
     refused      bigint      NOT NULL DEFAULT 0,
     -- Everything missing after this mark was published again; NULL if nothing was.
     first_mark   bigint,
-    -- After this mark something may have been published again, also by a repair that was interrupted; and the stream's
-    -- last entry afterwards. If that entry is lost, the next repair begins at the same mark.
+    -- Something after this mark may have been restored, up to this entry. If that is lost, the next repair begins here.
     touched_mark bigint,
     last_entry   text
 );
@@ -255,8 +251,7 @@ CREATE TABLE posthaste_audit (
 CREATE UNIQUE INDEX posthaste_audit_attempt ON posthaste_audit (attempt, (outcome = 'begun'));
 CREATE FUNCTION posthaste_audit_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'posthaste_audit only grows: its rows are neither changed nor deleted'
-        USING ERRCODE = 'feature_not_supported';
+    RAISE EXCEPTION 'posthaste_audit only grows: its rows are neither changed nor deleted' USING ERRCODE = '0A000';
 END $$;
 CREATE TRIGGER posthaste_audit_guard BEFORE UPDATE OR DELETE OR TRUNCATE ON posthaste_audit
     FOR EACH STATEMENT EXECUTE FUNCTION posthaste_audit_guard();
