@@ -148,7 +148,8 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 		setID("18446744073709551615-18446744073709551615")
 		// In every part of the table. A sweep goes on with others as far as a page reaches: these are in one.
 		w.db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-			SELECT type, 'a' || n, type || '.changed', '{}' FROM generate_series(1, 120) n, (VALUES ('full'), ('order')) t(type)`)
+			SELECT type, 'a' || n, type || '.changed', '{}'
+			FROM generate_series(1, 120) n, (VALUES ('full'), ('order')) t(type)`)
 		ids := testenv.Value[[]string](t, w.db,
 			"SELECT array_agg(id::text ORDER BY seq) FROM outbox WHERE aggregate_type = 'full'")
 		testenv.Eventually(t, 20*time.Second, func() error {
