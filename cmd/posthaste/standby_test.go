@@ -372,6 +372,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			r := w.spawn("relay")
 			w.waitMode("cdc", 20*time.Second)
 			w.delivers()
+			r.stop() // the server is restarted
 			var other *testenv.Server
 			if promoted {
 				other = server.Standby(t, hostOf(t, server.URL("")))
@@ -382,7 +383,8 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 				}
 				t.Cleanup(func() { _ = other.Stop("immediate") })
 			}
-			w.waitMode("cdc", 30*time.Second) // the server was restarted
+			r = w.spawn("relay")
+			r.waitLogged(`"to":"cdc"`)
 			w.delivers()
 			d := w.at(hostOf(t, other.URL("")))
 			if promoted {
