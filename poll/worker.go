@@ -287,7 +287,9 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	byStream := map[string][]*outbox.Event{}
 	for _, e := range events {
 		if blocker := c.w.scope.Blocked(e); blocker != "" {
-			out.parked = append(out.parked, waits(e, blocker))
+			out.parked = append(out.parked, sql.Refused{
+				Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked,
+			})
 			continue
 		}
 		name := c.w.stream(e)
@@ -328,11 +330,6 @@ type putting struct {
 	events   []*outbox.Event
 	delivery outbox.Delivery
 	skipped  map[int]bool
-}
-
-// waits parks e because of another event.
-func waits(e *outbox.Event, blocker string) sql.Refused {
-	return sql.Refused{Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked}
 }
 
 func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {

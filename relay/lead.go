@@ -26,8 +26,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.metrics.leader.Set(0)
 		for _, c := range []string{
 			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionTwin,
-			conditionState,
-			conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
+			conditionState, conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
 			conditionTable, conditionHistory, conditionTrim,
 		} {
 			l.health.clear(c)

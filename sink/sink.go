@@ -305,15 +305,15 @@ func (s *Sink) failed(step, stream string, err error) error {
 		}
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
-	if reply := redis.Error(nil); alone[class] && errors.As(err, &reply) {
+	if reply := redis.Error(nil); oneStream[class] && errors.As(err, &reply) {
 		return &outbox.StreamError{Stream: stream, Err: wrapped}
 	}
 	return wrapped
 }
 
-// alone are the classes of replies that are about one stream, as far as is known: no server has been heard to refuse
-// everything like this, and one that does refuses each stream by itself.
-var alone = map[string]bool{
+// oneStream are the classes of replies that are about one stream, as far as is known: no server has been heard to
+// refuse everything like this, and one that does refuses each stream by itself.
+var oneStream = map[string]bool{
 	"noperm": true, "crossslot": true, classWrongType: true, "gatetype": true, "exhausted": true, "other": true,
 }
 

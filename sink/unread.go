@@ -3,7 +3,6 @@ package sink
 import (
 	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -93,14 +92,12 @@ func (s *Sink) Follow(ctx context.Context, stream string, others []string) error
 
 // Regroup implements outbox.Sink.
 func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) error {
+	if len(groups) == 0 {
+		return nil
+	}
 	args := []any{1, stream}
 	for _, group := range groups {
-		if !slices.Contains(args[2:], any(group)) {
-			args = append(args, group)
-		}
-	}
-	if len(args) == 2 {
-		return nil
+		args = append(args, group)
 	}
 	_, err := run(ctx, s.client, regroupScript, args)
 	if notAStream(err) {

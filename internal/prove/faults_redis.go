@@ -91,10 +91,15 @@ var replaceStream = redis.NewScript(`
 	redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'somebody', 'else'))
 	return 1`)
 
-// putBack waits until something is published that the copy does not have.
+// putBack waits until there is a stream, and until something is published that the copy does not have.
 func putBack(ctx context.Context, c *campaign, stream string) error {
 	client := c.stage.client
 	old, err := client.Dump(ctx, stream).Result()
+	for errors.Is(err, redis.Nil) {
+		if err = pause.For(ctx, time.Second); err == nil {
+			old, err = client.Dump(ctx, stream).Result()
+		}
+	}
 	for n := client.XLen(ctx, stream).Val(); err == nil && client.XLen(ctx, stream).Val() <= n; {
 		err = pause.For(ctx, time.Second)
 	}

@@ -1,5 +1,6 @@
--- By stream, the last entry that one of the newest marks has noted, or a repair: it has published events again whose marks
--- have older entries. What was noted before the stream was last found to lack something, or was dropped, does not count.
+-- By stream, the last entry that one of the newest marks has noted, or a repair: it has published events again whose
+-- marks have older entries. What was noted before the stream was last found to lack something, or was dropped, does not
+-- count.
 WITH stream AS MATERIALIZED (
     SELECT s.stream, greatest(coalesce(s.dropped_at, '-infinity'), (
         SELECT pg_catalog.max(r.noticed_at) FROM outbox_repair r WHERE r.stream = s.stream)) AS since
