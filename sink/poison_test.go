@@ -203,3 +203,19 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	retry(t, d, "connection")
 	f.wantStored(e)
 }
+
+// Somebody has put another kind of key in the place of a stream. What is published there is refused; the gate has lost
+// nothing, so nobody has to adopt again, and the groups are not taken to be destroyed.
+func TestAnotherKindOfKeyIsNoGap(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	o := f.adopted(1)
+	f.publish(f.lane(o), makeEvents(2)...)
+	f.do("DEL", stream)
+	f.do("SET", stream, "not a stream")
+	f.must(f.sink.Check(t.Context(), o, []string{stream}))
+	groups, err := f.sink.Groups(t.Context(), o, []string{stream})
+	if err != nil || len(groups) != 0 {
+		t.Errorf("groups %v, %v", groups, err)
+	}
+}

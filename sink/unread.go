@@ -119,6 +119,9 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 	var first error
 	for i, cmd := range runAll(ctx, s.client, checkScript, calls) {
 		reply, err := cmd.Slice()
+		if notAStream(err) {
+			continue
+		}
 		if err != nil {
 			first = cmp.Or(first, s.failed("list the groups of", streams[i], err))
 			continue

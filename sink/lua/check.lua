@@ -1,6 +1,7 @@
 -- Reports whether the gate is still the caller's, and the stream has what it has let through.
 -- KEYS stream, register, gate. ARGV epoch, nonce, how many groups to list at most (may be left out: none)
--- Answers {OK, group…}, {GAP} or {FENCED, epoch}.
+-- Answers {OK, group…}, {GAP} or {FENCED, epoch}. If the stream's key holds something else that is no GAP: what is
+-- published there is refused, which is said there.
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 
 local g, err = read('HMGET', gate, 'owner', 'reg', 'last', 'n', 'base')
@@ -8,6 +9,10 @@ if err then return err end
 local no = assess(g[1], ARGV[1], ARGV[2])
 if no then return no end
 if not g[2] or g[2] ~= redis.call('HGET', base, 'id') then return {'GAP'} end
+local t = redis.call('TYPE', stream).ok
+if t ~= 'stream' and t ~= 'none' then
+  return ARGV[3] and redis.error_reply('WRONGTYPE the key of the stream holds a ' .. t) or {'OK'}
+end
 local s = state_of(stream)
 if misses(s, g[3]) or short(s, g[4], g[5]) then return {'GAP'} end
 local answer = {'OK'}
