@@ -3,9 +3,12 @@
 -- of such transactions.
 SELECT CASE WHEN r.system_identifier IS NOT NULL THEN r.system_identifier <> s.system_identifier
         OR coalesce(r.database_oid <> d.oid, false) OR EXISTS (
-            SELECT FROM outbox_settled m
-            WHERE greatest(pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(m.pass))
-                > pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
+            -- The newest of the marks that count: those before one of all parts do not.
+            SELECT FROM (SELECT id, settled, pass FROM outbox_mark ORDER BY id DESC LIMIT 100) m
+            WHERE m.id >= coalesce((SELECT pg_catalog.max(id) FROM outbox_mark
+                    WHERE part = (-1)::smallint AND settled IS NOT NULL), 0::bigint)
+                AND greatest(pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(m.pass))
+                    > pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
     ELSE EXISTS (
         SELECT FROM pg_catalog.generate_series(0, 15) AS p(part)
         CROSS JOIN LATERAL (SELECT xid FROM outbox_rows WHERE part = p.part::smallint ORDER BY xid DESC LIMIT 1) o
