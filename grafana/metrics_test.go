@@ -31,11 +31,11 @@ type metric struct {
 }
 
 var (
-	metricPage = regexp.MustCompile("(?s)### `([^`]+)`\n\n(gauge|counter|histogram) of " +
-		"(.+?)\n\n(.*?)```promql\n(.*?)\n```")
+	metricPage = regexp.MustCompile("(?m)^\\| <a id=\"(\\w+)\"></a>`\\w+`<br>(gauge|counter|histogram) of " +
+		"(.+?) \\| (.+?) \\| `(.+)` \\|$")
 	labelText  = regexp.MustCompile("[;,]\\s+by\\s+`([a-z]+)`:\\s+")
 	inCode     = regexp.MustCompile("`([^`]+)`")
-	bucketList = regexp.MustCompile(`(?m)^Buckets: (.*)\.$`)
+	bucketList = regexp.MustCompile(`<br>Buckets: (.*?)\.<br>`)
 )
 
 // metrics are those of docs/metrics.md, which is generated from the registries of the processes, and those that
@@ -82,11 +82,11 @@ func TestPageOfMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sections := metricPage.FindAllStringSubmatch(string(b), -1)
-	if n := strings.Count(string(b), "\n### "); n != len(sections) || n < 60 {
-		t.Fatalf("%d sections, of which %d are read", n, len(sections))
+	rows := metricPage.FindAllStringSubmatch(string(b), -1)
+	if n := strings.Count(string(b), "<a id="); n != len(rows) || n < 60 {
+		t.Fatalf("%d rows, of which %d are read", n, len(rows))
 	}
-	for _, m := range sections {
+	for _, m := range rows {
 		for _, fault := range check(m[5]) {
 			t.Errorf("%s: %s: %s", m[1], m[5], fault)
 		}

@@ -169,7 +169,7 @@ func queriesOf(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile("(?s)```promql\n(.*?)\n```").FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| <a id=.* \\| `(.+)` \\|$").FindAllStringSubmatch(string(page), -1) {
 		all[m[1]] = "docs/metrics.md"
 	}
 	return all

@@ -1,12 +1,12 @@
 package gendocs
 
-// metricNote is what docs/metrics.md says about a metric beside what its registry does.
+// metricNote is what docs/metrics.md says about a metric in addition to its registry.
 type metricNote struct {
 	// name is the metric's; a metric without a note, or a note without a metric, ends gen-docs.
 	name string
-	// rise says what a rise means, and what to do.
+	// rise is the meaning of a rise, and the remedy.
 	rise string
-	// query is the PromQL to look at it with; the tests in grafana parse it, and know the metrics and labels.
+	// query is PromQL that shows the metric; the tests in grafana parse it, and know the metrics and labels.
 	query string
 }
 
@@ -21,8 +21,8 @@ var metricNotes = []struct {
 	{"Is anything lost or late?", []metricNote{
 		{
 			"outbox_backlog_oldest_seconds",
-			"events are published not at all, or slower than they arrive. Above a minute look at " +
-				"`outbox_publish_errors_total` and at `/readyz` of the leading relay.",
+			"events are published not at all, or slower than they arrive. Above a minute, check " +
+				"`outbox_publish_errors_total` and `/readyz` of the leading relay.",
 			"max(outbox_backlog_oldest_seconds" + leading + ")",
 		},
 		{
@@ -33,14 +33,14 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_dead_rows",
-			"Redis rejected these events themselves. `posthaste dead list` says why; fix that, then `posthaste dead " +
+			"Redis rejected these events themselves. `posthaste dead list` shows the reason; fix that, then `posthaste dead " +
 				"retry`.",
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
 			"outbox_relay_stalled",
 			"rows wait, and for half a minute nothing was published, settled or parked; or one part of the table has " +
-				"stood still for two minutes while others move. `/readyz` and the log say where.",
+				"made no progress for two minutes while others have. `/readyz` and the log name the place.",
 			"max(outbox_relay_stalled" + leading + ")",
 		},
 		{
@@ -64,13 +64,13 @@ var metricNotes = []struct {
 		{
 			"outbox_postgres_failovers_total",
 			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. " +
-				"What it had forgotten to be settled was found in the streams, and is not published again.",
+				"Settled events whose marks it lost were found in the streams, and are not published again.",
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
 		},
 		{
 			"outbox_phantom_events_total",
-			"After a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
-				"somebody had deleted their rows. `posthaste phantoms` names them.",
+			"after a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
+				"their rows were deleted. `posthaste phantoms` names them.",
 			"sum(increase(outbox_phantom_events_total[1h]))",
 		},
 		{
@@ -87,13 +87,12 @@ var metricNotes = []struct {
 		{
 			"outbox_commit_to_publish_seconds",
 			"events are late: a backlog is drained, Redis is slow, or the relay sweeps, which is slower by design. " +
-				"The trace " +
-				"ids lead to single events.",
+				"The trace ids lead to single events.",
 			"histogram_quantile(0.99, sum by (le, mode) (rate(outbox_commit_to_publish_seconds_bucket[5m])))",
 		},
 		{
 			"outbox_events_written_total",
-			"more events. What other services insert by themselves is not counted.",
+			"more events. Rows that other services insert are not counted.",
 			"sum by (type) (rate(outbox_events_written_total[5m]))",
 		},
 		{
@@ -103,8 +102,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_settled_total",
-			"events are settled after they were streamed. If it stays behind `outbox_published_total{mode=\"cdc\"}`, " +
-				"Postgres is slow, or a commit that was streamed is not visible, and the window fills.",
+			"more events. If it stays below `outbox_published_total{mode=\"cdc\"}`, Postgres is slow, or a commit that " +
+				"was streamed is not visible, and the window fills.",
 			"sum(rate(outbox_settled_total[5m]))",
 		},
 		{
@@ -121,7 +120,7 @@ var metricNotes = []struct {
 	{"Modes and leadership", []metricNote{
 		{
 			"outbox_relay_mode",
-			"a change is a hand-over. `poll` for long while it is not desired is the fallback: " +
+			"a change is a hand-over. `poll` that lasts and is not desired is the fallback: " +
 				"`outbox_mode_switches_total` has the reason.",
 			"max by (mode) (outbox_relay_mode)",
 		},
@@ -154,12 +153,12 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_mode_switches_total",
-			"the stream keeps ending; the reason says why. More than a few in a quarter of an hour is flapping.",
+			"the stream keeps ending; the label names the reason. More than a few in a quarter of an hour is flapping.",
 			"sum by (from, to, reason) (increase(outbox_mode_switches_total[15m])) > 0",
 		},
 		{
 			"outbox_audit_failures_total",
-			"the stream was silent about rows in the table (`missed`), or stood still (`stalled`); the sweep has " +
+			"the stream lacked rows of the table (`missed`), or made no progress (`stalled`); the sweep has " +
 				"published them. Look for a filter on the publication, or another publication.",
 			"sum by (reason) (increase(outbox_audit_failures_total[1h]))",
 		},
@@ -178,7 +177,7 @@ var metricNotes = []struct {
 		{
 			"tls_files_rejected_total",
 			"the files of TLS have changed and cannot be used: a key does not fit its certificate, or one is gone. " +
-				"The log says which; what was read before stays in use until it ends.",
+				"The log names the file; the previous certificate stays in use until it expires.",
 			"sum by (job, instance, use) (increase(tls_files_rejected_total[10m]))",
 		},
 		{
@@ -201,7 +200,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_slot_created_total",
-			"`missing`: somebody dropped the slot while the relay was using it. `lost`: Postgres invalidated it. " +
+			"`missing`: the slot was dropped while the relay was using it. `lost`: Postgres invalidated it. " +
 				"`publication`: the publication had lost the table. No event is lost: the relay sweeps before it " +
 				"streams again.",
 			"sum by (reason) (increase(outbox_slot_created_total[1h]))",
@@ -287,14 +286,14 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_publish_errors_total",
-			"publishing fails, and is repeated. The class says why: full, read-only, unreachable, and so on. " +
+			"publishing fails, and is repeated. The class is the reason: full, read-only, unreachable, and so on. " +
 				"`wrongtype` and `too_large` park the event.",
 			"sum by (class) (rate(outbox_publish_errors_total[5m]))",
 		},
 		{
 			"outbox_pubsub_failed_total",
 			"Redis refuses PUBLISH to the user (ACL), or event types begin with `__`, and such channels are Redis' " +
-				"own; the streams have the events all the same.",
+				"own; the streams have the events anyway.",
 			"sum(rate(outbox_pubsub_failed_total[5m]))",
 		},
 		{
@@ -347,7 +346,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_group_idle_seconds",
-			"nobody reads for the group, and it keeps entries from being trimmed until Redis is full. Start its " +
+			"no consumer reads for the group, and it keeps entries from being trimmed until Redis is full. Start its " +
 				"consumers, or `posthaste groups drop` it.",
 			"max by (stream, group) (outbox_group_idle_seconds)",
 		},
@@ -380,7 +379,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_consumer_claimed_total",
-			"consumers die, or hang for longer than `--claim-idle`.",
+			"consumers end without a stop, or hang for longer than `--claim-idle`.",
 			"sum by (group) (increase(outbox_consumer_claimed_total[15m]))",
 		},
 		{
@@ -491,7 +490,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_order_payments_total",
-			"of `completed` or `refunded`: processes died between the deduction and the order, and the work was " +
+			"of `completed` or `refunded`: processes ended between the deduction and the order, and the work was " +
 				"ended for them. Of `unpaid`: an order stands without its deduction. Of `unrefunded`: an order was " +
 				"refused and its credits could not be given back. An operator must examine it.",
 			"sum by (outcome) (rate(credits_order_payments_total[5m]))",
@@ -541,7 +540,7 @@ var metricNotes = []struct {
 		},
 		{
 			"credits_ledger_reads_total",
-			"accounts are loaded into Redis again: after a rebuild, or because many were unused for long.",
+			"accounts are loaded into Redis again: after a rebuild, or because many were unused for a long time.",
 			"sum(rate(credits_ledger_reads_total[5m]))",
 		},
 	}},
