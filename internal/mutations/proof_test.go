@@ -26,10 +26,12 @@ func table(alone []string) string {
 		fmt.Fprintf(&b, "| %s | %s | %s: %s | %s: %s |\n", m.safeguard, model, m.file, m.about,
 			strings.TrimPrefix(m.pkg, "./"), strings.NewReplacer("Test", "", "|", ", ").Replace(m.test))
 	}
-	for _, name := range alone {
-		fmt.Fprintf(&b, "| %s | the same | no mutation of its own | internal/model |\n", name)
+	b.WriteString("\nSafeguards of internal/model without a mutation of their own:\n")
+	var lines []string
+	for some := range slices.Chunk(alone, 3) {
+		lines = append(lines, strings.Join(some, "; "))
 	}
-	return b.String()
+	return b.String() + strings.Join(lines, ";\n") + ".\n"
 }
 
 // The page has the table of what the models and the code are taken out of, and the models have what it names.
