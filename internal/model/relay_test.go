@@ -154,9 +154,9 @@ func (m *machine) owns(s *state, p *proc) bool {
 }
 
 func (m *machine) owner(s *state, epoch, nonce int8) bool {
-	return (s.pg.epoch == epoch || m.without("a mark's write asks for the epoch")) &&
-		(s.pg.nonce == nonce || m.without("a mark's write asks for the nonce")) &&
-		(s.pg.adopted == s.timeline && !s.pg.foreign || m.without("a mark's write asks for the server"))
+	return (s.pg.epoch == epoch || m.without("a mark's write checks the epoch")) &&
+		(s.pg.nonce == nonce || m.without("a mark's write checks the nonce")) &&
+		(s.pg.adopted == s.timeline && !s.pg.foreign || m.without("a mark's write checks the server"))
 }
 
 // put writes a mark: of one part, or of every part.
@@ -256,7 +256,7 @@ func (m *machine) look(s *state, i int) {
 			case s.pg.dead.has(e) || id != e && t == planned:
 			case ids.has(id) && !settled && !m.without("what is in the stream is in doubt"):
 				n.rd.gate.doubt = n.rd.gate.doubt.with(id)
-			case !ids.has(id) && settled && seen && !m.without("what is missing is published again"):
+			case !ids.has(id) && settled && seen && !m.without("missing events are published again"):
 				p.missing = p.missing.with(e)
 			}
 		}
@@ -279,7 +279,7 @@ func (m *machine) restore(s *state, i int) {
 		m.again(s, i, "may not say that the stream is whole")
 		return
 	}
-	if !s.rd.gate.looked && !m.without("a gate that has not been looked at is not whole") {
+	if !s.rd.gate.looked && !m.without("a gate that has not been compared is not whole") {
 		m.again(s, i, "finds a gate that was not looked at")
 		return
 	}
@@ -375,8 +375,8 @@ func (m *machine) park(s *state, i int, c call) {
 	if t := s.pg.tx[m.plan.events[c.event-1].tx].phase; t == written || t == committed {
 		return // it is not visible yet
 	}
-	mine := m.owns(s, p) || m.without("a park asks for the epoch") && p.server == s.server
-	if p.pc == sweeping && s.pg.claim[p.part-1] != p.claim && !m.without("a park asks for the claim") {
+	mine := m.owns(s, p) || m.without("a park checks the epoch") && p.server == s.server
+	if p.pc == sweeping && s.pg.claim[p.part-1] != p.claim && !m.without("a park checks the claim") {
 		mine = false
 	}
 	if !mine {
@@ -395,18 +395,18 @@ func (m *machine) park(s *state, i int, c call) {
 func (m *machine) arrive(n *state, c call) bool {
 	g := &n.rd.gate
 	id := m.plan.events[c.event-1].of
-	if g.epoch != c.epoch && !m.without("the gate asks for the epoch") ||
-		g.nonce != c.nonce && g.epoch == c.epoch && !m.without("the gate asks for the nonce") {
+	if g.epoch != c.epoch && !m.without("the gate checks the epoch") ||
+		g.nonce != c.nonce && g.epoch == c.epoch && !m.without("the gate checks the nonce") {
 		return false
 	}
 	if !g.whole && c.lane != restoreLane && !m.without("nothing is published before the stream is whole") {
 		return false
 	}
-	if g.n < c.least && !m.without("the gate asks how far it has come") {
+	if g.n < c.least && !m.without("the gate checks how far it has come") {
 		return false
 	}
 	l := c.lane
-	if g.claim[l] > c.claim && !m.without("the gate asks for the claim") {
+	if g.claim[l] > c.claim && !m.without("the gate checks the claim") {
 		return false
 	}
 	if g.claim[l] < c.claim {
@@ -418,7 +418,7 @@ func (m *machine) arrive(n *state, c call) bool {
 		}
 		g.raise(l, c.claim)
 	}
-	if !m.without("the gate asks for the number") {
+	if !m.without("the gate checks the number") {
 		switch c.number {
 		case g.last[l]: // the same call again
 			return g.unsettled[l].has(id)

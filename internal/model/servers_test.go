@@ -241,7 +241,7 @@ func (m *machine) fail(s *state) {
 			xid, seq, seen := m.row(&s.pg, e)
 			mk := &s.pg.mark[m.part(&s.pg, e)]
 			old := mk.settled(xid, seq)
-			if m.without("retention asks the mark") {
+			if m.without("retention checks the mark") {
 				old = seq <= mk.s.hi
 			}
 			if seen && old {

@@ -26,7 +26,7 @@ func (m *machine) follow(s *state, i int) {
 	case p.adrift: // its stream has ended
 	case q.pos < s.pg.synced:
 		e := m.plan.txs[s.pg.wal[q.pos].tx].first + q.next
-		if m.holds(s, &p.settled, e) && !m.without("the stream asks the mark") {
+		if m.holds(s, &p.settled, e) && !m.without("the stream checks the mark") {
 			m.step(q, s)
 			m.emit(n, "relay %d passes event %d: it is settled", i+1, e+1)
 		} else if m.stuck(s, e) {
@@ -70,7 +70,7 @@ func (m *machine) lookUp(s *state, i int) {
 	n.procs[i].look = look
 	m.emit(n, "relay %d looks: owed is %s", i+1, m.names(look.owed))
 	below := highest + 1
-	if !m.without("a look goes as far as the mark") {
+	if !m.without("a scan goes as far as the mark") {
 		below = max(below, p.settled.xmax)
 	}
 	if below < look.xmax && p.pos < s.pg.len {
@@ -123,7 +123,7 @@ func (m *machine) missing(s *state, p *proc, look *look) (missing set) {
 func (m *machine) construct(s *state, p *proc, look *look) (to bound, releases bool) {
 	missing := m.missing(s, p, look)
 	to = look.bound
-	if m.without("the mark sees nothing that its look did not see") {
+	if m.without("the mark sees nothing that its scan did not see") {
 		to.snapshot = s.pg.snapshot()
 	}
 	var undone, whole, part set // by id

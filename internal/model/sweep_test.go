@@ -59,7 +59,7 @@ func (m *machine) sweep(s *state, i int) {
 		m.emit(n, "relay %d gives part %d back, whatever it has published", i+1, p.part-1)
 	}
 	part := p.part - 1
-	mine := m.owns(s, p) && (s.pg.claim[part] == p.claim || m.without("a mark's write asks for the claim"))
+	mine := m.owns(s, p) && (s.pg.claim[part] == p.claim || m.without("a mark's write checks the claim"))
 	b := &p.mark.t
 	if m.without("the pass keeps its snapshot") {
 		b = nil
@@ -125,7 +125,7 @@ func (m *machine) settle(n *state, i int, lane int8) {
 		id := m.plan.events[e].of
 		_, _, seen := m.row(&n.pg, e)
 		if seen && !n.pg.dead.has(e) && m.settled(&n.pg, e) ||
-			m.without("the gate remembers until the mark has moved") {
+			m.without("the gate keeps doubt until the mark has moved") {
 			g.unsettled[lane] &^= set(1) << id
 			g.inherited &^= set(1) << id
 		}
@@ -167,7 +167,7 @@ func (m *machine) claim(s *state, i int) {
 			}
 		}
 		if s.hung.part == part+1 && s.hung.server == s.server &&
-			!m.without("a part is claimed while nobody writes its mark") {
+			!m.without("a part is claimed while no write of its mark runs") {
 			continue
 		}
 		if !m.owns(s, p) || !own && !m.passWritten(s, p) {
@@ -177,7 +177,7 @@ func (m *machine) claim(s *state, i int) {
 		n := *s
 		n.pg.claim[part]++
 		q := &n.procs[i]
-		if m.without("a pass goes on where it stopped") {
+		if m.without("a pass continues where it stopped") {
 			mk.open = false
 		}
 		if !mk.open {
@@ -251,7 +251,7 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 	if !drained && !m.without("all parts are drained before one mark is made") {
 		return
 	}
-	if s.hung.part > 0 && s.hung.server == s.server && !m.without("one mark is made while nobody writes a part's") {
+	if s.hung.part > 0 && s.hung.server == s.server && !m.without("one mark is made while no write of a part's runs") {
 		return
 	}
 	if !m.owns(s, p) || !m.passWritten(s, p) {

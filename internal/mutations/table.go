@@ -14,7 +14,7 @@ type mutation struct {
 // that goes red.
 var mutations = []mutation{
 	{
-		safeguard: "a lost reply publishes once", about: "the gate forgets what it answered",
+		safeguard: "a lost reply publishes once", about: "the gate does not keep its answer",
 		file: "sink/lua/publish.lua", old: "if number == last and last > 0 then", replacement: "if false then",
 		pkg: "./sink", test: "TestALostReplyPublishesOnce",
 	},
@@ -24,12 +24,12 @@ var mutations = []mutation{
 		pkg: "./sink", test: "TestALateCallPublishesNothing",
 	},
 	{
-		safeguard: "a half-failed script goes on where it stopped", about: "it begins again",
+		safeguard: "a half-failed script continues where it stopped", about: "it begins again",
 		file: "sink/lua/publish.lua", old: "from = #kept / ID", replacement: "from = 0",
 		pkg: "./sink", test: "TestAHalfFailedScriptGoesOnWhereItStopped",
 	},
 	{
-		safeguard: "what is in doubt is not published again", about: "doubt is not looked at",
+		safeguard: "what is in doubt is not published again", about: "doubt is not checked",
 		file: "sink/lua/publish.lua", old: "  if known[i] then", replacement: "  if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
@@ -59,7 +59,7 @@ var mutations = []mutation{
 		replacement: "", pkg: "./sink", test: "TestOlderOwnersAreFenced",
 	},
 	{
-		safeguard: "a lost gate is a gap", about: "a missing gate is nobody's",
+		safeguard: "a lost gate is a gap", about: "a missing gate has no owner",
 		file:        "sink/lua/gate.lua",
 		old:         "if not owner then return {'GAP'} end",
 		replacement: "if not owner then return nil end", pkg: "./sink",
@@ -92,7 +92,7 @@ var mutations = []mutation{
 		pkg: "./sink", test: "TestAForeignSourceIsRefusedAndTakenOver",
 	},
 	{
-		safeguard: "adoption turns what is unsettled into doubt", about: "it forgets it",
+		safeguard: "adoption turns what is unsettled into doubt", about: "it drops it",
 		file: "sink/lua/adopt.lua", old: "if kind == 'u:' then", replacement: "if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
@@ -107,7 +107,7 @@ var mutations = []mutation{
 		pkg: "./sink", test: "TestNothingIsPublishedToARestartedServer",
 	},
 	{
-		safeguard: "the durability asked for is waited for", about: "it is not",
+		safeguard: "the configured durability is awaited", about: "it is not",
 		file: "sink/durability.go",
 		old: `	if s.durable.none() {
 		return s.verdicts(`,
@@ -115,7 +115,7 @@ var mutations = []mutation{
 		return s.verdicts(`, pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",
 	},
 	{
-		safeguard: "a mark is the owner's", about: "anybody may move it",
+		safeguard: "a mark is the owner's", about: "any process may move it",
 		file:        "sql/queries/mark_move.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
@@ -144,21 +144,21 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestTheNumberOfAMarkDoesNotGoBack",
 	},
 	{
-		safeguard: "the mark of a part is its owner's", about: "anybody may move it",
+		safeguard: "the mark of a part is its owner's", about: "any process may move it",
 		file:        "sql/queries/sweep_settle.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
 	},
 	{
-		safeguard: "a claim is the owner's", about: "anybody may claim",
+		safeguard: "a claim is the owner's", about: "any process may claim",
 		file:        "sql/queries/sweep_claim.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestClaimsAreTheOwners",
 	},
 	{
-		safeguard: "a park is the owner's", about: "anybody may park",
+		safeguard: "a park is the owner's", about: "any process may park",
 		file:        "sql/queries/park.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
@@ -179,7 +179,7 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestAMarkWaitsForTheAdoption",
 	},
 	{
-		safeguard:   "what waits for a row goes on with what has become of it",
+		safeguard:   "a statement that waited for a row lock sees its new version",
 		about:       "the database sets the isolation level",
 		file:        "sql/conn.go",
 		old:         `cfg.RuntimeParams["default_transaction_isolation"] = "read committed"`,
@@ -194,7 +194,7 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestACopyWithoutSequences",
 	},
 	{
-		safeguard: "a mark that sees rows which it has not settled is noticed in a copy", about: "it is not looked for",
+		safeguard: "a mark that sees rows which it has not settled is noticed in a copy", about: "it is not checked",
 		file:        "sql/queries/copy_continues.sql",
 		old:         "o.seq > m.hi AND",
 		replacement: "false AND",
@@ -208,7 +208,7 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestARetryWhoseNumberIsUsedAgainIsPublished",
 	},
 	{
-		safeguard: "an adoption asks for the epoch it read", about: "it overwrites any",
+		safeguard: "an adoption checks the epoch it read", about: "it overwrites any",
 		file: "sql/queries/state_adopt.sql", old: "WHERE r.name = $1 AND r.epoch = $2",
 		replacement: "WHERE r.name = $1 AND (r.epoch = $2 OR true)", pkg: "./sql", test: "TestAdopt",
 	},
@@ -297,7 +297,7 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
-		safeguard: "a slot that somebody has moved is noticed", about: "it is not",
+		safeguard: "a slot that another program moved is noticed", about: "it is not",
 		file:        "relay/slotkeeper.go",
 		old:         "moved := k.still && st.Confirmed > k.position",
 		replacement: "moved := k.still && st.Confirmed > k.position && false",
@@ -321,7 +321,7 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestWhatTheKeeperDoes",
 	},
 	{
-		safeguard: "the slot does not fill the disk", about: "the budget is not looked at",
+		safeguard: "the slot does not fill the disk", about: "the budget is not checked",
 		file: "relay/slotkeeper.go", old: "over := st.RetainedBytes > k.hard()", replacement: "over := false",
 		pkg: "./relay", test: "TestWhatTheKeeperDoes",
 	},
@@ -350,12 +350,12 @@ var mutations = []mutation{
 		replacement: "if false && w.events > 0 && !middle && (w.events+events", pkg: "./relay", test: "TestWindow",
 	},
 	{
-		safeguard: "a stream that stands still is noticed", about: "it is not",
+		safeguard: "a stalled stream is noticed", about: "it is not",
 		file: "relay/auditor.go", old: "if !a.taken || passed >= a.last.LSN {", replacement: "if true {",
 		pkg: "./relay", test: "TestAudit",
 	},
 	{
-		safeguard: "a changed publication ends the stream", about: "the stream goes on",
+		safeguard: "a changed publication ends the stream", about: "the stream continues",
 		file:        "cdc/session.go",
 		old:         "return s.unchanged(ctx)",
 		replacement: "return nil",
@@ -393,14 +393,14 @@ var mutations = []mutation{
 		pkg:         "./consumer", test: "TestEffectExactlyOnce",
 	},
 	{
-		safeguard: "a consumer whose answers do not arrive says so", about: "they are not looked at",
+		safeguard: "a consumer whose answers do not arrive reports it", about: "they are not checked",
 		file:        "consumer/watchdog.go",
 		old:         "if now.Sub(c.since) > w.stall { // these",
 		replacement: "if false { // these",
 		pkg:         "./consumer", test: "TestWatchdog",
 	},
 	{
-		safeguard: "a loss of a shared stream is told to all", about: "the others are not told",
+		safeguard: "a loss of a shared stream is recorded for all", about: "it is not recorded for the others",
 		file: "sink/lua/adopt.lua", old: "if lost_events(key, s) then", replacement: "if false then",
 		pkg: "./sink", test: "TestALossIsToldToAllWhoShare",
 	},
@@ -416,7 +416,7 @@ var mutations = []mutation{
 		pkg: "./idem", test: "TestAMasterThatIsDownIsNobodyElses",
 	},
 	{
-		safeguard: "a server that lacks operations is refused", about: "it goes on",
+		safeguard: "a server that lacks operations is refused", about: "it continues",
 		file: "credits/lua/credits_v1.lua", old: "if h[1] == epoch and n >= seen then return n end",
 		replacement: "if h[1] == epoch then return n end", pkg: "./credits", test: "TestAStaleReplicaTakesOver",
 	},
@@ -431,7 +431,7 @@ var mutations = []mutation{
 		pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
 	},
 	{
-		safeguard: "an operation happens once", about: "its outcome is forgotten",
+		safeguard: "an operation happens once", about: "its outcome is not kept",
 		file: "credits/lua/credits_v1.lua", old: "local prev = redis.call('GET', idem)",
 		replacement: "local prev = nil", pkg: "./credits", test: "TestExactlyTheBalanceCanBeSpent",
 	},
