@@ -33,8 +33,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_dead_rows",
-			"Redis rejected these events themselves. `posthaste dead list` shows the reason; fix that, then `posthaste dead " +
-				"retry`.",
+			"Redis rejected these events themselves. `posthaste dead list` shows the reason; fix that, then " +
+				"`posthaste dead retry`.",
 			"max(outbox_dead_rows" + leading + ")",
 		},
 		{
@@ -102,8 +102,8 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_settled_total",
-			"more events. If it stays below `outbox_published_total{mode=\"cdc\"}`, Postgres is slow, or a commit that " +
-				"was streamed is not visible, and the window fills.",
+			"more events. If it stays below `outbox_published_total{mode=\"cdc\"}`, Postgres is slow, or a streamed " +
+				"commit is not visible, and the window fills.",
 			"sum(rate(outbox_settled_total[5m]))",
 		},
 		{
