@@ -283,7 +283,8 @@ var pageHeadings = sync.OnceValue(func() map[string]bool {
 			panic(err)
 		}
 		all[docs+page] = true
-		for _, m := range regexp.MustCompile(`(?m)^(?:### |\| <a id=")(\w+)(?:"|$)`).FindAllStringSubmatch(string(b), -1) {
+		place := regexp.MustCompile(`(?m)^(?:### |\| <a id=")(\w+)(?:"|$)`)
+		for _, m := range place.FindAllStringSubmatch(string(b), -1) {
 			all[docs+page+"#"+strings.ToLower(m[1])] = true
 		}
 	}
