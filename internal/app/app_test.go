@@ -38,7 +38,7 @@ func config(t *testing.T) app.Config {
 	return c
 }
 
-// The processes run beside each other in one program and end with their context.
+// The processes run concurrently in one program and end with their context.
 func TestProcessesRunAndEnd(t *testing.T) {
 	t.Parallel()
 	c := config(t)
@@ -79,7 +79,7 @@ func TestProcessesRunAndEnd(t *testing.T) {
 	}
 }
 
-// The records of the guard are where it is told to keep them, and nowhere else.
+// The guard keeps its records in the Redis of its setting, and in no other.
 func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	t.Parallel()
 	c := config(t)
@@ -120,7 +120,7 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	}
 }
 
-// An address that is taken is found when the process is built, and what was built until then is freed.
+// A taken address is reported when the process is built, and the resources taken until then are freed.
 func TestTakenAddress(t *testing.T) {
 	t.Parallel()
 	c := config(t)
@@ -140,8 +140,7 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// A pool is for a schema of this version; the error says where it was looked for.
-// Whoever reaches a listener beyond loopback could read and change everything.
+// Any client that reaches a listener beyond loopback could read and change everything.
 func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(c *app.Config){
@@ -187,7 +186,7 @@ func TestWithPoolWantsTheSchema(t *testing.T) {
 	}
 }
 
-// The registries are those of the processes, without any server.
+// EachRegistry needs no server.
 func TestEachRegistry(t *testing.T) {
 	t.Parallel()
 	c, err := defaults(t).Parse()
@@ -220,7 +219,7 @@ func TestEachRegistry(t *testing.T) {
 	}
 }
 
-// A server answers what is in flight before it ends.
+// A server answers the requests in flight before it ends.
 func TestServeHTTPDrains(t *testing.T) {
 	t.Parallel()
 	l, err := app.Listen(t.Context(), "127.0.0.1:0")
@@ -244,12 +243,12 @@ func TestServeHTTPDrains(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) { // its port may be somebody else's already
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) { // another process may have its port already
 		t.Errorf("it still listens: %v", err)
 	}
 }
 
-// get is the status of the answer to a GET.
+// get returns the status of the answer to a GET.
 func get(t *testing.T, url string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)

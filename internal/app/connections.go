@@ -11,7 +11,7 @@ import (
 	"posthaste/api"
 )
 
-// adminConnections is how many connections the admin listener has at once.
+// adminConnections is the largest number of connections of the admin listener.
 const adminConnections = 256
 
 // Reasons of refused connections.
@@ -31,20 +31,20 @@ func newRefusals(reg prometheus.Registerer) *prometheus.CounterVec {
 	return m
 }
 
-// boundListener closes connections at once that are too many. It never waits for one to end: whoever holds connections
-// must not be able to keep the others in a queue.
+// boundListener closes a connection at once if there are too many. It never waits for another connection to end:
+// otherwise a client that holds connections could keep the others in a queue.
 type boundListener struct {
 	net.Listener
 	name    string
 	refused *prometheus.CounterVec
-	// most is how many connections there may be, mostEach how many of one address. Those of proxies are not counted by
-	// address: all their clients share it.
+	// most is the largest number of connections, mostEach that of one address. mostEach does not apply to proxies:
+	// all their clients share their address.
 	most, mostEach int
 	proxies        []netip.Prefix
 
 	mu   sync.Mutex
 	open int
-	// each has the networks with connections.
+	// each counts the open connections by network.
 	each map[netip.Prefix]int
 }
 
@@ -56,8 +56,8 @@ func boundPublic(l net.Listener, c Config, refused *prometheus.CounterVec) net.L
 	})
 }
 
-// boundAdmin bounds an admin listener. One address may not keep the probes out, unless it is this machine's, which all
-// of its programs share.
+// boundAdmin bounds an admin listener. One address must not keep the probes out, except loopback, which all programs
+// of this machine share.
 func boundAdmin(l net.Listener, refused *prometheus.CounterVec) net.Listener {
 	return bound(&boundListener{
 		Listener: l, name: "admin", refused: refused, most: adminConnections, mostEach: adminConnections / 4,
@@ -73,7 +73,7 @@ func bound(l *boundListener) net.Listener {
 	return l
 }
 
-// Accept returns the next connection that is not too many.
+// Accept closes connections beyond the limits and returns the next one within them.
 func (l *boundListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -90,7 +90,7 @@ func (l *boundListener) Accept() (net.Conn, error) {
 	}
 }
 
-// take counts a connection, or returns why there is none to be had.
+// take counts a connection, or returns why it is refused.
 func (l *boundListener) take(from netip.Addr) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +106,7 @@ func (l *boundListener) take(from netip.Addr) string {
 	return ""
 }
 
-// give takes back what take counted.
+// give undoes take.
 func (l *boundListener) give(from netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +117,7 @@ func (l *boundListener) give(from netip.Addr) {
 	}
 }
 
-// remoteAddress is where a connection comes from; zero where there are no addresses.
+// remoteAddress returns the address of a connection's peer; zero if it has none.
 func remoteAddress(c net.Conn) netip.Addr {
 	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap().WithZone("")
@@ -125,13 +125,12 @@ func remoteAddress(c net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// boundConn is counted until it is closed.
 type boundConn struct {
 	net.Conn
 	free func()
 }
 
-// Close closes the connection, which counts no more then.
+// Close closes the connection and stops counting it.
 func (c *boundConn) Close() error {
 	defer c.free()
 	return c.Conn.Close()

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// dialed is a bounded listener with what it accepted and who connected.
+// dialed is a bounded listener with the connections that it accepted and those that clients opened.
 type dialed struct {
 	t        *testing.T
 	listener net.Listener
@@ -52,7 +52,7 @@ func (d *dialed) dial(from string) (client net.Conn) {
 	return c
 }
 
-// opens connects, and fails unless it is accepted.
+// opens connects, and fails unless the connection is accepted.
 func (d *dialed) opens(from string) (server net.Conn) {
 	d.t.Helper()
 	d.dial(from)
@@ -73,7 +73,7 @@ func (d *dialed) refuses(from, reason string) {
 	}
 }
 
-// Nobody takes all connections; what ends makes room, once.
+// One address cannot take all connections; a connection that ends makes room, once.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	d := newDialed(t, Config{MaxConnections: 8})
@@ -96,7 +96,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	d.refuses("127.0.0.6", refusedTotal)
 }
 
-// A proxy has the connections of all its clients.
+// mostEach does not apply to a proxy, which has the connections of all its clients.
 func TestATrustedProxyMayHaveAllConnections(t *testing.T) {
 	t.Parallel()
 	d := newDialed(t, Config{MaxConnections: 4, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}})
@@ -108,7 +108,7 @@ func TestATrustedProxyMayHaveAllConnections(t *testing.T) {
 	d.refuses("127.0.0.9", refusedTotal)
 }
 
-// What is counted is given back: nothing is kept of addresses without connections.
+// The counts are undone: addresses without connections take no memory.
 func TestBoundListenersForget(t *testing.T) {
 	t.Parallel()
 	l := bound(&boundListener{

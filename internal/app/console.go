@@ -13,7 +13,8 @@ import (
 	"posthaste/sql"
 )
 
-// consoleProcess is the console with connections of its own: what a page asks must not wait for, or hold up, the work.
+// consoleProcess is the console with connections of its own, so that its queries and the work do not delay each
+// other.
 type consoleProcess struct {
 	*console.Console
 
@@ -21,7 +22,7 @@ type consoleProcess struct {
 	client redis.UniversalClient
 }
 
-// newConsole fills in what o lacks. It connects when somebody looks.
+// newConsole fills in the missing fields of o. The console connects at its first request.
 func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProcess, error) {
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
 	if err != nil {

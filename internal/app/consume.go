@@ -15,19 +15,19 @@ import (
 
 // ConsumeOptions select what a consumer reads, and where it prints.
 type ConsumeOptions struct {
-	// Group is the consumer group, Consumer the name within it; without a name one is made that is never used twice.
+	// Group is the consumer group, Consumer the name within it. If Consumer is empty, a unique name is made.
 	Group, Consumer string
 	// Streams are full names. Without any, every stream with the prefix of the settings is read.
 	Streams []string
 	// Ordered keeps the order per subject over all consumers of the group.
 	Ordered bool
-	// ClaimIdle is how long another consumer may be silent before its entries are taken over.
+	// ClaimIdle is how long an entry may be pending before another consumer claims it.
 	ClaimIdle time.Duration
-	// Out takes one JSON line per event. An entry is acknowledged only after its line was written.
+	// Out receives one JSON line per event. An entry is acknowledged only after its line was written.
 	Out io.Writer
 }
 
-// Consume prints events until ctx ends. With an admin address it shows its metrics there, until it has drained.
+// Consume prints events until ctx ends. With an admin address it serves its metrics there until it has drained.
 func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) error {
 	client, err := c.ReaderClient(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"posthaste/sql"
 )
 
-// OneShotTimeout bounds what a command does that only asks or sets something.
+// OneShotTimeout bounds a command that only reads or sets something.
 const OneShotTimeout = 15 * time.Second
 
 // WithPool runs do with a pool on a migrated schema, within OneShotTimeout.
@@ -27,7 +27,8 @@ func (c Config) WithPool(ctx context.Context, do func(ctx context.Context, pool 
 	})
 }
 
-// CheckSchema is sql.CheckSchema with the name of what is missing: often it exists under another name.
+// CheckSchema is sql.CheckSchema with the names of database and schema in its error: often the schema exists
+// elsewhere.
 func (c Config) CheckSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	err := sql.CheckSchema(ctx, pool)
 	if errors.Is(err, sql.ErrSchemaMissing) {
@@ -36,7 +37,7 @@ func (c Config) CheckSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// WithDatabase is WithPool without a look at the schema.
+// WithDatabase is WithPool without the check of the schema.
 func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
 	defer cancel()
@@ -52,7 +53,7 @@ func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, p
 	return cli.OneLine(do(ctx, pool))
 }
 
-// Slots returns what looks after the slot and the publication. log may be nil.
+// Slots returns the manager of the slot and the publication. log may be nil.
 func (c Config) Slots(pool *pgxpool.Pool, log *slog.Logger) (*cdc.Slots, error) {
 	return cdc.NewSlots(cdc.SlotsOptions{
 		Pool: pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Logger: log,

@@ -1,4 +1,3 @@
 package app
 
-// HasPassword is hasPassword.
 var HasPassword = hasPassword

@@ -13,15 +13,15 @@ import (
 	"posthaste/internal/failpoint"
 )
 
-// commands has package failpoint called for each command of the client.
+// commands makes the client call package failpoint for each command.
 func commands(client redis.UniversalClient) { client.AddHook(crossing{}) }
 
 type crossing struct{}
 
-// name is the command's; a script is one, by its text or by its hash.
+// name is the command's name. Scripts have the same name whether they are called by text or by hash.
 func name(cmd redis.Cmder) string { return strings.Replace(cmd.FullName(), "evalsha", "eval", 1) }
 
-// shown are a script's keys and the arguments that publish.lua has in front of its events.
+// shown returns a script's keys, and the arguments of publish.lua that precede its events.
 func shown(cmd redis.Cmder) (list []any) {
 	args := cmd.Args()
 	for _, v := range args[min(2, len(args)):min(15, len(args))] {

@@ -5,7 +5,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// poolMetrics shows a connection pool. It counts what the pool knows of itself, and never waits for a connection.
+// poolMetrics exports the statistics of a connection pool. It never waits for a connection.
 type poolMetrics struct {
 	pool                             *pgxpool.Pool
 	connections, limit, taken, waits *prometheus.Desc

@@ -26,7 +26,7 @@ import (
 	"posthaste/sql"
 )
 
-// Admin addresses of the processes where the settings name none.
+// Admin addresses that the processes use by default.
 const (
 	DefaultServeAdmin = "127.0.0.1:9090"
 	defaultRelayAdmin = "127.0.0.1:9091"
@@ -35,23 +35,22 @@ const (
 // Publication is the name of the publication that the slot reads.
 const Publication = "posthaste"
 
-// process is what serve and relay have in common: connections, the console, and the admin listener.
+// process has the parts that serve and relay share: connections, the console, and the admin listener.
 type process struct {
 	config   Config
 	log      *slog.Logger
 	registry *prometheus.Registry
 	traces   *tracing
 	pool     *pgxpool.Pool
-	// adminPool is for what operators and probes ask: it must not wait for, or hold up, the work.
+	// adminPool serves operators and probes, so that their queries and the work do not delay each other.
 	adminPool *pgxpool.Pool
 	client    io.Closer
-	// creditsClient is a client of its own: it waits longer, and nothing may be resent.
+	// creditsClient is separate: its timeouts are longer, and it must not resend a command.
 	creditsClient io.Closer
 	console       *consoleProcess
 	admin         net.Listener
 	server        *http.Server
-	// refused counts the connections that were too many.
-	refused *prometheus.CounterVec
+	refused       *prometheus.CounterVec
 }
 
 func newProcess(c Config, log *slog.Logger) process {
@@ -60,7 +59,7 @@ func newProcess(c Config, log *slog.Logger) process {
 	return process{config: c, log: log, registry: reg, refused: newRefusals(reg)}
 }
 
-// connect makes the pool, which connects when it is used.
+// connect makes the pools, which connect at their first use.
 func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err error) {
 	if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err erro
 		return cli.Usage(err.Error())
 	}
 	cfg.MaxConns, cfg.MinConns = admin.Conns+probes, 0
-	// Whatever they ask, and whether or not anybody still waits for it.
+	// This also ends the queries of clients that have disconnected.
 	cfg.ConnConfig.RuntimeParams["statement_timeout"] = strconv.FormatInt(adminTimeout.Milliseconds(), 10)
 	p.adminPool, err = pgxpool.NewWithConfig(ctx, cfg)
 	return err
@@ -80,14 +79,14 @@ func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err erro
 // adminTimeout bounds a statement of the admin interface.
 const adminTimeout = 5 * time.Second
 
-// probes is how many connections the readiness of the API takes: everybody who asks shares one look.
+// probes is how many connections the readiness of the API takes: concurrent probes share one check.
 const probes = 1
 
 // countAtMost is how many waiting events GET /relay counts.
 const countAtMost = 100_000
 
-// listen binds the admin listener, makes the console of a process of a kind, and what serves both. ready answers
-// /readyz; relay is that of a relay's process.
+// listen binds the admin listener, and makes the console of a process of a kind, and the server of both. ready
+// answers /readyz; r is nil in a process without a relay.
 func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready http.Handler) (err error) {
 	c := p.config
 	slots, err := c.Slots(p.adminPool, p.log)
@@ -109,7 +108,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 		Source: ops.Source{
 			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
 			Most: countAtMost,
-			// The console's client: a question of an operator takes no connection of the API's.
+			// The console's client, so that an operator's request takes no connection of the API.
 			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
 		},
 		Ready: ready, Gatherer: withRuntime(p.registry), Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
@@ -121,8 +120,8 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	return nil
 }
 
-// guarded refuses an admin listener that lets in anybody who reaches it. A certificate of its own keeps nobody out; a
-// CA of clients does.
+// guarded refuses an admin listener beyond loopback without authentication of its clients. Its own certificate does
+// not authenticate them; a CA of clients does.
 func (p *process) guarded() error {
 	c := p.config
 	bound, ok := p.admin.Addr().(*net.TCPAddr)
@@ -133,10 +132,10 @@ func (p *process) guarded() error {
 		"--admin-open=on to let anybody who reaches it read and change everything", c.AdminAddr))
 }
 
-// AdminAddr returns where the admin listener is bound.
+// AdminAddr returns the address of the admin listener.
 func (p *process) AdminAddr() net.Addr { return p.admin.Addr() }
 
-// Close frees what making the process took. It may be called again.
+// Close frees the resources of the process. It may be called again.
 func (p *process) Close() {
 	defer p.traces.shutdown() // last, because it may wait for a collector
 	if p.admin != nil {
@@ -155,7 +154,7 @@ func (p *process) Close() {
 	}
 }
 
-// Listen binds an address. It is the one step of a start that cannot succeed by waiting.
+// Listen binds an address. Its failure is the only one at a start that waiting cannot fix.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -164,7 +163,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// newRegistry returns a registry with what every process exports beside what withRuntime adds.
+// newRegistry returns a registry with the metrics of every process, except those of withRuntime.
 func newRegistry(version string) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -176,15 +175,15 @@ func newRegistry(version string) *prometheus.Registry {
 	return reg
 }
 
-// withRuntime adds what the Go runtime and the kernel say of this process. It is apart because it is dear to gather:
-// the console, which asks its process every second, does without.
+// withRuntime adds the metrics of the Go runtime and of the process. They are separate because they are expensive to
+// gather: the console, which reads the metrics every second, omits them.
 func withRuntime(reg *prometheus.Registry) prometheus.Gatherer {
 	system := prometheus.NewRegistry()
 	system.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return prometheus.Gatherers{reg, system}
 }
 
-// ServeHTTP runs h on l until ctx ends, then lets what is in flight finish.
+// ServeHTTP runs h on l until ctx ends, then lets the requests in flight finish.
 func ServeHTTP(ctx context.Context, srv *http.Server, l net.Listener, drain time.Duration) error {
 	done := make(chan error, 1)
 	go func() { done <- serve(srv, l) }()
@@ -210,7 +209,6 @@ func serve(srv *http.Server, l net.Listener) error {
 	return srv.Serve(l)
 }
 
-// adminServer returns a server for the admin listener.
 func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {
 	return withTLS(c.AdminTLS, log, &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
@@ -219,7 +217,7 @@ func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {
 	})
 }
 
-// holder names this process for people.
+// holder names this process: host and pid.
 func holder() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -228,8 +226,8 @@ func holder() string {
 	return fmt.Sprintf("%s:%d", host, os.Getpid())
 }
 
-// inTime runs work until ctx ends, and then no longer than the drain timeout: a server that does not answer would hold
-// up the end by one timeout after the other. What is left to the end of the process is what a crash would leave.
+// inTime runs work until ctx ends, and then for the drain timeout at most: with a server that does not answer, the
+// timeouts of the single steps would add up. The process ends without the remaining work, as after a crash.
 func (p *process) inTime(ctx context.Context, work func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	go func() { done <- work(ctx) }()

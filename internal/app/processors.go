@@ -5,10 +5,10 @@ import (
 	"runtime"
 )
 
-// OneProcessor has the process run Go code on one processor at a time, unless the environment has GOMAXPROCS, and
-// returns what takes it back. A relay mostly waits for two servers: on several processors most of what it uses is spent
-// on waking threads for goroutines that have little to do. One is enough: it carries more than the process that decodes
-// a slot, and than a Redis that takes what it publishes (docs/scaling.md).
+// OneProcessor limits Go code to one processor at a time, unless the environment sets GOMAXPROCS, and returns a
+// function that undoes it. A relay mostly waits for two servers: on several processors it spends most of its time
+// waking threads for goroutines that have little to do. One processor carries more than the Postgres process that
+// decodes a slot, and more than a Redis that takes what the relay publishes (docs/scaling.md).
 func OneProcessor() (undo func()) {
 	if os.Getenv("GOMAXPROCS") != "" {
 		return func() {}

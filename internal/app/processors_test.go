@@ -18,7 +18,7 @@ func TestOneProcessor(t *testing.T) {
 		t.Errorf("%d processors, where the environment says 3", n)
 	}
 	undo()
-	_ = os.Unsetenv(name) // Setenv puts back what was there
+	_ = os.Unsetenv(name) // Setenv restores it
 	undo = app.OneProcessor()
 	if n := runtime.GOMAXPROCS(0); n != 1 {
 		t.Errorf("%d processors, want 1", n)

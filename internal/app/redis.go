@@ -14,14 +14,14 @@ import (
 	"posthaste/sink"
 )
 
-// redisOptions is where every client of Redis begins: what the settings say of the server, or the servers, at a URL. A
-// single address is asked what it is. Who makes the client adds how it waits and repeats.
+// redisOptions returns the options that the settings give for the server or servers at a URL. It queries a single
+// address for its mode. The caller adds timeouts and retries.
 func (c Config) redisOptions(ctx context.Context, rawURL string) (*redis.UniversalOptions, error) {
 	o, err := redisurl.Parse(rawURL)
 	if err != nil {
 		return nil, cli.Usage("the Redis URL: " + err.Error())
 	}
-	if o.TLSConfig != nil { // for sentinels and for all nodes, too
+	if o.TLSConfig != nil { // also for sentinels and for all nodes
 		o.TLSConfig.InsecureSkipVerify = c.RedisSkipVerify
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return c.RedisTLS.Dial(ctx, network, addr, c.RedisSkipVerify)
@@ -33,8 +33,8 @@ func (c Config) redisOptions(ctx context.Context, rawURL string) (*redis.Univers
 	return o, nil
 }
 
-// modes remembers what the addresses of a process are, so that all of its clients agree, and so that one that does not
-// answer holds up the start once. nil remembers nothing.
+// modes caches the mode of each URL, so that all clients of a process agree, and an address that does not answer
+// delays the start only once. nil caches nothing.
 type modes struct {
 	mu sync.Mutex
 	by map[string]string
@@ -54,7 +54,7 @@ func (m *modes) of(ctx context.Context, rawURL string, o *redis.UniversalOptions
 	return mode
 }
 
-// client returns a client of what is at a URL, as configure has it.
+// client returns a client for a URL with the options of configure.
 func (c Config) client(ctx context.Context, rawURL string, configure func(o *redis.UniversalOptions)) (
 	redis.UniversalClient, error,
 ) {
@@ -66,7 +66,7 @@ func (c Config) client(ctx context.Context, rawURL string, configure func(o *red
 	return redis.NewUniversalClient(o), nil
 }
 
-// RedisClient returns a client for what publishes, looks and acts in Redis; see sink.Configure. The caller closes it.
+// RedisClient returns a client for the relay and for operators' commands; see sink.Configure. The caller closes it.
 func (c Config) RedisClient(ctx context.Context) (redis.UniversalClient, error) {
 	return c.client(ctx, c.RedisURL, sink.Configure)
 }
@@ -79,13 +79,13 @@ func (c Config) CreditsClient(ctx context.Context) (
 	return client, connections, err
 }
 
-// ReaderClient returns a client that reads streams: it blocks for entries, so its timeouts are those of the library.
-// The caller closes it.
+// ReaderClient returns a client that reads streams. It blocks for entries, so it has the library's timeouts. The
+// caller closes it.
 func (c Config) ReaderClient(ctx context.Context) (redis.UniversalClient, error) {
 	return c.client(ctx, c.RedisURL, func(*redis.UniversalOptions) {})
 }
 
-// GuardClient returns a client of what is at a URL for the idempotency guard; see idem.Configure. The caller closes it.
+// GuardClient returns a client for the idempotency guard; see idem.Configure. The caller closes it.
 func (c Config) GuardClient(ctx context.Context, rawURL string) (redis.UniversalClient, error) {
 	return c.client(ctx, rawURL, idem.Configure)
 }

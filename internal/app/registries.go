@@ -11,8 +11,7 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// EachRegistry builds every process, without letting it connect, and calls do with the name of its command and its
-// registry.
+// EachRegistry builds every process without connecting, and calls do with the name of its command and its registry.
 func EachRegistry(ctx context.Context, c Config, do func(process string, reg *prometheus.Registry) error) error {
 	c.HTTPAddr, c.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
 	log := slog.New(slog.DiscardHandler)

@@ -29,8 +29,7 @@ import (
 type Relay struct {
 	process
 
-	sink *sink.Sink
-	// credits is the sync of balances.
+	sink     *sink.Sink
 	credits  *credits.Sync
 	bank     *credits.Bank
 	payments *api.Payments
@@ -39,8 +38,7 @@ type Relay struct {
 	spread *relay.Spread
 }
 
-// NewRelay builds a relay, which connects when it runs. It holds its listener from here on, so the caller calls
-// Run or Close.
+// NewRelay builds a relay, which connects in Run. It has bound its listener, so the caller must call Run or Close.
 func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 	if c.AdminAddr == "" {
 		c.AdminAddr = defaultRelayAdmin
@@ -57,8 +55,8 @@ func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
 	return p, nil
 }
 
-// Spread changes how many streams a type has, as a relay that does nothing else, and returns when it is done or ctx
-// ends. It calls waiting with what it waits for.
+// Spread changes how many streams a type has. It runs a relay that does only that, and returns when it has finished
+// or ctx ends. It calls waiting with the reason of each wait.
 func Spread(ctx context.Context, c Config, log *slog.Logger, shards int, waiting func(why string)) error {
 	p := &Relay{process: newProcess(c, log), spread: &relay.Spread{Shards: shards, Waiting: waiting}}
 	defer p.Close()
@@ -126,7 +124,7 @@ func (p *Relay) build(ctx context.Context) error {
 	return nil
 }
 
-// migrate returns what applies the migrations of the outbox, nil if nothing is to.
+// migrate returns a function that applies the migrations of the outbox; nil if the settings do not want that.
 func (p *Relay) migrate() func(ctx context.Context) error {
 	c := p.config
 	if !c.MigrateFirst {
@@ -141,7 +139,7 @@ func (p *Relay) migrate() func(ctx context.Context) error {
 	}
 }
 
-// names says which database this is: one Prometheus may see the relays of several.
+// names exports the names of the database: one Prometheus may scrape the relays of several.
 func (p *Relay) names() {
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "outbox_relay_info",
@@ -151,7 +149,7 @@ func (p *Relay) names() {
 	p.registry.MustRegister(info)
 }
 
-// buildCredits builds what the relay does for credits beside relaying.
+// buildCredits builds the part of the relay that syncs credits.
 func (p *Relay) buildCredits(ctx context.Context) error {
 	client, connections, err := p.config.CreditsClient(ctx)
 	if err != nil {
@@ -161,7 +159,7 @@ func (p *Relay) buildCredits(ctx context.Context) error {
 	p.credits = credits.NewSync(credits.SyncOptions{
 		Redis: client, Pool: p.pool, Logger: p.log, Registerer: p.registry,
 	})
-	// Without an age for keys: what it repeats or takes back is old by nature.
+	// No maximum age of keys: the operations that it repeats or reverts are old.
 	p.bank = credits.New(credits.Options{
 		Redis: client, Connections: connections, Pool: p.pool, Durability: p.config.CreditDurability(), Logger: p.log,
 		Registerer: p.registry,
@@ -179,7 +177,8 @@ func (p *Relay) Run(ctx context.Context) error {
 
 func (p *Relay) work(ctx context.Context) error {
 	defer p.Close()
-	// The relay's memory is bounded by its window; without a limit the collector lets the heap grow to twice that.
+	// The relay's memory is bounded by its window; without a limit the garbage collector lets the heap grow to twice
+	// that.
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(int64(p.config.WindowBytes) + 96<<20)
 	}
@@ -199,7 +198,7 @@ func (p *Relay) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// shopInterval is how often a relay checks whether its database has the tables of the shop by now.
+// shopInterval is how often a relay checks whether its database has the tables of the shop.
 const shopInterval = 5 * time.Second
 
 // shop runs the sync of credits, and payments, in a database that has their tables.
@@ -219,8 +218,8 @@ func (p *Relay) shop(ctx context.Context) error {
 	return g.Wait()
 }
 
-// RunWithoutCredits relays until ctx ends, without the sync of credits: on servers that are not its own that would book
-// the operations of other databases into this one. The caller calls Close.
+// RunWithoutCredits relays until ctx ends, without the sync of credits: on a shared Redis the sync would book the
+// operations of other databases into this one. The caller calls Close.
 func (p *Relay) RunWithoutCredits(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.relay.Run(gctx) })
@@ -228,7 +227,7 @@ func (p *Relay) RunWithoutCredits(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Status returns what the relay does.
+// Status returns the relay's status.
 func (p *Relay) Status() relay.Status { return p.relay.Status() }
 
 // Health returns why the relay is not ready, or degraded.

@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// secret is a setting that may hold one.
+// secret is a setting that may hold a secret.
 type secret struct {
 	flag, variable string
 	value          *string
-	// inURL says that the value is an address, with or without a password.
+	// inURL marks an address, which may contain a password.
 	inURL bool
 }
 
-// secrets are the settings that may come from a file, which the variable with _FILE behind its name names.
+// secrets returns the settings that may come from a file. The variable with _FILE appended names the file.
 func (s *Settings) secrets() []secret {
 	return []secret{
 		{"postgres-url", "POSTHASTE_POSTGRES_URL", &s.PostgresURL, true},
@@ -29,7 +29,7 @@ func (s *Settings) secrets() []secret {
 	}
 }
 
-// readSecrets fills in what the environment leaves to files. A flag beats the file, as it beats the variable.
+// readSecrets reads the secrets from their files. A flag beats the file, as it beats the variable.
 func (p *parser) readSecrets(s *Settings) {
 	for _, x := range s.secrets() {
 		variable := x.variable + "_FILE"
@@ -44,7 +44,7 @@ func (p *parser) readSecrets(s *Settings) {
 	}
 }
 
-// readSecret takes the one line of a file. No error quotes it.
+// readSecret reads a file of one line. Its errors do not quote it.
 func (p *parser) readSecret(variable, path string, value *string) {
 	text, err := os.ReadFile(path) //nolint:gosec // the operator names it
 	line := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
@@ -64,7 +64,7 @@ func (p *parser) readSecret(variable, path string, value *string) {
 // passwordPattern finds a password in a connection string of libpq's keyword=value form.
 var passwordPattern = regexp.MustCompile(`(?i)(^|\s)(ssl)?password\s*=`)
 
-// hasPassword reports whether an address that Parse accepts has a password inside.
+// hasPassword reports whether an address that Parse accepts contains a password.
 func hasPassword(address string) bool {
 	if !strings.Contains(address, "://") {
 		return passwordPattern.MatchString(address)
@@ -77,8 +77,7 @@ func hasPassword(address string) bool {
 	return inUser || u.Query().Has("password") || u.Query().Has("sslpassword")
 }
 
-// WarnOfSecrets logs a line for each secret that was given on the command line, where other users of the machine read
-// it.
+// WarnOfSecrets logs a line for each secret on the command line, where other users of the machine can read it.
 func (s *Settings) WarnOfSecrets(log *slog.Logger) {
 	for _, x := range s.secrets() {
 		if slices.Contains(s.Given, x.flag) && *x.value != "" && (!x.inURL || hasPassword(*x.value)) {

@@ -9,7 +9,7 @@ import (
 	"posthaste/internal/app"
 )
 
-// secretFile writes a file with what a secret's file may hold, and returns its path.
+// secretFile writes a file and returns its path.
 func secretFile(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "secret")
@@ -19,7 +19,7 @@ func secretFile(t *testing.T, content string) string {
 	return path
 }
 
-// Every setting that may hold a secret is read from the file that its variable names, without the end of the line.
+// Every setting that may hold a secret is read from the file that its variable names, without the trailing newline.
 func TestSecretsComeFromFiles(t *testing.T) {
 	for variable, content := range map[string]string{
 		"POSTHASTE_POSTGRES_URL":     "postgres://u:of-a-file@pg/d\n",
@@ -44,7 +44,7 @@ func TestSecretsComeFromFiles(t *testing.T) {
 	}
 }
 
-// A file that cannot be taken is a fault that names the variable and the file, and nothing of what is in it.
+// A file that cannot be used is a fault that names the variable and the file, and does not quote its content.
 func TestAFileOfASecretThatCannotBeTaken(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	for _, c := range []struct{ path, want string }{
@@ -69,7 +69,7 @@ func TestAFileOfASecretThatCannotBeTaken(t *testing.T) {
 	}
 }
 
-// The variable and the file are a contradiction; a flag beats both.
+// Variable and file together are a fault; a flag beats both.
 func TestASecretGivenTwice(t *testing.T) {
 	t.Setenv("POSTHASTE_ADMIN_TOKEN", "variable-secret")
 	t.Setenv("POSTHASTE_ADMIN_TOKEN_FILE", secretFile(t, "file-secret"))
@@ -84,7 +84,7 @@ func TestASecretGivenTwice(t *testing.T) {
 	}
 }
 
-// A secret on the command line is told of, by its setting, and never shown; an address without one is not.
+// A warning names the setting of a secret on the command line and does not show it. Addresses without one give none.
 func TestASecretOnTheCommandLineIsToldOf(t *testing.T) {
 	t.Parallel()
 	const hidden = "hidden"

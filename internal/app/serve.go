@@ -31,8 +31,7 @@ type Serve struct {
 	public net.Listener
 }
 
-// NewServe builds the API, which connects when it runs. It holds its listeners from here on, so the caller calls
-// Run or Close.
+// NewServe builds the API, which connects in Run. It has bound its listeners, so the caller must call Run or Close.
 func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 	if c.AdminAddr == "" {
 		c.AdminAddr = DefaultServeAdmin
@@ -97,7 +96,7 @@ func (p *Serve) build(ctx context.Context) error {
 	return p.listen(ctx, "serve", nil, p.api.Readyz())
 }
 
-// credentials loads what says who may use the API.
+// credentials loads the API keys or prepares the verification of tokens.
 func (p *Serve) credentials() (tokens *api.Tokens, err error) {
 	switch c := p.config; {
 	case c.AuthKeys:
@@ -132,7 +131,7 @@ func (p *Serve) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// checkSchema refuses a schema that is newer than the binary. Anything else may come right while it runs.
+// checkSchema refuses a schema that is newer than the binary. Other faults may be fixed while the process runs.
 func (p *Serve) checkSchema(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -142,7 +141,7 @@ func (p *Serve) checkSchema(ctx context.Context) error {
 	return nil
 }
 
-// ReloadKeys reads the file of API keys now. (A change of the file is noticed within a second or two anyway.)
+// ReloadKeys reads the file of API keys now. (A change is also noticed within two seconds.)
 func (p *Serve) ReloadKeys() {
 	if p.keys == nil {
 		return
@@ -154,10 +153,10 @@ func (p *Serve) ReloadKeys() {
 	p.log.Info("API keys reloaded")
 }
 
-// PublicAddr returns where the API is bound.
+// PublicAddr returns the address of the public listener.
 func (p *Serve) PublicAddr() net.Addr { return p.public.Addr() }
 
-// Close frees what NewServe took. It may be called again.
+// Close frees the resources of the process. It may be called again.
 func (p *Serve) Close() {
 	if p.public != nil {
 		_ = p.public.Close()

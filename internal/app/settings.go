@@ -28,11 +28,11 @@ import (
 	"posthaste/sql"
 )
 
-// defaultPostgresURL is used when neither the setting nor a libpq variable says where Postgres is.
+// defaultPostgresURL is used if neither the setting nor a libpq variable is set.
 const defaultPostgresURL = "postgres://localhost:5432/postgres"
 
-// Settings are every setting there is. They are text until Parse has looked at all of them, so that every fault is
-// named at once. The struct is what docs/configuration.md is generated from.
+// Settings are all settings. They are text until Parse has checked all of them, so that it names every fault at once.
+// docs/configuration.md is generated from the struct.
 type Settings struct {
 	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
@@ -87,11 +87,11 @@ type Settings struct {
 	TrustedProxies   string `help:"Addresses or networks (CIDR), separated by commas, of the proxies whose X-Forwarded-For is believed." env:"POSTHASTE_TRUSTED_PROXIES"`
 	MaxConnections   string `help:"Connections to the public API at once; one client address has a quarter at most, unless it is a trusted proxy." env:"POSTHASTE_MAX_CONNECTIONS" default:"10000"`
 
-	// Given are the names of the flags that were given on the command line. It is no setting: main fills it in.
+	// Given are the names of the flags on the command line. It is no setting: main fills it in.
 	Given []string `kong:"-"`
 }
 
-// Config is what the settings say.
+// Config is the parsed Settings.
 type Config struct {
 	// Version is the version of the binary. It is no setting: main fills it in.
 	Version string
@@ -103,17 +103,17 @@ type Config struct {
 	HTTPAddr      string
 	AdminAddr     string
 	AdminToken    string
-	// AdminReadToken may read only. AdminHosts are further names of the admin listener. AdminOpen lets it go without a
-	// token beyond loopback. AdminProfiles has it serve profiles.
+	// AdminReadToken may only read. AdminHosts are further names of the admin listener. AdminOpen allows it beyond
+	// loopback without a token. AdminProfiles makes it serve profiles.
 	AdminReadToken string
 	AdminHosts     []string
 	AdminOpen      bool
 	AdminProfiles  bool
-	// RedisTLS are the files for both of Redis' URLs; RedisSkipVerify takes any certificate for theirs.
+	// RedisTLS are the files for both Redis URLs. RedisSkipVerify turns the verification of the certificate off.
 	RedisTLS        *tlsfile.Files
 	RedisSkipVerify bool
-	// HTTPTLS and AdminTLS are the certificates of the listeners; nil: HTTP. AdminMTLS has the admin listener refuse
-	// whoever has no certificate.
+	// HTTPTLS and AdminTLS are the certificates of the listeners; nil: HTTP. With AdminMTLS, the admin listener
+	// requires certificates of its clients.
 	HTTPTLS      *tlsfile.Files
 	AdminTLS     *tlsfile.Files
 	AdminMTLS    bool
@@ -121,12 +121,11 @@ type Config struct {
 	RelayName    string
 	Slot         string
 	StreamPrefix string
-	// MigrateFirst has a relay apply the migrations of the outbox before it starts.
+	// MigrateFirst makes a relay apply the migrations of the outbox before it starts.
 	MigrateFirst bool
 	// SharedStreams lets other databases publish to the same streams.
 	SharedStreams bool
 	PubSub        bool
-	// ChannelPrefix begins the names of channels.
 	ChannelPrefix string
 	History       time.Duration
 	// Restore is relay.Options.Restore.
@@ -146,13 +145,13 @@ type Config struct {
 	DrainTimeout time.Duration
 	LogLevel     slog.Level
 	LogText      bool
-	// AuthJWT has the API take tokens as Tokens says.
+	// AuthJWT makes the API accept tokens, as Tokens configures.
 	AuthJWT bool
 	Tokens  api.TokenOptions
-	// AddressRateLimit and TrustedProxies are those of api.Options.
+	// See api.Options.
 	AddressRateLimit float64
 	TrustedProxies   []netip.Prefix
-	// MaxConnections is how many connections the public listener has at once.
+	// MaxConnections is the largest number of connections of the public listener.
 	MaxConnections int
 
 	modes *modes
@@ -165,7 +164,6 @@ var (
 	channelPattern   = regexp.MustCompile(`^([a-zA-Z0-9.:-][a-zA-Z0-9_.:-]{0,63})?$`) // __ begins Redis' own
 )
 
-// parser collects the faults of settings.
 type parser struct{ faults []error }
 
 func (p *parser) bad(name, value, want string) {
@@ -227,7 +225,7 @@ func (p *parser) restore(value string) time.Duration {
 	return d
 }
 
-// scheme checks the beginning of a URL without ever quoting it.
+// scheme checks the scheme of a URL. Its fault does not quote the URL, which may contain a password.
 func (p *parser) scheme(name, value string, schemes ...string) bool {
 	u, err := url.Parse(value)
 	if err == nil && slices.Contains(schemes, u.Scheme) {
@@ -241,8 +239,8 @@ func (p *parser) scheme(name, value string, schemes ...string) bool {
 	return false
 }
 
-// OfAdminListener returns the settings for whoever only asks the admin listener of a process: without the other files
-// that they name. A process goes on with what it has read of a file that is damaged later, and is well.
+// OfAdminListener returns the settings of a command that only calls the admin listener of a running process. It drops
+// the files of other settings: they may be damaged while the process still uses what it has read.
 func (s Settings) OfAdminListener() Settings {
 	s.HTTPTLSCert, s.HTTPTLSKey, s.HTTPClientCA = "", "", ""
 	s.RedisCA, s.RedisCert, s.RedisKey, s.RedisSkipVerify = "", "", "", "off"
@@ -253,7 +251,7 @@ func (s Settings) OfAdminListener() Settings {
 	return s
 }
 
-// Parse checks every setting and returns what they say, or one error that names every fault.
+// Parse checks every setting and returns the Config, or one error that names every fault.
 func (s Settings) Parse() (Config, error) {
 	p := &parser{}
 	p.readSecrets(&s)
@@ -362,7 +360,7 @@ func (p *parser) rate(name, value string) float64 {
 	return perSecond
 }
 
-// networks reads addresses and CIDRs.
+// networks parses addresses and CIDRs.
 func (p *parser) networks(name, value string) []netip.Prefix {
 	var list []netip.Prefix
 	for text := range strings.SplitSeq(value, ",") {
@@ -385,7 +383,7 @@ func (p *parser) networks(name, value string) []netip.Prefix {
 
 var hostPattern = regexp.MustCompile(`^[a-zA-Z0-9._:-]{1,253}$`)
 
-// hosts reads names and addresses without ports.
+// hosts parses names and addresses without ports.
 func (p *parser) hosts(name, value string) []string {
 	if value == "" {
 		return nil
@@ -416,7 +414,7 @@ func (p *parser) address(name, value string) {
 	}
 }
 
-// postgres resolves where Postgres is: the setting, libpq's variables, the default.
+// postgres returns the address of Postgres: the setting, else libpq's variables, else the default.
 func (p *parser) postgres(value string) string {
 	if value == "" {
 		value = defaultPostgresURL
@@ -429,7 +427,7 @@ func (p *parser) postgres(value string) string {
 			}
 		}
 	}
-	// Without "://" it is libpq's keyword=value form.
+	// A value without "://" is in libpq's keyword=value form.
 	if strings.Contains(value, "://") && !p.scheme("postgres-url", value, "postgres", "postgresql") {
 		return value
 	}
@@ -451,13 +449,12 @@ func (p *parser) redis(name, value string) string {
 	return value
 }
 
-// EntrySource is the source field of this database's entries. Where streams are shared it is the database's name.
+// EntrySource is the source field of this database's entries. On shared streams it identifies the database.
 func (c Config) EntrySource() string { return outbox.EntrySource(c.RelayName) }
 
-// Logger returns a logger that writes to standard error; standard output is for what a command answers.
+// Logger returns a logger that writes to standard error; standard output is for results.
 func (c Config) Logger() *slog.Logger { return c.LoggerTo(os.Stderr) }
 
-// LoggerTo returns a logger that writes to w.
 func (c Config) LoggerTo(w io.Writer) *slog.Logger {
 	o := &slog.HandlerOptions{Level: c.LogLevel}
 	if c.LogText {
@@ -466,7 +463,7 @@ func (c Config) LoggerTo(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, o))
 }
 
-// CreditDurability returns what a credit operation waits for: the same as the deletion of a row.
+// CreditDurability returns the durability that a credit operation waits for, which is --redis-durability.
 func (c Config) CreditDurability() credits.Durability {
 	return credits.Durability{Replicas: c.Durability.Replicas, AOF: c.Durability.AOF}
 }

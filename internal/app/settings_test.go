@@ -18,7 +18,7 @@ func defaults(t *testing.T) app.Settings {
 	return commandline.Settings(t)
 }
 
-// faults takes the error of Parse apart.
+// faults returns the errors that Parse has joined.
 func faults(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
@@ -95,7 +95,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 	}
 }
 
-// The settings of tokens are looked at with auth=jwt only; then all of them are.
+// The settings of tokens are checked with auth=jwt only, and then all of them are.
 func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cret"
@@ -128,7 +128,7 @@ func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 	}
 }
 
-// A libpq variable says where Postgres is, unless the setting does.
+// The setting beats libpq's variables.
 func TestPostgresFromTheEnvironment(t *testing.T) {
 	parsed := func(setting string) string {
 		s := defaults(t)

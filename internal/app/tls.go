@@ -14,7 +14,7 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// tls reads the files of TLS, so that all that is wrong with them is a fault.
+// tls loads the files of TLS; each file that cannot be used is a fault.
 func (p *parser) tls(c *Config, s Settings) {
 	c.HTTPTLS = p.listenerTLS("http", tlsfile.Names{Cert: s.HTTPTLSCert, Key: s.HTTPTLSKey, CA: s.HTTPClientCA})
 	c.AdminTLS = p.listenerTLS("admin", tlsfile.Names{Cert: s.AdminTLSCert, Key: s.AdminTLSKey, CA: s.AdminClientCA})
@@ -23,7 +23,7 @@ func (p *parser) tls(c *Config, s Settings) {
 	c.RedisSkipVerify = p.choice("redis-skip-verify", s.RedisSkipVerify, "on", "off") == "on"
 }
 
-// redisTLS reads the files for Redis. A URL without TLS would not use them, and nobody would know.
+// redisTLS loads the files for Redis. With a URL without TLS they would have no effect, which is a fault.
 func (p *parser) redisTLS(s Settings) *tlsfile.Files {
 	n := tlsfile.Names{Cert: s.RedisCert, Key: s.RedisKey, CA: s.RedisCA}
 	for _, u := range []struct{ name, value string }{
@@ -41,7 +41,7 @@ func (p *parser) redisTLS(s Settings) *tlsfile.Files {
 	return p.load("--redis-ca, --redis-cert", n)
 }
 
-// hasQuery reports whether a URL that can be parsed has a parameter.
+// hasQuery reports whether a valid URL has a parameter.
 func hasQuery(rawURL, name string) bool {
 	u, err := url.Parse(rawURL)
 	return err == nil && u.Query().Has(name)
@@ -59,7 +59,7 @@ func (p *parser) listenerTLS(name string, n tlsfile.Names) *tlsfile.Files {
 	return p.load("--"+name+"-tls-cert", n)
 }
 
-// load reads files. Its fault has the name of one of the settings; which file is wrong is in its text.
+// load reads files. Its fault names one of the settings; the text names the file.
 func (p *parser) load(setting string, n tlsfile.Names) *tlsfile.Files {
 	f, err := tlsfile.Load(n)
 	if err != nil {
@@ -68,7 +68,7 @@ func (p *parser) load(setting string, n tlsfile.Names) *tlsfile.Files {
 	return f
 }
 
-// withTLS has srv speak TLS if there are files, and log as the process does.
+// withTLS makes srv use TLS if there are files, and log to log.
 func withTLS(f *tlsfile.Files, log *slog.Logger, srv *http.Server) *http.Server {
 	srv.ErrorLog = slog.NewLogLogger(serverLog{log.Handler()}, slog.LevelWarn)
 	if f != nil {
@@ -77,8 +77,8 @@ func withTLS(f *tlsfile.Files, log *slog.Logger, srv *http.Server) *http.Server 
 	return srv
 }
 
-// serverLog takes what a server of HTTP says by itself. What strangers do to a listener must not fill the log, so
-// handshakes that failed are there for debugging only.
+// serverLog takes the messages of an HTTP server. Failed handshakes, which any client can cause, are logged at level
+// debug only.
 type serverLog struct{ slog.Handler }
 
 // Handle implements slog.Handler.
@@ -91,7 +91,7 @@ func (l serverLog) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// useTLS logs and shows what becomes of the files that a process uses, and warns loudly if it trusts anybody.
+// useTLS logs and exports changes of the files in use, and warns if Redis' certificate is not verified.
 func (c Config) useTLS(log *slog.Logger, reg prometheus.Registerer, files tlsfile.Collector) {
 	files["admin"], files["redis"] = c.AdminTLS, c.RedisTLS
 	if c.RedisSkipVerify {

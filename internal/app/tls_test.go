@@ -32,7 +32,7 @@ func adminTLS(t *testing.T, mutual bool) app.Config {
 	return c
 }
 
-// Files of TLS that cannot be used are faults that name their setting and the file.
+// TLS files that cannot be used are faults that name the setting and the file.
 func TestFilesOfTLSAreRead(t *testing.T) {
 	t.Parallel()
 	cert, key, ca := testenv.NewCA(t).Files(t, t.TempDir())
@@ -60,8 +60,8 @@ func TestFilesOfTLSAreRead(t *testing.T) {
 	}
 }
 
-// Each listener speaks TLS with its own certificate; the one with a CA of clients refuses who has none everything, and
-// neither speaks HTTP any more.
+// Each listener uses TLS with its own certificate and does not serve HTTP. The listener with a CA of clients refuses
+// clients without a certificate.
 func TestListenersSpeakTLS(t *testing.T) {
 	t.Parallel()
 	ca, clients := testenv.NewCA(t), testenv.NewCA(t)
@@ -133,8 +133,8 @@ func TestListenersSpeakTLS(t *testing.T) {
 	}
 }
 
-// refusesLargeFrames announces a frame of a megabyte of HTTP/2, which the server would take the memory for, and expects
-// it to be told that this is too much (RFC 9113, 4.2).
+// refusesLargeFrames announces an HTTP/2 frame of a megabyte, for which the server would allocate memory, and expects
+// the error FRAME_SIZE_ERROR (RFC 9113, 4.2).
 func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 	t.Helper()
 	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", addr)
@@ -166,7 +166,7 @@ func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 	}
 }
 
-// What is said about TLS of Redis and would have no effect, or would weaken it without anybody saying so, is a fault.
+// Settings of Redis TLS that would have no effect, or would silently weaken it, are faults.
 func TestSettingsOfRedisTLS(t *testing.T) {
 	t.Parallel()
 	_, _, ca := testenv.NewCA(t).Files(t, t.TempDir())

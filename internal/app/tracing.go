@@ -27,7 +27,7 @@ import (
 	"posthaste/outbox"
 )
 
-// tracing makes spans and sends them to a collector. nil is tracing that is off: its methods return what costs nothing.
+// tracing makes spans and sends them to a collector. A nil *tracing is off: its methods do nothing.
 //
 // Spans name routes, statements, streams and event ids; never a key, a body, a user, an argument or an error's text,
 // which may quote any of these.
@@ -40,8 +40,8 @@ type tracing struct {
 // stopTracing bounds how long a stopping process waits for the collector.
 const stopTracing = 3 * time.Second
 
-// setupTracing turns tracing on if the standard variables name a collector, and returns nil otherwise. service is the
-// name that OTEL_SERVICE_NAME replaces. It never fails: a process does its work with or without spans. The caller calls
+// setupTracing turns tracing on if the standard variables name a collector, and returns nil otherwise.
+// OTEL_SERVICE_NAME replaces service. It never fails: a process works with or without spans. The caller calls
 // shutdown.
 func setupTracing(ctx context.Context, service, version string, log *slog.Logger) *tracing {
 	log = log.With("component", "tracing")
@@ -52,7 +52,7 @@ func setupTracing(ctx context.Context, service, version string, log *slog.Logger
 		log.Error("tracing is off: spans are sent as http/protobuf only", "protocol", p)
 		return nil
 	}
-	// The SDK reports what goes wrong inside it, such as a bad variable, only to these two.
+	// The SDK reports its own errors, such as a bad variable, only to these two.
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
 	otel.SetErrorHandler(&errorLog{log: log})
 	exp, err := otlptracehttp.New(ctx)
@@ -72,7 +72,7 @@ func setupTracing(ctx context.Context, service, version string, log *slog.Logger
 	return &tracing{provider: tp, tracer: tp.Tracer("posthaste", trace.WithInstrumentationVersion(version)), log: log}
 }
 
-// tracingWanted reads the variables that the SDK leaves to the program.
+// tracingWanted reads the variables that the SDK does not read itself.
 func tracingWanted(getenv func(string) string) bool {
 	if strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true") || getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
@@ -87,7 +87,7 @@ func exportProtocol() string {
 	return os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL")
 }
 
-// shutdown sends what is left, for a short while. It may be called again.
+// shutdown sends the remaining spans, for stopTracing at most. It may be called again.
 func (t *tracing) shutdown() {
 	if t == nil {
 		return
@@ -99,14 +99,14 @@ func (t *tracing) shutdown() {
 	}
 }
 
-// loggedExporter logs when a collector goes away and when it is back, not every batch that is lost meanwhile.
+// loggedExporter logs when the collector becomes unreachable and when it is back, not every lost batch.
 type loggedExporter struct {
 	sdktrace.SpanExporter
 	log    *slog.Logger
 	failed atomic.Bool
 }
 
-// ExportSpans implements sdktrace.SpanExporter. Its error is said here, and nil.
+// ExportSpans implements sdktrace.SpanExporter. It logs errors and returns nil.
 func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := e.SpanExporter.ExportSpans(ctx, spans)
 	switch {
@@ -118,7 +118,7 @@ func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadO
 	return nil
 }
 
-// errorLog logs what the SDK reports, once a minute at most.
+// errorLog logs the SDK's reports, once a minute at most.
 type errorLog struct {
 	log  *slog.Logger
 	last atomic.Int64
@@ -132,13 +132,13 @@ func (l *errorLog) Handle(err error) {
 	}
 }
 
-// remote puts a trace context from outside into ctx, if it is one.
+// remote puts an external trace context into ctx, if it is valid.
 func remote(ctx context.Context, traceparent string) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent})
 }
 
-// requests returns what api.Options.Trace wants: a server span per request, which becomes the trace context that the
-// request's events carry on.
+// requests returns api.Options.Trace: it starts a server span per request, whose trace context the request's events
+// carry on.
 func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, route string, status int)) {
 	if t == nil {
 		return nil
@@ -148,7 +148,7 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 		headers := propagation.HeaderCarrier(r.Header)
 		ctx, span := t.tracer.Start(w3c.Extract(r.Context(), headers), "request",
 			trace.WithSpanKind(trace.SpanKindServer))
-		// The state belongs to the client's parent; if that was not valid, neither is the state.
+		// The state belongs to the client's parent and is invalid if that is.
 		r.Header.Del("Tracestate")
 		w3c.Inject(ctx, headers)
 		return r.WithContext(ctx), func(method, route string, status int) {
@@ -163,8 +163,8 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 	}
 }
 
-// onPublished returns what relay.Options.OnPublished wants: a producer span from the event's time until now for every
-// event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops when it is full.
+// onPublished returns relay.Options.OnPublished: it makes a producer span, from the event's time until now, for every
+// event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops spans when it is full.
 func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Event) {
 	if t == nil {
 		return nil
@@ -189,7 +189,7 @@ func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*
 	}
 }
 
-// handler puts a consumer span, a child of the event's writer, around h.
+// handler wraps h in a consumer span, a child of the writer's span.
 func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
 	if t == nil {
 		return h
@@ -209,7 +209,7 @@ func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
 	}
 }
 
-// messaging are the attributes of a span about an event. The subject is not among them: it may be a user.
+// messaging returns the attributes of a span about an event. They omit the subject, which may identify a user.
 func messaging(operation, stream, id, kind string) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("messaging.system", "redis"), attribute.String("messaging.operation.type", operation),
@@ -218,8 +218,8 @@ func messaging(operation, stream, id, kind string) []attribute.KeyValue {
 	}
 }
 
-// queries returns a tracer for the connections that requests use. It is not a library's, because those record errors
-// as Postgres words them, and Postgres quotes the values it did not like.
+// queries returns a tracer for the connections of requests. Library tracers record the error text of Postgres, which
+// quotes values; this one does not.
 func (t *tracing) queries() pgx.QueryTracer {
 	if t == nil {
 		return nil
@@ -227,8 +227,8 @@ func (t *tracing) queries() pgx.QueryTracer {
 	return &queryTracer{tracer: t.tracer}
 }
 
-// queryTracer makes a client span per statement and wait for a connection. What belongs to no request, such as
-// housekeeping, has none.
+// queryTracer makes a client span per statement and per wait for a connection. Work outside a request, such as
+// housekeeping, has no span.
 type queryTracer struct{ tracer trace.Tracer }
 
 var (
@@ -238,7 +238,7 @@ var (
 
 func (q *queryTracer) start(ctx context.Context, name string, attrs ...attribute.KeyValue) context.Context {
 	if !trace.SpanFromContext(ctx).IsRecording() {
-		return ctx // what end then does, it does to a span that takes nothing
+		return ctx // end then works on a span that records nothing
 	}
 	ctx, _ = q.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient),
 		trace.WithAttributes(attribute.String("db.system.name", "postgresql")), trace.WithAttributes(attrs...))
@@ -279,7 +279,7 @@ func (q *queryTracer) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, d pg
 	q.end(ctx, d.Err)
 }
 
-// verb is a statement's first word behind its comments.
+// verb returns a statement's first word after its comments.
 func verb(statement string) string {
 	for line := range strings.Lines(statement) {
 		if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], "--") {

@@ -92,7 +92,7 @@ func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
 	}
 }
 
-// BenchmarkPublishSpans is what tracing adds to a published event.
+// BenchmarkPublishSpans measures what tracing adds to a published event.
 func BenchmarkPublishSpans(b *testing.B) {
 	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(tracetest.NewNoopExporter()))
 	b.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
