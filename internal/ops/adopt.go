@@ -20,19 +20,18 @@ import (
 type Adoption struct {
 	// Streams are the streams of this database, in the order of their names.
 	Streams []string
-	// Balances tells whether Redis has balances of credits of another database; see FindBalances.
+	// Balances reports whether Redis has credit balances of another database; see FindBalances.
 	Balances bool
 
 	owner outbox.Owner
 	// shards is how many streams a type has.
 	shards int
-	// name is the source field of this database's entries; shared, whether it shares its streams.
+	// name is the source field of this database's entries; shared reports whether it shares its streams.
 	name   string
 	shared bool
 }
 
-// FindAdoption reads from Postgres what there is to take over. It gives a database that was copied an identity of its
-// own.
+// FindAdoption reads from Postgres what can be taken over. It gives a copied database a new identity.
 func FindAdoption(
 	ctx context.Context, pool *pgxpool.Pool, relayName string, shared bool,
 ) (*Adoption, error) {
@@ -54,15 +53,15 @@ func FindAdoption(
 	}, err
 }
 
-// FindBalances looks into Redis for balances of another database.
+// FindBalances checks Redis for balances of another database.
 func (a *Adoption) FindBalances(ctx context.Context, client redis.UniversalClient) error {
 	source, err := credits.Owner(ctx, client)
 	a.Balances = source != "" && source != a.owner.Source.String()
 	return err
 }
 
-// Others names the databases that are shut out of a stream: those that share it, if this one does not; else the one
-// that has this one's name.
+// Others names the databases that TakeOver would exclude from a stream: those that share it, if this database does
+// not; else the database with the same name.
 func (a *Adoption) Others(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	sharing, err := sink.Sharing(ctx, client, a.Streams)
 	var others []string
@@ -83,7 +82,7 @@ func (a *Adoption) TakeOver(ctx context.Context, pool *pgxpool.Pool, client redi
 	for i, name := range a.Streams {
 		streams[i] = outbox.Stream{Name: name, Base: outbox.BaseName(name, a.shards)}
 	}
-	if err := sql.NoteTaken(ctx, pool, streams, a.owner.Epoch); err != nil { // first: a relay looks at both at any time
+	if err := sql.NoteTaken(ctx, pool, streams, a.owner.Epoch); err != nil { // first: a relay may read both at any time
 		return err
 	}
 	s := sink.New(sink.Options{Client: client, Source: a.name, Shared: a.shared})

@@ -9,8 +9,8 @@ import (
 	"posthaste/sink"
 )
 
-// A relay of this database adopts while somebody answers the question of posthaste adopt: its gate has a later epoch
-// then. The stream is this database's already, which is all that was asked for.
+// A relay of this database adopts while posthaste adopt waits for its confirmation. The gate then has a later epoch,
+// and the adoption succeeds because the stream is this database's already.
 func TestAdoptBesideARelay(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)

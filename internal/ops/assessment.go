@@ -13,22 +13,22 @@ import (
 	"posthaste/sink"
 )
 
-// assessment is a verdict in the making.
+// assessment is a verdict that is being made.
 type assessment struct {
 	s *Snapshot
 	// reachable: neither server has failed to answer.
 	reachable bool
-	// slotTold is the level at which it was said that the slot cannot be used; Unknown if it was not.
+	// slotTold is the level at which the unusable slot was reported; Unknown if it was not.
 	slotTold Level
-	// heldTold begins the condition of which it was said that a relay publishes nothing because of it; "" if none was.
+	// heldTold is the prefix of the reported condition that keeps a relay from publishing; otherwise "".
 	heldTold string
-	// repairTold: it was said that a stream is not whole yet.
+	// repairTold reports whether an incomplete stream was reported.
 	repairTold bool
 	problems   []Problem
 }
 
-// add takes a problem. Names and errors in it are anybody's who may write to Redis: a character that turns the
-// direction of writing would make something else of the sentence around it.
+// add appends a problem. Its names and errors come from any writer to Redis: characters that change the direction of
+// writing would change the sentence around them, so they are replaced.
 func (a *assessment) add(p Problem) {
 	p.Title, p.Why, p.Remedy, p.line = Printable(p.Title), Printable(p.Why), Printable(p.Remedy), Printable(p.line)
 	a.problems = append(a.problems, p)
@@ -42,7 +42,7 @@ func (a *assessment) blocked() Level {
 	return Broken
 }
 
-// waiting says what waits in the outbox; "" if nothing does, or that is not known.
+// waiting describes the events that wait in the outbox; "" without any, or if that is unknown.
 func (a *assessment) waiting() string {
 	b := a.s.Postgres.Backlog
 	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
@@ -51,7 +51,7 @@ func (a *assessment) waiting() string {
 	return fmt.Sprintf("%s events wait, the oldest for %s", b.size(), Rough(seconds(b.OldestSeconds)))
 }
 
-// servers looks whether both servers answer.
+// servers checks whether both servers answer.
 func (a *assessment) servers() {
 	pg, rd := a.s.Asked.Postgres, a.s.Asked.Redis
 	line := "Postgres does not answer: " + pg.Error
@@ -89,7 +89,7 @@ func (a *assessment) servers() {
 		})
 	}
 	if pg.Slow {
-		// After Redis: without it the outbox grows until counting takes too long, and the cause comes first.
+		// After Redis: without Redis the outbox grows until counting is too slow, and the cause comes first.
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
 			Action: actionDoctor,
@@ -99,7 +99,7 @@ func (a *assessment) servers() {
 	}
 }
 
-// held looks whether a relay publishes nothing until somebody does something.
+// held checks whether a relay publishes nothing until an operator acts.
 func (a *assessment) held() {
 	p := a.s.Postgres
 	if !p.Led || p.Mode != outbox.ModeStandby {
@@ -129,7 +129,7 @@ func (a *assessment) held() {
 	})
 }
 
-// flow looks whether events move.
+// flow checks whether events move.
 func (a *assessment) flow() {
 	p := a.s.Postgres
 	oldest := seconds(p.Backlog.OldestSeconds)
@@ -172,13 +172,13 @@ func (a *assessment) flow() {
 	})
 }
 
-// slot looks at the stream and the WAL it holds.
+// slot checks the slot and the WAL it holds back.
 func (a *assessment) slot() {
 	p := a.s.Postgres
 	wanted := p.Desired != outbox.ModePoll
 	unusable := Degraded
 	if p.Desired == outbox.ModeCDC {
-		unusable = Failing // whoever asks for it does not want the sweep
+		unusable = Failing // in mode cdc, sweeping is a failure
 	}
 	switch {
 	case !p.Led || p.Degraded == "" || a.heldTold != "":
@@ -199,7 +199,7 @@ func (a *assessment) slot() {
 			line:   "events are swept although the stream is wanted: " + p.Degraded,
 		})
 	}
-	if p.Slot.Lost && wanted { // nobody needs it otherwise, and it holds nothing back
+	if p.Slot.Lost && wanted { // otherwise the slot is unused, and it holds nothing back
 		reason := because(p.Slot.Reason)
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The replication slot is lost", Action: actionDoctor,
@@ -218,12 +218,12 @@ func (a *assessment) slot() {
 	}
 }
 
-// relay ranks what the relay of this process says of itself.
+// relay ranks the conditions that the relay of this process reports.
 func (a *assessment) relay() {
 	if a.s.Relay == nil {
 		return
 	}
-	// What Postgres says of the slot comes from the same relay.
+	// The slot's state in Postgres comes from the same relay.
 	told := func(level Level, condition string) bool {
 		if a.repairTold && strings.HasPrefix(condition, restoreCondition) ||
 			a.heldTold != "" && strings.HasPrefix(condition, a.heldTold) {
@@ -248,8 +248,8 @@ func (a *assessment) relay() {
 	}
 }
 
-// old says that what a server answered is not from now: this process was stopped, or asks less often because it took
-// long.
+// old reports that a server's answer is out of date: this process was stopped, or it queries less often because
+// answers were slow.
 func (a *assessment) old() {
 	for _, l := range []struct {
 		name, part string
@@ -268,9 +268,9 @@ func (a *assessment) old() {
 	}
 }
 
-// unknown says what could not be looked at although both servers answer: not to know of a problem is not to have none.
+// unknown reports what could not be read although both servers answer: a problem there would go unnoticed.
 func (a *assessment) unknown() {
-	// What failed together with its server is looked at again within that time.
+	// Parts that failed together with their server are read again within that time.
 	asked, now := a.s.Asked, a.s.Now
 	back := asked.Postgres.Well
 	if asked.Redis.Well.After(back) {
@@ -314,7 +314,7 @@ func (a *assessment) dead() {
 	}
 }
 
-// are counts events and goes on with the verb.
+// are counts events, with the verb.
 func are(events int) string {
 	if events == 1 {
 		return "1 event is"
@@ -322,7 +322,7 @@ func are(events int) string {
 	return humanize.Comma(int64(events)) + " events are"
 }
 
-// owed says what waits for a group; after a deletion in the stream Redis cannot tell how much of it is unread.
+// owed describes what is pending for a group. After a deletion in the stream, Redis cannot count unread entries.
 func owed(g sink.Group) string {
 	unread := humanize.Comma(g.Lag)
 	if g.Lag < 0 {
@@ -361,7 +361,7 @@ func (a *assessment) groups() {
 	}
 }
 
-// repairs says what is put right, and what cannot be, because one of the two has forgotten what the other one knows.
+// repairs reports the repairs under way, and those that failed.
 func (a *assessment) repairs() {
 	p := a.s.Postgres
 	if open := p.Repairing(); len(open) > 0 {
@@ -371,7 +371,7 @@ func (a *assessment) repairs() {
 			title, progress = fmt.Sprintf("%d streams are compared with what is settled", n), open[0].Text()
 		}
 		far := sentence(open[0].Text())
-		if a.s.Relay != nil { // it knows better how far it is, and what is in its way
+		if a.s.Relay != nil { // the relay knows the progress and the obstacle better
 			for _, condition := range a.s.Relay.Reasons {
 				if strings.HasPrefix(condition, restoreCondition) {
 					far = sentence(condition[len(restoreCondition):])
@@ -403,7 +403,7 @@ func (a *assessment) repairs() {
 	}
 }
 
-// losses says what Redis, or Postgres, has forgotten.
+// losses reports what Redis or Postgres has lost.
 func (a *assessment) losses() {
 	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
 	for _, l := range a.s.Postgres.Losses {
@@ -426,7 +426,7 @@ func (a *assessment) losses() {
 	}
 }
 
-// seen is the problem that somebody has seen a loss, of which Postgres says nothing, or nothing more.
+// seen is the problem of a loss that was noticed in Redis and that Postgres does not list.
 func (a *assessment) seen(lost time.Time, noticed string) Problem {
 	if at := a.s.Postgres.Repaired; at != nil && at.After(lost.Add(-repairedBefore)) && !a.repairTold {
 		return Problem{
@@ -465,7 +465,7 @@ func (a *assessment) memory() {
 	}
 }
 
-// limits says what is not looked at.
+// limits reports what is not checked.
 func (a *assessment) limits() {
 	if n := a.s.Streams; a.s.Looked > 0 && n > a.s.Looked {
 		a.add(Problem{

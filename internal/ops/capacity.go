@@ -22,10 +22,10 @@ import (
 	"posthaste/sql"
 )
 
-// minSpan is the shortest time from which a rate is concluded.
+// minSpan is the shortest time from which a rate is computed.
 const minSpan = 10 * time.Minute
 
-// capacity says what grows in Postgres, how fast, and what fits for how long.
+// capacity reports what grows in Postgres, how fast, and for how long the space lasts.
 func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	var walBytes, logBytes int64
 	var walSeconds float64
@@ -56,7 +56,7 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	}
 }
 
-// history says how the log grows. Its oldest mark is about as old as its oldest events.
+// history reports the growth of the log. Its oldest mark is about as old as its oldest events.
 func (d *doctor) history(bytes int64, oldest *time.Time, now time.Time) {
 	keep := d.config.History
 	if keep == 0 {
@@ -74,10 +74,10 @@ func (d *doctor) history(bytes int64, oldest *time.Time, now time.Time) {
 		size(int64(perDay*keep.Hours()/24)))
 }
 
-// retentionSlack is how long deleting may be behind.
+// retentionSlack is how late deletion may be.
 const retentionSlack = time.Hour
 
-// log says whether what is owed can be found, and whether what is past the retention is deleted.
+// log checks that unsettled events can be found, and that expired ones are deleted.
 func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	if err := sql.Sound(ctx, conn); err != nil {
 		d.add(SeverityFail, "table", "posthaste migrate, or REINDEX INDEX outbox_owed: see the text", "%s",
@@ -104,15 +104,15 @@ func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// ledger looks at what the credits have in Postgres.
+// ledger checks the credits in Postgres.
 func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	frozen, err := credits.FrozenAccounts(ctx, conn)
 	if err != nil {
-		return // the schema was named already
+		return // the missing schema was reported already
 	}
 	buckets, err := credits.LedgerBuckets(ctx, conn)
 	if err != nil || len(buckets) == 0 && len(frozen) == 0 {
-		return // nobody uses credits
+		return // credits are not in use
 	}
 	d.credits = true
 	if n := len(frozen); n > 0 {
@@ -140,8 +140,8 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// balances says whether the balances in Redis are another database's. Without credits that is allowed: they are refused
-// as soon as somebody uses them.
+// balances reports whether the balances in Redis belong to another database. Without credits that is only a warning:
+// credit requests are refused.
 func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
 	theirs, err := credits.Owner(ctx, client)
 	if err != nil || theirs == "" || d.source == uuid.Nil || theirs == d.source.String() {
@@ -155,7 +155,7 @@ func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
 		"those in this Redis are of another database (%s): credits of this one are refused", theirs)
 }
 
-// functions tells whether the credits' function library is there, or could be loaded.
+// functions reports whether the credits' function library is loaded, or could be.
 func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
 	switch {
@@ -173,17 +173,16 @@ func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	}
 }
 
-// sampledStreams bounds how many streams are measured.
 const sampledStreams = 50
 
-// streams says what the streams take in Redis, and for how long the rest of its memory lasts.
+// streams reports the memory of the streams, and how long the rest of Redis' memory lasts.
 func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[string]string) {
 	var length, bytes int64
-	var rate float64 // bytes a second
+	var rate float64 // bytes per second
 	for _, name := range d.names[:min(len(d.names), sampledStreams)] {
 		n, err := client.XLen(ctx, name).Result()
 		if err != nil || n == 0 {
-			continue // not a stream, or not there: whoever publishes says so
+			continue // not a stream, or missing: the publisher reports it
 		}
 		b, err := client.MemoryUsage(ctx, name, 5).Result()
 		if err != nil {
@@ -220,7 +219,6 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	d.add(SeverityOK, "capacity redis", "", "%s", detail)
 }
 
-// sharing names the databases that publish to the same streams.
 func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	all, err := sink.Sharing(ctx, client, d.names)
 	if err != nil {
@@ -240,7 +238,7 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
 }
 
-// foreign says, like the relay, whether a stream belongs to another database.
+// foreign reports, like the relay, whether a stream belongs to another database.
 func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	if d.source == uuid.Nil {
 		return
@@ -258,7 +256,7 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	}
 }
 
-// lasts says how long bytes last at a rate of bytes a second.
+// lasts describes how long bytes last at a rate of bytes per second.
 func lasts(bytes, rate float64) string {
 	switch h := bytes / max(rate, 1e-9) / 3600; {
 	case h < 1:

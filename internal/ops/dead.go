@@ -18,7 +18,7 @@ import (
 
 // Dead is one parked event.
 type Dead struct {
-	// Source says who parked it: "relay", or the consumer group.
+	// Source is "relay", or the name of the consumer group.
 	Source        string    `json:"source"`
 	ID            uuid.UUID `json:"id"`
 	AggregateType string    `json:"aggregate_type"`
@@ -52,11 +52,11 @@ func ListDead(ctx context.Context, db sql.DB) ([]Dead, error) {
 	return out, nil
 }
 
-// sourceRelay is the source of what the relay has parked; a group's is its name.
+// sourceRelay is the source of events that the relay has parked.
 const sourceRelay = "relay"
 
-// GroupDead shows what a consumer group has given up in the form of the relay's parked events. bases has the base of
-// streams, as outbox.Bases does: a type may have several.
+// GroupDead converts a dead event of a consumer group to the form of the relay's. bases has the base of each stream,
+// as outbox.Bases returns it: a type may have several streams.
 func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dead {
 	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
 	return Dead{
@@ -66,8 +66,8 @@ func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dea
 	}
 }
 
-// GroupsDead lists what consumer groups have given up on the streams with the prefix, without the payloads: of those
-// there may be more than memory. What could be read is returned beside the error of what could not.
+// GroupsDead lists the dead events of consumer groups on the streams with the prefix, without payloads, which might
+// not fit into memory. It returns what it could read together with the error.
 func GroupsDead(ctx context.Context, client redis.UniversalClient, prefix string) ([]consumer.DeadEntry, error) {
 	found, err := consumer.Streams(ctx, client, prefix)
 	var streams []string
@@ -80,16 +80,15 @@ func GroupsDead(ctx context.Context, client redis.UniversalClient, prefix string
 	return list, errors.Join(err, unread)
 }
 
-// DeadAction is what can be done to a dead event, wherever it is.
 type DeadAction struct {
-	// Done is said of an event when it is done.
+	// Done describes the result for an event.
 	Done string
-	// Relay does it to an event that the relay has parked, Group to one that a consumer group has given up.
+	// Relay acts on an event that the relay has parked, Group on one that a consumer group has given up.
 	Relay func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error
 	Group func(ctx context.Context, client redis.UniversalClient, d consumer.DeadEntry) error
 }
 
-// RetryDead publishes an event again, or gives it back to its group.
+// RetryDead publishes an event again, or returns it to its group.
 func RetryDead() DeadAction {
 	return DeadAction{Done: "is on its way again", Relay: sql.RetryDead, Group: consumer.Retry}
 }
@@ -103,15 +102,15 @@ func DropDead() DeadAction {
 	}
 }
 
-// DeadIn is where dead events are: the relay's in Postgres, the groups' in Redis.
+// DeadIn has the places of dead events: the relay's are in Postgres, the groups' in Redis.
 type DeadIn struct {
 	Pool   *pgxpool.Pool
 	Client redis.UniversalClient
-	// Groups is what consumer groups have given up, as it was read.
+	// Groups are the dead events of consumer groups, as they were read.
 	Groups []consumer.DeadEntry
 }
 
-// DeadName is how people are told of a dead event.
+// DeadName describes a dead event in messages.
 func DeadName(id, source string) string {
 	if source == sourceRelay {
 		return id
@@ -119,9 +118,9 @@ func DeadName(id, source string) string {
 	return id + " (group " + source + ")"
 }
 
-// Each does a to the events with the ids, or to all, wherever they are, and tells said what became of each: the event's
-// id, its source as in Dead, and an error or nil. The error it returns is one that kept it from beginning, or that of
-// ctx, which ends it between two events.
+// Each applies a to the events with the ids, or to all, and calls said with the result for each: the event's id, its
+// source as in Dead, and an error or nil. It returns an error that prevented the start, or that of ctx, which it
+// checks between two events.
 func (d *DeadIn) Each(
 	ctx context.Context, a DeadAction, ids []uuid.UUID, all bool, said func(id, source string, err error),
 ) error {
@@ -152,7 +151,7 @@ func (d *DeadIn) Each(
 		}
 		err := a.Relay(ctx, d.Pool, id)
 		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
-			continue // only a group had it, or it is gone since it was listed
+			continue // only a group had it, or it was removed since it was listed
 		}
 		said(id.String(), sourceRelay, err)
 	}

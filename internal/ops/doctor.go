@@ -27,46 +27,46 @@ const (
 	SeverityFail = "fail"
 )
 
-// Finding is one thing the doctor looked at.
+// Finding is the result of one check.
 type Finding struct {
 	Check    string `json:"check"`
 	Severity string `json:"severity"`
 	Detail   string `json:"detail"`
-	// Remedy says what to do about it; empty when all is well.
+	// Remedy describes what to do; empty if all is well.
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// DoctorOptions are what the doctor looks at, and the settings it measures against.
+// DoctorOptions are the servers that the doctor checks, and the settings it compares them with.
 type DoctorOptions struct {
 	PostgresURL string
-	// Redis and Guard say where Redis and that of the idempotency guard are, and how they are connected; nil Redis: the
-	// URL is not one, nil Guard: it has none of its own.
+	// Redis and Guard are the connections to Redis and to the guard's own Redis. Redis is nil if its URL is invalid,
+	// Guard if the guard uses Redis.
 	Redis, Guard    *redis.UniversalOptions
 	Schema          string
 	RelayName, Slot string
 	Publication     string
-	// WALBudget is in bytes, StreamMaxlen in entries, History how long delivered events are kept.
+	// WALBudget is in bytes, StreamMaxlen in entries. History is how long delivered events are kept.
 	WALBudget    int64
 	StreamMaxlen int64
 	History      time.Duration
 	Durability   sink.Durability
-	// SharedStreams tells whether other databases may publish to the same streams.
+	// SharedStreams reports whether other databases may publish to the same streams.
 	SharedStreams bool
 	// Restore is how far back the relay restores what Redis loses; 0: not at all.
 	Restore time.Duration
-	// WriterOnly: PostgresURL is of a process that only writes, like serve. What the relay's role may do is then not
-	// looked at.
+	// WriterOnly: PostgresURL belongs to a process that only writes, like serve. The rights that a relay needs are
+	// then not checked.
 	WriterOnly bool
 }
 
-// Diagnosis is everything the doctor found.
+// Diagnosis has all findings.
 type Diagnosis struct {
 	// OK is false if the relay could not run safely in the desired mode.
 	OK       bool      `json:"ok"`
 	Findings []Finding `json:"findings"`
 }
 
-// Verdict sums the findings up in one line. It names the problems, because of which the relay could not run safely.
+// Verdict is the diagnosis in one line, which names the failed checks.
 func (d Diagnosis) Verdict() string {
 	var failed []string
 	warned := 0
@@ -98,8 +98,8 @@ func countOf(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// Diagnose looks at everything the relay needs. It connects by itself, changes nothing, and always answers: what it
-// cannot reach is a finding. ctx bounds how long it takes.
+// Diagnose checks everything the relay needs. It makes its own connections, changes nothing, and always returns a
+// diagnosis: an unreachable server is a finding. ctx bounds its duration.
 func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	d := &doctor{config: o, desired: outbox.ModeAuto}
 	pctx, cancel := half(ctx)
@@ -110,8 +110,8 @@ func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	return Diagnosis{OK: !failed, Findings: d.findings}
 }
 
-// half returns a context that ends when half of ctx's time is over: one server that hangs must not make the other look
-// as if it did.
+// half returns a context that ends after half of ctx's remaining time, so that one server that hangs leaves time to
+// check the other.
 func half(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -124,10 +124,10 @@ type doctor struct {
 	config   DoctorOptions
 	desired  outbox.Mode
 	findings []Finding
-	// names are the streams that Postgres knows of, and source its identity; nil without it.
+	// names are the streams in Postgres, and source its identity; nil if it is unknown.
 	names  []string
 	source uuid.UUID
-	// credits tells whether the ledger has anything.
+	// credits reports whether the ledger has entries.
 	credits bool
 }
 
@@ -136,7 +136,7 @@ func (d *doctor) add(severity, check, remedy, format string, args ...any) {
 		Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
-// facts are what one query tells about the server.
+// facts are the server's properties, read by one query.
 type facts struct {
 	version                              int
 	walLevel                             string
@@ -191,7 +191,7 @@ func (d *doctor) postgres(ctx context.Context) {
 	}
 }
 
-// leader names a session that holds the leader's lock and is no relay's.
+// leader names a session that holds the leader's lock but does not belong to a relay.
 func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 	s, err := sql.LeaderSession(ctx, conn)
 	if err != nil {
@@ -248,7 +248,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 	return true
 }
 
-// restores tells what Postgres could not give back, if Redis forgot it.
+// restores reports what could not be restored if Redis lost it.
 func (d *doctor) restores() {
 	switch {
 	case d.config.History == 0:
@@ -262,7 +262,7 @@ func (d *doctor) restores() {
 	}
 }
 
-// rights tells what the role may not do. The tables' owner may everything but the last.
+// rights reports the rights that the role lacks. The owner of the tables has all but the last.
 func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	var lacks, hiding, creators string
 	var published, publication, statistics bool
@@ -278,7 +278,7 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		return
 	}
 	if d.config.WriterOnly {
-		lacks, publication, statistics = "", true, true // the relay's to have
+		lacks, publication, statistics = "", true, true // these concern the relay's role
 	}
 	if lacks != "" {
 		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role",
@@ -316,7 +316,7 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// stream checks what only the stream needs: fatal when the desired mode wants it.
+// stream checks what only streaming needs. Its findings are failures if the desired mode is cdc or auto.
 func (d *doctor) stream(f facts) {
 	severity := SeverityFail
 	if d.desired == outbox.ModePoll {
@@ -356,7 +356,7 @@ func (d *doctor) stream(f facts) {
 	}
 }
 
-// retention checks what bounds the WAL while no relay runs.
+// retention checks the bound of the WAL while no relay runs.
 func (d *doctor) retention(f facts) {
 	const remedy = "ALTER SYSTEM SET max_slot_wal_keep_size to at least twice --wal-budget, " +
 		"and below the free disk space"
@@ -434,7 +434,7 @@ func (d *doctor) redis(ctx context.Context) {
 	}
 }
 
-// cluster tells what a cluster consists of.
+// cluster lists the nodes of a cluster.
 func (d *doctor) cluster(nodes []redisurl.Node) {
 	if len(nodes) == 1 && nodes[0].Addr == "" {
 		return
@@ -452,7 +452,8 @@ func (d *doctor) cluster(nodes []redisurl.Node) {
 	}
 }
 
-// eachNode looks at every server behind Redis, and adds what is found of all of them once, and else whose it is.
+// eachNode checks every server behind Redis. It reports a finding that all of them share once, others with the
+// address.
 func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	look func(ctx context.Context, one *doctor, n redisurl.Node),
 ) {
@@ -471,7 +472,7 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 			whose[f] = append(whose[f], nodes[i].Addr)
 		}
 	}
-	// By check, as the first node has them.
+	// Findings are ordered by check, as the first node has them.
 	rank := map[string]int{}
 	for _, f := range order {
 		if _, known := rank[f.Check]; !known {
@@ -488,7 +489,6 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	}
 }
 
-// server looks at one server.
 func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
 	info, err := n.InfoMap(ctx, "server", "memory", "persistence").Result()
 	if err != nil {
@@ -519,7 +519,7 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 	}
 }
 
-// on returns those of streams that a node has.
+// on returns those of streams that are on a node.
 func on(ctx context.Context, client redis.UniversalClient, n redisurl.Node, streams []string) []string {
 	cluster, ok := client.(*redis.ClusterClient)
 	if !ok {

@@ -29,7 +29,7 @@ func optionsOf(t *testing.T, d *testenv.Database, url string) ops.DoctorOptions 
 	}
 }
 
-// diagnose asks the doctor about a database; Redis is none of its business here.
+// diagnose runs the doctor on a database, without Redis.
 func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings map[string]ops.Finding) {
 	t.Helper()
 	v := ops.Diagnose(t.Context(), optionsOf(t, d, url))
@@ -43,7 +43,7 @@ func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings 
 	return v.OK, findings
 }
 
-// A role that could not relay is told what it lacks, and an owner without the optional rights is only warned.
+// The doctor names what a role that cannot relay lacks, and only warns if an owner lacks optional rights.
 func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -93,7 +93,7 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	}
 }
 
-// Whoever may create in the schema is named, unless the tables are his to use anyway.
+// The doctor names roles that may create objects in the schema, unless they may act as the tables' owner anyway.
 func TestDoctorNamesWhoMayCreateInTheSchema(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -126,7 +126,7 @@ func TestDoctorNamesWhoMayCreateInTheSchema(t *testing.T) {
 	}
 }
 
-// A Postgres that hangs takes its own time only: Redis is looked at all the same, and found well.
+// A Postgres that hangs does not use up the time of Redis, which is checked and found healthy.
 func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
@@ -150,7 +150,7 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	}
 }
 
-// Whether owed events can be found, and whether what is past the retention is deleted.
+// The doctor checks that unsettled events can be found, and that expired ones are deleted.
 func TestDoctorLooksAtTheLog(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -162,7 +162,7 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "nothing is settled") {
 		t.Errorf("a new log: %+v", f)
 	}
-	// One that is older than the retention is kept of every part, however old it is.
+	// One mark older than the retention is kept per part, whatever its age.
 	d.Exec(t, `DELETE FROM outbox_mark; INSERT INTO outbox_mark (part, epoch, settled, hi, at)
 		SELECT n, 1, '3:3:', 0, '2026-03-01 12:00Z' FROM generate_series(-1, 15) n`)
 	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "of 2026-03-01T12:00:00Z") {
@@ -173,7 +173,7 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	if f := marks(); f.Severity != ops.SeverityWarn || !strings.Contains(f.Detail, "and 4 are left") {
 		t.Errorf("a log that nobody shortens: %+v", f)
 	}
-	// What somebody has changed.
+	// Manual changes.
 	d.Exec(t, "DROP INDEX outbox_owed; ALTER SEQUENCE outbox_seq_seq CACHE 50")
 	if ok, f := diagnose(t, d, d.URL); ok || f["table"].Severity != ops.SeverityFail ||
 		!strings.Contains(f["table"].Detail, "CACHE 50") || !strings.Contains(f["table"].Detail, "outbox_owed") {
@@ -181,8 +181,8 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	}
 }
 
-// What Redis loses cannot be restored without history, and is not with --restore=off. That is the relay's business, not
-// that of a process which only writes.
+// Losses of Redis cannot be restored without history, and are not restored with --restore=off. A process that only
+// writes does not report that.
 func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -214,7 +214,7 @@ func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
 	}
 }
 
-// Of a cluster, what every node says is said once, and what one of them says, with its address. A master that is down
+// A finding that all nodes of a cluster share is reported once, others with the node's address. A master that is down
 // is a problem that names it.
 func TestDoctorLooksAtEveryNode(t *testing.T) {
 	t.Parallel()
@@ -257,7 +257,7 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 	}) {
 		t.Errorf("a replica is down: %+v", f)
 	}
-	for _, i := range []int{1, 4} { // and nobody replaces it
+	for _, i := range []int{1, 4} { // without a replica that replaces it
 		_ = c.Nodes[i].Kill()
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -269,7 +269,7 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 	})
 }
 
-// A session that is no relay and holds the leader's lock is named.
+// The doctor names a session that holds the leader's lock and is no relay's.
 func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -283,7 +283,7 @@ func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 	}
 }
 
-// Credits of a database whose balances in Redis are another one's are refused until a person decides.
+// If the balances in Redis are another database's, credits are refused until an operator decides.
 func TestDoctorNamesTheBalancesOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)

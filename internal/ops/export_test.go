@@ -6,10 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Beyond is beyond.
 var Beyond = beyond
 
-// Encryption is what the doctor would find about a connection, did it go beyond this machine.
+// Encryption returns the doctor's findings about a connection as if it left this machine.
 func Encryption(ctx context.Context, conn *pgx.Conn) []Finding {
 	d := &doctor{}
 	d.encryption(ctx, conn)

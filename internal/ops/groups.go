@@ -19,23 +19,22 @@ import (
 	"posthaste/sink"
 )
 
-// GroupList are the consumer groups there are.
 type GroupList struct {
-	// List has the groups, by the stream of their type: one that is on several streams of a type is one.
+	// List has the groups, by the stream of their type. A group on several streams of a type is one entry.
 	List []sink.Group
 
 	client redis.UniversalClient
-	// each has the groups, by stream.
+	// each has the groups of every single stream.
 	each []sink.Group
-	// streams are all streams looked at, and bases those of which a type has several.
+	// streams are all streams that were read, and bases those of which a type has several.
 	streams []string
 	bases   map[string]string
 }
 
-// FindGroups reads the consumer groups of the noted streams, which are those that Postgres knows of, and of every other
-// stream with the prefix. maxLen is the length to which the relay trims the noted ones, 0 if it does so whatever the
-// groups have read: for those it finds who holds trimming. What could be read is returned beside the error of what
-// could not; nil if that is nothing.
+// FindGroups reads the consumer groups of the noted streams, which are those in Postgres, and of all other streams
+// with the prefix. maxLen is the length to which the relay trims the noted streams, or 0 if it trims entries that
+// groups have not read; if it is not 0, the groups that hold trimming are marked. It returns what it could read, or
+// nil, together with the error.
 func FindGroups(
 	ctx context.Context, client redis.UniversalClient, noted []outbox.Stream, prefix string, maxLen int64,
 ) (*GroupList, error) {
@@ -43,13 +42,13 @@ func FindGroups(
 	if err != nil && len(found) == 0 {
 		return nil, err
 	}
-	// With an empty prefix that is every stream; those of the credits have names that no aggregate type gives, and
-	// readers of their own.
+	// An empty prefix matches every stream. Skip those of the credits: no aggregate type gives their names, and they
+	// have readers of their own.
 	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
 	g := &GroupList{client: client, streams: slices.Concat(outbox.StreamNames(noted), found)}
 	slices.Sort(g.streams)
 	g.streams = slices.Compact(g.streams)
-	// Streams that only another database publishes to, and all of them without Postgres, are as Redis has them.
+	// For the streams that only another database publishes to, and for all without Postgres, Redis has the bases.
 	bases, unknown := consumer.Bases(ctx, client, g.streams)
 	maps.Copy(bases, outbox.Bases(noted))
 	g.bases = bases
@@ -62,7 +61,7 @@ func FindGroups(
 	return g, errors.Join(err, unknown, unread)
 }
 
-// markHolders finds who holds trimming, of the streams that the relay trims.
+// markHolders finds the groups that hold trimming of the noted streams.
 func (g *GroupList) markHolders(noted []string, maxLen int64) {
 	for i := 0; i < len(g.each); {
 		j := i
@@ -76,8 +75,8 @@ func (g *GroupList) markHolders(noted []string, maxLen int64) {
 	}
 }
 
-// Find returns a group, or an error that says what there is. The name of a type's only stream stands for all streams of
-// the type; that of one of several, for that one.
+// Find returns a group, or an error that lists those that exist. The name of a type's only stream selects all streams
+// of the type; that of one of several, only that one.
 func (g *GroupList) Find(stream, name string) (sink.Group, error) {
 	var names []string
 	for _, list := range [][]sink.Group{g.List, g.each} {
@@ -109,7 +108,7 @@ func orNo(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// onEach is what a group is on each stream.
+// onEach returns the group on each of its streams.
 func onEach(group sink.Group) []sink.Group {
 	if group.Streams == nil {
 		return []sink.Group{group}
@@ -117,7 +116,7 @@ func onEach(group sink.Group) []sink.Group {
 	return group.Streams
 }
 
-// CheckDrop returns *sink.ActiveError if somebody may still read for the group. It changes nothing.
+// CheckDrop returns *sink.ActiveError if consumers may still read for the group. It changes nothing.
 func (g *GroupList) CheckDrop(ctx context.Context, group sink.Group) error {
 	for _, on := range onEach(group) {
 		if err := sink.CheckDrop(ctx, g.client, on.Stream, on.Name, sink.ActiveWithin); err != nil {
@@ -127,7 +126,7 @@ func (g *GroupList) CheckDrop(ctx context.Context, group sink.Group) error {
 	return nil
 }
 
-// Dead lists what a group has given up, without the payloads. Nobody can retry it once the group is gone.
+// Dead lists a group's dead events, without payloads. They cannot be retried once the group is dropped.
 func (g *GroupList) Dead(ctx context.Context, group sink.Group) ([]consumer.DeadEntry, error) {
 	var dead []consumer.DeadEntry
 	for _, on := range onEach(group) {
@@ -141,9 +140,9 @@ func (g *GroupList) Dead(ctx context.Context, group sink.Group) ([]consumer.Dead
 	return dead, nil
 }
 
-// Drop drops a group, on all streams of its type if it has several, and with it dead, which is what it has given up.
-// Unless forced it refuses as CheckDrop does, in the same step with each stream's: an error names those from which the
-// group is gone already.
+// Drop drops a group on all its streams, and dead, its dead events. Unless force is set, it checks for active
+// consumers in the same step, as CheckDrop does. Its error names the streams from which the group has been dropped
+// already.
 func (g *GroupList) Drop(ctx context.Context, group sink.Group, dead []consumer.DeadEntry, force bool) error {
 	var gone []string
 	for _, on := range onEach(group) {
@@ -164,28 +163,26 @@ func (g *GroupList) Drop(ctx context.Context, group sink.Group, dead []consumer.
 }
 
 const (
-	// unreadAfter is how long a group may leave an entry lying.
+	// unreadAfter is how long a group may leave an entry unread.
 	unreadAfter = time.Minute
-	// behindAfter is the same for a group whose consumers are at work, which may try an entry again for some minutes.
+	// behindAfter is the same for a group with active consumers, which may retry an entry for some minutes.
 	behindAfter = 5 * time.Minute
 )
 
-// GroupState is how a consumer group keeps up. States are ordered: a higher one is worse.
+// GroupState describes how a consumer group keeps up. A higher state is worse.
 type GroupState int
 
-// All states there are.
 const (
-	// UpToDate has nothing before it.
+	// UpToDate has no unread or pending entries.
 	UpToDate GroupState = iota
-	// Behind has something before it, for a moment so far.
+	// Behind has had unread or pending entries for a short time.
 	Behind
 	// Slow does not keep up.
 	Slow
-	// Abandoned has nobody who reads for it.
+	// Abandoned has no active consumer.
 	Abandoned
 )
 
-// StateOf says how a group keeps up.
 func StateOf(g sink.Group) GroupState {
 	switch {
 	case g.Abandoned():
@@ -198,16 +195,15 @@ func StateOf(g sink.Group) GroupState {
 	return Behind
 }
 
-// String is the state in a table.
 func (s GroupState) String() string {
 	return [...]string{"up to date", "behind", "behind", "abandoned"}[s]
 }
 
 var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_.:/@%+,-]+$`)
 
-// DropGroupCommand is the command that drops a consumer group, to be pasted into a shell. Anybody who may write to
-// Redis chooses a group's name, so it is quoted; what cannot be printed is shown as a question mark, and names no
-// group.
+// DropGroupCommand is the command that drops a consumer group, safe to paste into a shell. Any writer to Redis can
+// choose a group's name, so it is quoted. Unprintable characters are shown as question marks; such a command matches
+// no group.
 func DropGroupCommand(stream, group string) string {
 	return "posthaste groups drop --stream=" + quoted(stream) + " --group=" + quoted(group)
 }
@@ -216,7 +212,7 @@ func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
 	}
-	// What cannot be typed is not turned into something that can: it would be another name.
+	// Replace what cannot be typed, rather than drop it: the result must not be the name of another group.
 	word = strings.Map(func(r rune) rune {
 		if r != ' ' && !unicode.IsPrint(r) {
 			return '?'

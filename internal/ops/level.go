@@ -1,24 +1,22 @@
 package ops
 
-// Level is how bad something is. Levels are ordered: a higher one is worse.
+// Level is the severity of a problem. A higher level is worse.
 type Level int
 
-// All levels there are. Terminal and page have fewer words, so that an operator needs to know three of them; see Word
-// and Tone.
+// All levels. Terminal and page have fewer words, so that an operator needs to know only three; see Word and Tone.
 const (
-	// Unknown is the level of what has not been looked at.
+	// Unknown means that it was not checked.
 	Unknown Level = iota
-	// OK needs nothing.
+	// OK needs no action.
 	OK
 	// Degraded still works, but not as it should.
 	Degraded
-	// Failing does not work, or needs a person, and no event waits for it that could go on otherwise.
+	// Failing does not work, or needs an operator, but delays no event.
 	Failing
 	// Broken means that events are late, or lost, or cannot flow.
 	Broken
 )
 
-// levels has the words for each level.
 var levels = [...]struct{ word, tone string }{
 	Unknown:  {"unknown", "unknown"},
 	OK:       {"ok", "ok"},
@@ -33,5 +31,5 @@ func (l Level) Word() string { return levels[l].word }
 // Tone is the level as a page colours it: "ok", "warn", "bad" or "unknown".
 func (l Level) Tone() string { return levels[l].tone }
 
-// Ready reports whether a process in which this is the worst counts as ready.
+// Ready reports whether a process whose worst problem has this level counts as ready.
 func (l Level) Ready() bool { return l < Failing }

@@ -1,12 +1,11 @@
-// Package ops is what an operator asks of a posthaste that runs, and what an operator does to it: status, doctor,
-// trace, dead events, consumer groups, adoption, and the verdict on all of it.
+// Package ops reads and changes a running posthaste for an operator: status, doctor, trace, dead events, consumer
+// groups, adoption, and the verdict on all of it.
 //
-// It is the same for everybody who asks. The terminal (cmd/posthaste), the admin listener (api/admin) and the console
-// (api/admin/console) read and act through this package, and only show what it says, each in its own form. It knows
-// nothing of HTTP, of terminals and of flags.
+// The terminal (cmd/posthaste), the admin listener (api/admin) and the console (api/admin/console) all use this
+// package, and only differ in how they show its results. It does not depend on HTTP, terminals or flags.
 //
-// What reads changes nothing, except that a relay's row is made where none has run yet. Every call ends with its
-// context; none retries, and none logs. Clients and pools belong to the caller. What is returned holds no payload and
-// no secret. Texts of others (names of groups and streams, errors of handlers) are passed on as they are: whoever shows
-// them takes out what could steer a terminal or a page.
+// Reads change nothing, except that they create the row of a relay that has never run. Every call ends with its
+// context; none retries or logs. Clients and pools belong to the caller. Results contain no payloads and no secrets.
+// Texts of others (names of groups and streams, errors of handlers) are passed on unchanged: the caller removes what
+// could control a terminal or a page.
 package ops

@@ -6,9 +6,9 @@ import (
 	"posthaste/relay"
 )
 
-// Readiness is what the verdict says of the relay of this process: its own conditions. They say whether the process
-// does its work, and not how the pipeline is: a parked event, say, is no reason to restart a relay. It wants a Snapshot
-// with Relay.
+// Readiness is the part of the verdict that comes from the conditions of this process' relay. It reports whether the
+// process works, not the state of the pipeline: a parked event, for example, is no reason to restart a relay. It
+// needs a Snapshot with Relay.
 func (v Verdict) Readiness() relay.Health {
 	r := relay.Health{Role: v.role, Ready: true}
 	for _, p := range v.Problems {
@@ -24,20 +24,19 @@ func (v Verdict) Readiness() relay.Health {
 	return r
 }
 
-// ReadyOf is the readiness of a relay that says h of itself.
+// ReadyOf is the readiness of a relay with health h.
 func ReadyOf(h relay.Health) relay.Health { return Assess(&Snapshot{Relay: &h}).Readiness() }
 
 // Brief is the verdict in a terminal, in a log, and for scripts.
 type Brief struct {
 	// Word is "ok", "degraded", "broken" or "unknown".
 	Word string `json:"word"`
-	// Why says in one line what is gravest and, if it can be said shortly, what to do.
+	// Why is the gravest problem in one line, with its remedy if that is short.
 	Why string `json:"why"`
-	// Also are the other problems, the gravest first, a line each.
+	// Also are the other problems, one line each, the gravest first.
 	Also []string `json:"also,omitempty"`
 }
 
-// Brief is the verdict in a word and a few lines.
 func (v Verdict) Brief() Brief {
 	b := Brief{Word: v.Level.Word(), Why: v.wellLine}
 	switch {
@@ -54,7 +53,6 @@ func (v Verdict) Brief() Brief {
 	return b
 }
 
-// brief is the problem in a line.
 func (p Problem) brief() string {
 	if p.line != "" {
 		return p.line
@@ -68,11 +66,10 @@ type Report struct {
 	Verdict Brief `json:"verdict"`
 }
 
-// Report is what a script reads of a snapshot.
+// Report is the status with the verdict, for scripts.
 func (s *Snapshot) Report() Report { return Report{s.Postgres.Status, Assess(s).Brief()} }
 
-// maxAlso bounds the problems that a page shows beside the gravest: anybody who may write to Redis can make thousands
-// of groups.
+// maxAlso bounds the problems that a page shows after the gravest: any writer to Redis can make thousands of groups.
 const maxAlso = 20
 
 // Page is the verdict on a page.
@@ -81,9 +78,9 @@ type Page struct {
 	Level string `json:"level"`
 	Title string `json:"title"`
 	Why   string `json:"why"`
-	// Remedy says what to do; empty if there is nothing.
+	// Remedy is what to do; may be empty.
 	Remedy string `json:"remedy"`
-	// Action names the section of the page where to do it; empty if it is not done there.
+	// Action is the section of the page where to do it; may be empty.
 	Action string `json:"action"`
 	// Also are the other problems, the gravest first.
 	Also []PageProblem `json:"also"`
@@ -101,7 +98,7 @@ type PageProblem struct {
 	Action string `json:"action"`
 }
 
-// Page is the verdict in sentences. It leaves out what follows from something else.
+// Page is the verdict in sentences. It omits problems that follow from others.
 func (v Verdict) Page() Page {
 	out := Page{Level: v.Level.Tone(), Also: []PageProblem{}, Parts: map[string]string{}}
 	switch v.Level {

@@ -12,23 +12,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Repair is what an adoption puts right in a stream, or has put right, because Redis or Postgres has forgotten what the
-// other one knows.
+// Repair is an open or finished repair of a stream after Redis or Postgres has lost data.
 type Repair struct {
 	Stream  string    `json:"stream"`
 	Noticed time.Time `json:"noticed_at"`
-	// Done is when it was done; nil while it is under way, and while no relay is at it.
+	// Done is when it finished; nil if it has not, whether or not a relay works on it.
 	Done *time.Time `json:"done_at,omitempty"`
 	// Expected is about how many events are compared.
 	Expected int64 `json:"expected"`
-	// Restored events were missing in the stream, and were published again. Recalled ones were found there, and are not
-	// published again. Phantoms are there, and their commits are not in Postgres.
+	// Restored events were missing in the stream and were published again. Recalled events were found in the stream,
+	// so they are not published again. Phantoms are in the stream although Postgres does not have their commits.
 	Restored int64 `json:"restored"`
 	Recalled int64 `json:"recalled"`
 	Phantoms int64 `json:"phantoms"`
 }
 
-// Text says in a few words how far it is, or what came of it.
+// Text describes the progress or the result in a few words.
 func (r Repair) Text() string {
 	if r.Done == nil {
 		return r.Stream + ": " + r.progress()
@@ -43,7 +42,6 @@ func (r Repair) Text() string {
 	return strings.Join(found, ", ")
 }
 
-// progress says how far it is.
 func (r Repair) progress() string {
 	if r.Expected == 0 {
 		return humanize.Comma(r.Restored) + " restored so far"
@@ -52,7 +50,7 @@ func (r Repair) progress() string {
 		humanize.Comma(r.Expected))
 }
 
-// readRepairs reads what is under way, then what was done within a day, the last first.
+// readRepairs reads the open repairs, then those that finished within a day, the newest first.
 func readRepairs(ctx context.Context, pool *pgxpool.Pool, out *Status) error {
 	rows, err := pool.Query(ctx, query("repairs"))
 	if err == nil {
@@ -67,7 +65,7 @@ func readRepairs(ctx context.Context, pool *pgxpool.Pool, out *Status) error {
 	return nil
 }
 
-// Repairing is what is under way.
+// Repairing returns the open repairs.
 func (s *Status) Repairing() []Repair {
 	if i := slices.IndexFunc(s.Repairs, func(r Repair) bool { return r.Done != nil }); i >= 0 {
 		return s.Repairs[:i]

@@ -8,15 +8,15 @@ import (
 	"posthaste/sink"
 )
 
-// situation is one thing that can be wrong, and what an operator reads first about it.
+// situation is a possible problem, with the text that an operator reads first about it.
 type situation struct {
 	change func(s *Snapshot)
 	level  Level
-	// title and part are the page's, line is in the terminal's line.
+	// title and part are of the page, line is of the terminal.
 	title, part, line string
 }
 
-// well is a snapshot in which all is well.
+// well is a healthy snapshot.
 func well() *Snapshot {
 	now := time.Unix(1_700_000_000, 0)
 	s := &Snapshot{Now: now, WALBudget: 1000, Fresh: 15 * time.Second, Looked: 256}
@@ -31,24 +31,24 @@ func well() *Snapshot {
 	return s
 }
 
-// fail is an error that lasts a minute.
+// fail makes an answer an error since a minute ago.
 func fail(s *Snapshot, a *Answer) {
 	since := s.Now.Add(-time.Minute)
 	a.Error, a.Since = "dial tcp: refused", &since
 }
 
-// late lets events wait.
+// late makes events wait.
 func late(rows int64, oldest time.Duration) func(s *Snapshot) {
 	return func(s *Snapshot) { s.Postgres.Backlog = Backlog{Rows: rows, OldestSeconds: oldest.Seconds()} }
 }
 
-// group makes it the only group.
+// group makes g the only group.
 func group(g sink.Group) func(s *Snapshot) {
 	g.Stream = "outbox.order"
 	return func(s *Snapshot) { s.Groups = []sink.Group{g} }
 }
 
-// situations are everything that can be wrong.
+// situations are all possible problems.
 func situations() map[string]situation {
 	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
 	return map[string]situation{
@@ -261,7 +261,7 @@ func situations() map[string]situation {
 		}, Broken, "Redis has lost data", partRedis, "Redis has lost data"},
 		"lost to a restart": {
 			func(s *Snapshot) {
-				s.Lost = &s.Now // said once
+				s.Lost = &s.Now // reported once
 				s.Postgres.Losses = []Loss{
 					{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"},
 				}
@@ -276,7 +276,7 @@ func situations() map[string]situation {
 		},
 		"flushed, and put right": {func(s *Snapshot) {
 			lost, done := s.Now.Add(-4*time.Minute), s.Now.Add(-4*time.Minute-5*time.Second)
-			s.Lost, s.Postgres.Repaired = &lost, &done // the watch was late
+			s.Lost, s.Postgres.Repaired = &lost, &done // noticed in Redis after the repair
 		}, Degraded, "Redis had lost data, and has it again", partRedis, "Redis had lost data, and has it again"},
 		"flushed again": {func(s *Snapshot) {
 			lost, done := s.Now.Add(-4*time.Minute), s.Now.Add(-5*time.Minute)

@@ -15,63 +15,61 @@ import (
 	"posthaste/sql"
 )
 
-// Snapshot is what is known at a moment, the verdict's only input. Whoever looks fills in what it knows: what was not
-// looked at stays zero and is not judged.
+// Snapshot is the known state at a moment, the only input of the verdict. Fields that the caller could not read stay
+// zero and are not judged.
 type Snapshot struct {
-	Now   time.Time
-	Asked Asked
-	// Postgres is what Postgres told.
+	Now      time.Time
+	Asked    Asked
 	Postgres Postgres
-	// Redis is what Redis told of its memory.
+	// Redis is the memory of Redis.
 	Redis Memory
-	// Relay is what the relay of this process says of itself; nil in a process without one.
+	// Relay is the health of this process' relay; nil in a process without one.
 	Relay *relay.Health
-	// WALBudget is how many bytes of WAL the slot may hold back; 0 if that is not known.
+	// WALBudget is how many bytes of WAL the slot may hold back; 0 if that is unknown.
 	WALBudget int64
 	Dead      DeadCount
 	Groups    []sink.Group
-	// Lost is when somebody who watches has found that Redis has lost data; nil if nobody has.
+	// Lost is when the console noticed that Redis has lost data; nil if it did not.
 	Lost *time.Time
-	// Streams is how many streams there are, Looked how many of them are looked at at most; 0 for all.
+	// Streams is the number of streams, Looked how many of them are read at most; 0 for all.
 	Streams, Looked int
-	// Fresh is how old an answer of Postgres or Redis may be to be taken for the present; 0 for any age.
+	// Fresh is the largest age of an answer of Postgres or Redis that counts as current; 0 for any age.
 	Fresh time.Duration
 }
 
-// Asked tells how each source answered. Dead, Groups and Streams may fail although both servers answer.
+// Asked has the state of each source's answers. Dead, Groups and Streams may fail although both servers answer.
 type Asked struct{ Postgres, Redis, Dead, Groups, Streams Answer }
 
-// Answer is how a server, or somebody asked for a part of it, answered. The zero value was not asked, or has not
-// answered yet.
+// Answer is the state of a source's answers. The zero value means that it was not queried, or has not answered yet.
 type Answer struct {
 	// AsOf is when the last answer was true; nil if there was none.
 	AsOf *time.Time
-	// Error is the last question's, "" if it was answered. Since is when the questions began to fail, Well when they
-	// began to be answered.
+	// Error is that of the last query, "" if it succeeded. Since is when queries began to fail, Well when they began
+	// to succeed.
 	Error string
 	Since *time.Time
 	Well  time.Time
-	// Refused: it did answer, with that error. Slow: it is there, but what was asked took too long.
+	// Refused: the server answered with that error. Slow: the server is there, but the query timed out.
 	Refused, Slow bool
 }
 
-// known reports whether there is an answer and the last question was answered.
+// known reports whether there is an answer and the last query succeeded.
 func (a Answer) known() bool { return a.AsOf != nil && a.Error == "" }
 
-// open reports whether nothing is known: no answer, and no failure to answer.
+// open reports whether nothing is known: neither an answer nor an error.
 func (a Answer) open() bool { return a.AsOf == nil && a.Error == "" }
 
-// Postgres is what Postgres tells of the pipeline.
+// Postgres is the state of the pipeline in Postgres.
 type Postgres struct {
 	Status
-	// Written counts the numbers given out to events. Led reports whether any relay leads, Relays how many are
-	// connected: 0 if this role may not see them.
+	// Written is how many sequence numbers events have taken. Led reports whether a relay leads, Relays is how many
+	// are connected: 0 if this role may not see them.
 	Written int64 `json:"written"`
 	Led     bool  `json:"led"`
 	Relays  int   `json:"relays"`
 }
 
-// ReadPostgres reads the status, and the relays' pulse. relay is that of this process, or nil.
+// ReadPostgres reads the status, and the relays that hold locks. relay is that of this process, or nil.
 func ReadPostgres(
 	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay,
 ) (Postgres, error) {
@@ -87,38 +85,36 @@ func readPostgres(
 	}
 	pulse, err := sql.ReadPulse(ctx, pool)
 	if sql.SQLState(err) == pgerrcode.InsufficientPrivilege {
-		pulse, err = sql.Pulse{Led: true}, nil // a role that may not see locks cannot tell that none is held
+		pulse, err = sql.Pulse{Led: true}, nil // this role may not see locks, so it cannot tell
 	}
 	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays}, err
 }
 
-// Memory is what Redis tells of its memory. A Policy of "" is not known.
+// Memory is the memory of Redis. A Policy of "" is unknown.
 type Memory struct {
 	UsedBytes int64  `json:"used_bytes"`
 	MaxBytes  int64  `json:"max_bytes"` // 0: no limit
 	Policy    string `json:"policy"`
 }
 
-// Source is where the snapshot of a single look comes from. (The console, which looks again and again, has one of its
-// own.)
+// Source reads single snapshots. (The console, which reads repeatedly, has a source of its own.)
 type Source struct {
 	Pool      *pgxpool.Pool
 	RelayName string
 	Slots     outbox.Slots
-	// Relay is the relay of this process, or nil. It knows of Redis; without one Redis is asked for its error, or, if
-	// that is nil as well, left out.
-	Relay *relay.Relay
-	Redis func(ctx context.Context) error
-	// WALBudget is the setting.
+	// Relay is the relay of this process, or nil. It knows the state of Redis; without a relay, Redis is called,
+	// unless it is nil.
+	Relay     *relay.Relay
+	Redis     func(ctx context.Context) error
 	WALBudget int64
-	// Most bounds how many events are counted that wait, so that a look costs the same however many they are; 0: all.
+	// Most is how many waiting events are counted at most, which bounds the cost of a snapshot; 0: all.
 	Most int64
 }
 
-// redisTimeout bounds the question to Redis: a server that hangs must not hold up what Postgres told.
+// redisTimeout bounds the query to Redis: a server that hangs must not delay the answer of Postgres.
 const redisTimeout = 2 * time.Second
 
-// Look reads a snapshot. Its error is that of Postgres; Redis' is in the snapshot.
+// Look reads a snapshot. It returns the error of Postgres; the error of Redis is in the snapshot.
 func (s Source) Look(ctx context.Context) (*Snapshot, error) {
 	asked := make(chan Answer, 1)
 	go func() { asked <- s.askRedis(ctx) }()
@@ -156,7 +152,7 @@ func (s Source) askRedis(ctx context.Context) Answer {
 	return Answer{AsOf: &now}
 }
 
-// redisOf is what a relay, which asks Redis every second, knows of it.
+// redisOf is the state of Redis according to a relay, which queries it every second.
 func redisOf(h relay.Health, now time.Time) Answer {
 	const condition = "redis: "
 	if i := slices.IndexFunc(h.Reasons, func(r string) bool { return strings.HasPrefix(r, condition) }); i >= 0 {
@@ -165,16 +161,16 @@ func redisOf(h relay.Health, now time.Time) Answer {
 	return Answer{AsOf: &now}
 }
 
-// DeadCount counts dead events: Relay and Groups those that wait for somebody, Retrying those on their way.
+// DeadCount counts dead events: Relay and Groups those that wait for an operator, Retrying those being retried.
 type DeadCount struct {
 	Relay    int `json:"relay"`
 	Groups   int `json:"groups"`
 	Retrying int `json:"retrying"`
-	// First is the reason of the oldest.
+	// First is the reason of the oldest dead event.
 	First string `json:"first"`
 }
 
-// CountDead counts dead events, of which list has the first, relay and groups how many there are in all.
+// CountDead counts dead events. list has the first ones; relay and groups are the totals.
 func CountDead(list []Dead, relay, groups int64) DeadCount {
 	n := DeadCount{Groups: int(groups)}
 	for _, d := range list {

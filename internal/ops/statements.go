@@ -13,7 +13,7 @@ import (
 	"posthaste/sql"
 )
 
-// Statements that only the doctor and the trace run: they look at what no other part has a use for.
+// Statements that only the doctor and the trace run.
 //
 //go:embed queries/*.sql
 var queryFiles embed.FS
@@ -28,13 +28,13 @@ type traceRow struct {
 	// ID is the order's or the event's id.
 	ID, Detail  string
 	TraceParent string
-	// Stream is where the event was published. UpTo is an entry that it is not after, "" if none is known.
+	// Stream is where the event was published. UpTo is an entry that the event's entry is not after, "" if unknown.
 	Stream, UpTo string
 	Created      time.Time
 }
 
-// traceRowsOf looks for an event id, an order id or any aggregate id in orders, outbox, history and parked events. It
-// returns the newest of the places, at most limit, in the order of time.
+// traceRowsOf finds an event id, an order id or any aggregate id in orders, outbox, history and parked events. It
+// returns at most limit rows, the newest ones, in the order of time.
 func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceRow, error) {
 	var event *uuid.UUID
 	if parsed, err := uuid.Parse(id); err == nil {

@@ -14,18 +14,19 @@ import (
 	"posthaste/sql"
 )
 
-// Status is how the pipeline stands, as numbers and names. What it means is the verdict's to say.
+// Status is the state of the pipeline, as numbers and names. Assess judges it.
 type Status struct {
-	// Mode is the mode events travel in: cdc, poll or standby.
+	// Mode is the active mode: cdc, poll or standby.
 	Mode    outbox.Mode `json:"mode"`
 	Desired outbox.Mode `json:"desired"`
 	Epoch   int64       `json:"epoch"`
-	// Leader tells whether the answering process leads; nil when the answer does not come from a relay.
+	// Leader reports whether the answering process leads; nil if the answer does not come from a relay.
 	Leader *bool `json:"leader"`
-	// Owner names the process that leads, or led last: host:pid.
+	// Owner is the process that leads, or led last: host:pid.
 	Owner   string  `json:"owner"`
 	Backlog Backlog `json:"backlog"`
-	// Inflight is what the answering relay has published and not settled; nil when the answer does not come from one.
+	// Inflight is how many events the answering relay has published and not settled; nil if the answer is not a
+	// relay's.
 	Inflight    *int      `json:"inflight"`
 	Slot        Slot      `json:"slot"`
 	Dead        int64     `json:"dead"`
@@ -34,28 +35,27 @@ type Status struct {
 	Source      uuid.UUID `json:"source"`
 	// EntrySource is the source field of this database's entries.
 	EntrySource string `json:"entry_source"`
-	// Losses are the events that Redis lost after they were settled, and that were not published again yet.
+	// Losses are events that Redis lost after they were settled and that have not been published again.
 	Losses []Loss `json:"losses,omitempty"`
-	// Repairs are those under way, then those of the last day that have changed something, the last first.
+	// Repairs are the open ones, then those of the last day that have changed something, the newest first.
 	Repairs []Repair `json:"repairs,omitempty"`
-	// Phantoms is how many events were found within a day whose commits Postgres has forgotten.
+	// Phantoms is how many events were found within a day whose commits Postgres has lost.
 	Phantoms int64 `json:"phantoms,omitempty"`
-	// Repaired is when a stream was compared last with what is settled, whatever came of it; nil if none was.
+	// Repaired is when a stream was last compared with the settled events; nil if none was.
 	Repaired  *time.Time `json:"-"`
 	ChangedAt time.Time  `json:"changed_at"`
 }
 
-// Loss is what a stream has lost, or, without a stream, a failover of Postgres.
+// Loss is a loss of a stream or, without a stream, of Postgres in a failover.
 type Loss struct {
 	Stream string `json:"stream,omitempty"`
-	// Events is how many, -1 if that cannot be known.
+	// Events is how many, -1 if that is unknown.
 	Events  int64     `json:"events"`
 	Noticed time.Time `json:"noticed_at"`
-	// Remedy is the command that brings them back.
+	// Remedy is the command that restores them.
 	Remedy string `json:"remedy"`
 }
 
-// Text says what is lost in a few words.
 func (l Loss) Text() string {
 	switch {
 	case l.Stream == "":
@@ -68,15 +68,14 @@ func (l Loss) Text() string {
 	return fmt.Sprintf("Redis lost %s settled events of %s", humanize.Comma(l.Events), l.Stream)
 }
 
-// Backlog is what is in the outbox.
+// Backlog counts the unsettled events in the outbox.
 type Backlog struct {
 	Rows int64 `json:"rows"`
-	// AtLeast says that Rows is where counting ended: there may be more.
+	// AtLeast reports that counting ended at Rows: there may be more.
 	AtLeast       bool    `json:"at_least,omitempty"`
 	OldestSeconds float64 `json:"oldest_seconds"`
 }
 
-// size says how many rows there are.
 func (b Backlog) size() string {
 	if b.AtLeast {
 		return "at least " + humanize.Comma(b.Rows)
@@ -84,13 +83,12 @@ func (b Backlog) size() string {
 	return humanize.Comma(b.Rows)
 }
 
-// readBacklog counts what is in the outbox, most rows at most; 0: all of them.
+// readBacklog counts at most most rows of the outbox; 0: all of them.
 func readBacklog(ctx context.Context, pool *pgxpool.Pool, most int64) (Backlog, error) {
 	rows, oldest, err := sql.Backlog(ctx, pool, most)
 	return Backlog{Rows: rows, AtLeast: most > 0 && rows == most, OldestSeconds: oldest.Seconds()}, err
 }
 
-// Slot is the replication slot's state.
 type Slot struct {
 	Exists            bool   `json:"exists"`
 	Active            bool   `json:"active"`
@@ -103,8 +101,8 @@ type Slot struct {
 	MaxKeepBytes      int64  `json:"max_keep_bytes"`
 }
 
-// readStatus assembles the status from Postgres, and from relay if it is not nil. It counts most rows of the outbox at
-// most; 0: all of them.
+// readStatus reads the status from Postgres, and from relay unless it is nil. It counts at most most rows of the
+// outbox; 0: all of them.
 func readStatus(
 	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay, most int64,
 ) (Status, error) {

@@ -13,8 +13,8 @@ import (
 	"posthaste/outbox"
 )
 
-// However many events wait, no more are counted than were asked for, and the answer says so. The oldest is found beyond
-// them, too: it is the first of its part.
+// However many events wait, only the given number is counted, and the answer reports that. The oldest event is also
+// found beyond that number: it is the first of its part.
 func TestCountingIsBounded(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -65,7 +65,8 @@ func TestCountingIsBounded(t *testing.T) {
 	}
 }
 
-// What is under way comes first, its notes together; then what was done within a day and has changed something.
+// Open repairs come first, with their notes combined; then those that finished within a day and have changed
+// something.
 func TestRepairsAreShown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

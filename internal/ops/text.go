@@ -9,7 +9,7 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// Rough writes a duration for a table or a line: its two largest units.
+// Rough formats a duration for a table or a line: its two largest units.
 func Rough(d time.Duration) string {
 	switch {
 	case d <= 0:
@@ -26,7 +26,7 @@ func Rough(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
-// span writes a duration for a sentence.
+// span formats a duration for a sentence.
 func span(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -42,7 +42,6 @@ func span(d time.Duration) string {
 	}
 }
 
-// seconds makes a duration of what Postgres and the relay give as a number.
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
@@ -57,7 +56,6 @@ func count(n int64, what string) string {
 // oneLine folds an error's text into one line: the connection library lists its attempts on several.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// sentence makes a sentence of an error's text.
 func sentence(s string) string {
 	s = strings.TrimSpace(s)
 	if s == "" {
@@ -70,7 +68,7 @@ func sentence(s string) string {
 	return s
 }
 
-// because puts a reason, if there is one, in parentheses behind what it explains.
+// because returns a reason in parentheses, if there is one, to append to a text.
 func because(reason string) string {
 	if reason == "" {
 		return ""
@@ -78,7 +76,7 @@ func because(reason string) string {
 	return " (" + reason + ")"
 }
 
-// join puts the texts that are not empty behind each other.
+// join joins the texts that are not empty.
 func join(texts ...string) string {
 	var out []string
 	for _, t := range texts {
@@ -89,8 +87,8 @@ func join(texts ...string) string {
 	return strings.Join(out, "; ")
 }
 
-// Printable makes text from outside (an aggregate id, the name of a group, the error of a handler) safe for a line of
-// output: the result can neither break the line nor steer the terminal.
+// Printable makes external text (an aggregate id, the name of a group, the error of a handler) safe for a line of
+// output: the result can neither break the line nor control the terminal.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

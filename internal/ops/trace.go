@@ -16,19 +16,18 @@ import (
 	"posthaste/sql"
 )
 
-// Step is one place where a traced id has been.
+// Step is one place where a traced id was found.
 type Step struct {
-	// At is zero for a consumer group: Redis does not say when it was acknowledged.
+	// At is zero for a consumer group: Redis does not record when an entry was acknowledged.
 	At    time.Time `json:"at"`
 	Place string    `json:"place"`
-	// ID is the event's, or the order's.
+	// ID is the id of the event or the order.
 	ID          string `json:"id"`
 	Detail      string `json:"detail"`
 	TraceParent string `json:"traceparent,omitempty"`
 }
 
-// OrderID returns the id of the order that the user placed under an idempotency key, which is given as the API stores
-// it.
+// OrderID returns the id of the order that the user placed under an idempotency key, given in its stored form.
 func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (string, error) {
 	order, err := sql.OrderByKey(ctx, db, user, key)
 	if err != nil {
@@ -37,17 +36,17 @@ func OrderID(ctx context.Context, db sql.DB, user uuid.UUID, key [16]byte) (stri
 	return order.ID.String(), nil
 }
 
-// ErrUnknownID means that an id was found nowhere. It may be an idempotency key: those are known only with their user.
+// ErrUnknownID means that an id was not found. It may be an idempotency key: those are found only with their user.
 var ErrUnknownID = errors.New("this id is unknown: it never existed, or its history has expired; " +
 	"an idempotency key is found only with its user")
 
-// traceRows bounds what is looked at for one id: an aggregate may have any number of events, and the relay, which
-// answers the console, has a bounded memory.
+// traceRows bounds the rows of one id: an aggregate may have any number of events, and the relay, which answers the
+// console, has a bounded memory.
 const traceRows = 200
 
 // Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams
-// and consumer groups; of an aggregate with many events, the newest. With an error of Redis it returns what Postgres
-// knows, and the error. Without any step the error is ErrUnknownID, or why it could not be looked for.
+// and consumer groups. Of an aggregate with many events it returns the newest. If Redis fails, it returns the rows of
+// Postgres and the error. Without any step, the error is ErrUnknownID or that of the search.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
 	rows, err := traceRowsOf(ctx, db, id, traceRows+1)
 	if err != nil {
@@ -79,15 +78,15 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 	return steps, nil
 }
 
-// Bounds of the search for the entries of a trace. Clocks may be entrySlack apart.
+// Bounds of the search for the entries of a trace. entrySlack is the assumed difference of clocks.
 const (
 	tracePage  = 200
 	tracePages = 250
 	entrySlack = 5 * time.Minute
 )
 
-// findEntry looks for the entry of an event whose place nobody has noted, back from the last that it can be, to the
-// time at which the event was created. It uses up pages; "" if the entry is not there, or there are no pages left.
+// findEntry searches for the entry of an event whose place was not recorded, backwards from the last possible entry
+// to the event's creation time. It decrements pages; "" if the entry is not found or no pages are left.
 func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) (string, error) {
 	to := cmp.Or(r.UpTo, "+")
 	for ; *pages > 0; *pages-- {
@@ -111,7 +110,7 @@ func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pa
 	return "", nil
 }
 
-// traceEntry looks at one stream entry and at what every group has done with it.
+// traceEntry reads one stream entry and its state in every group.
 func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) ([]Step, error) {
 	entry, err := findEntry(ctx, client, r, pages)
 	if err != nil {
@@ -156,9 +155,9 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 	return steps, nil
 }
 
-// entryTime reads the time in a stream entry's id.
+// entryTime returns the time in a stream entry's id.
 func entryTime(id string) time.Time {
 	half, _, _ := strings.Cut(id, "-")
-	ms, _ := strconv.ParseInt(half, 10, 64) // Redis' own ids always have this form
+	ms, _ := strconv.ParseInt(half, 10, 64) // ids made by Redis always have this form
 	return time.UnixMilli(ms)
 }

@@ -14,7 +14,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// An event of any time is traced, whether it waits or is settled.
+// Settled and unsettled events are traced, whatever their age.
 func TestTraceOfAnyTime(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
@@ -34,7 +34,7 @@ func TestTraceOfAnyTime(t *testing.T) {
 	}
 }
 
-// An aggregate may have any number of events, and whoever answers a trace has a bounded memory.
+// An aggregate may have any number of events, and the process that answers a trace has a bounded memory.
 func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
@@ -61,8 +61,8 @@ func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 	}
 }
 
-// An event of the log waits, is published, or is parked; which entry it is, is found by the mark that settled it. Its
-// aggregate and its own id lead to it.
+// An event of the log is unsettled, published or parked. The mark that settled it leads to its entry. It is found by
+// its aggregate and by its own id.
 func TestTraceInTheLog(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)

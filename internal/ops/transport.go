@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisTransport warns about a Redis that is talked to in the clear beyond this machine, or with anybody's certificate.
+// redisTransport warns about a Redis beyond this machine without TLS, and about a certificate that is not verified.
 func (d *doctor) redisTransport(which, flag string, o *redis.UniversalOptions) {
 	switch {
 	case o == nil:
@@ -24,7 +24,7 @@ func (d *doctor) redisTransport(which, flag string, o *redis.UniversalOptions) {
 	}
 }
 
-// beyond reports whether an address, host:port or the path of a socket, leads to another machine.
+// beyond reports whether an address, host:port or the path of a socket, is on another machine.
 func beyond(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -38,15 +38,15 @@ func beyond(addr string) bool {
 	return ip == nil || !ip.IsLoopback()
 }
 
-// transport looks at a connection to Postgres that goes beyond this machine.
+// transport checks a connection to Postgres that leaves this machine.
 func (d *doctor) transport(ctx context.Context, conn *pgx.Conn) {
 	if peer := conn.PgConn().Conn().RemoteAddr(); peer.Network() != "unix" && beyond(peer.String()) {
 		d.encryption(ctx, conn)
 	}
 }
 
-// encryption warns about a connection to Postgres that others on the way can read, or take over. The server knows
-// whether it is encrypted; whether its certificate was verified, only this side does.
+// encryption warns about a connection to Postgres that others can read or intercept. The server reports whether it is
+// encrypted; only the client knows whether it verified the certificate.
 func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
 	host := conn.Config().Host
 	const remedy = "sslmode=verify-full and sslrootcert in --postgres-url (docs/operations.md, TLS)"

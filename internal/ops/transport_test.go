@@ -18,7 +18,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// withTLS has a server speak TLS, with a certificate of ca.
+// withTLS makes a server use TLS with a certificate of ca.
 func withTLS(t *testing.T, pg *testenv.Server, ca *testenv.CA) {
 	t.Helper()
 	cert, key, _ := ca.Files(t, pg.Dir)
@@ -47,7 +47,7 @@ func withTLS(t *testing.T, pg *testenv.Server, ca *testenv.CA) {
 	}
 }
 
-// A connection is told by what it is: not encrypted, encrypted with anybody, or with the server that is meant.
+// The doctor distinguishes connections without TLS, with TLS to an unverified server, and to a verified one.
 func TestDoctorLooksAtTheTLSOfPostgres(t *testing.T) {
 	t.Parallel()
 	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)
@@ -59,7 +59,7 @@ func TestDoctorLooksAtTheTLSOfPostgres(t *testing.T) {
 	connect := func(parameters string) (*pgx.Conn, error) {
 		return pgx.Connect(t.Context(), strings.Replace(pg.URL("postgres"), "sslmode=disable", parameters, 1))
 	}
-	testenv.Eventually(t, 20*time.Second, func() error { // the server takes its files a while after the reload
+	testenv.Eventually(t, 20*time.Second, func() error { // the server reads its files some time after the reload
 		conn, err := connect("sslmode=require")
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func TestDoctorLooksAtTheTLSOfPostgres(t *testing.T) {
 	}
 }
 
-// What never leaves the machine needs no encryption.
+// Local connections need no encryption.
 func TestWhatGoesBeyondTheMachine(t *testing.T) {
 	t.Parallel()
 	for addr, want := range map[string]bool{
@@ -107,11 +107,11 @@ func TestWhatGoesBeyondTheMachine(t *testing.T) {
 	}
 }
 
-// A Redis elsewhere is warned about without TLS, and anywhere with a certificate that nobody looks at.
+// The doctor warns about a remote Redis without TLS, and about any with a certificate that is not verified.
 func TestDoctorLooksAtTheTLSOfRedis(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // nothing is connected to
+	cancel() // no connection is made
 	elsewhere := &redis.UniversalOptions{Addrs: []string{"192.0.2.1:6379"}}
 	verified := &redis.UniversalOptions{Addrs: []string{"192.0.2.1:6379"}}
 	verified.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}

@@ -9,7 +9,7 @@ import (
 	"posthaste/outbox"
 )
 
-// Parts of the pipeline, as the console draws it.
+// Parts of the pipeline, as the console draws them.
 const (
 	partOutbox = "outbox"
 	partPath   = "path"
@@ -17,7 +17,7 @@ const (
 	partGroups = "groups"
 )
 
-// Sections of the console where something is done about a problem.
+// Sections of the console where a problem can be fixed.
 const (
 	actionDoctor = "doctor"
 	actionMode   = "mode"
@@ -25,70 +25,70 @@ const (
 	actionGroups = "groups"
 )
 
-// The thresholds, each of them once: who shows a problem does not ask again whether it is one.
+// All thresholds: the callers that show a problem do not check them again.
 const (
-	// lateAfter and veryLateAfter are from when on a waiting event is called late, and very late.
+	// lateAfter and veryLateAfter are the ages from which a waiting event is reported as late, and as very late.
 	lateAfter     = 5 * time.Second
 	veryLateAfter = 30 * time.Second
-	// repairedBefore is how long before somebody sees a loss it may have been put right: a watch is a few seconds late.
+	// repairedBefore is how long before its report a loss may have been repaired: the console notices losses seconds
+	// late.
 	repairedBefore = 15 * time.Second
-	// unknownAfter is from when on it is said that something cannot be read.
+	// unknownAfter is how long a source may fail before that is reported.
 	unknownAfter = 10 * time.Second
-	// fullAt is the part of its memory from which on Redis is called nearly full.
+	// fullAt is the share of memory from which Redis is nearly full.
 	fullAt = 0.9
 )
 
-// muchWAL reports whether a slot holds back nearly all the WAL it may, or more. Before that the relay acts by itself.
+// muchWAL reports whether a slot holds back more than 80 % of its WAL budget. A relay acts before that.
 func muchWAL(retained, budget int64) bool { return budget > 0 && retained > budget/5*4 }
 
-// unsafePolicy reports whether Redis may delete what nobody has read. "" is a policy that is not known.
+// unsafePolicy reports whether Redis may delete unread entries. The policy "" is unknown.
 func unsafePolicy(policy string) bool { return policy != "" && policy != "noeviction" }
 
 const (
-	// slotCondition begins the condition of a relay that cannot use its slot. What follows, Postgres tells as well.
+	// slotCondition begins the condition of a relay that cannot use its slot. Postgres has the reason, too.
 	slotCondition = "slot: "
-	// restoreCondition begins that of a relay that makes a stream whole, or tries to.
+	// restoreCondition begins the condition of a relay that repairs a stream, or tries to.
 	restoreCondition = "restore: "
-	// layoutCondition begins that of a relay that changes how many streams a type has, foreignCondition that of one
-	// whose stream is another database's. Postgres tells them as well.
+	// layoutCondition begins the condition of a relay that changes how many streams a type has, foreignCondition that
+	// of a relay whose stream belongs to another database. Postgres has both, too.
 	layoutCondition  = "layout: "
 	foreignCondition = "foreign_stream: "
-	// copyCondition begins that of one whose database has a copy, or is one, that another relay leads.
+	// copyCondition begins the condition of a relay whose database is a copy, or has one, that another relay leads.
 	copyCondition = "copy: "
 )
 
-// Problem is one thing that is wrong.
 type Problem struct {
 	Level Level
-	// Part is the part of the pipeline: "outbox", "path", "redis" or "groups".
+	// Part is a part of the pipeline: "outbox", "path", "redis" or "groups".
 	Part string
 	// Title, Why and Remedy are for a page: a headline, sentences that explain it, and what to do.
 	Title, Why, Remedy string
-	// Action names the section of the console where to do it; empty if it is not done there.
+	// Action is the section of the console where to fix it; may be empty.
 	Action string
-	// Follows tells that another problem explains this one. It then counts for nothing but a relay's readiness.
+	// Follows marks a problem that another one explains. It then counts only for a relay's readiness.
 	Follows bool
 
-	// line says the same in one line of a terminal; empty for Title and Why.
+	// line is the problem in one line of a terminal; if empty, Title and Why are used.
 	line string
-	// condition is the relay's own word, if it is its readiness that is judged.
+	// condition is the relay's condition that the problem comes from; may be empty.
 	condition string
 }
 
-// Verdict is what is wrong with a pipeline, how badly, and what to do.
+// Verdict has the problems of a pipeline, their severity and remedies.
 type Verdict struct {
 	// Level is that of the gravest problem.
 	Level Level
-	// Problems are what is wrong, the gravest first.
+	// Problems are sorted, the gravest first.
 	Problems []Problem
 
-	// well says how things go where nothing is wrong, in a sentence and in a line.
+	// well and wellLine describe the state without problems, as a sentence and as a line.
 	well, wellLine string
 	role           string
 }
 
-// Assess says what is wrong in a snapshot. It is the only place that decides so: readiness, status and console differ
-// in what they know and in how they show it, not in what they make of it.
+// Assess judges a snapshot. Readiness, status and console all use it: they differ in what they know and how they show
+// it.
 func Assess(s *Snapshot) Verdict {
 	a := &assessment{s: s}
 	a.reachable = s.Asked.Postgres.Error == "" && s.Asked.Redis.Error == ""
@@ -113,7 +113,7 @@ func Assess(s *Snapshot) Verdict {
 }
 
 func (a *assessment) verdict() Verdict {
-	// What follows from something else goes last: nobody reads it there who does not want to.
+	// Problems that follow from others go last.
 	slices.SortStableFunc(a.problems, func(x, y Problem) int {
 		return cmp.Compare(y.weight(), x.weight())
 	})
@@ -131,7 +131,7 @@ func (a *assessment) verdict() Verdict {
 	return v
 }
 
-// weight orders problems.
+// weight is the sort key of a problem.
 func (p Problem) weight() Level {
 	if p.Follows {
 		return Unknown
@@ -139,7 +139,7 @@ func (p Problem) weight() Level {
 	return p.Level
 }
 
-// well says how things go when nothing is wrong.
+// well describes the state without problems.
 func (a *assessment) well() (sentence, line string) {
 	p := a.s.Postgres
 	sentence = "The table is swept"

@@ -14,7 +14,7 @@ import (
 	"posthaste/sink"
 )
 
-// What an operator reads first, for everything that can be wrong.
+// Every situation has the expected first text.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	for name, c := range situations() {
@@ -39,7 +39,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// The same snapshot means the same on a page, in a terminal, for a script and for readiness.
+// A snapshot has the same meaning on a page, in a terminal, for a script and for readiness.
 func TestAllRenderingsAgree(t *testing.T) {
 	t.Parallel()
 	const slot = "slot: wal_level: not logical"
@@ -101,7 +101,7 @@ func same(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
-// What /readyz answers has the names and the order that the relay gave it.
+// The conditions in /readyz have the relay's names and order.
 func TestReadinessIsTheRelays(t *testing.T) {
 	t.Parallel()
 	for want, h := range map[string]relay.Health{
@@ -121,7 +121,7 @@ func TestReadinessIsTheRelays(t *testing.T) {
 	}
 }
 
-// The slot's trouble is said by Postgres and by the relay that wrote it there: once is enough.
+// Postgres and the relay that wrote it there both report the slot's problem: it is shown once.
 func TestNothingIsSaidTwice(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -136,7 +136,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	}
 }
 
-// The same goes for a stream that is made whole: what the relay says of it is fresher, and is shown.
+// The same holds for a repair: the relay's report is newer, and is shown.
 func TestARepairIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -150,13 +150,13 @@ func TestARepairIsSaidOnce(t *testing.T) {
 	if r := v.Readiness(); r.Ready || len(r.Reasons) != 1 {
 		t.Errorf("%+v", r)
 	}
-	s.Postgres.Repairs = nil // as it was read a moment before
+	s.Postgres.Repairs = nil // read just before it was noted
 	if p := Assess(s).Page(); p.Title != "This relay is not ready" {
 		t.Errorf("%+v", p)
 	}
 }
 
-// The word that matters comes first, and says why.
+// The gravest problem's word comes first, with its reason.
 func TestStatusJudges(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -213,7 +213,7 @@ func TestStatusJudges(t *testing.T) {
 	}
 }
 
-// A relay asks Redis all the time: what it knows of it is not asked again.
+// A relay queries Redis all the time, so the snapshot uses its state.
 func TestARelayKnowsOfRedis(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -226,7 +226,7 @@ func TestARelayKnowsOfRedis(t *testing.T) {
 	}
 }
 
-// Who waits for somebody is counted, who is on the way is not.
+// Events that wait for an operator are counted apart from those that are being retried.
 func TestCountDead(t *testing.T) {
 	t.Parallel()
 	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b"}, {Error: "c"}}
@@ -235,7 +235,8 @@ func TestCountDead(t *testing.T) {
 	}
 }
 
-// With Redis down events are late because of it, and dead ones are less urgent: the gravest comes first, nothing twice.
+// With Redis down, late events follow from it and dead events are less urgent: the gravest comes first, without
+// repeats.
 func TestTheGravestComesFirst(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -249,7 +250,7 @@ func TestTheGravestComesFirst(t *testing.T) {
 	}
 }
 
-// Without Redis the outbox grows until it takes too long to be counted. What to put right is Redis.
+// Without Redis the outbox grows until counting is too slow. The problem to fix is Redis.
 func TestTheCauseComesBeforeItsEffect(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -262,7 +263,7 @@ func TestTheCauseComesBeforeItsEffect(t *testing.T) {
 	}
 }
 
-// After an XDEL in the middle of a stream Redis does not know how much is unread, which is not nothing.
+// After an XDEL in the middle of a stream, Redis does not know how many entries are unread. That is not zero.
 func TestAnUnknownLagIsNotNone(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -272,7 +273,7 @@ func TestAnUnknownLagIsNotNone(t *testing.T) {
 	}
 }
 
-// Anybody who may write to Redis can make thousands of groups; every viewer gets the verdict every second.
+// Any writer to Redis can make thousands of groups, and every viewer gets the verdict every second.
 func TestManyProblemsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := well()
@@ -296,8 +297,8 @@ func TestManyProblemsAreBounded(t *testing.T) {
 	}
 }
 
-// The command that a problem names is pasted into a shell: it has to work, and a group's name, which anybody who may
-// write to Redis chooses, must not become a command of its own.
+// The command in a problem is pasted into a shell. It must work, and a group's name, which any writer to Redis can
+// choose, must not become a command.
 func TestTheNamedCommandIsSafeToPaste(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{

@@ -1,4 +1,4 @@
--- What grows: WAL bytes and the seconds they took, the log with its history, and when the oldest mark was written
+-- Growth: WAL bytes and the seconds they took, the size of the log with its history, and the time of the oldest mark
 -- after the first, which the migration writes (NULL: none).
 SELECT w.wal_bytes::bigint,
     extract(epoch FROM clock_timestamp() - greatest(w.stats_reset, pg_postmaster_start_time()))::float8,

@@ -1,5 +1,5 @@
--- Who may create in the schema of the tables without being trusted with the tables: no superuser, and none who may act
--- as their owner. '' for nobody; PUBLIC is everybody. pg_database_owner is whoever owns the database.
+-- The roles that may create in the schema of the tables although they are neither superusers nor may act as the
+-- tables' owner; otherwise ''. PUBLIC is every role. pg_database_owner is the owner of the database.
 SELECT coalesce(pg_catalog.string_agg(DISTINCT coalesce(r.rolname::text, 'PUBLIC'), ', '), '')
 FROM pg_class o JOIN pg_namespace n ON n.oid = o.relnamespace JOIN pg_database d ON d.datname = current_database()
     CROSS JOIN LATERAL (SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) a

@@ -1,4 +1,4 @@
--- What the doctor wants to know of the server. It needs no schema.
+-- Properties of the server. Needs no schema.
 SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_catalog.current_setting('wal_level'),
        pg_catalog.current_setting('max_replication_slots')::integer,
@@ -6,7 +6,7 @@ SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_catalog.current_setting('max_wal_senders')::integer,
        (SELECT count(*) FROM pg_stat_replication)::integer,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-       -- A managed service may give the right by membership.
+       -- A managed service may grant replication by membership in a role.
        EXISTS (SELECT 1 FROM pg_roles WHERE rolname = current_user AND (rolreplication OR rolsuper)
                OR rolname = 'rds_replication' AND pg_catalog.pg_has_role(oid, 'USAGE')),
        pg_is_in_recovery(),

@@ -1,5 +1,5 @@
--- What the role lacks of what a relay does: rights on tables and sequences ('' for none), creating the publication
--- again, and seeing the transactions of others.
+-- The relay's rights that the role lacks: on tables and sequences ('' for none), to create the publication, and to
+-- see the transactions of others.
 SELECT coalesce((
         SELECT pg_catalog.string_agg(p || ' on ' || t, ', ' ORDER BY t, p)
         FROM (VALUES ('outbox', '{SELECT,INSERT,DELETE}'::text[]), ('outbox_mark', '{SELECT,INSERT,DELETE}'),

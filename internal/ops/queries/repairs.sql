@@ -1,5 +1,4 @@
--- What is to be put right yet, by stream, and what was put right within a day; not the comparisons that have found
--- nothing.
+-- The open repairs by stream, and those finished within a day that have changed something.
 SELECT stream, pg_catalog.min(noticed_at), done_at, pg_catalog.max(expected), pg_catalog.sum(restored)::bigint,
     pg_catalog.sum(recalled)::bigint, pg_catalog.sum(phantoms)::bigint
 FROM outbox_repair

@@ -1,6 +1,6 @@
--- $1 is the id as text, $2 the same as a UUID, or NULL if it is none; the newest $3 rows, because an aggregate may
--- have any number of events. The log has no index for aggregates: the part is read. The last columns are up to which
--- entry an event of the log was published, and when it was created.
+-- $1 is the id as text, $2 the same as a UUID, or NULL. Returns the newest $3 rows, because an aggregate may have any
+-- number of events. The log has no index for aggregates: the part is read. The last columns are an entry that the
+-- event's entry is not after, and the event's creation time.
 SELECT at, place, id, outbox_readable(detail), outbox_readable(traceparent), stream, up_to, created FROM (
 SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
