@@ -1,19 +1,19 @@
-// Package audit notes who changed what: every change that an operator makes by terminal, HTTP or console, in the table
-// posthaste_audit, which only grows, and in one line of the log.
+// Package audit records every change that an operator makes by terminal, HTTP or console: in the append-only table
+// posthaste_audit, and in one line of the log.
 //
-// There is one scheme for all changes, whether they are in Postgres, in Redis or in both. Do writes an entry 'begun',
-// makes the change, and writes a second entry with the same attempt and its outcome:
+// There is one scheme for all changes, in Postgres, in Redis or in both. Do writes an entry 'begun', makes the
+// change, and writes a second entry with the same attempt and its outcome:
 //
 //	ok       it is done
 //	refused  it was not done; the reason says why: nothing is parked under the id, or Postgres denies it to the role
 //	failed   it was not done, or not entirely; the reason is the class of the error, never its text
 //
-// A change whose first entry cannot be written is not made. An entry 'begun' that stays alone means that the process
-// ended, or that Postgres was gone, before the outcome was written: whether the change was made is in the log, or not
-// known. (An entry in the transaction of the change would need no second one, but half of the changes are in Redis.)
+// If the first entry cannot be written, the change is not made. A single entry 'begun' means that the process ended,
+// or Postgres was gone, before the outcome was written: the log may have the outcome. (An entry in the change's own
+// transaction would not need a second one, but half of the changes are in Redis.)
 //
-// What was refused before it began (a wrong token, a page of another origin) is a single entry. Anybody can cause
-// those, so few are written, and the rest are counted: see Refuse.
+// A request that is refused before it begins (a wrong token, a page of another origin) gives a single entry. Any
+// client can cause those, so only a few are written and the rest are counted: see Refuse.
 //
 // Entries hold ids, names and arguments; no payloads, no tokens, no texts of errors.
 package audit
@@ -47,7 +47,7 @@ var files embed.FS
 
 var query = statement.In(files)
 
-// What changes something, as entries call it.
+// Names of actions in entries.
 const (
 	Mode        = "mode"
 	DeadRetry   = "dead retry"
@@ -70,18 +70,19 @@ const (
 	failed  = "failed"
 )
 
-// Detail is what exactly was asked for or done. Long texts and lists are cut.
+// Detail has the arguments or the results of a change. Long texts and lists are cut.
 type Detail map[string]any
 
-// Who is who asks for a change.
+// Who identifies the person or process that makes a change.
 type Who struct {
-	// Actor is the role of a token, or the user and host of a terminal; Source the address of the peer, or "terminal".
+	// Actor is the role of a token, or the user and host of a terminal. Source is the address of the peer, or
+	// "terminal".
 	Actor, Source string
 }
 
-// Terminal is who runs this process.
+// Terminal identifies the user of this process.
 func Terminal() Who {
-	name := "uid " + strconv.Itoa(os.Getuid()) // where nobody knows its name, as in containers
+	name := "uid " + strconv.Itoa(os.Getuid()) // without a name, as in containers
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
@@ -99,13 +100,14 @@ type Trail struct {
 	now  func() time.Time
 
 	mu sync.Mutex
-	// credit is how many refusals may be written now, as of filled; unwritten is how many were not since the last one.
+	// credit is how many refusals may be written, as of filled. unwritten counts those not written since the last
+	// one.
 	credit    float64
 	filled    time.Time
 	unwritten int
 }
 
-// New returns a trail into the pool's table. Without a pool (nil) there is only the log: for what removes the table.
+// New returns a trail into the pool's table. If pool is nil, it only logs: for the command that drops the table.
 func New(pool *pgxpool.Pool, log *slog.Logger) *Trail {
 	return &Trail{pool: pool, log: log.With("component", "audit"), now: time.Now, credit: refusedBurst}
 }
@@ -113,11 +115,10 @@ func New(pool *pgxpool.Pool, log *slog.Logger) *Trail {
 // ErrNoEntry means that nothing was changed, because the entry of the change could not be written.
 var ErrNoEntry = errors.New("nothing was changed, because posthaste_audit did not take the entry")
 
-// writeTimeout bounds the writing of an entry.
 const writeTimeout = 5 * time.Second
 
-// Do makes a change with its entries. change returns what became of it, which is noted beside args, and its error,
-// which Do returns. Other errors: ErrNoEntry.
+// Do makes a change with its entries. change returns its results, which the entry has in addition to args, and its
+// error, which Do returns. Do returns ErrNoEntry if it could not write the first entry.
 func (t *Trail) Do(
 	ctx context.Context, who Who, action string, args Detail, change func(ctx context.Context) (Detail, error),
 ) error {
@@ -138,7 +139,7 @@ func (t *Trail) Do(
 			e.detail[k] = v
 		}
 	}
-	// Also if nobody waits for the answer any more.
+	// The outcome is written even if the client has disconnected.
 	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if werr := t.write(wctx, &e); werr != nil {
@@ -148,14 +149,14 @@ func (t *Trail) Do(
 	return err
 }
 
-// What is written of refusals by one process: so many at once, then one each refusedEvery, which is 1,440 a day.
+// Bounds of the refusals that one process writes: a burst, then one per refusedEvery, which is 1,440 a day.
 const (
 	refusedBurst = 20
 	refusedEvery = time.Minute
 )
 
-// Refuse notes an attempt that did not begin, in table and log. Beyond the bound it only counts: the next refusal that
-// is written says how many were not ("unwritten"). It logs its own failures.
+// Refuse records an attempt that did not begin, in table and log. Beyond the bound it only counts: the next refusal
+// that is written has the number of those that were not ("unwritten"). It logs its own failures.
 func (t *Trail) Refuse(ctx context.Context, who Who, action, reason string, args Detail) {
 	unwritten, allowed := t.take()
 	if !allowed {
@@ -168,7 +169,7 @@ func (t *Trail) Refuse(ctx context.Context, who Who, action, reason string, args
 	if unwritten > 0 {
 		e.detail["unwritten"] = unwritten
 	}
-	// Also if whoever was refused has gone.
+	// The refusal is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if err := t.write(ctx, &e); err != nil {
@@ -177,7 +178,7 @@ func (t *Trail) Refuse(ctx context.Context, who Who, action, reason string, args
 	t.say(&e)
 }
 
-// take reports whether one more refusal may be written, and how many were not before it.
+// take reports whether one more refusal may be written, and how many before it were not.
 func (t *Trail) take() (unwritten int, allowed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -212,7 +213,7 @@ func (t *Trail) write(ctx context.Context, e *entry) error {
 	return err
 }
 
-// say writes the line of the log.
+// say logs an entry.
 func (t *Trail) say(e *entry) {
 	level := slog.LevelInfo
 	if e.outcome != ok {
@@ -230,7 +231,7 @@ const (
 	maxDetail = 16 << 10
 )
 
-// short cuts a text, and takes out what Postgres cannot store.
+// short cuts a text and removes what Postgres cannot store.
 func short(s string) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
 	if len(s) > maxText {
@@ -239,7 +240,6 @@ func short(s string) string {
 	return s
 }
 
-// json is the detail within its bounds.
 func (d Detail) json() []byte {
 	cut := make(Detail, len(d))
 	for k, v := range d {
@@ -266,10 +266,10 @@ func (d Detail) json() []byte {
 	return b
 }
 
-// anErrorOfRedis is the word that such an error begins with.
+// anErrorOfRedis matches the first word of an error of Redis.
 var anErrorOfRedis = regexp.MustCompile(`^[A-Z]{2,32}$`)
 
-// outcomeOf says what an error makes of a change, without its text.
+// outcomeOf returns the outcome and the class of an error, without its text.
 func outcomeOf(err error) (outcome, reason string) {
 	var redis interface {
 		error
@@ -304,14 +304,13 @@ func outcomeOf(err error) (outcome, reason string) {
 	return failed, "error"
 }
 
-// Tally adds up what became of the members of a change to many.
+// Tally sums the results of a change to several objects.
 type Tally struct {
 	done   []string
 	failed int
 	first  error
 }
 
-// Add notes what became of one.
 func (t *Tally) Add(name string, err error) {
 	if err == nil {
 		t.done = append(t.done, name)
@@ -323,10 +322,10 @@ func (t *Tally) Add(name string, err error) {
 	}
 }
 
-// errPartly means that a change was made to some, and not to others.
+// errPartly means that a change was made to some objects only.
 var errPartly = errors.New("not all could be changed")
 
-// Result is what Do is told of all.
+// Result returns the results for Do.
 func (t *Tally) Result() (Detail, error) {
 	d := Detail{"done": len(t.done), "failed": t.failed}
 	if len(t.done) == 0 {
@@ -339,7 +338,7 @@ func (t *Tally) Result() (Detail, error) {
 	return d, nil
 }
 
-// Entry is what is shown of an attempt.
+// Entry is an attempt with its outcome.
 type Entry struct {
 	At      time.Time       `json:"at"`
 	Attempt uuid.UUID       `json:"attempt"`
@@ -349,11 +348,11 @@ type Entry struct {
 	Actor   string          `json:"actor"`
 	Source  string          `json:"source"`
 	Detail  json.RawMessage `json:"detail"`
-	// Role is the role of Postgres that wrote the entry.
+	// Role is the Postgres role that wrote the entry.
 	Role string `json:"role"`
 }
 
-// List returns the newest attempts since a time, the newest first, at most limit. One without an outcome is 'begun'.
+// List returns the newest attempts since a time, the newest first, at most limit. Without an outcome it is 'begun'.
 func List(ctx context.Context, db sql.DB, since time.Time, limit int) ([]Entry, error) {
 	rows, err := db.Query(ctx, query("list"), since, limit)
 	if err != nil {

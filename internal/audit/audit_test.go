@@ -42,8 +42,8 @@ func list(t *testing.T, db *testenv.Database) []Entry {
 	return l
 }
 
-// A change has an entry before it and one with its outcome behind it, and one line in the log. Texts of errors, which
-// may hold anything, are in neither.
+// A change has an entry before it, one with its outcome after it, and one line in the log. Neither contains the texts
+// of errors, which may hold anything.
 func TestAChangeLeavesItsOutcome(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -101,7 +101,7 @@ type redisError string
 func (e redisError) Error() string { return string(e) }
 func (redisError) RedisError()     {}
 
-// Without its entry nothing is changed; with it, the change stands, whether or not the outcome can be written.
+// Without its entry the change is not made. With it, the change stays, whether or not the outcome can be written.
 func TestWithoutAnEntryNothingIsChanged(t *testing.T) {
 	t.Parallel()
 	trail, db, out := newTrail(t)
@@ -140,7 +140,7 @@ func TestWithoutAnEntryNothingIsChanged(t *testing.T) {
 	}
 }
 
-// Whoever is refused cannot fill the table: a burst is written, then one a minute; the rest are counted.
+// Refused clients cannot fill the table: a burst is written, then one a minute; the rest are counted.
 func TestRefusalsAreBounded(t *testing.T) {
 	t.Parallel()
 	trail, db, out := newTrail(t)
@@ -165,7 +165,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	if len(l) != refusedBurst+1 || !strings.Contains(string(l[0].Detail), unwritten) {
 		t.Errorf("a minute later there are %d, the last %s", len(l), l[0].Detail)
 	}
-	// What is done is never left out.
+	// Changes that are made are always written.
 	if err := trail.Do(t.Context(), bob, Mode, nil, nothing); err != nil {
 		t.Error(err)
 	}
@@ -174,7 +174,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 }
 
-// Nobody changes or deletes a row, not even the owner by mistake; and an attempt has one outcome.
+// No role can change or delete a row, not even the owner by mistake. An attempt has one outcome.
 func TestTheTableOnlyGrows(t *testing.T) {
 	t.Parallel()
 	trail, db, _ := newTrail(t)
@@ -196,7 +196,7 @@ func TestTheTableOnlyGrows(t *testing.T) {
 	}
 }
 
-// However much somebody names, an entry stays small, and whatever it is, Postgres takes it.
+// Entries stay small whatever the arguments are, and Postgres accepts them.
 func TestEntriesAreSmall(t *testing.T) {
 	t.Parallel()
 	trail, db, out := newTrail(t)
@@ -222,7 +222,7 @@ func TestEntriesAreSmall(t *testing.T) {
 	if out.Len() > 5*maxDetail {
 		t.Errorf("%d bytes in the log", out.Len())
 	}
-	// What usually happens.
+	// The usual case.
 	ids = ids[:0]
 	for range 1000 {
 		ids = append(ids, uuid.NewString())
@@ -251,7 +251,7 @@ func TestEntriesAreSmall(t *testing.T) {
 	}
 }
 
-// A handler that is reached in another way than through Serve changes nothing.
+// A handler that is not called through Serve changes nothing.
 func TestARequestThatIsNotKnownChangesNothing(t *testing.T) {
 	t.Parallel()
 	err := Do(t.Context(), nil, func(context.Context) (Detail, error) {

@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// call is a request that may change something, on its way to its handler.
+// call is a request that may change something.
 type call struct {
 	trail  *Trail
 	who    Who
 	action string
-	// reason is why it was refused; done says that Do was called.
+	// reason is why it was refused; done reports whether Do was called.
 	reason string
 	done   bool
 }
 
 type callKey struct{}
 
-// Serve has next answer a request that may change something. The handler makes the change with Do. A request that does
-// not come so far is noted as refused.
+// Serve lets next answer a request that may change something. The handler makes the change with Do. A request that
+// does not reach Do is recorded as refused.
 func (t *Trail) Serve(w http.ResponseWriter, r *http.Request, next http.Handler, who Who, action string, args Detail) {
 	c := &call{trail: t, who: who, action: action}
 	answer := &answering{ResponseWriter: w, status: http.StatusOK}
@@ -35,7 +35,7 @@ func (t *Trail) Serve(w http.ResponseWriter, r *http.Request, next http.Handler,
 	}
 }
 
-// Do is Trail.Do for the request of ctx. A request that did not come through Serve changes nothing: ErrNoEntry.
+// Do is Trail.Do for the request of ctx. It returns ErrNoEntry for a request that did not come through Serve.
 func Do(ctx context.Context, args Detail, change func(ctx context.Context) (Detail, error)) error {
 	c, found := ctx.Value(callKey{}).(*call)
 	if !found {
@@ -45,14 +45,14 @@ func Do(ctx context.Context, args Detail, change func(ctx context.Context) (Deta
 	return c.trail.Do(ctx, c.who, c.action, args, change)
 }
 
-// Because says why a request is refused, where its status does not.
+// Because sets the reason of a refusal, if its status does not give it.
 func Because(r *http.Request, reason string) {
 	if c, found := r.Context().Value(callKey{}).(*call); found {
 		c.reason = reason
 	}
 }
 
-// answering remembers the status.
+// answering records the status.
 type answering struct {
 	http.ResponseWriter
 

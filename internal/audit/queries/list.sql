@@ -1,4 +1,4 @@
--- The newest attempts since $1, at most $2: each by its outcome, or by its beginning if that is all there is.
+-- The newest attempts since $1, at most $2: each by its outcome or, without one, by its beginning.
 SELECT a.at, a.attempt, a.outcome, a.reason, a.action, a.actor, a.source, a.detail, a.role
 FROM posthaste_audit a
 WHERE a.at >= $1::timestamptz
