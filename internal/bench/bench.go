@@ -18,12 +18,12 @@ import (
 // step is one measurement of one repetition.
 type step struct {
 	name string
-	// total is how many events or requests it will see; 0 when that is not known.
+	// total is how many events or requests are expected; 0 if unknown.
 	total int
 	run   func(ctx context.Context) error
 }
 
-// benchmark runs the steps so many times and prints the report. It fails if the result does not hold.
+// benchmark runs the steps f.Runs times and prints the report. It returns ErrFound if the result is wrong.
 func benchmark(
 	ctx context.Context, c app.Config, o cli.IO, f Options, r *report, steps func(b *session) []step,
 ) (err error) {
@@ -68,5 +68,5 @@ func only[T ~string](flag string, all ...T) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return string(v) != flag })
 }
 
-// modes are what --mode chooses from.
+// modes are the values of --mode.
 var modes = []outbox.Mode{outbox.ModeCDC, outbox.ModePoll}

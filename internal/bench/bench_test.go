@@ -33,8 +33,8 @@ func TestCheckHolds(t *testing.T) {
 	}
 }
 
-// TestLoadKeepsItsTimetable stalls one call: the others are due when they would have been, and what they take counts
-// from then.
+// TestLoadKeepsItsTimetable stalls one call: the other calls keep their due times, and their durations count from
+// those.
 func TestLoadKeepsItsTimetable(t *testing.T) {
 	t.Parallel()
 	const stall = 200 * time.Millisecond
@@ -62,7 +62,7 @@ func TestLoadKeepsItsTimetable(t *testing.T) {
 	}
 }
 
-// TestLoadCountsACall: calls that take longer than all of the time do not leave a benchmark without a figure.
+// TestLoadCountsACall: a benchmark has a figure even if each call takes longer than its whole duration.
 func TestLoadCountsACall(t *testing.T) {
 	t.Parallel()
 	const lasts = 10 * time.Millisecond

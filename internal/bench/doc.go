@@ -1,10 +1,9 @@
-// Package bench measures the product as it runs in production, beside the limits of the servers measured in the same
-// run.
+// Package bench measures the product as it runs in production, and in the same run the limits of the servers.
 //
-// A benchmark (Drain, Growth, Idle, Latency, Orders) takes turns between limits, which are what Postgres and Redis do
-// alone, and results, so that both see the same machine. Every measurement has a database, a slot and streams of its
-// own, which are removed whatever happens, and ends with a count: events or orders that are missing, repeated or
-// unknown make it fail with ErrFound.
+// A benchmark (Drain, Growth, Idle, Latency, Orders) alternates between limits, which are the rates of Postgres and
+// Redis alone, and results, so that both are measured on the same machine at the same time. Every measurement has a
+// database, a slot and streams of its own, which are always removed, and ends with a count: missing, repeated or
+// unknown events or orders make it fail with ErrFound.
 //
 // cmd/posthaste calls Run, one benchmark per process: it uses the processors that it measures.
 package bench

@@ -26,15 +26,15 @@ import (
 type Drain struct {
 	Options
 
-	// Events is how many events a measurement has, Size the bytes of their payloads, Transaction how many are written
-	// at once.
+	// Events is how many events a measurement has, Size the bytes of a payload, Transaction how many events are
+	// written in a transaction.
 	Events, Size, Transaction int
 	// Mode is cdc, poll or both; Load is backlog, stream or both.
 	Mode, Load string
 }
 
-// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
-// ErrFound if what was measured is wrong.
+// Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
+// the result is wrong.
 func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 {
 		return cli.Usage("--events and --transaction must be at least 1, --size from 16 to 1048576")
@@ -78,7 +78,6 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	})
 }
 
-// drain measures how fast events leave the outbox.
 type drain struct {
 	*session
 	c Drain
@@ -86,8 +85,8 @@ type drain struct {
 
 func perSecond(n int, since time.Time) float64 { return float64(n) / time.Since(since).Seconds() }
 
-// postgresLimits measures what Postgres does without a relay: writing the events, sending them through a slot, and
-// reading them page by page, with a mark for each.
+// postgresLimits measures Postgres without a relay: writing the events, sending them through a slot, and reading them
+// page by page, with a mark for each page.
 func (d *drain) postgresLimits(ctx context.Context) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		if err := s.makeSlot(ctx); err != nil {
@@ -134,14 +133,14 @@ func (d *drain) limit(ctx context.Context, name, what string, do func() error) e
 	w.is("per_second", perSecond(d.c.Events, began))
 	now := d.usage(ctx)
 	used.note(w, now, d.c.Events)
-	if us := (now.own - used.own) * 1e6 / float64(d.c.Events); us >= 0.05 { // less is a limit without a client
+	if us := (now.own - used.own) * 1e6 / float64(d.c.Events); us >= 0.05 { // less: no client
 		w.is("client_cpu_us", us)
 	}
 	return nil
 }
 
-// readSlot reads n inserts from the slot. It gives the socket time to fill before each read: being woken for every
-// message would cost more than the decoding.
+// readSlot reads n inserts from the slot. It lets the socket fill before each read: a wake-up for every message would
+// cost more than the decoding.
 func (s *scene) readSlot(ctx context.Context, n int) error {
 	cfg, err := sql.ConnConfig(s.config.PostgresURL, s.config.Schema, "bench")
 	if err != nil {
@@ -158,7 +157,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 	closed := context.AfterFunc(ctx, func() { _ = conn.Conn().Close() })
 	defer func() {
 		closed()
-		_ = conn.Conn().Close() // in the middle of a stream there is nothing to say
+		_ = conn.Conn().Close() // the stream is unfinished, so its error does not matter
 	}()
 	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
@@ -168,7 +167,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 		return err
 	}
 	for have := 0; have < n; {
-		msg, err := conn.ReceiveMessage(context.Background()) // a context of each message's own would cost a timer each
+		msg, err := conn.ReceiveMessage(context.Background()) // a context per message would cost a timer each
 		if err != nil {
 			return err
 		}
@@ -188,7 +187,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 	return nil
 }
 
-// gulping waits a little before each read.
+// gulping sleeps before each read.
 type gulping struct{ r io.Reader }
 
 // Read implements io.Reader.
@@ -197,7 +196,7 @@ func (g gulping) Read(p []byte) (int, error) {
 	return g.r.Read(p)
 }
 
-// What settling an event costs Postgres at least: it is read, and a mark is written for its page.
+// The least that Postgres does to settle an event: it reads the event, and writes a mark for its page.
 const (
 	barePage = `SELECT seq, id, aggregate_type, aggregate_id, event_type, payload::text, headers::text, created_at
 FROM outbox_rows WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1000`
@@ -205,7 +204,7 @@ FROM outbox_rows WHERE part = $1 AND seq > $2 ORDER BY seq LIMIT 1000`
 VALUES ($1, 0, '3:3:', 0, '3:3:', 0, $2, 'poll')`
 )
 
-// settleAll reads every row, as many parts at once as the relay sweeps.
+// settleAll reads every row, with as many parts at once as the relay sweeps.
 func (s *scene) settleAll(ctx context.Context, n int) error {
 	cfg, err := sql.RelayPoolConfig(s.config.PostgresURL, s.config.Schema)
 	if err != nil {
@@ -255,7 +254,7 @@ func settlePart(ctx context.Context, pool *pgxpool.Pool, part int, have *atomic.
 	}
 }
 
-// redisLimit measures the same entries written without a gate, in pipelines over two connections.
+// redisLimit measures the same entries without a gate, in pipelines over two connections.
 func (d *drain) redisLimit(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", d.name)
 	defer d.redis.Unlink(context.WithoutCancel(ctx), key)
@@ -296,7 +295,7 @@ func bareEntry(n int, payload string) []any {
 	}
 }
 
-// backlog measures a relay that starts in front of a full outbox.
+// backlog measures a relay that starts with a full outbox.
 func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		if err := s.write(ctx, d.c.Events, d.c.Size, 500); err != nil {
@@ -316,7 +315,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
-// stream measures a relay while the events are written, as fast as Postgres takes them.
+// stream measures a relay while the events are written as fast as Postgres accepts them.
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
 		w := d.report.result("stream "+string(mode),
@@ -359,8 +358,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
-// empties waits until all events are published and settled, notes how fast that was, and returns what was used up to
-// then.
+// empties waits until all events are published and settled, records the rate, and returns the usage at that time.
 func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, used usage, began time.Time,
 ) (usage, error) {
 	if err := s.published(ctx, p, d.c.Events); err != nil {
@@ -378,7 +376,7 @@ func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, use
 	return now, nil
 }
 
-// verdict counts, and names what bounds the rate.
+// verdict counts the events, and names the limit of the rate.
 func (d *drain) verdict(ctx context.Context, s *scene, w *row, limits ...string) error {
 	c, err := s.count(ctx, d.c.Events)
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 // writers is how many connections insert at once.
 const writers = 8
 
-// What a benchmark writes into the outbox.
+// Contents of the events that a benchmark writes.
 const (
 	aggregateType = "bench"
 	eventType     = "bench.event"
 )
 
-// eventID is the id of event n: whoever sees it knows which one it is.
+// eventID is the id of event n; eventNumber is its inverse.
 func eventID(n int) uuid.UUID {
 	var id uuid.UUID
 	id[6], id[8] = 0x70, 0x80
@@ -26,7 +26,6 @@ func eventID(n int) uuid.UUID {
 	return id
 }
 
-// eventNumber is the n of an id.
 func eventNumber(id string) (n int, ok bool) {
 	if len(id) != 36 {
 		return 0, false
@@ -35,7 +34,7 @@ func eventNumber(id string) (n int, ok bool) {
 	return int(v), err == nil && eventID(int(v)).String() == id
 }
 
-// payloadOf is a JSON object of about so many bytes, which does not compress.
+// payloadOf is a JSON object of about size bytes, which does not compress.
 func payloadOf(size int) string {
 	pad := make([]byte, 0, size)
 	for len(pad) < size-len(`{"pad": ""}`) {
@@ -45,7 +44,7 @@ func payloadOf(size int) string {
 }
 
 // insertMany writes events %[1]d … %[2]d in transactions of %[4]d, with the aggregate type %[5]s. insertPaced writes
-// every %[4]dth of them, each at its time: %[6]d was due at the beginning, and there are %[5]g a second.
+// every %[4]dth of them, each at its time: %[6]d is due at the beginning, and %[5]g are due per second.
 const (
 	insertEvent = `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)`
 	insertMany  = `DO $$ BEGIN FOR i IN %[1]d..%[2]d BY %[4]d LOOP ` + insertEvent + `

@@ -19,14 +19,15 @@ import (
 type Growth struct {
 	Options
 
-	// Max is the largest backlog; the smallest is 10,000, or Max if that is less, and each has ten times as many.
+	// Max is the largest backlog. The smallest has 10,000 events, or Max if that is less; each next is ten times as
+	// large.
 	Max int
 	// Events is how many events a measurement of payloads and of streams has.
 	Events int
 }
 
-// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
-// ErrFound if what was measured is wrong.
+// Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
+// the result is wrong.
 func (c Growth) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Max < 1 || c.Max > 1e8 || c.Events < 1 {
 		return cli.Usage("--events must be at least 1, --max from 1 to 100000000")
@@ -57,20 +58,19 @@ func (c Growth) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	})
 }
 
-// backlog is what a relay starts in front of.
 type backlog struct {
 	name                  string
 	events, size, streams int
 }
 
 const (
-	// growthSize is the bytes of a payload where not they are what grows, growthBytes what all payloads of a backlog
-	// may have together where they do.
+	// growthSize is the bytes of a payload where payloads do not grow, growthBytes the bytes of all payloads of a
+	// backlog where they do.
 	growthSize  = 300
 	growthBytes = 256 << 20
 )
 
-// groups are what is measured; what is in a group differs in one respect.
+// groups returns the measurements. Those of a group differ in one respect.
 func (c Growth) groups() [3][]backlog {
 	var all [3][]backlog
 	for n := min(c.Max, 10_000); n <= c.Max; n *= 10 {
@@ -90,14 +90,14 @@ func (c Growth) groups() [3][]backlog {
 	return all
 }
 
-// growth measures one backlog beside the first of its group.
+// growth compares one backlog with the first of its group.
 type growth struct {
 	*session
 	of    backlog
 	first string
 }
 
-// measure has a relay drain the backlog.
+// measure lets a relay drain the backlog.
 func (g *growth) measure(ctx context.Context) error {
 	return g.in(ctx, func(ctx context.Context, s *scene) error {
 		s.streams = g.of.streams
@@ -131,7 +131,7 @@ func (g *growth) measure(ctx context.Context) error {
 	})
 }
 
-// compare notes ratios to the first of the group.
+// compare records ratios to the first of the group.
 func (g *growth) compare(w *row) {
 	first := g.report.result(g.first, "")
 	if w == first {
@@ -146,13 +146,13 @@ func (g *growth) compare(w *row) {
 	}
 }
 
-// resetPeak has the kernel forget how much memory this process had at most. It reports whether it did.
+// resetPeak resets the kernel's record of this process' peak memory. It reports whether it succeeded.
 func resetPeak() bool {
-	debug.FreeOSMemory() // what earlier measurements have left is none of this one's memory
+	debug.FreeOSMemory() // frees the memory of earlier measurements
 	return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) == nil
 }
 
-// peakMemory is how much memory this process had at most since then, in bytes; 0 where that is not known.
+// peakMemory is this process' peak memory since the reset, in bytes; 0 if unknown.
 func peakMemory() float64 {
 	self, err := procfs.Self()
 	if err != nil {

@@ -23,8 +23,8 @@ type Idle struct {
 	Mode string
 }
 
-// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
-// ErrFound if what was measured is wrong.
+// Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
+// the result is wrong.
 func (c Idle) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Duration <= 0 {
 		return cli.Usage("--duration must be positive")
@@ -55,21 +55,20 @@ func (c Idle) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	})
 }
 
-// idle measures what is used while nothing happens.
 type idle struct {
 	*session
 	c Idle
 }
 
 const (
-	// idleEvents have been relayed before: connections are open, statements prepared, tables not empty.
+	// idleEvents are relayed first, so that connections are open, statements prepared and tables not empty.
 	idleEvents = 1000
-	// idleWarm is how long what they caused may take, at least. The rest of what is as long as a measurement is for
-	// sessions: each prepares a statement when it is first asked, and plans it anew the first five times.
+	// idleWarm is the least time for their effects to end. Another wait, as long as a measurement, is for sessions:
+	// each prepares a statement at its first use, and plans it at each of its first five.
 	idleWarm = 2 * time.Second
 )
 
-// servers measures Postgres and Redis with the same database, and no relay.
+// servers measures Postgres and Redis with the same database, without a relay.
 func (i *idle) servers(ctx context.Context) error {
 	return i.in(ctx, func(ctx context.Context, s *scene) error {
 		if err := s.write(ctx, idleEvents, 300, 1); err != nil {
@@ -80,7 +79,7 @@ func (i *idle) servers(ctx context.Context) error {
 	})
 }
 
-// relay measures the same with a relay that has nothing to do.
+// relay measures the same with an idle relay.
 func (i *idle) relay(ctx context.Context, mode outbox.Mode) error {
 	return i.in(ctx, func(ctx context.Context, s *scene) error {
 		w := i.report.result(string(mode), "a relay that has nothing to do, and its sessions of Postgres and Redis")
@@ -116,15 +115,15 @@ func (i *idle) relay(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
-// quiet waits until what went before has ended, then for the duration, and notes what was used meanwhile.
+// quiet waits until earlier work has ended, then for the duration, and records what was used in that time.
 func (i *idle) quiet(ctx context.Context, w *row, more func(used, now usage, seconds float64)) error {
 	i.progress.count.Store(0)
-	debug.FreeOSMemory() // what earlier measurements have left is none of this one's memory
+	debug.FreeOSMemory() // frees the memory of earlier measurements
 	if err := pause.For(ctx, max(idleWarm, i.c.Duration)); err != nil {
 		return err
 	}
 	used, began := i.usage(ctx), time.Now()
-	used.own = ownCPU() // looking costs something, too
+	used.own = ownCPU() // after the reads, which take time themselves
 	for left := i.c.Duration; left > 0; left = i.c.Duration - time.Since(began) {
 		if err := pause.For(ctx, min(left, time.Second)); err != nil {
 			return err
@@ -138,7 +137,7 @@ func (i *idle) quiet(ctx context.Context, w *row, more func(used, now usage, sec
 		"postgres_core_percent": now.postgres - used.postgres,
 		"redis_core_percent":    now.redis - used.redis,
 	} {
-		if d > 0 { // what Postgres uses is not known of a server elsewhere
+		if d > 0 { // it is unknown for a remote server
 			w.is(name, 100*d/seconds)
 		}
 	}
@@ -147,7 +146,7 @@ func (i *idle) quiet(ctx context.Context, w *row, more func(used, now usage, sec
 	return nil
 }
 
-// residentMemory is how much memory this process has, in bytes; 0 where that is not known.
+// residentMemory is this process' memory, in bytes; 0 if unknown.
 func residentMemory() float64 {
 	self, err := procfs.Self()
 	if err != nil {

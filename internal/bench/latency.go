@@ -22,8 +22,7 @@ import (
 type Latency struct {
 	Options
 
-	// Rates are how many commits there are per second, each measured by itself; Duration is how long each measurement
-	// lasts.
+	// Rates are commits per second, each measured separately. Duration is the time of each measurement.
 	Rates    []float64
 	Duration time.Duration
 	// Size is the bytes of a payload.
@@ -32,8 +31,8 @@ type Latency struct {
 	Mode string
 }
 
-// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
-// ErrFound if what was measured is wrong.
+// Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
+// the result is wrong.
 func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r > 0 && r <= 1e6) }) ||
 		c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
@@ -63,7 +62,7 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	})
 }
 
-// latencyWriters is how many connections commit, so that one that waits holds up nobody.
+// latencyWriters is the number of connections that commit. There are enough that a slow commit delays no other.
 const latencyWriters = 2 * writers
 
 var latencyColumns = []column{
@@ -74,7 +73,7 @@ var latencyColumns = []column{
 	{"max_ms", "max ms", 2},
 }
 
-// latency measures at one rate, from the moment an insert was due to be sent, which commits in the same message.
+// latency measures at one rate, from the time when an insert was due. The insert commits in the same message.
 type latency struct {
 	*session
 	c    Latency
@@ -92,7 +91,7 @@ func (l *latency) steps() []step {
 	return steps
 }
 
-// named tells what is measured at several rates apart.
+// named adds the rate to a name if there are several rates.
 func (l *latency) named(of string) string {
 	if len(l.c.Rates) > 1 {
 		of += fmt.Sprintf(" %g/s", l.rate)
@@ -100,13 +99,12 @@ func (l *latency) named(of string) string {
 	return of
 }
 
-// total is how many events are sent, with those of the warming up; paced is how many the server writes after them.
+// total is how many events are sent, including warm-up; paced is how many the server writes after them.
 func (l *latency) total() int { return int(l.rate * (l.c.Duration + loadWarm).Seconds()) }
 func (l *latency) paced() int { return max(1, int(l.rate*l.c.Duration.Seconds())) }
 
 const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + eventType + `', $3::text::jsonb)`
 
-// load inserts at the rate.
 func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
 	payload := payloadOf(l.c.Size)
 	return load{
@@ -121,7 +119,6 @@ func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
 	}
 }
 
-// commit measures the insert alone.
 func (l *latency) commit(ctx context.Context) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		began := time.Now()
@@ -135,17 +132,16 @@ func (l *latency) commit(ctx context.Context) error {
 	})
 }
 
-// note adds a repetition. arrived is how many came through per second, which a server that is too slow for the rate
-// decides.
+// note adds a repetition. arrived is how many events arrived per second, which shows a server too slow for the rate.
 func (l *latency) note(w *row, took []time.Duration, arrived float64) {
 	w.is("per_second", float64(len(took))/l.c.Duration.Seconds())
 	w.is("arrived_per_second", arrived)
 	w.spread(took)
 }
 
-// arrivals notes when events arrive.
+// arrivals records when events arrive.
 type arrivals struct {
-	// took is what each event took, in nanoseconds; 0 while it is on its way.
+	// took is the time of each event, in nanoseconds; 0 until it arrives.
 	due, took []atomic.Int64
 	warm      int
 	arrived   atomic.Int64
@@ -162,7 +158,7 @@ func newArrivals(l *latency) *arrivals {
 
 func (a *arrivals) sent(n int, due time.Time) { a.due[n].Store(due.UnixNano()) }
 
-// seen takes an event that has arrived.
+// seen records an event's arrival.
 func (a *arrivals) seen(id string) {
 	now := time.Now().UnixNano()
 	n, ok := eventNumber(id)
@@ -173,7 +169,7 @@ func (a *arrivals) seen(id string) {
 	a.arrived.Add(1)
 }
 
-// counted returns what the events after the warming up took.
+// counted returns the times of the events after the warm-up.
 func (a *arrivals) counted() []time.Duration {
 	var list []time.Duration
 	for n := range a.took {
@@ -197,7 +193,7 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// xadd measures Redis alone: an XADD per event, and a reader that waits for them.
+// xadd measures Redis alone: an XADD per event, and a reader that blocks for them.
 func (l *latency) xadd(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", l.name)
 	defer l.redis.Unlink(context.WithoutCancel(ctx), key)
@@ -252,7 +248,7 @@ func (l *latency) xadd(ctx context.Context) error {
 	return nil
 }
 
-// relay measures from the commit to a consumer group's handler, and then what an event costs.
+// relay measures from the commit to a consumer group's handler, and then the cost of an event.
 func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		w := l.report.result(l.named(string(mode)), "from the INSERT, which commits, to the handler of a consumer "+
@@ -296,7 +292,7 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 	})
 }
 
-// consumed runs do beside a consumer group that notes what arrives.
+// consumed runs do while a consumer group records arrivals.
 func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(ctx context.Context) error) error {
 	cons, err := consumer.New(consumer.Options{
 		Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
@@ -320,9 +316,9 @@ func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(c
 	return g.Wait()
 }
 
-// cost measures what an event costs at the rate, as drain does: the server itself writes, and nobody consumes, so that
-// this process is the relay alone. Events from number from on are written. Nothing asks meanwhile how far the relay is:
-// at a low rate that would cost more than the events.
+// cost measures the cost of an event at the rate, as drain does: the server itself writes and no consumer runs, so
+// that this process is the relay alone. Events from number from are written. The relay's progress is not polled: at a
+// low rate that would cost more than the events.
 func (l *latency) cost(ctx context.Context, s *scene, p *app.Relay, w *row, from int) error {
 	n := l.paced()
 	used := l.usage(ctx)
@@ -338,7 +334,7 @@ func (l *latency) cost(ctx context.Context, s *scene, p *app.Relay, w *row, from
 	return s.settled(ctx, p)
 }
 
-// verdict compares with what a commit and a stream take alone.
+// verdict compares the result with the times of a commit and of a stream alone.
 func (l *latency) verdict(w *row) {
 	commit, xadd := l.report.find(l.named("commit")), l.report.find(l.named("xadd"))
 	for _, q := range []string{"p50", "p99"} {
@@ -355,5 +351,5 @@ func (l *latency) verdict(w *row) {
 	}
 }
 
-// saturated is the share of a rate below which events pile up: how late they are then depends on how long is measured.
+// saturated is the share of a rate below which events pile up, so that their latency depends on the duration.
 const saturated = 0.95

@@ -10,22 +10,22 @@ import (
 	"posthaste/internal/pause"
 )
 
-// load calls do with 0, 1, 2 … from several goroutines. With a rate every call has its time, and what it takes counts
-// from then, even when it could only begin later because earlier ones were slow: a stall is felt by everything that
-// would have happened during it. Without a rate each goroutine calls again at once, and one of them goes on until a
-// call is counted: a machine that stands still for all of the time has a rate, too.
+// load calls do with 0, 1, 2 … from several goroutines. With a rate every call has a due time, and its duration
+// counts from then, even if earlier slow calls delayed its start: so a stall counts for every call that was due
+// during it. Without a rate each goroutine calls again at once, and one of them continues until a call is counted: a
+// machine that hangs for the whole duration also gets a rate.
 type load struct {
 	workers int
 	rate    float64
-	// warm comes before lasts; its calls are not counted.
+	// warm precedes lasts; its calls are not counted.
 	warm, lasts time.Duration
 	do          func(ctx context.Context, n int, due time.Time) error
 }
 
-// loadWarm is long enough to open connections and prepare statements.
+// loadWarm is enough time to open connections and prepare statements.
 const loadWarm = 500 * time.Millisecond
 
-// run returns what the counted calls took, and how many there were in all. It ends at the first error.
+// run returns the durations of the counted calls, and the number of all calls. It ends at the first error.
 func (l load) run(ctx context.Context) (took []time.Duration, calls int, err error) {
 	began := time.Now()
 	counts, ends := began.Add(l.warm), began.Add(l.warm+l.lasts)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// machine says what the figures were measured on. Durability is part of it: without fsync a commit costs nothing.
+// machine describes the machine and its servers. Durability is part of it: without fsync a commit costs nothing.
 type machine struct {
 	Cores      int               `json:"cores"`
 	Platform   string            `json:"platform"`
@@ -15,7 +15,6 @@ type machine struct {
 	Durability map[string]string `json:"durability"`
 }
 
-// text returns it for people.
 func (m machine) text() string {
 	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: "+
 		"%s\ndurability: "+

@@ -24,14 +24,14 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// world is a database and a Redis that are somebody else's, and in use.
+// world is a database and a Redis that are in use by others.
 type world struct {
 	t     *testing.T
 	db    *testenv.Database
 	redis *testenv.RedisServer
 }
 
-// newWorld puts an event and a key on servers that a benchmark borrows: they are none of its business.
+// newWorld puts an event and a key on servers that a benchmark borrows; the benchmark must not touch them.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
@@ -41,8 +41,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// measure runs a benchmark on the world's servers, with the settings of a command line without arguments otherwise. It
-// fails unless everything that the benchmark made is gone.
+// measure runs a benchmark on the world's servers, with the default settings otherwise. It fails unless everything
+// that the benchmark made is removed.
 func (w *world) measure(b any) (report, error) {
 	w.t.Helper()
 	c := commandline.Config(w.t, "--postgres-url="+w.db.URL, "--redis-url="+w.redis.URL(), "--relay-name="+w.db.Relay,
@@ -75,7 +75,7 @@ func (w *world) measure(b any) (report, error) {
 	return r, err
 }
 
-// untouched fails unless the neighbours are there, and nothing that a benchmark has announced.
+// untouched fails unless the foreign data is there and the objects that the benchmark has announced are gone.
 func (w *world) untouched(errOut string) {
 	w.t.Helper()
 	m := regexp.MustCompile(`posthaste_bench_[0-9a-f]{8}_`).FindString(errOut)
@@ -93,12 +93,12 @@ func (w *world) untouched(errOut string) {
 	}
 }
 
-// lasting leaves out the signs of life of relays, which end by themselves after some seconds.
+// lasting omits the heartbeats of relays, which expire after some seconds.
 func lasting(keys []string) []string {
 	return slices.DeleteFunc(keys, func(key string) bool { return strings.HasSuffix(key, ":alive") })
 }
 
-// positive fails unless every one of the rows is there, with every figure and ratio above zero.
+// positive fails unless every row is there, with every figure and ratio above zero.
 func positive(t *testing.T, rows []*row, runs int, names ...string) {
 	t.Helper()
 	var have []string
@@ -106,10 +106,10 @@ func positive(t *testing.T, rows []*row, runs int, names ...string) {
 		have = append(have, r.Name)
 		for name, f := range r.Figures {
 			if name == "settle_wal_bytes" {
-				continue // while streaming it is a difference, which may drown
+				continue // while streaming it is a difference, which may be below the noise
 			}
-			// Processor time may come in ticks of 10 ms; what took less has none, or is all idle. WAL is the server's,
-			// and the other tests write some, too.
+			// Processor time may come in ticks of 10 ms; shorter work has none, or is all idle. WAL is that of the
+			// whole server, which other tests use too.
 			ticks := strings.HasSuffix(name, "_cpu_us") || name == "busy_percent" || name == "wal_bytes"
 			if len(f.Runs) != runs && !ticks || f.Min < 0 || f.Min == 0 && !ticks && name != "behind_ms" ||
 				f.Median < f.Min || f.Median > f.Max {
@@ -183,7 +183,7 @@ func TestBenchGrowth(t *testing.T) {
 	}
 }
 
-// TestBacklogsGrow has every backlog ten times as large as the one before, and payloads that fit into memory.
+// TestBacklogsGrow: every backlog is ten times as large as the one before, and payloads fit into memory.
 func TestBacklogsGrow(t *testing.T) {
 	t.Parallel()
 	all := Growth{Max: 10_000_000, Events: 20_000}.groups()
@@ -217,7 +217,7 @@ func TestBenchIdle(t *testing.T) {
 			*w.Check != want {
 			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
 		}
-		// Redis may use nothing in so short a time.
+		// Redis may use no measurable time in so short a run.
 		if w.median("relay_core_percent") <= 0 || w.median("relay_rss_mib") < 1 ||
 			w.Figures["wal_bytes_per_second"] == nil {
 			t.Errorf("%s: figures %v", w.Name, w.Figures)
@@ -249,7 +249,7 @@ func TestBenchLatency(t *testing.T) {
 			positive(t, r.Results, 1, results...)
 			for i, w := range r.Results {
 				rate := rates[i/2]
-				// Half a second of warming up, half a second that counts, and half a second for the costs.
+				// Half a second of warm-up, half a second that counts, and half a second for the costs.
 				n := int(rate) + int(rate/2)
 				if want := (check{Committed: n, Found: n, Recorded: n}); w.Check == nil || *w.Check != want ||
 					len(w.Ratios) != 2 {
@@ -289,7 +289,7 @@ func TestBenchOrders(t *testing.T) {
 	}
 }
 
-// TestBenchSaysThatEventsAreRepeated adds an entry to the benchmark's stream behind its back.
+// TestBenchSaysThatEventsAreRepeated adds an entry to the benchmark's stream during the run.
 func TestBenchSaysThatEventsAreRepeated(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -336,7 +336,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// On a cluster everything is measured as on one server, and nothing is left on any of its masters.
+// On a cluster everything is measured as on one server, and no master keeps anything.
 func TestBenchOnACluster(t *testing.T) {
 	t.Parallel()
 	t.Run("its own", func(t *testing.T) {

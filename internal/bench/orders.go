@@ -26,19 +26,19 @@ import (
 type Orders struct {
 	Options
 
-	// Concurrency is how many clients post.
+	// Concurrency is the number of clients.
 	Concurrency int
-	// Rate is how many requests are posted per second at fixed times; 0 lets each client post again as soon as it is
-	// answered.
+	// Rate is the number of requests per second at fixed times; 0 lets each client post again as soon as it has an
+	// answer.
 	Rate float64
 	// Duration is how long each measurement lasts.
 	Duration time.Duration
-	// Repeat is how many requests of a hundred repeat an earlier key.
+	// Repeat is the percentage of requests that repeat an earlier key.
 	Repeat int
 }
 
-// Run measures, and prints the report. It refuses options that cannot be measured by a usage error, and fails with
-// ErrFound if what was measured is wrong.
+// Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
+// the result is wrong.
 func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 ||
 		c.Repeat > 50 {
@@ -67,12 +67,11 @@ func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	})
 }
 
-// orders measures how fast orders are placed.
 type orders struct {
 	*session
 	c    Orders
 	user uuid.UUID
-	// answered is 1 + the number of the key that was answered last; 0 before the first.
+	// answered is 1 + the number of the last answered key; 0 before the first.
 	answered atomic.Int64
 }
 
@@ -92,7 +91,7 @@ func (o *orders) note(w *row, took []time.Duration, calls int, used, now usage) 
 	used.note(w, now, calls)
 }
 
-// pick returns the number of request n's key: for so many of a hundred the one that was answered last.
+// pick returns the number of request n's key: for Repeat percent of requests that of the last answered key.
 func (o *orders) pick(n int) (key int, repeated bool) {
 	if last := o.answered.Load(); last > 0 && n%100 < o.c.Repeat {
 		return int(last) - 1, true
@@ -100,17 +99,16 @@ func (o *orders) pick(n int) (key int, repeated bool) {
 	return n, false
 }
 
-// key is what the client sends.
 func (o *orders) key(n int) string { return fmt.Sprintf("bench-%s-%012d", o.name, n) }
 
-// answer is what the API answers to an order, for what is measured without the API.
+// answer is a body like that of the API, for measurements without the API.
 func (o *orders) answer() []byte {
 	const order = `{"id":%q,"user_id":%q,"amount":1999,"currency":"USD","status":"PENDING",` +
 		`"created_at":"2026-01-02T03:04:05.000000Z"}`
 	return fmt.Appendf(nil, order, o.user, o.user)
 }
 
-// empty measures what HTTP alone takes: gin, and a handler that answers at once.
+// empty measures HTTP alone: gin, and a handler that answers at once.
 func (o *orders) empty(ctx context.Context) error {
 	gin.SetMode(gin.ReleaseMode)
 	engine := gin.New()
@@ -125,7 +123,7 @@ func (o *orders) empty(ctx context.Context) error {
 	return nil
 }
 
-// posting serves the handler and posts orders to it. check sees every answer, and whether its key was a repeated one.
+// posting serves h and posts orders to it. check gets every answer, and whether its key was repeated.
 func (o *orders) posting(ctx context.Context, h http.Handler,
 	check func(resp *http.Response, repeated bool) error,
 ) (took []time.Duration, calls int, err error) {
@@ -172,7 +170,7 @@ func (o *orders) posting(ctx context.Context, h http.Handler,
 	return took, calls, g.Wait()
 }
 
-// transaction measures the statement that writes an order and its event alone: no HTTP, no guard, no repetitions.
+// transaction measures the statement that writes an order and its event: no HTTP, no guard, no repetitions.
 func (o *orders) transaction(ctx context.Context) error {
 	return o.in(ctx, func(ctx context.Context, s *scene) error {
 		return s.asAPI(ctx, func(pool *pgxpool.Pool) error {
@@ -204,7 +202,6 @@ func (o *orders) transaction(ctx context.Context) error {
 	})
 }
 
-// post measures POST /orders.
 func (o *orders) post(ctx context.Context, guarded bool) error {
 	return o.in(ctx, func(ctx context.Context, s *scene) error {
 		return s.asAPI(ctx, func(pool *pgxpool.Pool) error {
@@ -247,7 +244,7 @@ func (o *orders) post(ctx context.Context, guarded bool) error {
 	})
 }
 
-// forget removes the guard's records, which would stay for a day.
+// The guard's records would otherwise stay for a day.
 func (o *orders) forget(ctx context.Context, pool *pgxpool.Pool, calls int) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
@@ -256,7 +253,7 @@ func (o *orders) forget(ctx context.Context, pool *pgxpool.Pool, calls int) erro
 		return err
 	}
 	const chunk = 1000
-	// Calls that were under way when an error ended the rest are not among calls.
+	// Calls in flight when an error ended the run are not among calls.
 	for from := 0; from < calls+o.c.Concurrency; from += chunk {
 		keys := make([]string, 0, chunk)
 		for n := from; n < from+chunk; n++ {
@@ -284,7 +281,7 @@ func (o *orders) verdict(ctx context.Context, s *scene, w *row, calls, replayed 
 	lowest := o.report.against(w, "per_second", "empty", "transaction")
 	switch busy := w.median("busy_percent"); {
 	case o.c.Rate > 0:
-		clear(w.Ratios) // the rate was given
+		clear(w.Ratios) // the rate is an option
 		for _, q := range []string{"p50", "p99"} {
 			w.Ratios[q+" of transaction"] = w.median(q+"_ms") / o.report.find("transaction").median(q+"_ms")
 		}

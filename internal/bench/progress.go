@@ -12,14 +12,14 @@ import (
 	"posthaste/internal/cli"
 )
 
-// progress tells on standard error how far a benchmark is: on a terminal in one line that changes, elsewhere in one
+// progress shows a benchmark's progress on standard error: on a terminal in one line that changes, elsewhere in one
 // line per step.
 type progress struct {
 	w     io.Writer
 	tty   bool
 	began time.Time
 	steps int
-	// count is what the step under way has seen.
+	// count is the number of events of the current step.
 	count atomic.Int64
 
 	mu    sync.Mutex
@@ -54,7 +54,6 @@ func newProgress(w io.Writer, steps int) *progress {
 	return p
 }
 
-// step ends the step under way and begins the next.
 func (p *progress) step(name string, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +62,7 @@ func (p *progress) step(name string, total int) {
 	p.count.Store(0)
 }
 
-// add counts events of the step under way.
+// add adds events to the current step.
 func (p *progress) add(n int) { p.count.Add(int64(n)) }
 
 func (p *progress) end() {
@@ -76,8 +75,8 @@ func (p *progress) end() {
 	}
 }
 
-// line prints the step under way, its rate, and the time that the rest of the benchmark will take if its steps are like
-// those before.
+// line prints the current step, its rate, and the remaining time of the benchmark if later steps take as long as the
+// earlier ones.
 func (p *progress) line(before, after string) {
 	if p.at == 0 {
 		return

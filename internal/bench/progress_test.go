@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The longest line of a benchmark fits the most usual terminal.
+// A benchmark's longest line fits into 80 columns.
 func TestProgressFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -16,8 +16,8 @@ import (
 	"posthaste/internal/cli"
 )
 
-// report is what a benchmark found: limits, which are what a server does when it does nothing else, and results, which
-// are to be read beside them. It is also the form of --json.
+// report is the result of a benchmark: limits, which are the figures of a server alone, and results, to be compared
+// with them. It is also the form of --json.
 type report struct {
 	Bench    string         `json:"bench"`
 	At       time.Time      `json:"at"`
@@ -26,25 +26,25 @@ type report struct {
 	Limits   []*row         `json:"limits"`
 	Results  []*row         `json:"results"`
 
-	// columns are the figures that people are shown.
+	// columns are the figures shown in tables.
 	columns []column
-	// legend says what the figures are of; empty is processor time per event or request.
+	// legend describes the figures; empty means processor time per event or request.
 	legend string
 }
 
-// row is one thing that was measured once in every repetition.
+// row is one measurement with all its repetitions.
 type row struct {
 	Name string `json:"name"`
 	What string `json:"what"`
 	// Figures by name; the name ends in the unit.
 	Figures map[string]*figure `json:"figures"`
-	// Ratios are Figures over a limit, by the limit's name.
+	// Ratios are Figures over a limit's, by the limit's name.
 	Ratios map[string]float64 `json:"ratios,omitempty"`
 	Bound  string             `json:"bound,omitempty"`
 	Check  *check             `json:"check,omitempty"`
 }
 
-// figure is one number of every repetition.
+// figure is one number, with its value in every repetition.
 type figure struct {
 	Median float64   `json:"median"`
 	Min    float64   `json:"min"`
@@ -52,24 +52,23 @@ type figure struct {
 	Runs   []float64 `json:"runs"`
 }
 
-// column shows a figure.
 type column struct {
 	name, head string
 	digits     int
 }
 
-// check is what was counted after the measuring, over all repetitions.
+// check is the count after the measurement, over all repetitions.
 type check struct {
-	// Committed is how many events or orders were written, Found how many of them are where they belong.
+	// Committed is how many events or orders were written, Found how many of them are in their place.
 	Committed int `json:"committed"`
 	Found     int `json:"found"`
 	Lost      int `json:"lost"`
 	Repeated  int `json:"repeated"`
 	// Unknown were never committed.
 	Unknown int `json:"unknown"`
-	// Recorded is how many of the log are settled; for orders, how many events there are.
+	// Recorded is how many events of the log are settled or, for orders, how many events there are.
 	Recorded int `json:"recorded"`
-	// Replayed counts requests that were answered from an earlier one's order.
+	// Replayed counts requests that were answered with an earlier order.
 	Replayed int `json:"replayed,omitempty"`
 }
 
@@ -83,12 +82,12 @@ func (c *check) add(o check) {
 	c.Replayed += o.Replayed
 }
 
-// holds reports whether everything that was committed was found, once.
+// holds reports whether everything committed was found exactly once.
 func (c *check) holds() bool {
 	return c.Lost == 0 && c.Repeated == 0 && c.Unknown == 0 && c.Found == c.Committed && c.Recorded == c.Committed
 }
 
-// entry returns the row of that name in list, made if need be.
+// entry returns the row with a name in list, and adds it if it is missing.
 func entry(list *[]*row, name, what string) *row {
 	for _, r := range *list {
 		if r.Name == name {
@@ -116,7 +115,7 @@ func (r *row) is(name string, v float64) {
 	f.Median = (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// median of a figure; 0 when it was not measured.
+// median returns a figure's median; 0 if it was not measured.
 func (r *row) median(name string) float64 {
 	if f := r.Figures[name]; f != nil {
 		return f.Median
@@ -124,7 +123,7 @@ func (r *row) median(name string) float64 {
 	return 0
 }
 
-// last is a figure of the repetition under way; 0 when it was not measured.
+// last returns a figure of the current repetition; 0 if it was not measured.
 func (r *row) last(name string) float64 {
 	if f := r.Figures[name]; f != nil {
 		return f.Runs[len(f.Runs)-1]
@@ -132,7 +131,7 @@ func (r *row) last(name string) float64 {
 	return 0
 }
 
-// checked adds what was counted after a repetition.
+// checked adds the counts of a repetition.
 func (r *row) checked(c check) {
 	if r.Check == nil {
 		r.Check = &check{}
@@ -140,7 +139,6 @@ func (r *row) checked(c check) {
 	r.Check.add(c)
 }
 
-// spread adds the percentiles of one repetition, in milliseconds.
 func (r *row) spread(took []time.Duration) {
 	s := slices.Sorted(slices.Values(took))
 	for _, q := range []struct {
@@ -153,16 +151,15 @@ func (r *row) spread(took []time.Duration) {
 	}
 }
 
-// find returns a limit that was measured before.
+// find returns a measured limit.
 func (r *report) find(name string) *row {
 	return r.Limits[slices.IndexFunc(r.Limits, func(l *row) bool { return l.Name == name })]
 }
 
-// together is the ratio to what the limits allow one after the other, which is the fair one where they share
-// processors.
+// together is the ratio to the limits in sequence, which is the relevant one if they share processors.
 const together = "all of these one after the other"
 
-// against notes what share of the limits' rates a result's rate is, and returns the lowest limit.
+// against records a result's rate as a share of the limits' rates, and returns the lowest limit.
 func (r *report) against(w *row, rate string, limits ...string) (lowest string) {
 	least, sum := math.Inf(1), 0.0
 	for _, name := range limits {
@@ -177,11 +174,11 @@ func (r *report) against(w *row, rate string, limits ...string) (lowest string) 
 	return lowest
 }
 
-// ErrFound is what a benchmark fails with whose result is wrong: what was written was not found, once.
+// ErrFound means that the result is wrong: not everything written was found exactly once.
 var ErrFound = errors.New("the measurement is invalid: events or orders are missing, repeated or refused; please " +
 	"report this with the relay's log")
 
-// finish prints the report, and returns ErrFound if it shows that something went wrong.
+// finish prints the report, and returns ErrFound if its checks do not hold.
 func (r *report) finish(o cli.IO, asJSON bool) error {
 	var err error
 	if asJSON {
@@ -219,7 +216,7 @@ func (r *report) print(out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out)
-	said := map[string]bool{} // what several rows are is said once
+	said := map[string]bool{} // descriptions that several rows share are printed once
 	for _, w := range r.Results {
 		if said[w.What] {
 			fmt.Fprintln(out, w.Name)
@@ -257,7 +254,7 @@ func (r *report) print(out io.Writer) error {
 	return nil
 }
 
-// ratioText keeps two digits.
+// ratioText formats a ratio with two digits.
 func ratioText(v float64) string {
 	if v >= 10 {
 		return fmt.Sprintf("%.0f ×", v)
@@ -282,7 +279,7 @@ func (r *report) table(t io.Writer, what string, rows []*row) {
 				fmt.Fprint(t, "\t–")
 				continue
 			}
-			num := func(v float64) string { // CommafWithDigits cuts off
+			num := func(v float64) string { // CommafWithDigits does not round
 				return humanize.CommafWithDigits(math.Round(v*math.Pow10(c.digits))/math.Pow10(c.digits), c.digits)
 			}
 			fmt.Fprintf(t, "\t%s", num(f.Median))

@@ -23,21 +23,21 @@ import (
 	"posthaste/sql"
 )
 
-// errLeft means that something of a benchmark is still on the servers.
+// errLeft means that objects of a benchmark are still on the servers.
 var errLeft = errors.New("left behind, drop it by hand")
 
-// scene is one measurement's own database, slot and stream. They are gone when it ends.
+// scene is the database, slot and streams of one measurement. They are removed when it ends.
 type scene struct {
 	*session
 	name   string
 	config app.Config
 	pool   *pgxpool.Pool
 	slots  *cdc.Slots
-	// streams is how many streams its events go to, in turns.
+	// streams is the number of streams of its events, which take turns.
 	streams int
 }
 
-// in runs do in a new scene and removes it, whatever do says.
+// in runs do in a new scene and always removes the scene.
 func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene) error) (err error) {
 	b.scenes++
 	s := &scene{session: b, name: fmt.Sprintf("posthaste_bench_%s_%d", b.name, b.scenes), config: b.config, streams: 1}
@@ -61,14 +61,14 @@ func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene)
 	return do(ctx, s)
 }
 
-// inDatabase is the connection string with another database in it.
+// inDatabase returns the connection string with another database.
 func inDatabase(dsn, name string) string {
 	if !strings.Contains(dsn, "://") {
-		return dsn + " dbname=" + name // the last one counts
+		return dsn + " dbname=" + name // the last one wins
 	}
 	u, err := url.Parse(dsn)
 	if err != nil {
-		return dsn // parsed before, by the settings
+		return dsn // cannot happen: the settings have parsed it
 	}
 	u.Path = "/" + name
 	q := u.Query()
@@ -77,7 +77,7 @@ func inDatabase(dsn, name string) string {
 	return u.String()
 }
 
-// remove drops the slot, the database and the keys. It also does after an interruption.
+// remove drops the slot, the database and the keys, also after an interruption.
 func (s *scene) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -96,7 +96,7 @@ func (s *scene) remove(ctx context.Context) error {
 	return nil
 }
 
-// removeKeys removes the stream, its gate, and whatever else relay and consumer keep under its name.
+// removeKeys removes the stream, its gate, and all other keys of relay and consumer under its name.
 func (s *scene) removeKeys(ctx context.Context) error {
 	nodes, err := redisurl.Primaries(ctx, s.redis)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *scene) removeKeys(ctx context.Context) error {
 	})
 }
 
-// unlink removes keys, of whichever slots they are.
+// unlink removes keys of any hash slots.
 func unlink(ctx context.Context, client redis.UniversalClient, keys []string) error {
 	if len(keys) == 0 {
 		return nil
@@ -129,10 +129,10 @@ func unlink(ctx context.Context, client redis.UniversalClient, keys []string) er
 	return err
 }
 
-// stream is where the scene's events go if they go to one.
+// stream is the scene's stream if it has only one.
 func (s *scene) stream() string { return s.config.StreamPrefix + aggregateType }
 
-// streamOf is where every event goes whose number is i modulo the number of streams.
+// streamOf is the stream of the events whose number is i modulo the number of streams.
 func (s *scene) streamOf(i int) string {
 	if s.streams == 1 {
 		return s.stream()
@@ -140,8 +140,8 @@ func (s *scene) streamOf(i int) string {
 	return s.stream() + strconv.Itoa(i)
 }
 
-// relayed runs do beside a relay in the mode. The relay is the one that `posthaste relay` runs, in this process,
-// without the sync of credits, and like that one on one processor.
+// relayed runs do while a relay runs in the mode: that of `posthaste relay`, in this process, without the sync of
+// credits, and on one processor as well.
 func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx context.Context, p *app.Relay) error) error {
 	if err := sql.Register(ctx, s.pool, s.config.RelayName); err != nil {
 		return err
@@ -160,14 +160,14 @@ func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx conte
 	g.Go(func() error { return p.RunWithoutCredits(gctx) })
 	err = do(gctx, p)
 	stop()
-	// What the relay ended with says more than that the rest was cancelled for it.
+	// The relay's error explains more than the cancellation that it caused.
 	if werr := g.Wait(); werr != nil && !errors.Is(werr, context.Canceled) {
 		return werr
 	}
 	return err
 }
 
-// until waits until cond holds, and gives up when nothing changes for a minute. cond also returns how far it is.
+// until waits until cond holds. It fails if nothing changes for a minute. cond also returns its progress.
 func (s *scene) until(ctx context.Context, p *app.Relay, what string,
 	cond func() (holds bool, far int64, err error),
 ) error {
@@ -191,17 +191,16 @@ func (s *scene) until(ctx context.Context, p *app.Relay, what string,
 	}
 }
 
-// inMode waits until the relay is in the mode.
 func (s *scene) inMode(ctx context.Context, p *app.Relay, mode outbox.Mode) error {
 	return s.until(ctx, p, "mode "+string(mode), func() (bool, int64, error) {
 		return p.Status().Mode == mode, 0, nil
 	})
 }
 
-// published waits until the streams have n entries. It asks for one stream after the other: asking for all of them each
-// time would cost what is measured.
+// published waits until the streams have n entries. It reads one stream at a time: reading all of them each time
+// would cost as much as the measured work.
 func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
-	at, full := 0, 0 // the streams before at have all of theirs
+	at, full := 0, 0 // the streams before at have all their entries
 	return s.until(ctx, p, "every event in the stream", func() (bool, int64, error) {
 		for ; ; at++ {
 			have, err := s.redis.XLen(ctx, s.streamOf(at)).Result()
@@ -218,7 +217,7 @@ func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
 	})
 }
 
-// settled waits until nothing in the outbox is owed.
+// settled waits until all events in the outbox are settled.
 func (s *scene) settled(ctx context.Context, p *app.Relay) error {
 	return s.until(ctx, p, "the outbox to be settled", func() (bool, int64, error) {
 		held := int64(p.Status().Inflight)
@@ -231,7 +230,7 @@ func (s *scene) settled(ctx context.Context, p *app.Relay) error {
 	})
 }
 
-// count holds the streams and the history against the n events that were written.
+// count compares the streams and the history with the n events that were written.
 func (s *scene) count(ctx context.Context, n int) (check, error) {
 	c := check{Committed: n}
 	seen := make([]bool, n)
@@ -263,18 +262,18 @@ func (s *scene) count(ctx context.Context, n int) (check, error) {
 	err := s.pool.QueryRow(ctx, "SELECT (SELECT count(*) FROM outbox) - (SELECT count(*) FROM outbox_backlog)").
 		Scan(&c.Recorded)
 	if s.config.History == 0 {
-		c.Recorded = n // there is none
+		c.Recorded = n // without history there are no counts
 	}
 	return c, err
 }
 
-// olderTransactions is how long a benchmark waits for what else is under way on the server.
+// olderTransactions bounds the wait for other transactions on the server.
 const olderTransactions = 30 * time.Second
 
-// makeSlot makes the slot, for which every older transaction of the server has to end, whichever database it is in.
+// makeSlot makes the slot. That waits for every older transaction of the server, in any database.
 func (s *scene) makeSlot(ctx context.Context) error {
 	for end := time.Now().Add(olderTransactions); ; {
-		_, err := s.slots.Ensure(ctx, nil) // bounded; a relay asks again, too
+		_, err := s.slots.Ensure(ctx, nil) // bounded; a relay retries, too
 		var slot *outbox.SlotError
 		if !errors.As(err, &slot) || slot.Reason != outbox.ReasonTransactionHeld || time.Now().After(end) {
 			return err
@@ -282,8 +281,8 @@ func (s *scene) makeSlot(ctx context.Context) error {
 	}
 }
 
-// write has the server write events 0 … n-1 in transactions of so many, over several connections. Clients of its own
-// would take processors from what is measured.
+// write makes the server write events 0 … n-1 in transactions of so many, over several connections. Separate clients
+// would use processor time that is measured.
 func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	chunk := max(500, transaction)
 	payload := payloadOf(size)
@@ -311,7 +310,7 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	return g.Wait()
 }
 
-// writePaced has the server write events from … from+n-1 at a rate, one per transaction, over several connections.
+// writePaced makes the server write events from … from+n-1 at a rate, one per transaction, over several connections.
 func (s *scene) writePaced(ctx context.Context, from, n, size int, rate float64) error {
 	payload := payloadOf(size)
 	g, ctx := errgroup.WithContext(ctx)
@@ -327,7 +326,7 @@ func (s *scene) writePaced(ctx context.Context, from, n, size int, rate float64)
 	return g.Wait()
 }
 
-// asAPI runs do with a pool like that of `posthaste serve`.
+// asAPI runs do with a pool configured as in `posthaste serve`.
 func (s *scene) asAPI(ctx context.Context, do func(pool *pgxpool.Pool) error) error {
 	cfg, err := sql.OrderPoolConfig(s.config.PostgresURL, s.config.Schema)
 	if err != nil {

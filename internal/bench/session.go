@@ -25,25 +25,25 @@ import (
 	"posthaste/sql"
 )
 
-// Options are what every measurement takes.
+// Options are those of every benchmark.
 type Options struct {
 	// JSON prints the report as JSON instead of tables.
 	JSON bool
-	// Runs is how often everything is repeated; in each repetition, limits and results take turns.
+	// Runs is the number of repetitions; in each, limits and results take turns.
 	Runs int
 	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
-	// servers are started.
+	// the benchmark starts servers.
 	External bool
-	// Dir is where started servers keep their data: on the disk to be measured. Empty is the folder for temporary
-	// files.
+	// Dir is the data folder of started servers, on the disk to be measured; empty is the temporary folder.
 	Dir string
-	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched
+	// for.
 	PGBin, RedisBin string
-	// Cluster has the Redis that is started be a cluster of three masters with a replica each.
+	// Cluster starts a Redis cluster of three masters with a replica each.
 	Cluster bool
 }
 
-// session is one benchmark. Everything it makes carries its name and is removed before it ends.
+// session is one benchmark. Everything it makes contains its name and is removed before it ends.
 type session struct {
 	options  Options
 	config   app.Config
@@ -55,13 +55,13 @@ type session struct {
 	scenes int
 	dir    string
 	owned  []func() // stop what this process started
-	// postgres is the server that this process started, nil if it has not.
+	// postgres is the server that this process started; nil if it did not.
 	postgres *local.Postgres
 	admin    *pgxpool.Pool
 	redis    redis.UniversalClient
 }
 
-// open starts servers, or takes those of the settings, and notes what they are.
+// open starts servers, or connects to those of the settings, and records their properties.
 func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	c := &b.config
 	if b.options.External {
@@ -88,7 +88,7 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	return err
 }
 
-// start starts a Postgres and a Redis that keep their data as in production.
+// start starts a Postgres and a Redis that are durable as in production.
 func (b *session) start(ctx context.Context) error {
 	bin, err := local.PostgresBin(ctx, b.options.PGBin)
 	if err != nil {
@@ -102,7 +102,7 @@ func (b *session) start(ctx context.Context) error {
 		return err
 	}
 	b.owned = append(b.owned, func() { _ = os.RemoveAll(b.dir) })
-	// Postgres may have to run as another user, who must be able to pass through.
+	// Postgres may run as another user, which needs to pass through the folder.
 	if err := os.Chmod(b.dir, 0o711); err != nil { //nolint:gosec // pass through only
 		return err
 	}
@@ -234,15 +234,15 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	return m, nil
 }
 
-// inMemory reports whether a folder is on a file system that survives nothing.
+// inMemory reports whether a folder is on a file system in memory.
 func inMemory(dir string) bool {
 	const tmpfs = 0x01021994
 	var st syscall.Statfs_t
 	return syscall.Statfs(dir, &st) == nil && st.Type == tmpfs
 }
 
-// usage is what was used up to a moment: processor time in seconds, by this process, by the servers, and by the whole
-// machine, and bytes of WAL. Unlike a rate it hardly depends on what else the machine does.
+// usage is the resources used up to a moment: processor time in seconds, of this process, the servers, and the whole
+// machine, and bytes of WAL. Unlike a rate it hardly depends on other load of the machine.
 type usage struct {
 	own, postgres, redis float64
 	busy, idle           float64
@@ -263,7 +263,7 @@ func (b *session) usage(ctx context.Context) usage {
 			}
 		}
 	}
-	// The server's WAL, whoever writes it: there is no telling sessions apart in what Postgres counts.
+	// The WAL of the whole server: Postgres does not count it by session.
 	_ = b.admin.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8").Scan(&u.wal)
 	u.own = ownCPU()
 	fs, err := procfs.NewDefaultFS()
@@ -281,7 +281,7 @@ func (b *session) usage(ctx context.Context) usage {
 	return u
 }
 
-// ownCPU is the processor time that this process has used, in seconds.
+// ownCPU is this process' processor time, in seconds.
 func ownCPU() float64 {
 	var own syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &own) != nil {
@@ -290,10 +290,10 @@ func ownCPU() float64 {
 	return time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
 }
 
-// note adds what was used since u to a row, per event where that is meant.
+// note adds the usage since u to a row, per event.
 func (u usage) note(w *row, now usage, events int) {
 	u.noteCPU(w, now, events)
-	if bytes := (now.wal - u.wal) / float64(events); bytes >= 1 { // less is what a server writes by itself
+	if bytes := (now.wal - u.wal) / float64(events); bytes >= 1 { // a smaller value is the server's own activity
 		w.is("wal_bytes", bytes)
 	}
 }
@@ -304,7 +304,7 @@ func (u usage) noteCPU(w *row, now usage, events int) {
 		"postgres_cpu_us": now.postgres - u.postgres,
 		"redis_cpu_us":    now.redis - u.redis,
 	} {
-		if us := seconds * 1e6 / float64(events); us >= 0.05 { // less is a server that had nothing to do
+		if us := seconds * 1e6 / float64(events); us >= 0.05 { // a smaller value is of an idle server
 			w.is(name, us)
 		}
 	}

@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// program is one of the two that are compared.
+// program is one of the two compared versions.
 type program struct {
 	// Version is the commit, and "-dirty" if the working tree has changes.
 	Version string `json:"version"`
 	path    string
 }
 
-// pair is both of them.
 type pair struct{ base, tree program }
 
 // build builds the commit and the working tree of the repository root into dir, in the same way.
 func build(ctx context.Context, root, dir, commit string, stderr io.Writer) (pair, error) {
 	var p pair
-	// An object of another kind, and a name that looks like an option, are no commits.
+	// Refuse objects that are not commits, and names that look like options.
 	hash, err := output(ctx, root, "git", "rev-parse", "--verify", "--quiet", "--end-of-options", commit+"^{commit}")
 	if ctx.Err() != nil {
 		return p, ctx.Err()
@@ -42,7 +41,7 @@ func build(ctx context.Context, root, dir, commit string, stderr io.Writer) (pai
 	if p.tree.Version, err = output(ctx, root, "git", "describe", "--tags", "--always", "--dirty"); err != nil {
 		return p, err
 	}
-	// An archive rather than a worktree: nothing in the repository has to be taken back.
+	// An archive rather than a worktree: it leaves nothing in the repository.
 	source := filepath.Join(dir, "source")
 	if err := os.Mkdir(source, 0o700); err != nil {
 		return p, err
@@ -59,7 +58,7 @@ func build(ctx context.Context, root, dir, commit string, stderr io.Writer) (pai
 		source, what string
 	}{{p.base, source, "commit " + commit}, {p.tree, root, "the working tree"}} {
 		fmt.Fprintf(stderr, "building %s (%s)\n", b.what, b.Version)
-		// As the Makefile builds.
+		// The same flags as in the Makefile.
 		_, err := output(ctx, b.source, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-buildvcs=false",
 			"-ldflags=-s -w -X main.version="+b.Version, "-o", b.path, "./cmd/posthaste")
 		if err != nil {
@@ -69,7 +68,7 @@ func build(ctx context.Context, root, dir, commit string, stderr io.Writer) (pai
 	return p, nil
 }
 
-// output runs a program in a folder and returns what it prints, without the last line's end.
+// output runs a program in a folder and returns its output without the trailing newline.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
@@ -83,8 +82,8 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 	return strings.TrimSpace(out.String()), nil
 }
 
-// gently has a command that is no longer wanted end by itself, as after one Ctrl-C: a benchmark then removes what it
-// has made. It has a process group of its own, because the terminal's Ctrl-C would be a second one, which ends it at
+// gently makes cancellation send a single interrupt, as Ctrl-C does: a benchmark then removes what it has made. The
+// command has a process group of its own, because the terminal's Ctrl-C would be a second interrupt, which ends it at
 // once.
 func gently(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/cli"
 )
 
-// comparison is what was measured of both, and what follows. It is also the form of --json.
+// comparison has the figures of both versions and the verdicts. It is also the form of --json.
 type comparison struct {
 	Bench  string  `json:"bench"`
 	Base   program `json:"base"`
@@ -24,27 +24,28 @@ type comparison struct {
 
 // figure is one figure of one row, in every round.
 type figure struct {
-	// Of is the row, a result's or a limit's.
+	// Of is the name of the result or limit.
 	Of   string `json:"of"`
 	Name string `json:"name"`
-	// Limit is set for what the servers do without a relay.
+	// Limit is set for figures of the servers without a relay.
 	Limit bool `json:"limit"`
-	// Base and New are the medians of the rounds, null where there is none.
+	// Base and New are the medians of the rounds; null without any.
 	Base *float64 `json:"base"`
 	New  *float64 `json:"new"`
-	// Ratio is New over Base; Least and Most are that of single rounds. They are null where a figure is not above zero.
+	// Ratio is New over Base; Least and Most are those of single rounds. They are null unless all figures are above
+	// zero.
 	Ratio *float64 `json:"ratio"`
 	Least *float64 `json:"least"`
 	Most  *float64 `json:"most"`
-	// Verdict is "no difference", "N % lower", "N % higher", "N times as high", "new" (the base has no such figure),
-	// "gone", or "too few rounds"; "lower" or "higher" where there is no ratio.
+	// Verdict is "no difference", "N % lower", "N % higher", "N times as high", "new" (the base lacks the figure),
+	// "gone", or "too few rounds". Without a ratio it is "lower" or "higher".
 	Verdict string `json:"verdict"`
 
 	place     int // of the row in the report
 	base, new map[int]float64
 }
 
-// add takes what one program measured in a round.
+// add adds the figures of one program in a round.
 func (c *comparison) add(r report, round int, isNew bool) {
 	for place, w := range slices.Concat(r.Results, r.Limits) {
 		for name, v := range w.Figures {
@@ -70,7 +71,6 @@ func (c *comparison) figure(of, name string, limit bool) *figure {
 	return f
 }
 
-// compare judges every figure, and sorts them.
 func (c *comparison) compare() {
 	for _, f := range c.Figures {
 		f.judge()
@@ -87,7 +87,7 @@ func (c *comparison) compare() {
 	})
 }
 
-// rank sorts what hardly depends on the machine before what does.
+// rank sorts figures that hardly depend on the machine before the others.
 func rank(name string) int {
 	for i, part := range []string{
 		"relay_cpu_us", "cpu_us", "core_percent", "wal_bytes", "rss", "per_second", "_ms",
@@ -101,7 +101,7 @@ func rank(name string) int {
 
 const noDifference = "no difference"
 
-// judge compares the medians, and each round with itself.
+// judge compares the medians, and the figures of each round.
 func (f *figure) judge() {
 	f.Base, f.New = median(slices.Collect(maps.Values(f.base))), median(slices.Collect(maps.Values(f.new)))
 	switch {
@@ -131,8 +131,8 @@ func (f *figure) judge() {
 	}
 }
 
-// verdict calls it a difference if every round shows it, and if it is larger than half of what the rounds differ by.
-// With five rounds that happens by chance to four of a hundred figures that do not differ, with seven to one.
+// verdict reports a difference if every round shows it and it is larger than half the spread of the rounds. By chance
+// that happens to 4 % of figures that do not differ with five rounds, to 1 % with seven.
 func verdict(ratio, least, most float64) string {
 	if least <= 1 && most >= 1 || math.Abs(ratio-1) <= (most-least)/2 {
 		return noDifference
@@ -140,8 +140,8 @@ func verdict(ratio, least, most float64) string {
 	return change(ratio)
 }
 
-// apart judges figures without ratios, because some are not above zero: a difference if all of the one are below all
-// of the other.
+// apart judges figures without ratios, because some are not above zero: a difference if all of one version are below
+// all of the other.
 func apart(base, now []float64) string {
 	switch {
 	case slices.Max(now) < slices.Min(base):
@@ -152,7 +152,7 @@ func apart(base, now []float64) string {
 	return noDifference
 }
 
-// change says it in percent, or in multiples where that is shorter.
+// change formats a ratio in percent, or in multiples if that is shorter.
 func change(ratio float64) string {
 	switch {
 	case ratio >= 2:
@@ -163,7 +163,7 @@ func change(ratio float64) string {
 	return fmt.Sprintf("%.2g %% lower", 100*(1-ratio))
 }
 
-// median of numbers; nil if there are none.
+// median returns the median; nil without numbers.
 func median(of []float64) *float64 {
 	if len(of) == 0 {
 		return nil
@@ -173,7 +173,7 @@ func median(of []float64) *float64 {
 	return &m
 }
 
-// print shows results, and then limits, which differ only where the machine does, or the tables.
+// print shows results, then limits, which differ only if the machine or the tables do.
 func (c *comparison) print(out io.Writer) error {
 	fmt.Fprintf(out, "%s: base %s, new %s; medians of %d rounds\n", c.Bench, c.Base.Version, c.New.Version, c.Rounds)
 	fmt.Fprintln(out, "ratio is new over base (least–most of single rounds)")
@@ -204,7 +204,7 @@ func (f *figure) ratios() string {
 	return fmt.Sprintf("%.3f (%.3f–%.3f)", *f.Ratio, *f.Least, *f.Most)
 }
 
-// number keeps what matters of a figure.
+// number formats a figure with its significant digits.
 func number(v *float64) string {
 	switch {
 	case v == nil:

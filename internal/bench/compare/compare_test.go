@@ -74,7 +74,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestTable has figures that depend on the machine behind those that hardly do, and those of an older base marked.
+// TestTable: figures that depend on the machine come after those that hardly do; figures that the base lacks are
+// marked.
 func TestTable(t *testing.T) {
 	t.Parallel()
 	c := &comparison{Bench: "posthaste bench drain", Base: program{Version: "a"}, New: program{Version: "b"}, Rounds: 3}
@@ -103,7 +104,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What cannot be compared is said before anything is built, with what to do about it.
+// An impossible comparison is refused before anything is built, with a remedy.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
@@ -143,7 +144,7 @@ func TestBuildRefusesWhatItCannotBuild(t *testing.T) {
 	}
 }
 
-// TestPicture draws what a page may show: no scripts, all four curves, and labels that do not cover one another.
+// TestPicture: the picture has no scripts, all four curves, and labels that do not overlap.
 func TestPicture(t *testing.T) {
 	t.Parallel()
 	w := sweep{At: []at{

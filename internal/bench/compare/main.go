@@ -1,14 +1,14 @@
 // Command compare measures two versions of posthaste against each other: a commit, and the working tree. It builds
-// both, runs the same `posthaste bench` with each in turns, and prints for every figure the ratio of the two, with its
-// spread; where there is no difference, it says so.
+// both, runs the same `posthaste bench` with each in turns, and prints for every figure the ratio of the two, with
+// its spread, or "no difference".
 //
 //	compare --base=COMMIT [--rounds=N] [--json] [drain|latency|idle|orders [flags]]
 //	compare --base=COMMIT [--rounds=N] [--json] --picture=FILE [--rates=N,…] [latency [flags]]
 //
-// The latter draws the latency of both against the rate.
+// With --picture it draws the latency of both against the rate.
 //
-// `make bench-compare` calls it. It exits with 0 whatever the figures are, and otherwise only if something could not be
-// run. What it makes is in one temporary folder, which is removed, also after Ctrl-C.
+// `make bench-compare` calls it. It exits with 0 whatever the figures are, and otherwise only if a step failed. Its
+// files are in one temporary folder, which is removed, also after Ctrl-C.
 package main
 
 import (
@@ -40,10 +40,10 @@ func main() {
 	os.Exit(1)
 }
 
-// leastRounds is how many it takes to tell a difference from chance.
+// leastRounds is the number of rounds needed to distinguish a difference from chance.
 const leastRounds = 3
 
-// run is the whole program but for the process around it.
+// run is the program without its process.
 func run(ctx context.Context, args []string, o cli.IO) (err error) {
 	flags := flag.NewFlagSet("bench-compare", flag.ContinueOnError)
 	flags.SetOutput(o.Stderr)
@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, o cli.IO) (err error) {
 	return m.print(o.Stdout)
 }
 
-// numbers is a flag of several numbers above zero.
+// numbers is a flag with several positive numbers.
 type numbers []float64
 
 // String implements flag.Value.

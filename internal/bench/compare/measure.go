@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// report is what is read of `posthaste bench --json`. A commit may have less of it.
+// report is the output of `posthaste bench --json`. Older commits may have fewer fields.
 type report struct {
 	Limits  []row `json:"limits"`
 	Results []row `json:"results"`
 }
 
-// row is one thing that was measured.
 type row struct {
 	Name    string `json:"name"`
 	Figures map[string]struct {
@@ -24,8 +23,8 @@ type row struct {
 	} `json:"figures"`
 }
 
-// measure runs the benchmark with both programs so many times. In every other round the base comes second: what gets
-// slower or faster with time affects both alike.
+// measure runs the benchmark rounds times with both programs. In every other round the base runs second, so that a
+// drift with time affects both alike.
 func measure(ctx context.Context, p pair, bench []string, rounds int, stderr io.Writer) (*comparison, error) {
 	c := &comparison{Base: p.base, New: p.tree, Bench: "posthaste bench " + strings.Join(bench, " "), Rounds: rounds}
 	began, done := time.Now(), 0
@@ -55,7 +54,7 @@ func measure(ctx context.Context, p pair, bench []string, rounds int, stderr io.
 	return c, nil
 }
 
-// once runs a benchmark. Flags that are given come after ours, and win.
+// once runs a benchmark. The flags in bench come last, so they win.
 func once(ctx context.Context, b program, bench []string) (report, error) {
 	var r report
 	args := append([]string{"bench", bench[0], "--json", "--runs=1"}, bench[1:]...)

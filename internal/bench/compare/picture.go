@@ -13,14 +13,14 @@ import (
 	"posthaste/internal/cli"
 )
 
-// sweep is latency against rate, of both. It is also the form of --json.
+// sweep has the latencies of both versions by rate. It is also the form of --json.
 type sweep struct {
 	Base program `json:"base"`
 	New  program `json:"new"`
 	At   []at    `json:"at"`
 }
 
-// at is what was measured at one rate: medians of the rounds, in milliseconds.
+// at has the latencies at one rate: medians of the rounds, in milliseconds.
 type at struct {
 	Rate float64 `json:"rate"`
 	Base pace    `json:"base"`
@@ -32,7 +32,7 @@ type pace struct {
 	P99 float64 `json:"p99_ms"`
 }
 
-// measureRates measures the latency of both at each rate by itself: a commit may know no list of rates.
+// measureRates measures the latency of both at each rate in a run of its own: older commits accept only one rate.
 func measureRates(ctx context.Context, p pair, rates []float64, bench []string, rounds int, stderr io.Writer,
 ) (*sweep, error) {
 	w := &sweep{Base: p.base, New: p.tree}
@@ -59,7 +59,6 @@ func measureRates(ctx context.Context, p pair, rates []float64, bench []string, 
 	return w, nil
 }
 
-// print shows the figures of the picture.
 func (w *sweep) print(out io.Writer) error {
 	t := cli.Table(out)
 	fmt.Fprintf(t, "per second\tp50 ms, %s\tp99 ms\tp50 ms, %s\tp99 ms\n", w.Base.Version, w.New.Version)
@@ -69,18 +68,17 @@ func (w *sweep) print(out io.Writer) error {
 	return t.Flush()
 }
 
-// write draws the picture into a file.
 func (w *sweep) write(name string) error {
 	return os.WriteFile(name, []byte(w.svg()), 0o644) //nolint:gosec // a page shows it
 }
 
-// The picture, in pixels: where its axes are.
+// Positions of the axes, in pixels.
 const (
 	width, height            = 760, 430
 	left, right, top, bottom = 62.0, 620.0, 56.0, 368.0
 )
 
-// frame is everything but the curves. It has a background of its own, light or dark as the reader's system is.
+// frame is the picture without curves. Its background is light or dark, as the reader's system is.
 const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d">
 <title>Latency against rate, before and now</title>
 <style>
@@ -98,13 +96,12 @@ text { fill: #9198a1 } .paper { fill: #0d1117 } .head { fill: #f0f6fc } .grid { 
 <text x="%[4]g" y="%[5]g" text-anchor="middle">transactions of one event per second</text>
 `
 
-// curve is one line of the picture.
 type curve struct {
 	class, label string
 	of           func(at) float64
 }
 
-// svg draws both axes logarithmic, and a label at the end of each curve.
+// svg draws logarithmic axes, and a label at the end of each curve.
 func (w *sweep) svg() string {
 	curves := []curve{
 		{"base p50", "before, p50", func(x at) float64 { return x.Base.P50 }},
@@ -156,7 +153,7 @@ func (w *sweep) svg() string {
 // steps are the ticks of a decade.
 var steps = []float64{1, 2, 5}
 
-// span is the least and the greatest of the numbers, out to the next tick.
+// span returns the least and the greatest number, rounded outwards to ticks.
 func span(of []float64) (from, to float64) {
 	least, most := max(slices.Min(of), 1e-3), max(slices.Max(of), 1e-3)
 	all := ticks(least/10, most*10)
@@ -172,7 +169,7 @@ func span(of []float64) (from, to float64) {
 	return from, to
 }
 
-// ticks are the steps of every decade within the range.
+// ticks returns the steps of every decade within the range.
 func ticks(from, to float64) (list []float64) {
 	for d := math.Floor(math.Log10(from)); d <= math.Log10(to); d++ {
 		for _, s := range steps {
@@ -184,7 +181,7 @@ func ticks(from, to float64) (list []float64) {
 	return list
 }
 
-// place is where on a logarithmic axis a number is.
+// place returns the position of a number on a logarithmic axis.
 func place(v, from, to, first, last float64) float64 {
 	if to <= from {
 		return first
@@ -192,7 +189,7 @@ func place(v, from, to, first, last float64) float64 {
 	return first + (last-first)*math.Log(max(v, from)/from)/math.Log(to/from)
 }
 
-// apartBy moves labels downwards until they are so far apart, and up again where that is below the axis.
+// apartBy moves labels down until they are least apart, and up again if they are below the axis.
 func apartBy(ys []float64, least float64) []float64 {
 	order := make([]int, len(ys))
 	for i := range order {
