@@ -12,10 +12,10 @@ import (
 	"posthaste/sql"
 )
 
-// ErrSaid is a failure that the command has reported already: nothing more is printed.
+// ErrSaid is a failure that the command has already reported, so nothing more is printed.
 var ErrSaid = errors.New("failed")
 
-// UsageError is a mistake on the command line that the parser could not see.
+// UsageError is a mistake on the command line that the parser cannot detect.
 type UsageError struct{ text string }
 
 // Error implements error.
@@ -24,8 +24,8 @@ func (e *UsageError) Error() string { return e.text }
 // Usage returns a *UsageError.
 func Usage(text string) error { return &UsageError{text} }
 
-// Remedy returns what helps against a refusal of Postgres, as an addition to the error's text. It is empty where the
-// error says so itself.
+// Remedy returns a remedy for an error of Postgres, to be appended to the error's text. It is empty if the text has
+// it.
 func Remedy(err error) string {
 	switch state := sql.SQLState(err); {
 	case state == pgerrcode.ReadOnlySQLTransaction, err != nil &&
@@ -37,7 +37,7 @@ func Remedy(err error) string {
 	return ""
 }
 
-// WithRedisRemedy adds to an error of Redis what helps. It returns nil for nil.
+// WithRedisRemedy appends a remedy to an error of Redis. It returns nil for nil.
 func WithRedisRemedy(err error) error {
 	switch class := sink.Class(err); class {
 	case "", "other", "canceled", "fenced", "foreign", "gap", "restarted":
@@ -47,8 +47,7 @@ func WithRedisRemedy(err error) error {
 	}
 }
 
-// OneLine folds an error into one line, because the connection library lists its attempts on several. It returns nil
-// for nil.
+// OneLine folds an error into one line: the connection library lists its attempts on several. It returns nil for nil.
 func OneLine(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "\n") {
 		return err
@@ -56,7 +55,6 @@ func OneLine(err error) error {
 	return folded{err}
 }
 
-// folded is an error on one line.
 type folded struct{ err error }
 
 // Error implements error.

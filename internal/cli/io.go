@@ -12,11 +12,11 @@ import (
 	"posthaste/internal/ops"
 )
 
-// IO is where a command reads and writes.
+// IO has the streams of a command.
 type IO struct {
-	// Stdin is asked for answers, if it is a terminal.
+	// Stdin is read for answers, if it is a terminal.
 	Stdin io.Reader
-	// Stdout takes what the command answers, Stderr what it says beside that: questions, progress, warnings.
+	// Stdout takes the results, Stderr everything else: questions, progress, warnings.
 	Stdout, Stderr io.Writer
 }
 
@@ -28,8 +28,8 @@ func (o IO) JSON(v any) error {
 	return enc.Encode(v)
 }
 
-// Confirm asks before something that cannot be undone, for as long as the answer takes: ctx is the command's, not that
-// of one of its calls. Without a terminal to answer on it refuses.
+// Confirm requests confirmation of an action that cannot be undone. The wait for the answer has no time limit: ctx is
+// that of the command, not of one of its calls. If Stdin is not a terminal, it refuses.
 func (o IO) Confirm(ctx context.Context, yes bool, question string) error {
 	if yes {
 		return nil

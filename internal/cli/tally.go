@@ -10,27 +10,27 @@ import (
 	"posthaste/internal/ops"
 )
 
-// Tally reports the progress of long work: on a terminal in one line that it overwrites, elsewhere in a line now and
-// then. One goroutine owns it.
+// Tally reports the progress of long work: on a terminal in one line that it overwrites, elsewhere in a line from
+// time to time. It is not safe for concurrent use.
 type Tally struct {
 	w        io.Writer
 	terminal bool
-	// total is how much there is to do, -1 if that is not known.
+	// total is the amount of work, -1 if unknown.
 	total int64
-	// n is how much is done, and first how much of that was done before this process began.
+	// n is how much is done; first is how much of it was done before this process began.
 	n, first int64
 	began    time.Time
 	written  time.Time
 	shown    bool
 }
 
-// NewTally begins to report on w, with done of total already done; total is -1 if it is not known.
+// NewTally begins to report on w, with done of total already done; total is -1 if unknown.
 func NewTally(w io.Writer, total, done int64) *Tally {
 	now := time.Now()
 	return &Tally{w: w, terminal: IsTerminal(w), total: total, n: done, first: done, began: now, written: now}
 }
 
-// At notes that n is done now, and shows it if it is time.
+// At sets the work that is done, and shows it if it is time.
 func (p *Tally) At(n int64) {
 	p.n = n
 	every := 10 * time.Second
@@ -57,7 +57,7 @@ func (p *Tally) Done() string {
 	return fmt.Sprintf("%s of %s events", humanize.Comma(p.n), humanize.Comma(p.total))
 }
 
-// line is how far the work is, how quick it was since it began, and how long the rest takes at that.
+// line formats the progress, the rate since the start, and the remaining time at that rate.
 func (p *Tally) line() string {
 	took := time.Since(p.began)
 	rate := float64(p.n-p.first) / max(took.Seconds(), 0.001)
@@ -73,13 +73,13 @@ func (p *Tally) line() string {
 	return s
 }
 
-// Say writes a line of its own beside the progress.
+// Say writes a line between those of the progress.
 func (p *Tally) Say(format string, args ...any) {
 	p.End()
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
-// End removes the line that is overwritten. The progress may go on afterwards.
+// End removes the line that is overwritten. The progress may continue afterwards.
 func (p *Tally) End() {
 	if p.shown {
 		fmt.Fprint(p.w, "\r\x1b[K")

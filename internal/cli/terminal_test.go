@@ -9,7 +9,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A line that is written over fits into one line of the terminal, however narrow that is.
+// The line that is overwritten fits into a terminal of any width.
 func TestTallyFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	_, tty := testenv.Terminal(t, 30)

@@ -9,7 +9,7 @@ import (
 	"posthaste/internal/ops"
 )
 
-// Short is [ops.Printable], cut to n characters: one long cell would make every line of its table as long.
+// Short is [ops.Printable], cut to n characters: one long cell would widen its whole column.
 func Short(s string, n int) string {
 	r := []rune(ops.Printable(s))
 	if len(r) > n {
@@ -21,8 +21,7 @@ func Short(s string, n int) string {
 // Table returns a writer that aligns the cells of lines, which are separated by tabs. The caller calls Flush.
 func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 4, 2, ' ', 0) }
 
-// ParseTime reads the time that the flag --name has: a point in time, or how long before now. Without a value it is
-// none.
+// ParseTime parses the flag --name: a point in time, or a duration before now. An empty value gives none.
 func ParseTime(name, value string, none time.Time) (func(now time.Time) time.Time, error) {
 	if value == "" {
 		return func(time.Time) time.Time { return none }, nil
