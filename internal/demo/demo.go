@@ -15,21 +15,22 @@ import (
 	"posthaste/outbox"
 )
 
-// Options are how much a demo does.
+// Options of a demo.
 type Options struct {
 	// Once ends after the summary, instead of staying until ctx ends.
 	Once bool
 	// Rate is how many orders are posted per second under load, and Duration how long that lasts.
 	Rate     int
 	Duration time.Duration
-	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched
+	// for.
 	PGBin, RedisBin string
-	// Cluster has Redis be a cluster of three masters with a replica each.
+	// Cluster starts a Redis cluster of three masters with a replica each.
 	Cluster bool
 }
 
-// Run starts servers of its own, the API, the relay and consumers, and shows events arriving. Everything is stopped and
-// removed when it returns. It fails if events were lost or duplicated.
+// Run starts servers, the API, the relay and consumers, and shows events arriving. It stops and removes all of them
+// before it returns. It fails if events were lost or duplicated.
 func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err error) {
 	if options.Rate < 1 || options.Rate > 5000 || options.Duration < 3*time.Second {
 		return cli.Usage("--rate must be 1 to 5000, --duration at least 3s")
@@ -49,7 +50,7 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 	gctx, stop := context.WithCancel(gctx)
 	defer func() {
 		stop()
-		// What a process ended with says more than that the rest was cancelled for it.
+		// The process' error explains more than the cancellation that it caused.
 		if werr := g.Wait(); werr != nil && (err == nil || errors.Is(err, context.Canceled)) &&
 			!errors.Is(werr, context.Canceled) {
 			err = werr

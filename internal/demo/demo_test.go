@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// options are the least a demo can do.
+// options make the shortest demo.
 func options() demo.Options {
 	return demo.Options{
 		Rate: 20, Duration: 3 * time.Second, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
@@ -26,7 +26,7 @@ func options() demo.Options {
 	}
 }
 
-// The demo tells its story to the end: every order arrives once, everywhere.
+// The demo runs to its end, and every order arrives once at each consumer.
 func TestDemoTellsItsStory(t *testing.T) {
 	t.Parallel()
 	t.Run("one Redis", func(t *testing.T) { t.Parallel(); tellsItsStory(t, false, `port \d+`) })
@@ -85,7 +85,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any time ends the demo, and nothing of it is left.
+// Ctrl-C at any time ends the demo, which removes everything.
 func TestDemoIsInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

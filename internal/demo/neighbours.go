@@ -18,8 +18,8 @@ import (
 	"posthaste/internal/app"
 )
 
-// neighbours are consumers beside the demo's own: what the rest of a company might do with an order. They are short
-// forms of the programs in the folder examples, which a product does not import.
+// neighbours are further consumers, like those of other teams in a company. They are short forms of the programs in
+// the folder examples, which a product does not import.
 type neighbours struct {
 	mu        sync.Mutex
 	shipped   map[string]int // event id -> times the warehouse accepted it
@@ -55,7 +55,7 @@ func (n *neighbours) consume(
 
 const (
 	mailerGroup = "mailer"
-	// inboxRetention is longer than anything stays in history to be replayed.
+	// inboxRetention is longer than the history, which bounds replays.
 	inboxRetention = 7 * 24 * time.Hour
 
 	// The table has no unique key on the order on purpose: the inbox alone prevents a second mail.
@@ -83,14 +83,14 @@ func (n *neighbours) mailer(ctx context.Context, g *errgroup.Group, d *demo) err
 			return err
 		})
 		if err != nil {
-			// the database of the demo is in trouble, or stops; the event is not at fault
+			// the demo's database failed or is stopping; the event is not the cause
 			return consumer.Unavailable(err)
 		}
 		return nil
 	})
 }
 
-// warehouse posts every order to a server that stands for somebody else's.
+// warehouse posts every order to a server that represents an external one.
 func (n *neighbours) warehouse(ctx context.Context, g *errgroup.Group, d *demo) error {
 	l, err := app.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
@@ -118,10 +118,10 @@ func (n *neighbours) warehouse(ctx context.Context, g *errgroup.Group, d *demo) 
 	})
 }
 
-// eventHeader names the event, the same in every delivery.
+// eventHeader has the event's id, the same in every delivery.
 const eventHeader = "Webhook-Id"
 
-// accept is the warehouse's own work.
+// accept is the warehouse's handler.
 func (n *neighbours) accept(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -129,8 +129,7 @@ func (n *neighbours) accept(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// overhear counts what is announced on Pub/Sub, which is best effort: what is announced while the connection is down is
-// not heard.
+// overhear counts Pub/Sub messages. They are best effort: messages sent while the connection is down are lost.
 func (n *neighbours) overhear(ctx context.Context, client redis.UniversalClient) {
 	ps := client.PSubscribe(ctx, "order.*")
 	defer ps.Close()
@@ -148,11 +147,11 @@ func (n *neighbours) overhear(ctx context.Context, client redis.UniversalClient)
 	}
 }
 
-// report says what they did with so many orders, waiting a little for the last.
+// report waits a little for the last of the orders and prints the results of the consumers.
 func (n *neighbours) report(ctx context.Context, d *demo, orders int) error {
 	var mails, twice int
 	err := d.until(ctx, 30*time.Second, "the mailer and the warehouse", func() bool {
-		// An order has one mail, or the inbox has failed.
+		// An order has one mail, unless the inbox has failed.
 		err := d.pool.QueryRow(ctx,
 			"SELECT count(*), count(*) - count(DISTINCT order_id) FROM confirmation_mail").Scan(&mails, &twice)
 		n.mu.Lock()

@@ -28,12 +28,11 @@ import (
 
 // demo is everything a demo runs.
 type demo struct {
-	out    io.Writer
-	log    *slog.Logger
-	config app.Config
-	dir    string
-	pg     *local.Postgres
-	// stopRedis is nil before there is one.
+	out       io.Writer
+	log       *slog.Logger
+	config    app.Config
+	dir       string
+	pg        *local.Postgres
 	stopRedis func() error
 	pool      *pgxpool.Pool
 	client    redis.UniversalClient
@@ -45,10 +44,10 @@ type demo struct {
 
 	posted atomic.Int64
 	mu     sync.Mutex
-	sent   map[string]time.Time // order id -> when its POST was sent; only orders that were answered 201
-	seen   map[string]time.Time // order id -> when the consumer had it
+	sent   map[string]time.Time // order id -> when its POST was sent; only orders answered with 201
+	seen   map[string]time.Time // order id -> when the consumer received it
 	modes  map[outbox.Mode][]time.Duration
-	mode   atomic.Value // outbox.Mode, as of the last look
+	mode   atomic.Value // outbox.Mode, as last read
 }
 
 func (d *demo) adminURL() string { return "http://" + d.relay.AdminAddr().String() }
@@ -66,7 +65,7 @@ func (d *demo) servers(ctx context.Context, o Options) error {
 	if d.dir, err = os.MkdirTemp("", "posthaste-demo-"); err != nil {
 		return err
 	}
-	// Postgres may have to run as another user, who must be able to pass through.
+	// Postgres may run as another user, which needs to pass through the folder.
 	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // pass through only
 		return err
 	}
@@ -102,7 +101,7 @@ func (d *demo) servers(ctx context.Context, o Options) error {
 	return err
 }
 
-// startRedis starts one server, or a cluster, and returns on which ports.
+// startRedis starts one server, or a cluster, and returns the ports.
 func (d *demo) startRedis(ctx context.Context, bin, dir string, cluster bool) (string, error) {
 	if !cluster {
 		r, err := local.StartRedis(ctx, bin, dir)
@@ -158,7 +157,7 @@ func (d *demo) arrived(_ context.Context, ev consumer.Event) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, again := d.seen[ev.Subject]; again {
-		return nil // the streams are counted at the end; this is only the clock
+		return nil // the streams are counted at the end; this only measures times
 	}
 	d.seen[ev.Subject] = now
 	if at, ok := d.sent[ev.Subject]; ok {

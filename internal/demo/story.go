@@ -19,7 +19,6 @@ import (
 	"posthaste/sql"
 )
 
-// story is what the demo shows.
 func (d *demo) story(ctx context.Context, c Options) error {
 	if err := d.until(ctx, 30*time.Second, "the stream to open",
 		func() bool { return d.mode.Load() == outbox.ModeCDC }); err != nil {
@@ -48,7 +47,7 @@ func (d *demo) story(ctx context.Context, c Options) error {
 	return d.summary(ctx)
 }
 
-// until waits for cond, and says what it waited for if it does not come true.
+// until waits for cond. Its error names what it waited for.
 func (d *demo) until(ctx context.Context, within time.Duration, what string, cond func() bool) error {
 	deadline := time.Now().Add(within)
 	for !cond() {
@@ -225,7 +224,7 @@ func (d *demo) progress(ctx context.Context) {
 	}
 }
 
-// summary counts what is in the stream against what was placed, and fails if they differ.
+// summary compares the stream with the placed orders, and fails if they differ.
 func (d *demo) summary(ctx context.Context) error {
 	entries, err := d.client.XRange(ctx, d.config.StreamPrefix+"order", "-", "+").Result()
 	if err != nil {
