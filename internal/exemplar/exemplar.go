@@ -1,5 +1,5 @@
-// Package exemplar notes, in a histogram's bucket, the trace of an event or request that fell into it. Prometheus keeps
-// one such exemplar per bucket and scrape, so it is enough to offer a few.
+// Package exemplar attaches the trace of an event or request to its bucket of a histogram. Prometheus keeps one such
+// exemplar per bucket and scrape, so offering a few is enough.
 package exemplar
 
 import (
@@ -8,8 +8,8 @@ import (
 	tp "posthaste/internal/traceparent"
 )
 
-// Observe observes v, with the trace that traceparent (W3C trace context, or "") names as its exemplar if that trace is
-// sampled: the others are in no backend.
+// Observe observes v. Its exemplar is the trace that traceparent (W3C trace context, or "") names, if it is sampled:
+// other traces are in no backend.
 func Observe(o prometheus.Observer, v float64, traceparent string) {
 	if id := tp.Sampled(traceparent); id != "" {
 		if e, ok := o.(prometheus.ExemplarObserver); ok {

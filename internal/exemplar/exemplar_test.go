@@ -54,7 +54,7 @@ func zeros(n int) string {
 	return string(b)
 }
 
-// BenchmarkObserve is what an exemplar costs: it is offered once per batch and once per request.
+// BenchmarkObserve measures an exemplar, which is offered once per batch and once per request.
 func BenchmarkObserve(b *testing.B) {
 	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "h", Help: "A test's.", Buckets: []float64{0.5}})
 	for name, traceparent := range map[string]string{
