@@ -4,11 +4,11 @@ package failpoint
 
 import "github.com/jackc/pgx/v5"
 
-// Before is called before what is sent to a server, After when the server has answered.
+// Before is called before a message is sent to a server, After when the server has answered.
 func Before(string, ...any) {}
 
 // After is Before's counterpart.
 func After(string, ...any) {}
 
-// Statements has Before and After called for each statement of the connections of cfg.
+// Statements makes the connections of cfg call Before and After for each statement.
 func Statements(*pgx.ConnConfig) {}

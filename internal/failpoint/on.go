@@ -16,13 +16,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Before is called before what is sent to a server, After when the server has answered.
+// Before is called before a message is sent to a server, After when the server has answered.
 func Before(what string, values ...any) { cross("before", what, values) }
 
 // After is Before's counterpart.
 func After(what string, values ...any) { cross("after", what, values) }
 
-// Answer is what After gets.
+// Answer returns the arguments of After.
 func Answer(reply any, err error) []any {
 	if err != nil {
 		return []any{reply, err.Error()}
@@ -30,11 +30,11 @@ func Answer(reply any, err error) []any {
 	return []any{reply, ""}
 }
 
-// Statements has Before and After called for each statement of the connections of cfg.
+// Statements makes the connections of cfg call Before and After for each statement.
 func Statements(cfg *pgx.ConnConfig) { cfg.Tracer = tracer{} }
 
 var (
-	// action is kill or stop; at is the step, with the moment in front.
+	// action is kill or stop; at is the step, preceded by the moment.
 	action, at, _ = strings.Cut(os.Getenv("POSTHASTE_FAILPOINT"), " ")
 	trace         = os.Getenv("POSTHASTE_FAILPOINT_TRACE")
 	events        = os.Getenv("POSTHASTE_FAILPOINT_LOG")
@@ -44,7 +44,7 @@ var (
 	once sync.Once
 )
 
-// cross does what is to be done at a step.
+// cross records a step, and performs the action if it is the configured one.
 func cross(moment, what string, values []any) {
 	step := name(what)
 	if step == "" {
@@ -82,8 +82,8 @@ func note(step string) {
 	appendTo(trace, []byte(step+"\n"))
 }
 
-// write notes a step with what is asked or answered. Each line is one write to the end of a file that processes share:
-// so what a line says comes before what any line behind it says.
+// write records a step with its arguments or its answer. Each line is one write to the end of a file that processes
+// share, so the order of lines is the order of writes.
 func write(moment, step string, values []any) {
 	line, err := json.Marshal(Event{os.Getpid(), goroutine(), moment, step, values})
 	if err == nil {
@@ -100,14 +100,14 @@ func appendTo(path string, line []byte) {
 	_, _ = f.Write(line)
 }
 
-// goroutine is the number of the caller's.
+// goroutine is the number of the calling goroutine.
 func goroutine() (n int) {
 	var text [64]byte
 	_, _ = fmt.Sscanf(string(text[:runtime.Stack(text[:], false)]), "goroutine %d ", &n)
 	return n
 }
 
-// name is that of the step which the caller takes; empty if neither relay nor poll take it, nor the stream's reader.
+// name is the name of the caller's step; empty if the caller is not in relay, poll or the stream reader.
 func name(what string) string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
@@ -138,12 +138,12 @@ func name(what string) string {
 
 var literal = regexp.MustCompile(`\.(func|gowrap)?\d+|-fm$|-range\d+|\[\.\.\.\]`)
 
-// plain is the name of a function or method without pointers, and without the literals in it.
+// plain is the name of a function or method without pointers and function literals.
 func plain(fn string) string {
 	return strings.NewReplacer("(*", "", ")", "").Replace(literal.ReplaceAllString(fn, ""))
 }
 
-// words are the first of a statement.
+// words are the first words of a statement.
 func words(sql string) string {
 	var list []string
 	for line := range strings.Lines(sql) {
@@ -154,7 +154,6 @@ func words(sql string) string {
 	return strings.Join(list[:min(len(list), 6)], " ")
 }
 
-// tracer is told of each statement.
 type tracer struct{}
 
 type statement struct{}
