@@ -1,7 +1,7 @@
 // Program fulltests prints, as arguments of go test, the tests that POSTHASTE_TEST_FULL changes, and their packages:
-// tests that mention the variable, or something of their package's tests that does. make test-full runs those; all
-// others were run by make test just as they are. It goes by names, so it may name a test too many, and none too few.
-// Its arguments are packages that are to come first.
+// tests that mention the variable, directly or through other functions of their package's tests. make test-full runs
+// those; make test runs all others unchanged. It goes by names, so it may list a test too many, but never misses one.
+// Its arguments are packages to list first.
 package main
 
 import (
@@ -46,7 +46,7 @@ func main() {
 	fmt.Printf("-run ^(%s)$ %s\n", strings.Join(slices.Compact(tests), "|"), strings.Join(dirs, " "))
 }
 
-// uses is what each function and variable of a package's tests mentions, by name.
+// uses maps each function and variable of a package's tests to the names it mentions.
 type uses map[string]map[string]bool
 
 func (u uses) read(path string) error {
@@ -86,7 +86,7 @@ func (u uses) note(name string, n ast.Node) {
 	})
 }
 
-// tests are those that mention the variable, or what mentions it.
+// tests returns those that mention the variable, directly or indirectly.
 func (u uses) tests() (list []string) {
 	seen := map[string]bool{variable: true}
 	for next := []string{variable}; len(next) > 0; next = next[1:] {
