@@ -13,15 +13,15 @@ import (
 	"posthaste/internal/app"
 )
 
-// Write writes the pages into the folder dir: the reference of the settings and commands in m, and that of the metrics
-// which the processes export with the configuration c.
+// Write writes the pages into the folder dir: the reference of the settings and commands in m, and that of the
+// metrics of the processes with the configuration c.
 func Write(ctx context.Context, dir string, m *kong.Application, c app.Config) error {
 	return each(ctx, m, c, func(name, want string) error {
-		return os.WriteFile(filepath.Join(dir, name), []byte(want), 0o644) //nolint:gosec // a page for everybody
+		return os.WriteFile(filepath.Join(dir, name), []byte(want), 0o644) //nolint:gosec // a public page
 	})
 }
 
-// Check fails if a page in the folder dir is not what Write would write. It writes nothing.
+// Check fails if a page in the folder dir differs from that of Write. It writes nothing.
 func Check(ctx context.Context, dir string, m *kong.Application, c app.Config) error {
 	return each(ctx, m, c, func(name, want string) error {
 		file := filepath.Join(dir, name)
@@ -81,13 +81,13 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 	return b.String()
 }
 
-// secretsNote says where secrets are read from.
+// secretsNote lists the variables that name files of secrets.
 const secretsNote = "A secret may be in a file: `POSTHASTE_POSTGRES_URL_FILE`, `POSTHASTE_REDIS_URL_FILE`, " +
 	"`POSTHASTE_GUARD_REDIS_URL_FILE`,\n`POSTHASTE_ADMIN_TOKEN_FILE` and `POSTHASTE_ADMIN_READ_TOKEN_FILE` name a " +
 	"file whose one line is the value, read at\nthe start. The variable beside its `_FILE` is a fault; a flag beats " +
 	"both. A secret among the flags is warned about."
 
-// commandRows writes a row for a command, or for each of its own.
+// commandRows writes a row for a command, or for each of its subcommands.
 func commandRows(b *strings.Builder, n *kong.Node, path string) {
 	if n.Hidden {
 		return
@@ -120,5 +120,5 @@ func commandRows(b *strings.Builder, n *kong.Node, path string) {
 	fmt.Fprintf(b, "| `%s` | %s |\n", text, cell(n.Help))
 }
 
-// cell makes text fit a table's cell.
+// cell escapes text for a table's cell.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

@@ -58,7 +58,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// What was written is up to date, and what somebody changes by hand is not.
+// A page is up to date after Write, and is not after a manual change.
 func TestCheckComparesWhatWriteWrites(t *testing.T) {
 	t.Parallel()
 	dir, c := t.TempDir(), commandline.Config(t)
@@ -80,7 +80,7 @@ func TestCheckComparesWhatWriteWrites(t *testing.T) {
 	}
 }
 
-// unwrapped is the first of joined errors.
+// unwrapped returns the first of joined errors.
 func unwrapped(err error) error {
 	if j, ok := err.(interface{ Unwrap() []error }); ok {
 		return j.Unwrap()[0]

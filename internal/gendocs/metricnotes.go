@@ -1,19 +1,19 @@
 package gendocs
 
-// metricNote is what docs/metrics.md says about a metric in addition to its registry.
+// metricNote is the text about a metric in docs/metrics.md, in addition to its help.
 type metricNote struct {
-	// name is the metric's; a metric without a note, or a note without a metric, ends gen-docs.
+	// name is the metric's name; a metric without a note, or a note without a metric, fails gen-docs.
 	name string
-	// rise is the meaning of a rise, and the remedy.
+	// rise explains the meaning of a rise, and the remedy.
 	rise string
-	// query is PromQL that shows the metric; the tests in grafana parse it, and know the metrics and labels.
+	// query is a PromQL query for the metric. The tests in grafana parse it and check its metrics and labels.
 	query string
 }
 
-// leading joins a gauge that only the leader keeps with the leader.
+// leading restricts a gauge that only the leader sets to the leader.
 const leading = " and on (job, instance) outbox_relay_leader == 1"
 
-// metricNotes are the parts of docs/metrics.md, in their order.
+// metricNotes are the sections of docs/metrics.md, in order.
 var metricNotes = []struct {
 	title string
 	notes []metricNote

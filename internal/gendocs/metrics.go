@@ -15,7 +15,7 @@ import (
 	"posthaste/outbox"
 )
 
-// openLabels are the labels whose values are not known at the start, and what bounds them.
+// openLabels are the labels whose values are unknown at the start, with the bounds of their number.
 var openLabels = map[string]string{
 	"stream":  "a stream, at most 200 of them",
 	"group":   "a consumer group",
@@ -33,7 +33,7 @@ type exported struct {
 	bounds []float64
 }
 
-// exportedMetrics asks the registry of every process.
+// exportedMetrics reads the registry of every process.
 func exportedMetrics(ctx context.Context, c app.Config) (map[string]*exported, error) {
 	all := map[string]*exported{}
 	err := app.EachRegistry(ctx, c, func(process string, reg *prometheus.Registry) error {
@@ -48,7 +48,7 @@ func exportedMetrics(ctx context.Context, c app.Config) (map[string]*exported, e
 	return all, nil
 }
 
-// descPattern reads what a description says of itself; it has no other way to.
+// descPattern parses a description's text: a Desc has no accessors.
 var descPattern = regexp.MustCompile(`^Desc\{fqName: "(.*?)", help: "(.*)", unit: ".*", constLabels: \{.*\}, ` +
 	`variableLabels: \{(.*)\}\}$`)
 
@@ -61,7 +61,7 @@ func collect(all map[string]*exported, process string, reg *prometheus.Registry)
 	}()
 	var mine []*exported
 	var unread error
-	for d := range descs { // to its end, or the registry's goroutine stays
+	for d := range descs { // drained, or the registry's goroutine would leak
 		m := descPattern.FindStringSubmatch(d.String())
 		if m == nil {
 			unread = fmt.Errorf("description %s", d)
@@ -77,7 +77,7 @@ func collect(all map[string]*exported, process string, reg *prometheus.Registry)
 			if m[3] != "" {
 				x.labels = strings.Split(m[3], ",")
 			}
-			if strings.HasSuffix(name, "_total") { // promlinter sees to it that counters, and only they, end so
+			if strings.HasSuffix(name, "_total") { // promlinter checks that exactly the counters end so
 				x.kind = "counter"
 			}
 			all[name] = x
@@ -104,7 +104,7 @@ func collect(all map[string]*exported, process string, reg *prometheus.Registry)
 	return nil
 }
 
-// add takes what a registry shows of the metric before anything has happened.
+// add adds the metric's initial state in a registry.
 func (x *exported) add(f *dto.MetricFamily) {
 	x.kind = strings.ToLower(f.GetType().String())
 	for _, m := range f.GetMetric() {
@@ -189,13 +189,13 @@ func (x *exported) labelText(label string) string {
 	if bound, ok := openLabels[label]; ok {
 		return bound
 	}
-	if len(x.values[label]) == 0 { // its series come with the stream, in both modes at once
+	if len(x.values[label]) == 0 { // its series are created with the stream, in both modes at once
 		return codeList([]string{string(outbox.ModeCDC), string(outbox.ModePoll)})
 	}
 	return codeList(slices.Sorted(slices.Values(x.values[label])))
 }
 
-// codeList sets names in code, in prose: a, b and c.
+// codeList formats names as code, in prose: a, b and c.
 func codeList(names []string) string {
 	var parts []string
 	for _, n := range names {

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/testenv/commandline"
 )
 
-// contractMetrics are the names that others rely on.
+// contractMetrics are the names that must not change.
 const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_total{reason} outbox_parked_total
 	outbox_commit_to_publish_seconds{mode} outbox_publish_seconds outbox_publish_errors_total{class} outbox_backlog_rows
 	outbox_backlog_oldest_seconds outbox_inflight_events outbox_relay_mode{mode} outbox_relay_leader outbox_relay_epoch
@@ -26,9 +26,8 @@ const contractMetrics = `outbox_published_total{mode,stream} outbox_suppressed_t
 	redis_eviction_unsafe idem_requests_total{route,outcome} idem_script_seconds{script} credits_ops_total{code}
 	credits_sync_lag_seconds http_request_duration_seconds{route,method,status}`
 
-// TestMetricsAreTheContracts: the names and labels of the contract are there, labels that are not open have their
-// values from the start, and no bucket is a whole number: Prometheus writes those as 1 or as 1.0, and rules would miss
-// half.
+// TestMetricsAreTheContracts: the names and labels of the contract exist, labels that are not open have all values
+// from the start, and no bucket is a whole number: Prometheus writes those as 1 or as 1.0, and rules would miss half.
 func TestMetricsAreTheContracts(t *testing.T) {
 	t.Parallel()
 	all, err := exportedMetrics(t.Context(), commandline.Config(t))
@@ -47,7 +46,7 @@ func TestMetricsAreTheContracts(t *testing.T) {
 	for _, x := range all {
 		for _, l := range x.labels {
 			_, open := openLabels[l]
-			named := slices.Contains(x.labels, "stream") // its series come with the stream
+			named := slices.Contains(x.labels, "stream") // its series are created with the stream
 			if !open && !named && len(x.values[l]) == 0 {
 				t.Errorf("%s has no series at the start: label %s is not open, so its values are known", x.name, l)
 			}
@@ -63,7 +62,7 @@ func TestMetricsAreTheContracts(t *testing.T) {
 	}
 }
 
-// TestMetricsPage: every metric has its note, no note is stale, and the page is the one that is committed.
+// TestMetricsPage: every metric has a note, every note has a metric, and the committed page is up to date.
 func TestMetricsPage(t *testing.T) {
 	t.Parallel()
 	want, err := metricsReference(t.Context(), commandline.Config(t))
