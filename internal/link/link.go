@@ -1,7 +1,7 @@
-// Package link is a TCP proxy that does to connections what networks do: it cuts them, lets them hang, slows them down,
-// loses what comes back, and leads to another server. Bytes pass unread.
+// Package link is a TCP proxy that simulates network faults: it cuts connections, stalls them, delays them, loses
+// replies, and switches to another server. It does not parse the bytes.
 //
-// A Link stands between clients and one server at a time. Everything may be called at any time, by anybody.
+// A Link is between clients and one server at a time. It is safe for concurrent use.
 package link
 
 import (
@@ -13,22 +13,20 @@ import (
 	"time"
 )
 
-// Trouble is what happens to the connections of a link. The zero value is none.
+// Trouble is the faults of a link. The zero value has none.
 type Trouble struct {
-	// Refuse cuts the connections that there are, and every new one as soon as it is accepted.
+	// Refuse cuts existing connections, and new ones as soon as they are accepted.
 	Refuse bool
-	// Stall lets nothing pass, either way. What was sent meanwhile is delivered when the trouble is over, however late.
+	// Stall stops both directions. Bytes sent during the stall are delivered when it ends.
 	Stall bool
-	// LoseReplies throws away what the server says. Connections that have lost something are cut when the trouble is
-	// over.
+	// LoseReplies discards the bytes of the server. Connections that have lost bytes are cut when the trouble ends.
 	LoseReplies bool
-	// Delay is how much later everything arrives, each way.
+	// Delay is added to each direction.
 	Delay time.Duration
-	// BytesPerSecond limits each connection, each way; 0 does not.
+	// BytesPerSecond limits each direction of each connection; 0: no limit.
 	BytesPerSecond int
 }
 
-// Link is an address that leads to a server.
 type Link struct {
 	listener net.Listener
 	ctx      context.Context // ends with Close
@@ -42,10 +40,10 @@ type Link struct {
 	pairs    map[*pair]bool
 }
 
-// pair is a connection of a client's and the one to the server.
+// pair is a connection of a client and the one to the server.
 type pair struct {
 	client, server net.Conn
-	// lost: something of what the server said is gone, so the rest of it makes no sense. Link.mu guards it.
+	// lost: bytes of the server were discarded, so later ones make no sense. Link.mu guards it.
 	lost bool
 }
 
@@ -66,7 +64,7 @@ func New(ctx context.Context, upstream string) (*Link, error) {
 // Addr returns the address to connect to; it never changes.
 func (l *Link) Addr() string { return l.listener.Addr().String() }
 
-// To leads to another server from now on, and cuts the connections to the old one.
+// To sends new connections to another server, and cuts those to the old one.
 func (l *Link) To(upstream string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,7 +72,7 @@ func (l *Link) To(upstream string) {
 	l.cut(func(*pair) bool { return true })
 }
 
-// Set makes trouble, instead of what there was.
+// Set replaces the trouble.
 func (l *Link) Set(t Trouble) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +83,7 @@ func (l *Link) Set(t Trouble) {
 	l.cut(func(p *pair) bool { return t.Refuse || was.LoseReplies && !t.LoseReplies && p.lost })
 }
 
-// Close cuts every connection and takes no more.
+// Close cuts every connection and accepts no more.
 func (l *Link) Close() {
 	l.stop()
 	_ = l.listener.Close()
@@ -95,7 +93,7 @@ func (l *Link) Close() {
 	l.done.Wait()
 }
 
-// cut closes the connections that are chosen. The caller holds mu.
+// cut closes the selected connections. The caller holds mu.
 func (l *Link) cut(which func(p *pair) bool) {
 	for p := range l.pairs {
 		if which(p) {
@@ -115,7 +113,7 @@ func (l *Link) accept() {
 	}
 }
 
-// serve connects a client to the server, and passes on what they say until one of them ends it.
+// serve connects a client to the server, and copies in both directions until one side closes.
 func (l *Link) serve(client net.Conn) {
 	l.mu.Lock()
 	upstream, refuse := l.upstream, l.trouble.Refuse
@@ -149,7 +147,7 @@ func (l *Link) serve(client net.Conn) {
 	l.mu.Unlock()
 }
 
-// pump passes on what src says, as the trouble allows. Reply tells that src is the server.
+// pump copies from src as the trouble allows. reply: src is the server.
 func (l *Link) pump(p *pair, dst io.Writer, src io.Reader, reply bool) {
 	defer p.close()
 	buf := make([]byte, 16<<10)
@@ -166,7 +164,7 @@ func (l *Link) pump(p *pair, dst io.Writer, src io.Reader, reply bool) {
 	}
 }
 
-// passes waits as long as the trouble of the moment holds up n bytes, and tells whether they arrive at all.
+// passes waits while the current trouble delays n bytes, and reports whether they arrive at all.
 func (l *Link) passes(p *pair, n int, reply bool) bool {
 	var waited bool
 	for {
@@ -198,7 +196,7 @@ func (l *Link) passes(p *pair, n int, reply bool) bool {
 	}
 }
 
-// wait waits for d, or until the trouble changes; 0 is for that alone.
+// wait waits for d, or until the trouble changes; with d = 0 only for the change.
 func (l *Link) wait(changed <-chan struct{}, d time.Duration) {
 	var over <-chan time.Time
 	if d > 0 {

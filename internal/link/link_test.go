@@ -10,7 +10,7 @@ import (
 	"posthaste/internal/link"
 )
 
-// echo is a server that repeats each line, with its name before it.
+// echo is a server that repeats each line, prefixed with its name.
 func echo(t *testing.T, name string) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -35,7 +35,7 @@ func echo(t *testing.T, name string) string {
 	return l.Addr().String()
 }
 
-// client talks through a link.
+// client is connected through a link.
 type client struct {
 	t *testing.T
 	net.Conn
@@ -54,7 +54,7 @@ func dial(t *testing.T, l *link.Link) *client {
 
 func (c *client) say(text string) { _, _ = fmt.Fprintln(c.Conn, text) }
 
-// hears waits for the line; "" is the end of the connection.
+// hears waits for the line; "" means the end of the connection.
 func (c *client) hears(want string) {
 	c.t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
@@ -64,7 +64,7 @@ func (c *client) hears(want string) {
 	}
 }
 
-// silent tells that nothing is heard for a while: long enough for what would pass.
+// silent checks that nothing arrives in the time that a line would take.
 func (c *client) silent() {
 	c.t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
