@@ -18,16 +18,16 @@ import (
 // Slots is how many slots a Redis Cluster has.
 const Slots = 16384
 
-// Access is how clients of several servers get in, and the servers themselves to each other.
+// Access is how clients authenticate to several servers, and the servers to each other.
 type Access struct {
-	// User may do everything, "" means the default user, who otherwise may do nothing. Password is theirs; "" with the
-	// default user asks nobody for one.
+	// User has all rights; "" means the default user, which otherwise has none. Password is the user's; the default
+	// user without a Password needs none.
 	User, Password string
-	// TLS is that of a client, which has to be able to connect; nil: there is none. Config names the servers' files.
+	// TLS is a client's configuration; nil: no TLS. The lines of Config name the servers' files.
 	TLS *tls.Config
 }
 
-// config are the lines of a server with data.
+// config returns the lines of a server with data.
 func (a Access) config() (lines []string) {
 	switch {
 	case a.User != "":
@@ -42,7 +42,7 @@ func (a Access) config() (lines []string) {
 	return lines
 }
 
-// scheme begins a URL.
+// scheme is the scheme of a URL.
 func (a Access) scheme() string {
 	if a.TLS != nil {
 		return "rediss"
@@ -50,7 +50,7 @@ func (a Access) scheme() string {
 	return "redis"
 }
 
-// userinfo is that of a URL.
+// userinfo is the userinfo of a URL.
 func (a Access) userinfo() *url.Userinfo {
 	if a.User == "" && a.Password == "" {
 		return nil
@@ -58,30 +58,29 @@ func (a Access) userinfo() *url.Userinfo {
 	return url.UserPassword(a.User, a.Password)
 }
 
-// ClusterOptions say what cluster is started.
 type ClusterOptions struct {
 	// Masters share the slots evenly; Replicas is how many each of them has.
 	Masters, Replicas int
 	Access
 	// Config are lines of redis.conf for every node.
 	Config []string
-	// Node returns more of them for one, by its number and its port; nil for none.
+	// Node returns further lines for a node, by its number and port; may be nil.
 	Node func(i, port int) []string
 }
 
 // Cluster is a Redis Cluster that this process owns.
 type Cluster struct {
-	// Nodes are first the masters, as they were made, then the replicas: those of the first master, of the second, ...
+	// Nodes are the masters in the order of their start, then the replicas of the first master, of the second, ...
 	Nodes []*Redis
-	// IDs are the names that the nodes have given themselves.
+	// IDs are the nodes' ids.
 	IDs []string
 
 	bin, dir string
 	o        ClusterOptions
 }
 
-// StartCluster starts a cluster with its data below dir, and returns when every node can be used. Defaults of a node
-// are those of StartRedis; one that is gone for 3 s is given up by the others.
+// StartCluster starts a cluster with its data below dir, and returns when every node can be used. A node has the
+// defaults of StartRedis; the others replace a node that is unreachable for 3 s.
 func StartCluster(ctx context.Context, bin, dir string, o ClusterOptions) (*Cluster, error) {
 	c := &Cluster{bin: bin, dir: dir, o: o}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -122,7 +121,7 @@ func (c *Cluster) form(ctx context.Context) error {
 	return c.Wait(ctx)
 }
 
-// start starts one more node, that knows no other.
+// start starts one more node, without introducing it to the others.
 func (c *Cluster) start(ctx context.Context) (int, error) {
 	i := len(c.Nodes)
 	dir := filepath.Join(c.dir, "node"+strconv.Itoa(i))
@@ -163,7 +162,6 @@ func (c *Cluster) Do(ctx context.Context, i int, args ...any) error {
 	return nil
 }
 
-// meet introduces a node to the first one.
 func (c *Cluster) meet(ctx context.Context, i int) error {
 	port, bus, err := c.announced(ctx, i)
 	if err != nil {
@@ -172,7 +170,7 @@ func (c *Cluster) meet(ctx context.Context, i int) error {
 	return c.Do(ctx, 0, "CLUSTER", "MEET", "127.0.0.1", port, bus)
 }
 
-// announced are the ports by which the others find a node.
+// announced returns the ports by which other nodes find a node.
 func (c *Cluster) announced(ctx context.Context, i int) (port, bus string, err error) {
 	client := c.Nodes[i].connect()
 	defer client.Close()
@@ -198,7 +196,7 @@ func (c *Cluster) Replicate(ctx context.Context, i, master int) error {
 	}
 }
 
-// Add starts one more node, a master without slots, and returns its number when all know it.
+// Add starts one more node, a master without slots, and returns its number when all nodes know it.
 func (c *Cluster) Add(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -212,8 +210,7 @@ func (c *Cluster) Add(ctx context.Context) (int, error) {
 	return i, err
 }
 
-// Wait returns when all nodes that run know all others, all slots are served, and the replicas have what their masters
-// have.
+// Wait returns when all running nodes know each other, all slots are served, and the replicas are in sync.
 func (c *Cluster) Wait(ctx context.Context) error {
 	for {
 		err := c.ready(ctx)
@@ -242,7 +239,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 		}
 		var slots []redis.ClusterSlot
 		if err == nil {
-			slots, err = client.ClusterSlots(ctx).Result() //nolint:staticcheck // it is what cluster clients ask
+			slots, err = client.ClusterSlots(ctx).Result() //nolint:staticcheck // cluster clients call this one
 		}
 		_ = client.Close()
 		if err != nil {
@@ -257,7 +254,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 				seen[n.ID] = true
 			}
 		}
-		known = append(known, len(seen)) // a replica is not told of before it is known to have something
+		known = append(known, len(seen)) // replicas are listed only once they have data
 	}
 	for i, n := range known {
 		if n != replicas {
@@ -267,7 +264,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 	return nil
 }
 
-// healthy asks a node, whose CLUSTER INFO is given, for its own view.
+// healthy checks the view of the node whose CLUSTER INFO is given.
 func (c *Cluster) healthy(ctx context.Context, client *redis.Client, info string) error {
 	if !strings.Contains(info, "cluster_state:ok") ||
 		!strings.Contains(info, fmt.Sprintf("cluster_slots_ok:%d", Slots)) ||
@@ -282,7 +279,7 @@ func (c *Cluster) healthy(ctx context.Context, client *redis.Client, info string
 	return err
 }
 
-// URL is what a client is given: all nodes as they were made, and who it is.
+// URL is a client's URL: all nodes in the order of their start, with user and password.
 func (c *Cluster) URL() string {
 	q := url.Values{}
 	for _, n := range c.Nodes[1:] {
@@ -292,7 +289,7 @@ func (c *Cluster) URL() string {
 	return u.String()
 }
 
-// Stop asks all nodes to shut down and waits for them.
+// Stop shuts all nodes down and waits for them.
 func (c *Cluster) Stop() error {
 	return all(c.Nodes, (*Redis).Stop)
 }
@@ -302,7 +299,7 @@ func (c *Cluster) Kill() error {
 	return all(c.Nodes, (*Redis).Kill)
 }
 
-// Start starts all nodes again that do not run, and returns when the cluster can be used.
+// Start restarts the nodes that do not run, and returns when the cluster can be used.
 func (c *Cluster) Start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -318,7 +315,7 @@ func (c *Cluster) Start(ctx context.Context) error {
 	return c.Wait(ctx)
 }
 
-// all does the same to several servers at once.
+// all applies do to several servers at once.
 func all(servers []*Redis, do func(r *Redis) error) error {
 	errs := make(chan error)
 	for _, r := range servers {

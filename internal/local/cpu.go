@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// CPU is the processor time that the server has used, in seconds: that of the postmaster, of its children, and of those
-// that have ended. It is 0 where that is not known, and while the server is down.
+// CPU is the processor time of the server in seconds: of the postmaster, its children, and those that have ended. It
+// is 0 if unknown, or if the server is down.
 func (p *Postgres) CPU() (seconds float64) {
 	const ticks = 100 // per second, see CPUTime
 	text, err := os.ReadFile(filepath.Join(p.Dir, "data", "postmaster.pid"))
@@ -36,7 +36,7 @@ func (p *Postgres) CPU() (seconds float64) {
 	return seconds
 }
 
-// processorTime is what a process with one thread has used, in seconds: to the nanosecond if the kernel keeps such
+// processorTime is the time of a process with one thread, in seconds: to the nanosecond if the kernel has such
 // statistics, else in ticks of 10 ms, of which an idle server uses few.
 func processorTime(p procfs.Proc, s procfs.ProcStat) float64 {
 	if exact, err := p.Schedstat(); err == nil && exact.RunningNanoseconds > 0 {

@@ -26,12 +26,12 @@ import (
 type Postgres struct {
 	// Dir holds the data directory.
 	Dir string
-	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
+	// Port is the TCP port on 127.0.0.1. It does not change over Stop and Start.
 	Port int
-	// Password is the superuser's, who is called postgres.
+	// Password is that of the superuser postgres.
 	Password string
 
-	hold *os.File // of the port; given back when nothing refers to the server any more
+	hold *os.File // of the port; released when the server is garbage-collected
 	bin  string
 	args []string
 	cred *syscall.Credential
@@ -44,8 +44,8 @@ var ErrNoPostgres = errors.New("no Postgres server binaries found; install them 
 	"postgresql) " +
 	"or name their folder in POSTHASTE_PG_BIN")
 
-// PostgresBin finds the folder of initdb and postgres: dir if not empty, else pg_config --bindir, the distribution's
-// folders (newest first), PATH.
+// PostgresBin returns the folder of initdb and postgres: dir if not empty, else pg_config --bindir, the
+// distribution's folders (newest first), PATH.
 func PostgresBin(ctx context.Context, dir string) (string, error) {
 	if dir != "" {
 		if usable(dir) {
@@ -86,8 +86,8 @@ func pgVersion(bin string) int {
 }
 
 // StartPostgres makes a new cluster under dir and starts it. Each setting is "name=value". Postgres refuses to run as
-// root, so root runs it as the user postgres, or nobody. Logical replication is on. It listens on loopback only, and
-// asks everybody for a password: a superuser of Postgres may run programs as the user who runs the server.
+// root, so root runs it as the user postgres. Logical replication is on. It listens on loopback only, and
+// requires a password from every user: a superuser of Postgres may run programs as the server's user.
 func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*Postgres, error) {
 	cred, err := serverUser(dir)
 	if err != nil {
@@ -98,7 +98,7 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 		return nil, err
 	}
 	for _, s := range append([]string{
-		// A socket's path is at most a hundred bytes long, and a folder for temporary files may be deep.
+		// The path of a socket has at most about 100 bytes, and temporary folders may be deep.
 		"listen_addresses=127.0.0.1", "unix_socket_directories=", "wal_level=logical",
 		"max_connections=300", "max_replication_slots=60", "max_wal_senders=60", "logging_collector=off",
 		"timezone=UTC",
@@ -111,7 +111,7 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	return p, p.run(ctx)
 }
 
-// init makes the cluster. The password goes by a file: everybody may read a command line.
+// init makes the cluster. It passes the password in a file: every user can read a command line.
 func (p *Postgres) init(ctx context.Context) error {
 	file := filepath.Join(p.Dir, "password")
 	verifier, err := verifierOf(p.Password)
@@ -137,8 +137,8 @@ func (p *Postgres) init(ctx context.Context) error {
 	return nil
 }
 
-// verifierOf is what Postgres keeps of a password, with a single iteration. The usual 4,096 make weak passwords harder
-// to guess, and each connection slower: ten milliseconds, with the race detector. Ours is random.
+// verifierOf is the stored form of a password, with a single iteration. The usual 4,096 protect weak passwords, which
+// this random one is not, and make each connection slower: by ten milliseconds with the race detector.
 func verifierOf(password string) (string, error) {
 	salt := make([]byte, 16)
 	_, _ = rand.Read(salt) // never fails
@@ -155,8 +155,8 @@ func verifierOf(password string) (string, error) {
 	return "SCRAM-SHA-256$1:" + encode(salt) + "$" + encode(stored[:]) + ":" + encode(sum("Server Key")), nil
 }
 
-// Copy returns a server with a copy of p's data in dir, on a port of its own. p is stopped meanwhile; the copy is not
-// started.
+// Copy returns a server with a copy of p's data in dir, on its own port. It stops p during the copy, and does not
+// start the copy.
 func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	if err := p.Stop("fast"); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 
 func serverUser(dir string) (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
-		return nil, nil //nolint:nilnil // no credential means: as ourselves
+		return nil, nil //nolint:nilnil // no credential: run as this user
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
@@ -238,12 +238,12 @@ func (p *Postgres) ping(ctx context.Context) error {
 	return c.Close(ctx)
 }
 
-// URL returns the DSN of a database as the superuser, over TCP, with the password.
+// URL returns a database's URL for the superuser, over TCP, with the password.
 func (p *Postgres) URL(database string) string {
 	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/%s?sslmode=disable", p.Password, p.Port, database)
 }
 
-// Running reports whether the server's process is there.
+// Running reports whether the server's process exists.
 func (p *Postgres) Running() bool { return p.proc.Running() }
 
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
@@ -258,7 +258,7 @@ func (p *Postgres) Stop(mode string) error {
 	return p.proc.Stop(sig, 30*time.Second)
 }
 
-// Start starts a stopped server again, on the same port and data. Settings given here are added.
+// Start restarts a stopped server with the same port and data, and further settings.
 func (p *Postgres) Start(ctx context.Context, settings ...string) error {
 	for _, s := range settings {
 		p.args = append(p.args, "-c", s)

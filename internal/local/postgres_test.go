@@ -13,14 +13,14 @@ import (
 	"posthaste/sql"
 )
 
-// A superuser may run programs as whoever runs the server: nobody else on the machine becomes one.
+// A superuser may run programs as the server's user, so other users of the machine must not become one.
 func TestPostgresAsksForThePassword(t *testing.T) {
 	t.Parallel()
 	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "posthaste-pg-") // the server's user must be able to pass through
+	dir, err := os.MkdirTemp("", "posthaste-pg-") // the server's user needs to pass through
 	if err != nil {
 		t.Fatal(err)
 	}

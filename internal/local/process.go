@@ -1,6 +1,6 @@
-// Package local runs Postgres and Redis servers of its own as child processes: for the demo, and for tests through
-// internal/testenv. A server lives in a directory of the caller's, listens on a free loopback port, and dies with this
-// process: on Linux whatever kills it, elsewhere when it stops in order.
+// Package local runs Postgres and Redis servers as child processes: for the demo, and for tests through
+// internal/testenv. A server has its data in a directory of the caller's, listens on a free loopback port, and ends
+// with this process: on Linux however the process ends, elsewhere only if it stops in order.
 package local
 
 import (
@@ -15,21 +15,21 @@ import (
 	"time"
 )
 
-// Process is a child whose life is bound to this process's.
+// Process is a child that ends with this process.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error
 }
 
-// StartProcess runs cmd in a process group of its own, so that it does not get what a terminal sends to this process.
-// Whatever ends this process sends deathSignal to the child.
+// StartProcess runs cmd in its own process group, so that it does not get the terminal's signals. The child gets
+// deathSignal when this process ends.
 func StartProcess(cmd *exec.Cmd, deathSignal syscall.Signal) (*Process, error) {
 	return start(cmd, deathSignal, nil)
 }
 
-// start runs cmd. The starting thread is kept until the child ends, because Linux sends the parent-death signal when
-// the thread that forked dies, not the process.
+// start runs cmd. It keeps its thread until the child ends, because Linux sends the parent-death signal when the
+// thread that forked ends, not the process.
 func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: cred}
 	dieWithParent(cmd.SysProcAttr, deathSignal)
@@ -49,7 +49,7 @@ func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) 
 	return p, <-started
 }
 
-// Running tells whether it has not ended yet.
+// Running reports whether the process has not ended.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -59,7 +59,7 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Signal sends sig; a process that is gone already is no error.
+// Signal sends sig. A process that has ended is no error.
 func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -67,13 +67,12 @@ func (p *Process) Signal(sig os.Signal) error {
 	return nil
 }
 
-// PID is the number of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// ExitCode is that of a process that has ended; -1 if a signal has ended it.
+// ExitCode is the code of a process that has ended; -1 if a signal ended it.
 func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
 
-// Stop sends sig and waits; after the grace period it kills.
+// Stop sends sig and waits; after the grace period it kills the process.
 func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
 	if err := p.Signal(sig); err != nil {
 		return err
@@ -87,12 +86,12 @@ func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
 	return nil
 }
 
-// ReservePort takes a free loopback port and keeps it until hold is closed: a socket that is bound and does not listen.
-// A server that asks for just this port gets it, now and after every restart, because both let their address be shared;
-// whoever asks for any free port gets another one, and clients are refused while the server is down.
+// ReservePort reserves a free loopback port until hold is closed, with a socket that is bound but does not listen. A
+// server can bind just this port, now and after every restart, because both share the address. A bind to any free
+// port gets another one, and connections are refused while the server is down.
 func ReservePort() (port int, hold *os.File, err error) { return reserve(0) }
 
-// reserve is ReservePort for one port in particular. It fails if somebody has it, reserved it may be and no more.
+// reserve is ReservePort for a given port. It fails if the port is in use, even if it is only reserved.
 func reserve(want int) (port int, hold *os.File, err error) {
 	fd, err := socket()
 	if err != nil {
@@ -107,7 +106,7 @@ func reserve(want int) (port int, hold *os.File, err error) {
 		err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: want, Addr: [4]byte{127, 0, 0, 1}})
 	}
 	if err == nil {
-		err = share() // before, it would have shared the port with whoever has reserved it
+		err = share() // not before bind, which would then succeed on a reserved port
 	}
 	var at syscall.Sockaddr
 	if err == nil {
@@ -120,7 +119,7 @@ func reserve(want int) (port int, hold *os.File, err error) {
 	return at.(*syscall.SockaddrInet4).Port, hold, nil
 }
 
-// socket makes a TCP socket that no child inherits.
+// socket makes a TCP socket that children do not inherit.
 func socket() (int, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -131,7 +130,7 @@ func socket() (int, error) {
 	return fd, err
 }
 
-// tail keeps the last bytes a child printed, for error messages.
+// tail keeps the last bytes of a child's output, for error messages.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A server that is down keeps its port: nobody who asks for any gets it, clients are refused, and the server finds it
-// again.
+// A server that is down keeps its port: a bind to any free port does not get it, connections are refused, and the
+// server can bind it again.
 func TestAReservedPortIsKept(t *testing.T) {
 	t.Parallel()
 	port, hold, err := ReservePort()
@@ -47,7 +47,7 @@ func TestAReservedPortIsKept(t *testing.T) {
 	}
 }
 
-// A port that somebody has reserved is not free, although nobody listens on it yet.
+// A reserved port is not free, although no socket listens on it yet.
 func TestAReservedPortIsNotReservedTwice(t *testing.T) {
 	t.Parallel()
 	port, hold, err := ReservePort()

@@ -21,15 +21,15 @@ import (
 type Redis struct {
 	// Dir holds the data.
 	Dir string
-	// Port is the TCP port on 127.0.0.1; it stays the same over Stop and Start.
+	// Port is the TCP port on 127.0.0.1. It does not change over Stop and Start.
 	Port int
 
-	hold   *os.File // of the port; given back when nothing refers to the server any more
+	hold   *os.File // of the port; released when the server is garbage-collected
 	bus    *os.File // the same of a cluster's second port
 	bin    string
 	config []string
-	tls    *tls.Config // of a client; nil: the server speaks no TLS
-	// user and password are those of a client; "" if whoever starts the server takes care of that.
+	tls    *tls.Config // of a client; nil: no TLS
+	// user and password are a client's; "" if the caller authenticates by itself.
 	user, password string
 	// sentinel is set for a Sentinel, which keeps its state in its configuration file.
 	sentinel bool
@@ -41,7 +41,7 @@ type Redis struct {
 var ErrNoRedis = errors.New("no redis-server found; install it (Debian, Ubuntu: apt-get install redis-server) " +
 	"or name the binary in POSTHASTE_REDIS_BIN")
 
-// RedisBin finds redis-server: path if not empty, else PATH, else valkey-server in PATH.
+// RedisBin returns the path of redis-server: path if not empty, else from PATH, else valkey-server from PATH.
 func RedisBin(path string) (string, error) {
 	if path != "" {
 		if _, err := exec.LookPath(path); err != nil {
@@ -57,14 +57,14 @@ func RedisBin(path string) (string, error) {
 	return "", ErrNoRedis
 }
 
-// StartRedis starts a server with its data in dir. Each config line is one of redis.conf. Defaults: append-only file,
-// fsync every second, no snapshots, no eviction, loopback only.
+// StartRedis starts a server with its data in dir. Each config line is one of redis.conf. Defaults: append-only file
+// with fsync every second, no snapshots, no eviction, loopback only.
 func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis, error) {
 	return StartRedisTLS(ctx, bin, dir, nil, config...)
 }
 
-// StartRedisTLS is StartRedis for a server that speaks TLS only, unless client, which has to be able to connect, is
-// nil. The config lines name the server's files.
+// StartRedisTLS is StartRedis for a server that accepts TLS only, unless client is nil. client is the configuration
+// of a client that can connect. The config lines name the server's files.
 func StartRedisTLS(ctx context.Context, bin, dir string, client *tls.Config, config ...string) (*Redis, error) {
 	r := newRedis(bin, dir, client, config...)
 	if err := r.reserve(); err != nil {
@@ -80,8 +80,7 @@ func newRedis(bin, dir string, client *tls.Config, config ...string) *Redis {
 	}, config...)}
 }
 
-// reserve takes the server's port, and for a node of a cluster the one on which nodes talk to each other: Redis ends at
-// once if somebody has that.
+// reserve reserves the server's port, and for a node of a cluster its bus port: Redis ends at once if that is in use.
 func (r *Redis) reserve() (err error) {
 	for try := 0; ; try++ {
 		if r.Port, r.hold, err = ReservePort(); err != nil || !slices.Contains(r.config, clusterEnabled) {
@@ -98,13 +97,12 @@ func (r *Redis) reserve() (err error) {
 	}
 }
 
-// above is how far the port of a cluster's bus is above the server's.
+// above is the distance from the server's port to its bus port.
 const above = 10_000
 
-// clusterEnabled is the line that makes a server a node of a cluster.
 const clusterEnabled = "cluster-enabled yes"
 
-// Start starts a stopped server again, on the same port and data. Config lines given here are added and win.
+// Start restarts a stopped server with the same port and data. Further config lines win.
 func (r *Redis) Start(ctx context.Context, config ...string) error {
 	r.config = append(r.config, config...)
 	lines := append([]string{"port " + strconv.Itoa(r.Port)}, r.config...)
@@ -149,12 +147,12 @@ func (r *Redis) ping(ctx context.Context) error {
 	defer c.Close()
 	err := c.Ping(ctx).Err()
 	if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {
-		return nil // up, and it wants a password: that is the caller's affair
+		return nil // it is up; the caller authenticates
 	}
 	return err
 }
 
-// connect returns a client of the server, for what this package asks it.
+// connect returns a client for this package.
 func (r *Redis) connect() *redis.Client {
 	return redis.NewClient(&redis.Options{
 		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: time.Second,
@@ -174,14 +172,14 @@ func (r *Redis) URL() string {
 	return "redis://" + r.Addr() + "/0"
 }
 
-// Stop asks the server to shut down and waits for it.
+// Stop shuts the server down and waits for it.
 func (r *Redis) Stop() error { return r.proc.Stop(syscall.SIGTERM, 30*time.Second) }
 
 // Kill ends the server with SIGKILL and waits for it.
 func (r *Redis) Kill() error { return r.proc.Stop(syscall.SIGKILL, 5*time.Second) }
 
-// Running reports whether the server's process is there.
+// Running reports whether the server's process exists.
 func (r *Redis) Running() bool { return r.proc.Running() }
 
-// Signal sends sig, for example SIGSTOP and SIGCONT.
+// Signal sends sig, for example SIGSTOP or SIGCONT.
 func (r *Redis) Signal(sig os.Signal) error { return r.proc.Signal(sig) }

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// SentinelOptions say what is started: a master, its replicas, and the Sentinels that watch over them.
+// SentinelOptions are for a master, its replicas, and the Sentinels that monitor them.
 type SentinelOptions struct {
-	// Name is the master's; "" means posthaste.
+	// Name is the name of the master; "" means posthaste.
 	Name string
-	// Replicas and Sentinels are how many there are. More than half of the Sentinels decide.
+	// Replicas and Sentinels are numbers of servers. A majority of the Sentinels decides.
 	Replicas, Sentinels int
-	// Access is that to the servers with data; the Sentinels speak TLS if these do.
+	// Access is for the servers with data. The Sentinels use TLS if those do.
 	Access
-	// SentinelUser and SentinelPassword are those of the Sentinels' clients; see Access.
+	// SentinelUser and SentinelPassword are for the clients of the Sentinels; see Access.
 	SentinelUser, SentinelPassword string
 	// Config are lines of redis.conf for the servers with data, SentinelConfig for the Sentinels.
 	Config, SentinelConfig []string
@@ -29,16 +29,15 @@ type SentinelOptions struct {
 
 // Sentinel is a master with replicas and Sentinels that this process owns.
 type Sentinel struct {
-	// Servers are the first master and the replicas, in no order once one of these has been promoted.
-	Servers []*Redis
-	// Sentinels watch over them.
+	// Servers are the first master and the replicas, in no order after a failover.
+	Servers   []*Redis
 	Sentinels []*Redis
 
 	o SentinelOptions
 }
 
-// StartSentinel starts it with its data below dir, and returns when the Sentinels know each other and the replicas. A
-// master that is gone for 2 s is replaced.
+// StartSentinel starts all servers with their data below dir, and returns when the Sentinels know each other and the
+// replicas. They replace a master that is unreachable for 2 s.
 func StartSentinel(ctx context.Context, bin, dir string, o SentinelOptions) (*Sentinel, error) {
 	if o.Name == "" {
 		o.Name = "posthaste"
@@ -94,7 +93,7 @@ func (s *Sentinel) start(ctx context.Context, bin, dir string) error {
 	return s.Wait(ctx)
 }
 
-// sentinelConfig are the lines of one Sentinel.
+// sentinelConfig returns the configuration of one Sentinel.
 func (s *Sentinel) sentinelConfig(dir string) []string {
 	o, of := s.o, func(what string) string { return "sentinel " + what + " " + s.o.Name + " " }
 	lines := []string{
@@ -108,7 +107,7 @@ func (s *Sentinel) sentinelConfig(dir string) []string {
 	if o.Password != "" {
 		lines = append(lines, of("auth-pass")+o.Password)
 	}
-	switch { // a Sentinel has no use for a user's keys and channels, and asks the others as a client
+	switch { // a Sentinel needs no keys and channels of a user, and connects to the others as a client
 	case o.SentinelUser != "":
 		lines = append(lines, "user default off", "user "+o.SentinelUser+" on >"+o.SentinelPassword+" ~* &* +@all",
 			"sentinel sentinel-user "+o.SentinelUser, "sentinel sentinel-pass "+o.SentinelPassword)
@@ -121,7 +120,7 @@ func (s *Sentinel) sentinelConfig(dir string) []string {
 	return append(lines, o.SentinelConfig...)
 }
 
-// Wait returns when all Sentinels that run know each other, a master that answers and its replicas that run.
+// Wait returns when all running Sentinels know each other, a reachable master and its running replicas.
 func (s *Sentinel) Wait(ctx context.Context) error {
 	running := func(list []*Redis) (n int) {
 		for _, r := range list {
@@ -148,7 +147,7 @@ func (s *Sentinel) Wait(ctx context.Context) error {
 	}
 }
 
-// knows asks a Sentinel.
+// knows checks the state of one Sentinel.
 func (s *Sentinel) knows(ctx context.Context, r *Redis, replicas, sentinels int) error {
 	client := r.connect()
 	defer client.Close()
@@ -175,7 +174,7 @@ func (s *Sentinel) knows(ctx context.Context, r *Redis, replicas, sentinels int)
 	return nil
 }
 
-// Master returns which of Servers the Sentinels say is the master, by its number.
+// Master returns the index in Servers of the master according to the Sentinels.
 func (s *Sentinel) Master(ctx context.Context) (int, error) {
 	for _, r := range s.Sentinels {
 		if !r.Running() {
@@ -196,7 +195,7 @@ func (s *Sentinel) Master(ctx context.Context) (int, error) {
 	return 0, errors.New("no sentinel runs")
 }
 
-// URL is what a client is given: the Sentinels, who it is there and at the master, and the master's name.
+// URL is a client's URL: the Sentinels, the users there and at the master, and the master's name.
 func (s *Sentinel) URL() string {
 	q := url.Values{"master_name": {s.o.Name}}
 	for _, r := range s.Sentinels[1:] {
@@ -215,7 +214,7 @@ func (s *Sentinel) URL() string {
 	return u.String()
 }
 
-// Stop asks all servers to shut down and waits for them.
+// Stop shuts all servers down and waits for them.
 func (s *Sentinel) Stop() error {
 	return errors.Join(all(s.Sentinels, (*Redis).Stop), all(s.Servers, (*Redis).Stop))
 }
