@@ -1,5 +1,5 @@
-// Package outage keeps what fails again and again from filling the log: its first failure is said, then how many there
-// were every half minute, and its end.
+// Package outage keeps repeated failures from filling the log: it logs the first failure, then their number every
+// half minute, and the end.
 package outage
 
 import (
@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// every is how long failures are only counted after something was said.
+	// every is how long failures are only counted after one was logged.
 	every = 30 * time.Second
-	// kindsMost bounds the kinds of failures that are said at once: a text may be another one each time.
+	// kindsMost bounds the kinds of failures that are logged at once: a text may differ each time.
 	kindsMost = 10
 )
 
-// Run is a run of failures of one thing; the zero value is one that has not begun. It is safe for concurrent use.
+// Run is a run of failures of one operation. The zero value has not begun. It is safe for concurrent use.
 type Run struct {
 	mu          sync.Mutex
 	failures    int
 	since, said time.Time
-	// kinds are the kinds of failures that were said since the run began.
+	// kinds are the kinds of failures that were logged since the run began.
 	kinds map[string]bool
 }
 
-// Failed counts a failure. It returns what to log of it, as attributes, if that is to be logged: the first one, one of
-// a kind that was not said before, or the first after half a minute.
+// Failed counts a failure. It reports whether to log it, with these attributes: the first one, a kind that was not
+// logged before, or the first after half a minute.
 func (r *Run) Failed(err error) (attrs []any, say bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,7 +50,7 @@ func (r *Run) Failed(err error) (attrs []any, say bool) {
 	return append(r.attrs(now), "err", err), true
 }
 
-// Over ends the run. It returns what to log of its end, as attributes, if there was a failure.
+// Over ends the run. It reports whether to log the end, with these attributes, which it does after a failure.
 func (r *Run) Over() (attrs []any, say bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,12 +62,12 @@ func (r *Run) Over() (attrs []any, say bool) {
 	return attrs, true
 }
 
-// attrs are how many failures there were, and for how long. The caller holds mu.
+// attrs has the number and the duration of the failures. The caller holds mu.
 func (r *Run) attrs(now time.Time) []any {
 	return []any{"failures", r.failures, "seconds", math.Round(now.Sub(r.since).Seconds())}
 }
 
-// kind is an error's text without its numbers: ports, positions and the like, in which failures of one kind differ.
+// kind is an error's text without numbers: ports, positions and the like differ within a kind.
 func kind(err error) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsDigit(c) {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// lines lets something fail twice a second for d, and returns what is said, and when.
+// lines makes an operation fail twice a second for d, and returns the log lines with their times.
 func lines(r *Run, d time.Duration, fail func(n int) error) (said []string) {
 	began := time.Now()
 	for n := 0; time.Since(began) < d; n++ {
@@ -36,7 +36,7 @@ func TestARunIsSaidAtItsBeginningEveryHalfMinuteAndAtItsEnd(t *testing.T) {
 		if attrs, say := r.Over(); say {
 			t.Errorf("the end of nothing: %v", attrs)
 		}
-		for range 2 { // the second like the first
+		for range 2 { // the second run like the first
 			want(t, lines(&r, 70*time.Second, func(n int) error { return fmt.Errorf("port %d: refused", n) }),
 				"0s err port 0: refused",
 				"30s failures 61 seconds 30 err port 60: refused",
@@ -50,7 +50,7 @@ func TestARunIsSaidAtItsBeginningEveryHalfMinuteAndAtItsEnd(t *testing.T) {
 	})
 }
 
-// Another error is said when it comes first, and not each time that it takes turns with others.
+// Another error is logged at its first occurrence, and not each time that it alternates with others.
 func TestOtherErrorsAreSaid(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestOtherErrorsAreSaid(t *testing.T) {
 			return errors.New("refused")
 		}), "0s err refused", "5s failures 11 seconds 5 err starting up")
 		r.Over()
-		// A text that is another one each time says no more than a few lines.
+		// A text that differs each time gives only a few lines.
 		got := lines(&r, 25*time.Second, func(n int) error { return errors.New(strings.Repeat("x", n)) })
 		if len(got) != kindsMost {
 			t.Errorf("%d lines: %q", len(got), got)
