@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// For waits for d, or until ctx ends; then it returns ctx's error. Whoever asks ctx anyway need not look at it.
+// For waits for d, or until ctx ends; then it returns ctx's error. A caller that checks ctx may ignore it.
 func For(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -16,18 +16,18 @@ func For(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 	case <-t.C:
 	}
-	return ctx.Err() // also when both came at once
+	return ctx.Err() // also if both happen at once
 }
 
 // Tick waits until the next tick: see [NextTick].
 func Tick(ctx context.Context, d time.Duration) error { return For(ctx, UntilTick(d)) }
 
-// UntilTick returns how far away the next tick is: see [NextTick].
+// UntilTick returns the time until the next tick: see [NextTick].
 func UntilTick(d time.Duration) time.Duration { return time.Until(NextTick(time.Now(), d)) }
 
-// NextTick returns the tick that is about d behind a moment: d/2 at least, less than 3*d/2. Whoever in this process
-// asks for ticks of d, or of a multiple of it, has them at the same moments, so that the process, and the servers that
-// it asks, wake up once for all of them.
+// NextTick returns the tick about d after a moment: at least d/2, less than 3*d/2. Callers in this process with the
+// same d, or a multiple of it, get the same moments, so that the process, and the servers that it queries, wake up
+// once for all of them.
 func NextTick(after time.Time, d time.Duration) time.Time {
 	on := after.Add(time.Duration(phase.Load()))
 	passed := on.Sub(on.Truncate(d))
@@ -37,7 +37,7 @@ func NextTick(after time.Time, d time.Duration) time.Time {
 	return after.Add(d - passed)
 }
 
-// Spread gives this process ticks at moments of its own. Without it they are where the clock's seconds begin.
+// Spread shifts the ticks of this process by a random phase. Without it they are at whole seconds.
 func Spread() { phase.CompareAndSwap(0, 1+int64(rand.N(time.Hour))) } //nolint:gosec // spreads ticks, no secret
 
 var phase atomic.Int64

@@ -37,7 +37,7 @@ func TestTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for i := range 20 {
 			after := time.Now()
-			_ = pause.For(t.Context(), time.Duration(i)*73*time.Millisecond) // what is done at each tick takes so long
+			_ = pause.For(t.Context(), time.Duration(i)*73*time.Millisecond) // the duration of the work at each tick
 			half := pause.NextTick(time.Now(), time.Second/2)
 			second := pause.NextTick(time.Now(), time.Second)
 			if d := second.Sub(half) % (time.Second / 2); d != 0 {
