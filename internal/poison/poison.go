@@ -1,5 +1,5 @@
-// Package poison decides what becomes of events that a sink refuses for their own sake: the same for the stream and the
-// sweep.
+// Package poison decides what happens to events that a sink refuses because of the event itself. The stream and the
+// sweep share it.
 package poison
 
 import (
@@ -17,11 +17,12 @@ const Attempts = 3
 // ClassBlocked is the class of an event that is parked because of another one.
 const ClassBlocked = "blocked"
 
-// WaitsFor is the reason of such an event.
+// WaitsFor is the reason of an event with ClassBlocked.
 func WaitsFor(id string) string { return "waits for parked event " + id }
 
-// Behind tells, when e is parked because it was refused, which events of its delivery have to be parked with it, and as
-// what: all, if the stream takes none; with block-key those of its aggregate; else none (nil).
+// Behind returns, when e is parked because it was refused, a filter for the events of its delivery to park with it,
+// and the class and reason of those: all events if the stream takes none; with block-key those of the aggregate; else
+// none (nil).
 func Behind(refused *outbox.PoisonError, e *outbox.Event, blockKey bool) (
 	also func(*outbox.Event) bool, class string, why error,
 ) {
@@ -36,24 +37,24 @@ func Behind(refused *outbox.PoisonError, e *outbox.Event, blockKey bool) (
 	return nil, "", nil
 }
 
-// Refusals counts how often events were refused, and knows the streams that refuse every event. The zero value is
-// ready, and safe for concurrent use.
+// Refusals counts refusals by event, and records the streams that refuse every event. The zero value is ready to use.
+// It is safe for concurrent use.
 type Refusals struct {
 	mu sync.Mutex
-	// streams has the streams that refused an event since their last batch without one.
+	// streams has the streams that refused an event since the last batch that they took completely.
 	streams map[string]*refusal
 }
 
 type refusal struct {
 	tries map[uuid.UUID]int
-	// all is how often it took no event at all.
+	// all is how often the stream took no event at all.
 	all int
-	// parked is set when an event was parked: the next ones need not be tried as often.
+	// parked is set after an event was parked: the next events then need fewer attempts.
 	parked bool
 }
 
-// Refused takes a refusal, and reports whether the event is to be parked now, and after how many attempts. They count
-// on until [Refusals.Parked]: what is to be parked may still be rolled back.
+// Refused counts a refusal, and reports the number of attempts and whether to park the event now. The count continues
+// until [Refusals.Parked], because the parking may be rolled back.
 func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts int, park bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,7 +71,7 @@ func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts
 	if refused.All {
 		s.all++
 	}
-	// A stream that has refused an event refuses the next one too, as a rule: nobody waits for it twice.
+	// A stream that has refused an event usually refuses the next one, so that one is parked at once.
 	if max(n, s.all) < Attempts && !s.parked {
 		return n, false
 	}
@@ -78,7 +79,7 @@ func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts
 	return n, true
 }
 
-// Parked forgets the attempts of an event that is parked for good.
+// Parked drops the count of an event whose parking is committed.
 func (r *Refusals) Parked(stream string, id uuid.UUID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +88,7 @@ func (r *Refusals) Parked(stream string, id uuid.UUID) {
 	}
 }
 
-// Accepted forgets that a stream refused events: it took a batch with all in it.
+// Accepted drops the counts of a stream that took a whole batch.
 func (r *Refusals) Accepted(stream string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -28,7 +28,7 @@ func TestRefusals(t *testing.T) {
 	refused("t", b, 1, false)
 	r.Accepted("s")
 	refused("s", b, 1, false)
-	for n := range 3 { // whichever event it is
+	for n := range 3 { // for any event
 		if _, park := r.Refused("u", &outbox.PoisonError{ID: uuid.New(), All: true}); park != (n == 2) {
 			t.Errorf("refusal %d of all events: to be parked %v", n+1, park)
 		}
