@@ -14,13 +14,13 @@ import (
 // Node is one server behind a client.
 type Node struct {
 	*redis.Client
-	// Addr is where a node of a cluster is; "" for what is one server to its client.
+	// Addr is the address of a cluster node; "" for a single server.
 	Addr string
-	// Replica is set for a node of a cluster that has a master.
+	// Replica is set for a replica in a cluster.
 	Replica bool
 }
 
-// Named says err of the node: with several, an error is nothing without its address.
+// Named adds the node's address to err, if there are several nodes.
 func (n Node) Named(err error) error {
 	if err == nil || n.Addr == "" {
 		return err
@@ -28,13 +28,13 @@ func (n Node) Named(err error) error {
 	return fmt.Errorf("node %s: %w", n.Addr, err)
 }
 
-// Primaries returns the servers that take writes, by address: one, or the masters of a cluster, as the cluster says
-// now.
+// Primaries returns the servers that take writes, by address: one, or the masters of a cluster according to its
+// current state.
 func Primaries(ctx context.Context, client redis.UniversalClient) ([]Node, error) {
 	return nodes(ctx, client, false)
 }
 
-// Nodes returns Primaries, and behind them the replicas of a cluster.
+// Nodes returns Primaries, followed by the replicas of a cluster.
 func Nodes(ctx context.Context, client redis.UniversalClient) ([]Node, error) {
 	return nodes(ctx, client, true)
 }
@@ -81,7 +81,8 @@ func Each(ctx context.Context, nodes []Node, do func(ctx context.Context, n Node
 	return err
 }
 
-// Gather asks all nodes at once, and returns what each said, in their order, and joins their errors, which are Named.
+// Gather calls ask for all nodes at once, and returns the answers in the order of the nodes, and the joined errors,
+// which are Named.
 func Gather[T any](ctx context.Context, nodes []Node, ask func(ctx context.Context, n Node) (T, error)) ([]T, error) {
 	answers, errs := make([]T, len(nodes)), make([]error, len(nodes))
 	var wg sync.WaitGroup

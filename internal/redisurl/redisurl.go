@@ -1,5 +1,5 @@
-// Package redisurl says what a URL of Redis means: one server, a cluster, or a server that Sentinel watches over. It is
-// the one place where that is decided; who makes a client adds how it waits and repeats.
+// Package redisurl parses a URL of Redis: one server, a cluster, or a server that Sentinel monitors. No other package
+// decides that. The code that makes a client adds timeouts and retries.
 //
 // The forms are those of go-redis:
 //
@@ -8,8 +8,8 @@
 //	redis://user:password@a:6379?addr=b:6379&addr=c:6379      a cluster; addr=a:6379 again if it has one address
 //	redis://user:password@s1:26379?master_name=m&addr=s2:26379&username=u&password=p&db=0
 //
-// The last one names sentinels: the user before the host is theirs, username, password and db are the server's. With
-// rediss:// every connection is encrypted, those to sentinels too.
+// In the last form the hosts are sentinels: the user before the host is for them; username, password and db are for
+// the server. With rediss:// every connection is encrypted, including those to sentinels.
 package redisurl
 
 import (
@@ -27,13 +27,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// askFor bounds the question to one address what it is.
+// askFor bounds the query of an address for its mode.
 const askFor = time.Second
 
-// Parse returns what a URL says, for redis.NewUniversalClient. It does no I/O. No error quotes the URL, which may hold
-// a password.
+// Parse returns the options of a URL, for redis.NewUniversalClient. It does no I/O. Its errors do not quote the URL,
+// which may contain a password.
 //
-// A client of one address refuses every connection if what answers is a node of a cluster, or a Sentinel; see Resolve.
+// A client of one address refuses every connection if the server is a node of a cluster, or a Sentinel; see Resolve.
 func Parse(rawURL string) (*redis.UniversalOptions, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -64,7 +64,7 @@ func Parse(rawURL string) (*redis.UniversalOptions, error) {
 		return nil, err
 	}
 	if o.TLSConfig != nil {
-		// Each certificate has to be for the address that is dialled, not for the first one in the URL.
+		// Each certificate must be for the dialled address, not for the first one in the URL.
 		o.TLSConfig.ServerName, o.TLSConfig.MinVersion = "", tls.VersionTLS12
 	}
 	return o, nil
@@ -105,7 +105,7 @@ func sentinels(o *redis.UniversalOptions, rawURL string) error {
 	return nil
 }
 
-// distinct keeps the order.
+// distinct removes duplicates and keeps the order.
 func distinct(list []string) []string {
 	var out []string
 	for _, s := range list {
@@ -116,7 +116,7 @@ func distinct(list []string) []string {
 	return out
 }
 
-// copyFields takes over what from has in fields of the same name: the three kinds of options share nearly all of them.
+// copyFields copies the fields of from to those of the same name: the three kinds of options share nearly all.
 func copyFields(to *redis.UniversalOptions, from any) {
 	src, dst := reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem()
 	for i := range dst.NumField() {
@@ -127,9 +127,9 @@ func copyFields(to *redis.UniversalOptions, from any) {
 	}
 }
 
-// Mode asks one address what it is: "standalone", "cluster" for a node of one (managed services have a single address
-// for all of a cluster), or "sentinel"; "" if it does not answer in time, or does not say. o has what is needed to
-// connect. What is known already is not asked.
+// Mode queries the mode of the one address in o: "standalone", "cluster" for a node of one (managed services have a
+// single address for a whole cluster), or "sentinel"; "" if it does not answer in time. o has the options needed to
+// connect. If o has several addresses, Mode needs no query.
 func Mode(ctx context.Context, o *redis.UniversalOptions) string {
 	if o.IsClusterMode || o.MasterName != "" {
 		return ""
@@ -142,12 +142,12 @@ func Mode(ctx context.Context, o *redis.UniversalOptions) string {
 	one.MaxRetries, one.DialerRetries, one.ContextTimeoutEnabled, one.DialTimeout = -1, 1, true, askFor
 	client := redis.NewClient(one)
 	defer client.Close()
-	mode, _ := ask(ctx, client) // whoever uses the client is told why it cannot connect
+	mode, _ := ask(ctx, client) // the client's user gets the error when it connects
 	return mode
 }
 
-// Resolve makes o that of a cluster if its one address is a node of one, as Mode has found. What is unknown is taken
-// for one server: a client of o refuses it when it turns out to be another kind.
+// Resolve makes o the options of a cluster if mode, the result of Mode, is "cluster". An unknown mode counts as one
+// server: a client of o refuses a server of another kind.
 func Resolve(o *redis.UniversalOptions, mode string) error {
 	switch {
 	case mode == "sentinel":
@@ -169,7 +169,7 @@ var (
 		"or name the cluster in the URL with addr=host:port")
 )
 
-// alone returns what looks at the connections of a client for one server, until one of them has said what it is.
+// alone returns a hook that checks the mode on the connections of a client for one server, until one has answered.
 func alone() func(ctx context.Context, cn *redis.Conn) error {
 	var known atomic.Bool
 	return func(ctx context.Context, cn *redis.Conn) error {
@@ -190,8 +190,8 @@ func alone() func(ctx context.Context, cn *redis.Conn) error {
 	}
 }
 
-// ask returns the mode of a server: standalone, cluster or sentinel; "" if it does not say. Of all commands that tell,
-// HELLO is the one that every user may call.
+// ask returns the mode of a server: standalone, cluster or sentinel; "" if unknown. It uses HELLO, because every user
+// may call that.
 func ask(ctx context.Context, c interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 },
@@ -199,7 +199,7 @@ func ask(ctx context.Context, c interface {
 	v, err := c.Do(ctx, "hello").Result()
 	var refused redis.Error
 	if errors.As(err, &refused) {
-		return "", nil // something in between that does not know the command
+		return "", nil // a proxy that does not know the command
 	}
 	switch v := v.(type) {
 	case map[any]any:

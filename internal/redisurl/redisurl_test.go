@@ -65,7 +65,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// With TLS each certificate has to be for the address that is dialled.
+// With TLS each certificate must be for the dialled address.
 func TestParseTLS(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
@@ -107,7 +107,7 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
-// ready is what a client of o says after a command.
+// ready returns the error of a command of a client of o.
 func ready(t *testing.T, o *redis.UniversalOptions) error {
 	t.Helper()
 	o.MaxRetries = -1
@@ -125,7 +125,7 @@ func parse(t *testing.T, url string) *redis.UniversalOptions {
 	return o
 }
 
-// A node of a cluster says what it is, before a client is made or when it first answers.
+// A node of a cluster is recognized before a client is made, or at its first answer.
 func TestOneAddressOfACluster(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "cluster-enabled yes")
@@ -148,7 +148,7 @@ func TestOneAddressOfACluster(t *testing.T) {
 	}
 }
 
-// Nobody may be kept from asking.
+// The mode can be queried without any rights.
 func TestAUserWithoutRightsMayAsk(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "cluster-enabled yes", "user weak on >secret -@all +get ~*")
@@ -171,7 +171,7 @@ func TestOneServer(t *testing.T) {
 	}
 }
 
-// What does not answer holds nobody up for long, and is taken for one server.
+// An address that does not answer delays a start only briefly, and counts as one server.
 func TestAnAddressThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
