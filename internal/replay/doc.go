@@ -1,9 +1,9 @@
 // Package replay publishes delivered events again, out of history.
 //
-// A replay is named by what it selects, and notes in Redis how far it is: the same options go on where they stopped,
-// after a crash too, and each event is published once (package sink keeps the scripts that see to it). Its pages are
-// statements of their own, so that it holds no transaction open; events that were published while it began are waited
-// for, so that none turns up behind its back. While a server is away it waits, and says so.
+// A replay is identified by its selection, and records its progress in Redis: the same options resume where they
+// stopped, also after a crash, and each event is published once (package sink has the scripts for that). It reads
+// each page in a statement of its own, so that it holds no transaction open. It first waits until events that are
+// being published are in history, so that it misses none. If a server is unreachable it waits, and reports that.
 //
 // cmd/posthaste calls Run, once per process.
 package replay

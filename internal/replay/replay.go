@@ -7,9 +7,9 @@ import (
 	"posthaste/internal/cli"
 )
 
-// Run publishes history again, reports the progress on the standard error of o, and prints what it did. It goes on
-// where the same replay stopped. The error is a usage error if the options contradict each other, and cli.ErrSaid if
-// the result said already how far it came.
+// Run publishes history again, reports the progress on the standard error of o, and prints the result. It resumes a
+// replay with the same options. It returns a usage error if the options contradict each other, and cli.ErrSaid if it
+// has already reported its failure.
 func Run(ctx context.Context, c app.Config, o cli.IO, options Options) error {
 	r := &replaying{options: options, config: c, io: o}
 	if err := r.parse(); err != nil {

@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// Of two that begin at once the later one goes on with what the first has fixed, not with its own idea of "an hour
-// ago": what lies between the two would be in neither.
+// Of two replays that begin at once, the second uses the time range that the first has recorded, not its own "an hour
+// ago": events between the two times would be in neither.
 func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	t.Parallel()
 	db, redis := testenv.Postgres(t), testenv.Redis(t)
@@ -59,7 +59,7 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	}
 }
 
-// What the options contradict is a usage error, found before anything is connected to.
+// Contradictory options are a usage error, before any connection.
 func TestOptionsThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]Options{
@@ -81,7 +81,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// The same question has the same name, whatever its rate; another question, or another database, has another.
+// The same selection has the same name at any rate; another selection or database has another.
 func TestNameIsTheQuestion(t *testing.T) {
 	t.Parallel()
 	name := func(database uuid.UUID, o Options) string {

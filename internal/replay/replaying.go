@@ -22,37 +22,36 @@ import (
 	"posthaste/sql"
 )
 
-// Options are what is replayed, and how.
 type Options struct {
-	// Since and Until bound when events were published: RFC 3339, or how long ago. Without Until it is when the replay
-	// was begun.
+	// Since and Until bound when events were published: RFC 3339, or how long ago. The default of Until is the start
+	// of the replay.
 	Since, Until string
-	// ID selects one event, Subject those of one aggregate id; All says that neither was meant.
+	// ID selects one event, Subject those of one aggregate id. All confirms that neither was meant.
 	ID      string
 	Subject *string
 	// Type and Stream narrow the selection.
 	Type, Stream string
 	All          bool
-	// To names another stream than the events' own.
+	// To names a stream other than the events' own.
 	To string
-	// Rate is how many events per second are published at most: 500, 500/s, or 0 for as fast as it goes.
+	// Rate is the largest number of events per second: 500, 500/s, or 0 for no limit.
 	Rate string
-	// DryRun only counts. Restart begins again instead of going on where the same replay stopped.
+	// DryRun only counts. Restart begins again instead of resuming.
 	DryRun, Restart bool
 	// JSON prints the result as JSON.
 	JSON bool
 }
 
-// Bounds of a page of history. It is one call per stream, in which Redis does nothing else.
+// Bounds of a page of history. A page is one call per stream, which blocks Redis.
 const (
 	replayRows  = 1000
 	replayBytes = 4 << 20
 )
 
-// countTimeout bounds the counting of what there is to do: without a total the replay works as well.
+// countTimeout bounds the count of the selected events; a replay also works without a total.
 const countTimeout = 10 * time.Second
 
-// replaying is a replay under way.
+// replaying is a running replay.
 type replaying struct {
 	options Options
 	config  app.Config
@@ -60,13 +59,12 @@ type replaying struct {
 
 	sel  sql.Selection
 	rate int
-	// since and until read a time as a point or as how long before now.
+	// since and until return the bounds, relative to now.
 	since, until func(now time.Time) time.Time
 
-	pool   *pgxpool.Pool
-	client redis.UniversalClient
-	replay *sink.Replay
-	// streams are those the relay publishes to.
+	pool    *pgxpool.Pool
+	client  redis.UniversalClient
+	replay  *sink.Replay
 	streams []string
 	now     time.Time
 	oldest  time.Time
@@ -120,7 +118,7 @@ func (r *replaying) parse() error {
 	return nil
 }
 
-// name identifies the replay by what was asked for, so that the same command goes on with it.
+// name identifies the replay by its selection, so that the same command resumes it.
 func (r *replaying) name(database uuid.UUID) string {
 	c := r.options
 	b, _ := json.Marshal([]any{database, c.Since, c.Until, r.sel.ID, c.Subject, c.Type, c.Stream, c.All, c.To})
@@ -128,7 +126,7 @@ func (r *replaying) name(database uuid.UUID) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// open connects, and refuses what cannot be replayed.
+// open connects, and refuses an impossible replay.
 func (r *replaying) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
@@ -155,7 +153,7 @@ func (r *replaying) open(ctx context.Context) error {
 		return err
 	}
 	for _, s := range streams {
-		// Whoever reads a type by the name of its only stream reads that one, even if the type has others now.
+		// A reader that uses a type's old stream name reads that stream, even if the type has further streams now.
 		if r.options.To == s.Name || r.options.To == s.Base {
 			return fmt.Errorf("--to %s: the relay publishes to it; omit --to to replay events into their own "+
 				"streams, or name another stream", r.options.To)
@@ -176,7 +174,7 @@ func (r *replaying) open(ctx context.Context) error {
 	return nil
 }
 
-// history looks what there is.
+// history reads the bounds of the history.
 func (r *replaying) history(ctx context.Context) error {
 	now, oldest, err := sql.HistoryBounds(ctx, r.pool)
 	switch {
@@ -193,7 +191,7 @@ func (r *replaying) history(ctx context.Context) error {
 	r.now, r.oldest = now.UTC(), oldest.UTC()
 	r.sel.Since, r.sel.Until = r.since(r.now), r.until(r.now)
 	if r.sel.Until.After(r.now) {
-		r.sel.Until = r.now // what is published while the replay runs is not history yet
+		r.sel.Until = r.now // events published while the replay runs are not in history yet
 	}
 	if r.sel.Until.Before(r.sel.Since) {
 		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))

@@ -9,10 +9,11 @@ import (
 	"posthaste/sink"
 )
 
-// replayResult is what a replay prints in the end.
+// replayResult is the printed result of a replay.
 type replayResult struct {
 	sink.ReplayNote
-	// Finished says that everything is out, Resumed that an earlier run had begun, Replayed what this one did.
+	// Finished reports that all events are published, Resumed that an earlier run began. Replayed is the number of
+	// this run.
 	Finished, Resumed bool
 	Replayed          int64
 	Took              time.Duration
@@ -45,7 +46,7 @@ func (r *replaying) result(res replayResult, words string) error {
 	})
 }
 
-// nothing says that the selection is empty; for an event asked for by its id that is a failure.
+// nothing reports an empty selection. If it was selected by event id, that is a failure.
 func (r *replaying) nothing() error {
 	if r.sel.ID != nil {
 		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or "+
@@ -66,5 +67,5 @@ func (r *replaying) alreadyOut(note *sink.ReplayNote) string {
 	return fmt.Sprintf(", %s of the same command are already published", humanize.Comma(note.Count))
 }
 
-// stamp writes a time for people.
+// stamp formats a time.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

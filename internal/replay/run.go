@@ -21,7 +21,7 @@ import (
 	"posthaste/sql"
 )
 
-// run replays, from where the same command stopped.
+// run replays, and resumes an earlier run of the same command.
 func (r *replaying) run(ctx context.Context) error {
 	began := time.Now()
 	note, err := r.find(ctx)
@@ -46,7 +46,7 @@ func (r *replaying) run(ctx context.Context) error {
 	return r.audited(ctx, note, resumed, began)
 }
 
-// audited publishes what was begun, with its entries.
+// audited publishes the replay with its audit entries.
 func (r *replaying) audited(ctx context.Context, note *sink.ReplayNote, resumed bool, began time.Time) error {
 	args := audit.Detail{"since": stamp(note.Since), "until": stamp(note.Until), "resumed": resumed}
 	c := r.options
@@ -72,7 +72,7 @@ func (r *replaying) audited(ctx context.Context, note *sink.ReplayNote, resumed 
 	return err
 }
 
-// rest replays, and says how far it came. cause is why it did not come to the end, err what the command ends with.
+// rest replays, and reports the progress. cause is the reason of an early end, err the error of the command.
 func (r *replaying) rest(
 	ctx context.Context, note *sink.ReplayNote, resumed bool, began time.Time,
 ) (_ *sink.ReplayNote, cause, err error) {
@@ -113,7 +113,7 @@ func (r *replaying) rest(
 	return note, nil, r.result(res, said)
 }
 
-// find looks for the replay that the same command has begun. It is the first contact to Redis.
+// find reads the state of the replay that the same command has begun. It is the first call to Redis.
 func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
@@ -128,7 +128,7 @@ func (r *replaying) find(ctx context.Context) (*sink.ReplayNote, error) {
 	return r.replay.Begin(ctx, *note, false, nil)
 }
 
-// begin fixes what is replayed; nil if that is nothing.
+// begin fixes the selection; nil if it is empty.
 func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 	r.progress = cli.NewTally(r.io.Stderr, -1, 0)
 	if err := r.settled(ctx); err != nil {
@@ -160,12 +160,12 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 		return err
 	})
 	if note != nil {
-		r.sel.Since, r.sel.Until = note.Since, note.Until // somebody else may have begun it meanwhile
+		r.sel.Since, r.sel.Until = note.Since, note.Until // another process may have begun it first
 	}
 	return note, err
 }
 
-// settled waits until everything published up to now is in history, so that no event turns up behind the replay's back.
+// settled waits until everything published up to now is in history, so that the replay does not miss it.
 func (r *replaying) settled(ctx context.Context) error {
 	began, said := time.Now(), false
 	return sql.AwaitHistory(ctx, r.pool, func(n int) {
@@ -176,7 +176,7 @@ func (r *replaying) settled(ctx context.Context) error {
 	})
 }
 
-// upToNow moves an end that nobody has asked for behind what was waited for.
+// upToNow moves an end that was not set by an option past the events that were waited for.
 func (r *replaying) upToNow(ctx context.Context) error {
 	if r.sel.Until.Before(r.now) {
 		return nil
@@ -186,7 +186,7 @@ func (r *replaying) upToNow(ctx context.Context) error {
 	return err
 }
 
-// count counts what is selected; -1 if that takes too long.
+// count counts the selected events; -1 if that takes too long.
 func (r *replaying) count(ctx context.Context) ([]sql.Selected, int64, error) {
 	actx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
@@ -204,7 +204,7 @@ func (r *replaying) count(ctx context.Context) ([]sql.Selected, int64, error) {
 	return list, total, nil
 }
 
-// untilDone replays page by page until everything is published, and returns how far it came.
+// untilDone replays page by page until everything is published, and returns the progress.
 func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink.ReplayNote, error) {
 	for {
 		err := r.pages(ctx, note)
@@ -229,8 +229,8 @@ func (r *replaying) untilDone(ctx context.Context, note *sink.ReplayNote) (*sink
 	}
 }
 
-// pages replays from the noted place on. Each page is a statement of its own: an open one would hold back vacuum and,
-// with it, the queue.
+// pages replays from the recorded place. Each page is a statement of its own: an open one would hold back vacuum and
+// slow the queue down.
 func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 	var after sql.Place
 	if note.At != "" {
@@ -262,7 +262,7 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 			return err
 		}
 		if end == after {
-			continue // a part of the log was searched
+			continue // the search of a part of the log is complete
 		}
 		after = end
 		note.At, note.Count = place(after), note.Count+int64(len(page))
@@ -331,7 +331,8 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 	return nil
 }
 
-// behind returns the entries after a place: those before it were published by a run that ended before it could note so.
+// behind returns the entries after a place. Those before it were published by a run that ended before it recorded
+// that.
 func behind(entries []sink.ReplayEntry, done string) ([]sink.ReplayEntry, error) {
 	if done == "" {
 		return entries, nil
@@ -370,7 +371,7 @@ func parsePlace(s string) (p sql.Place, err error) {
 	return p, fmt.Errorf("the note of this replay holds no place in history but %q; --restart begins again", s)
 }
 
-// pace waits until n more events are due. Time lost in an outage is not made up for.
+// pace waits until n more events are due. It does not catch up after an outage.
 func (r *replaying) pace(ctx context.Context, n int) error {
 	if r.rate == 0 {
 		return ctx.Err()
@@ -382,14 +383,14 @@ func (r *replaying) pace(ctx context.Context, n int) error {
 	return pause.For(ctx, time.Until(r.next))
 }
 
-// callTimeout bounds one call of a replay. An interrupt does not cut a call short, so that the stop is orderly.
+// callTimeout bounds one call of a replay. An interrupt does not cancel a call, so that the stop is orderly.
 const callTimeout = 10 * time.Second
 
 func redisRemedy(err error) string { return sink.Remedy(sink.Class(err)) }
 
 func postgresRemedy(error) string { return "check that Postgres runs" }
 
-// patiently repeats a step until it succeeds, and says once when it has to wait and when it goes on.
+// patiently repeats a step until it succeeds, and reports once when it has to wait and when it continues.
 func (r *replaying) patiently(ctx context.Context, remedy func(err error) string,
 	call func(ctx context.Context) error,
 ) error {
@@ -422,7 +423,7 @@ func (r *replaying) patiently(ctx context.Context, remedy func(err error) string
 	}
 }
 
-// final reports whether repeating a step of a replay is no use.
+// final reports whether an error is permanent, so that retries are useless.
 func final(err error) bool {
 	var p interface{ Permanent() bool }
 	if errors.As(err, &p) && p.Permanent() {
@@ -436,7 +437,7 @@ func final(err error) bool {
 	return strings.HasPrefix(sql.SQLState(err), "42") // a missing right or table
 }
 
-// dryRun says what would be published.
+// dryRun reports what would be published.
 func (r *replaying) dryRun(ctx context.Context) error {
 	note, err := r.find(ctx)
 	if err != nil {
