@@ -1,5 +1,5 @@
-// Package shared lets everybody who asks at about the same time have one answer, so that what a question costs does not
-// depend on how many ask it.
+// Package shared gives concurrent callers one shared answer, so that the cost of a query does not depend on their
+// number.
 package shared
 
 import (
@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// How long an answer is good: so many times as long as it took to get, within bounds. Reading takes a tenth of the time
-// at most, and an answer that was cheap is as good as new.
+// An answer is reused for a multiple of the time that it took, within bounds: so reading takes a tenth of the time at
+// most, and cheap answers are nearly new.
 const (
 	share    = 10
 	shortest = 50 * time.Millisecond
 	longest  = 2 * time.Second
 )
 
-// Look is a question that is asked once at a time. It is safe for concurrent use.
+// Look is a query of which one runs at a time. It is safe for concurrent use.
 type Look[T any] struct {
-	// Read asks. It is called by whoever finds no good answer, but its context does not end with that caller's, because
-	// others may wait for it as well.
+	// Read runs the query. The caller that finds no valid answer calls it, but its context does not end with that
+	// caller's, because others may wait for it as well.
 	Read func(ctx context.Context) (T, error)
 	// Timeout bounds Read.
 	Timeout time.Duration
 
 	mu sync.Mutex
-	// last is the newest question, or nil.
+	// last is the newest query, or nil.
 	last *asked[T]
 }
 
-// asked is one question. Its fields may be read once done is closed.
+// asked is one query. Its fields may be read once done is closed.
 type asked[T any] struct {
 	done  chan struct{}
 	value T
@@ -37,7 +37,7 @@ type asked[T any] struct {
 	until time.Time
 }
 
-// Get returns an answer that was asked for at most two seconds ago, or is on its way. Its error is Read's, or ctx's.
+// Get returns an answer to a query made at most two seconds ago, or still running. Its error is Read's, or ctx's.
 func (l *Look[T]) Get(ctx context.Context) (T, error) {
 	a, mine := l.join()
 	if mine {
@@ -52,14 +52,14 @@ func (l *Look[T]) Get(ctx context.Context) (T, error) {
 	}
 }
 
-// Forget has the next Get ask again: the caller has just changed what the answer tells.
+// Forget makes the next Get run the query: the caller has just changed the state that it reads.
 func (l *Look[T]) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = nil
 }
 
-// join returns the question to wait for, and whether the caller has to ask it.
+// join returns the query to wait for, and whether the caller must run it.
 func (l *Look[T]) join() (*asked[T], bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

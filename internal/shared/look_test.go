@@ -13,7 +13,7 @@ import (
 	"posthaste/internal/shared"
 )
 
-// counting is a look that takes as long as took, and answers how often it was asked.
+// counting returns a Look whose Read takes took and returns its number of calls.
 func counting(took time.Duration) *shared.Look[int64] {
 	var n atomic.Int64
 	return &shared.Look[int64]{Timeout: 5 * time.Second, Read: func(ctx context.Context) (int64, error) {
@@ -51,7 +51,7 @@ func TestEverybodyWhoAsksAtOnceHasOneAnswer(t *testing.T) {
 	})
 }
 
-// The first caller asks for the others too: they do not lose their answer when it goes away.
+// If the first caller gives up, the others still get their answer.
 func TestAnAnswerOutlivesWhoAskedFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
