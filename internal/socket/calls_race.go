@@ -7,9 +7,8 @@ import (
 	"syscall"
 )
 
-// For the race detector the calls are Go's own: they tell it what memory they touch, and that everything before any
-// write to a connection is in front of everything behind a read of any other. Tests that wait for what a server says
-// rest on that.
+// The race detector needs Go's own calls: they announce the memory they touch, and order everything before any write
+// to a connection before everything after a read of any other. Tests that wait for a server's answer depend on that.
 
 func recv(fd uintptr, b []byte) (int, syscall.Errno) { return told(syscall.Read, fd, b) }
 

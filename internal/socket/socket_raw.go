@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// conn is a socket with calls of its own. Close, deadlines and addresses are those of the connection in it.
+// conn is a socket with this package's calls. Close, deadlines and addresses are those of the embedded connection.
 type conn struct {
 	net.Conn
 	raw     syscall.RawConn
@@ -20,7 +20,7 @@ type conn struct {
 	in, out half
 }
 
-// half is one direction: a call under way, and the function that makes it, which is made once.
+// half is one direction: its current call, and the function that makes it, which is allocated once.
 type half struct {
 	op   string
 	wait func(call func(fd uintptr) bool) error
@@ -48,19 +48,19 @@ func quiet(c net.Conn) net.Conn {
 	return q
 }
 
-// read reads once. It returns false where there is nothing to read, and is called again when there is.
+// read reads once. It returns false if there is nothing to read; the poller then calls it again.
 func (h *half) read(fd uintptr) bool {
 	n, err := recv(fd, h.buf)
 	h.n, h.err = n, err
 	return err != syscall.EAGAIN
 }
 
-// write writes all. It returns false where there is no room, and is called again when there is.
+// write writes all of buf. It returns false if there is no room; the poller then calls it again.
 func (h *half) write(fd uintptr) bool {
 	for h.n < len(h.buf) {
 		n, err := send(fd, h.buf[h.n:])
 		if n == 0 && err == 0 {
-			err = syscall.EIO // it says neither that there is no room nor why
+			err = syscall.EIO // neither progress nor an error
 		}
 		if err != 0 {
 			h.err = err
@@ -71,7 +71,7 @@ func (h *half) write(fd uintptr) bool {
 	return true
 }
 
-// again makes a call that does not wait, until no signal interrupts it. b is not empty.
+// again makes a call that does not block, and repeats it after signals. b is not empty.
 func again(trap, fd uintptr, b []byte, flags uintptr) (int, syscall.Errno) {
 	for {
 		//nolint:gosec // a system call takes an address
@@ -102,7 +102,7 @@ func (c *conn) Read(b []byte) (int, error) {
 // Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) { return c.do(&c.out, b) }
 
-// do makes a call, and waits as long as the deadline lets it. Its error is what Go's own connection would have.
+// do makes a call, and waits until the deadline at most. Its error is that of Go's own connection.
 func (c *conn) do(h *half, b []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,11 +122,11 @@ func (c *conn) do(h *half, b []byte) (int, error) {
 	return h.n, &net.OpError{Op: h.op, Net: c.network, Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// SyscallConn implements syscall.Conn for go-redis, which looks at a connection before it takes it out of its pool.
+// SyscallConn implements syscall.Conn for go-redis, which checks a connection before it takes it out of its pool.
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return looker{c.raw}, nil }
 
-// looker is a RawConn that calls what reads only if there is something to read, or the connection has ended: go-redis
-// looks with a call that wakes the thread.
+// looker is a RawConn that calls its function only if there is data to read, or the connection has ended: the check
+// of go-redis uses a call that wakes the thread.
 type looker struct{ syscall.RawConn }
 
 // Read implements syscall.RawConn.

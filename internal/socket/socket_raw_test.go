@@ -64,7 +64,7 @@ func onBoth(t *testing.T, test func(t *testing.T, ours, theirs net.Conn)) {
 	}
 }
 
-// More than a socket holds, in both directions at once, arrives as it was sent.
+// More than a socket buffers, in both directions at once, arrives unchanged.
 func TestMuchBothWays(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, ours, theirs net.Conn) {
@@ -107,7 +107,7 @@ func TestTheEnd(t *testing.T) {
 			t.Errorf("behind the end: %d, %v", n, err)
 		}
 		var err error
-		testenv.Eventually(t, 10*time.Second, func() error { // the first may still find room
+		testenv.Eventually(t, 10*time.Second, func() error { // the first writes may still find room
 			if _, err = ours.Write(make([]byte, 1000)); err == nil {
 				return errors.New("what nobody can have is written")
 			}
@@ -139,12 +139,12 @@ func TestDeadlines(t *testing.T) {
 		_ = ours.SetDeadline(soon())
 		_, err := ours.Read(make([]byte, 10))
 		late("read", err)
-		n, err := ours.Write(make([]byte, 32<<20)) // nobody reads
+		n, err := ours.Write(make([]byte, 32<<20)) // the other end does not read
 		late("write", err)
 		if n == 0 && err == nil || n == 32<<20 {
 			t.Errorf("%d bytes fit where nobody reads", n)
 		}
-		// A deadline that is set meanwhile wakes what waits, and one that is taken back lets it go on.
+		// A deadline set during a wait ends it; one that is removed lets it continue.
 		_ = ours.SetDeadline(time.Time{})
 		done := make(chan error, 1)
 		go func() { _, err := ours.Read(make([]byte, 10)); done <- err }()
@@ -164,7 +164,7 @@ func TestDeadlines(t *testing.T) {
 	})
 }
 
-// look is what go-redis asks of a connection in its pool.
+// look makes the check of go-redis on a connection in its pool.
 func look(t *testing.T, c net.Conn) (asked bool, n int, err error) {
 	t.Helper()
 	raw, rerr := c.(syscall.Conn).SyscallConn()
@@ -179,7 +179,7 @@ func look(t *testing.T, c net.Conn) (asked bool, n int, err error) {
 	return asked, n, errors.Join(err, rerr)
 }
 
-// seen waits until the pool's look finds so many bytes: none at the end.
+// seen waits until the pool's check finds so many bytes: 0 at the end.
 func seen(t *testing.T, c net.Conn, want int) {
 	t.Helper()
 	testenv.Eventually(t, 10*time.Second, func() error {
