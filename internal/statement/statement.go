@@ -1,4 +1,4 @@
-// Package statement finds SQL statements that a package embeds, one file each in its folder queries.
+// Package statement returns SQL statements that a package embeds, one file each in its folder queries.
 package statement
 
 import (
@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// In returns a function that returns the text of queries/<name>.sql in files. It panics for a name that is not there:
-// the files are embedded, so a missing one is a broken build.
+// In returns a function that returns the text of queries/<name>.sql in files. It panics for an unknown name: the
+// files are embedded, so a missing one is a bug.
 func In(files embed.FS) func(name string) string {
 	list, err := files.ReadDir("queries")
 	if err != nil {
