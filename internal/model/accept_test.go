@@ -7,28 +7,28 @@ import (
 	"strings"
 )
 
-// This file holds what relays have really done against the machine: the one that is explored, with the same steps.
+// This file checks recorded steps of real relays against the machine that is explored.
 
-// op is what a process did between two lines of a log: it took effect at one moment in between, or, if it was never
-// answered, then or never.
+// op is what a process did between two lines of a log. It took effect at one moment in between or, if it was never
+// answered, at any later moment or never.
 type op struct {
-	// says is what a person reads of it.
+	// says describes it.
 	says string
-	// apply returns the states that it leads to from one.
+	// apply returns the states that it leads to from s.
 	apply func(w *watch, s state) []state
-	// end is the line of its answer; 0: there is none.
+	// end is the line of its answer; 0 without one.
 	begin, end int
 	bit        uint64
 }
 
-// watch goes through a log with all the states that the machine can be in.
+// watch follows a log through all states that the machine can be in.
 type watch struct {
 	*machine
 	ops []*op
 	now map[config]bool
 }
 
-// config is a state, and which of the operations under way have taken effect.
+// config is a state, with the open operations that have taken effect.
 type config struct {
 	state
 	done uint64
@@ -44,7 +44,7 @@ func newWatch(plan string) *watch {
 	return w
 }
 
-// next are the steps of a state whose label begins and goes on like this.
+// next returns the steps of a state whose label has the prefix and contains parts.
 func (w *watch) next(s state, prefix string, parts ...string) (list []state) {
 	for _, n := range w.steps(&s) {
 		if strings.HasPrefix(n.label, prefix) &&
@@ -56,7 +56,7 @@ func (w *watch) next(s state, prefix string, parts ...string) (list []state) {
 	return list
 }
 
-// silent are the steps that leave no line.
+// silent returns the steps that leave no line.
 func (w *watch) silent(s state) (list []state) {
 	for _, n := range w.steps(&s) {
 		quiet := n.label == "the WAL is on disk"
@@ -77,7 +77,7 @@ func (w *watch) silent(s state) (list []state) {
 	return list
 }
 
-// spread adds every state that silent steps and the operations under way can lead to.
+// spread adds every state that silent steps and open operations can lead to.
 func (w *watch) spread(open []*op) {
 	todo := make([]config, 0, len(w.now))
 	for c := range w.now {
@@ -105,7 +105,7 @@ func (w *watch) spread(open []*op) {
 	}
 }
 
-// accept holds the operations against the machine. It returns "" or the first one that no state allows.
+// accept checks the operations against the machine. It returns "" or the first operation that no state allows.
 func (w *watch) accept() (refused string, most int) {
 	last := 0
 	for _, o := range w.ops {
@@ -146,7 +146,7 @@ func (w *watch) accept() (refused string, most int) {
 	return "", most
 }
 
-// describe says what the machine could be in, and do.
+// describe lists the possible states of the machine, and their steps.
 func (w *watch) describe(now map[config]bool) string {
 	var b strings.Builder
 	n := 0
@@ -163,8 +163,8 @@ func (w *watch) describe(now map[config]bool) string {
 	return b.String()
 }
 
-// publish is a call of publish.lua: for each event it is sent and arrives, or is refused. fresh is how many of them
-// were put into the stream.
+// publish is a call of publish.lua: each event is sent and arrives, or is refused. fresh is how many of them were
+// added to the stream.
 func publish(relay int, lane int8, events []int8, fresh int, refused bool) func(w *watch, s state) []state {
 	return func(w *watch, s state) []state {
 		if refused {
@@ -180,7 +180,7 @@ func publish(relay int, lane int8, events []int8, fresh int, refused bool) func(
 		for _, e := range events {
 			var after []state
 			for _, at := range list {
-				if p := &at.procs[relay-1]; p.pc == streaming { // what it passes on the way leaves no line
+				if p := &at.procs[relay-1]; p.pc == streaming { // silent steps pass other events
 					list := w.passing(at, relay)
 					for _, q := range list {
 						after = append(after, w.sent(q, relay, lane, e)...)
@@ -216,7 +216,7 @@ func (w *watch) sent(s state, relay int, lane, e int8) (list []state) {
 	return list
 }
 
-// marked is a step that writes a mark; held are the events that it holds, of those that are of.
+// marked is a step that writes a mark. held are the events of the set of that it holds.
 func marked(step string, held, of set) func(w *watch, s state) []state {
 	return func(w *watch, s state) []state {
 		return slices.DeleteFunc(w.next(s, step), func(t state) bool {
@@ -231,7 +231,7 @@ func marked(step string, held, of set) func(w *watch, s state) []state {
 	}
 }
 
-// not is a step that was refused: it leads nowhere, if the machine does not take it either.
+// not is a step that was refused: if the machine allows it, not leads to no state.
 func not(step string) func(w *watch, s state) []state {
 	return func(w *watch, s state) []state {
 		if len(w.next(s, step)) > 0 {
@@ -241,7 +241,7 @@ func not(step string) func(w *watch, s state) []state {
 	}
 }
 
-// either is a step that was taken, or, as far as can be told, was not.
+// either is a step that may or may not have been taken: the log does not show which.
 func either(step string, parts ...string) func(w *watch, s state) []state {
 	return func(w *watch, s state) []state { return append(w.next(s, step, parts...), s) }
 }

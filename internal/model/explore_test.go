@@ -8,19 +8,18 @@ import (
 	"strings"
 )
 
-// machine goes through the states of a plan.
+// machine explores the states of a plan.
 type machine struct {
-	plan plan
-	// parts is how many parts there are.
+	plan  plan
 	parts int8
-	// broken is the safeguard that is removed, "" for none.
+	// broken is the removed safeguard, "" for none.
 	broken string
-	// prefix are the steps that come first, by a part of what they say; "" for none.
+	// prefix are the labels of the first steps, in part; "" for none.
 	prefix string
-	// observed: relays keep their places, because somebody watches them. What the others do is the same: which relay
-	// is the first one makes no difference, and one that can do nothing any more is none.
+	// observed: relays keep their indexes, because a test watches them. Otherwise states that differ only in the
+	// order of relays are the same, and a relay that can do nothing more is removed.
 	observed bool
-	// labels: steps say what they are.
+	// labels: steps have descriptions.
 	labels bool
 	out    []successor
 }
@@ -43,9 +42,9 @@ func (m *machine) emit(s state, format string, args ...any) {
 	m.out = append(m.out, successor{s, label})
 }
 
-// normalize makes one state of those in which nothing can differ any more.
+// normalize maps states with the same future to one state.
 func (m *machine) normalize(s *state) {
-	// These may give an old owner its gate or its state back.
+	// These faults may give an old owner its gate or its state back.
 	prune := !m.observed && m.broken == "" && s.budget.rdBack == 0 && s.budget.pgBack == 0
 	for i := range s.procs {
 		p := &s.procs[i]
@@ -53,7 +52,7 @@ func (m *machine) normalize(s *state) {
 			*p = proc{}
 			continue
 		}
-		// Whoever holds no lock, and can neither publish nor write, does not exist.
+		// A relay that holds no lock, and can neither publish nor write, is removed.
 		if prune && int(s.leader) != i+1 && !p.assistant && p.flying == (call{}) &&
 			!m.owner(s, p.epoch, p.nonce) && p.epoch < s.rd.gate.epoch {
 			*p = proc{}
@@ -76,7 +75,7 @@ func (m *machine) normalize(s *state) {
 	}
 }
 
-// compare notes what the marks hold, and what they do not hold any more.
+// compare records the rows that the marks hold, and those that they no longer hold.
 func (m *machine) compare(s *state) {
 	var held set
 	for e := range int8(len(m.plan.events)) {
@@ -116,9 +115,9 @@ func (m *machine) start(b budget) state {
 	return s
 }
 
-// explore goes through every state within the budget, breadth first. It returns how many there are, and for a violation
-// what it is and the steps that lead there. It gives up behind most states. A state is known by 64 bits of hash: with a
-// million of them, one in thirty million runs overlooks one.
+// explore visits every state within the budget, breadth first. It returns their number and, for a violation, its
+// description and the steps that lead to it. It stops after most states. A state is identified by a hash of 64 bits:
+// with a million states, one in thirty million runs overlooks one.
 func (m *machine) explore(b budget, most int) (states int, wrong string, trace []string) {
 	type origin struct{ from, which int32 }
 	type waiting struct {
@@ -154,7 +153,7 @@ func (m *machine) explore(b budget, most int) (states int, wrong string, trace [
 	return len(known), "", nil
 }
 
-// retrace says the steps of a path, which is given from its end.
+// retrace describes the steps of a path, which is given from its end.
 func (m *machine) retrace(s state, path []int32) (labels []string) {
 	m.labels = true
 	defer func() { m.labels = false }()
@@ -166,7 +165,7 @@ func (m *machine) retrace(s state, path []int32) (labels []string) {
 	return labels
 }
 
-// judge says what is wrong with a state; last: nothing more can happen.
+// judge describes a violation in a state. last: nothing more can happen.
 func (m *machine) judge(s *state, last bool) string {
 	if s.needless {
 		return "a relay adopts for an event that was not missing"
@@ -185,11 +184,11 @@ func (m *machine) judge(s *state, last bool) string {
 		for _, o := range s.rd.stream[:i] {
 			a, b := m.plan.events[o-1], m.plan.events[e]
 			if a.aggregate == b.aggregate && o-1 > e && s.pg.tx[a.tx].phase != lost && !s.pg.dead.has(e) &&
-				s.pg.tx[b.tx].phase != lost && !s.pg.tx[b.tx].silent { // nobody can know that it has to wait
+				s.pg.tx[b.tx].phase != lost && !s.pg.tx[b.tx].silent { // its order cannot be known
 				return fmt.Sprintf("event %d is behind event %d", n, o)
 			}
 		}
-		t, again := s.pg.tx[m.plan.events[e].tx], s.timeline > 0 // then its commit may have been forgotten
+		t, again := s.pg.tx[m.plan.events[e].tx], s.timeline > 0 // its commit may have been lost
 		if t.phase < written || t.phase == written && !again || t.phase == aborted {
 			return fmt.Sprintf("event %d is in the stream, and was not committed", n)
 		}
@@ -224,7 +223,7 @@ func (m *machine) judge(s *state, last bool) string {
 	return ""
 }
 
-// rest says what is wrong when everybody has done what there is to do.
+// rest describes a violation in a state in which nothing more can happen.
 func (m *machine) rest(s *state) string {
 	if s.leader == 0 {
 		return "nobody leads"
@@ -255,7 +254,7 @@ func (m *machine) stream(r *redis) string {
 	return "[" + strings.TrimSpace(b.String()) + "]"
 }
 
-// wander goes through the states in a random way, until nothing more can happen or for 400 steps.
+// wander takes random steps, until nothing more can happen or for 400 steps.
 func (m *machine) wander(b budget, random *rand.Rand) (wrong string, trace []string) {
 	s := m.start(b)
 	var path []int32

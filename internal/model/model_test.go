@@ -17,13 +17,13 @@ func newMachine(plan, broken string) *machine {
 	return m
 }
 
-// plans are what writers do: one aggregate or two, in one part or two, in transactions that end in every way there is.
+// plans of the writers: one aggregate or two, in one part or two, in transactions that end in every way.
 var plans = []string{
 	"A0", "A0 A0~", "A0~ B0", "A0 B1", "A0& A0", "A0? B0~", "A0+B1", "A0+B0 A0", "A0! A0", "A0! B1 R1", "A0 B0? C1",
 	"A0 B0# C1",
 }
 
-// faults are what happens meanwhile.
+// faults occur while the plan runs.
 var faults = []string{
 	"", "crash", "lock", "assist", "toggle", "reply", "pgcrash", "pgback", "copy", "rdback", "flush",
 	"silent", "slot", "drop", "cure", "hang",
@@ -33,9 +33,9 @@ var faults = []string{
 	"silent lock", "silent hang", "give", "give crash", "give lock", "give assist", "give pgcrash",
 }
 
-// Whatever happens within the bounds, each event is in the stream once, in order, and only if it was committed; what is
-// settled is there; and when nothing more happens everything is there, is settled, and no WAL is held back. What is
-// too deep for a search that goes through every state is looked for in random ways, always the same ones.
+// Within the bounds, each event is in the stream at most once, in order, and only if it was committed; settled events
+// are in the stream. When nothing more happens, everything is in the stream and settled, and no WAL is held back.
+// States beyond an exhaustive search are sampled by random walks with fixed seeds.
 func TestAMarkSettlesWhatIsInTheStream(t *testing.T) {
 	t.Parallel()
 	most, walks := 1_000, 50
@@ -45,7 +45,7 @@ func TestAMarkSettlesWhatIsInTheStream(t *testing.T) {
 	for _, b := range faults {
 		for _, p := range plans {
 			if strings.Contains(b, "copy") && strings.Contains(p, "+") {
-				continue // the model numbers a transaction anew, not a row
+				continue // the model renumbers transactions, not rows
 			}
 			m := newMachine(p, "")
 			n, wrong, trace := m.explore(parseBudget(b), most)
@@ -59,7 +59,7 @@ func TestAMarkSettlesWhatIsInTheStream(t *testing.T) {
 	}
 }
 
-// First steps, by a part of what they say.
+// First steps, by parts of their labels.
 const (
 	adopted = "polling false; raises; looks"
 	writes  = "transaction 1 has its id; writes its rows; commit"
@@ -67,19 +67,19 @@ const (
 	second  = first + "; transaction 2 has its id; " + adopted
 	copied  = first + "; polling false; the standby has"
 	saved   = writes + "; the standby has; Redis is saved; polling false"
-	// An older transaction is open, or two, and one is seen.
+	// An older transaction is open, or two, of which the snapshot sees one.
 	open2 = "transaction 1 has; transaction 2 has; transaction 2 writes; commit; visible; " + adopted
 	open3 = "transaction 1 has; transaction 2 has; transaction 3 has; transaction 3 writes; commit; visible; " + adopted
 	// A relay streams, and the first transaction is published.
 	streamed  = "; writes a pass; streams; " + writes
 	published = adopted + streamed + "; visible; sends; arrives"
-	// The same, and a standby is promoted that has nothing of it: it has the owner, or has not.
+	// As before, and a standby that lacks the transaction is promoted, with or without the owner.
 	promoted   = streamed + "; sends; arrives; promoted"
 	sameOwner  = "polling false; the standby has; raises; looks" + promoted
 	otherOwner = "the standby has; " + adopted + promoted
 )
 
-// Each safeguard is removed in turn, and something breaks: here the plan, the faults and the first steps that show it.
+// Without any one safeguard there is a violation: the plan, the faults and the first steps that show it.
 func TestEverySafeguardOfTheMarkIsNeeded(t *testing.T) {
 	t.Parallel()
 	for broken, where := range map[string][3]string{

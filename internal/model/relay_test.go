@@ -1,9 +1,8 @@
 package model
 
-// This file has the steps of the relays. A step is what nothing can come between: a statement, a script, a look at what
-// the process remembers.
+// This file has the steps of the relays. A step is atomic: a statement, a script, or a check of the process' memory.
 
-// relay emits what the relays can do next.
+// relay emits the next steps of the relays.
 func (m *machine) relay(s *state) {
 	if s.late != (call{}) {
 		n := *s
@@ -78,12 +77,12 @@ func (m *machine) relay(s *state) {
 	}
 }
 
-// astray: Redis is not the one that was adopted, or not as it was.
+// astray reports whether Redis is not the adopted one, or has lost data.
 func (m *machine) astray(s *state, p *proc) bool {
 	return s.rd.gate.epoch < p.epoch || s.rd.gate.n < p.n || p.pc >= sweeping && !s.rd.gate.whole
 }
 
-// die ends a process. What it has sent arrives in its own time.
+// die ends a process. Its call in flight arrives at any later time.
 func (m *machine) die(s *state, i int) {
 	if f := s.procs[i].flying; f != (call{}) {
 		s.late = f
@@ -94,8 +93,8 @@ func (m *machine) die(s *state, i int) {
 	}
 }
 
-// drift emits that a relay goes on with new sessions: it does not know yet that it has lost its lock. What it has
-// looked at in the old ones it must not use; what it has published, and what was written, it knows.
+// drift emits that a relay continues with new sessions, without knowing that it has lost its lock. It must not use
+// snapshots of the old sessions; it still knows what it has published, and which writes succeeded.
 func (m *machine) drift(s *state, i int) {
 	n := *s
 	p := &n.procs[i]
@@ -121,7 +120,7 @@ func (m *machine) lead(s *state, i int) {
 	}
 }
 
-// adopt emits the first step of an adoption: the epoch is written.
+// adopt emits the first step of an adoption, which writes the epoch.
 func (m *machine) adopt(s *state, i int, why string) {
 	for _, poll := range []bool{false, true} {
 		if poll && s.budget.toggle == 0 && s.budget.assist == 0 {
@@ -136,7 +135,7 @@ func (m *machine) adopt(s *state, i int, why string) {
 	}
 }
 
-// again emits that a relay adopts once more, or stands down if it must not.
+// again emits that a relay adopts again, or stands down if it may not.
 func (m *machine) again(s *state, i int, why string) {
 	p := &s.procs[i]
 	if int(s.leader) == i+1 && !p.assistant && p.server == s.server && s.pg.epoch == p.epoch {
@@ -148,7 +147,7 @@ func (m *machine) again(s *state, i int, why string) {
 	m.emit(n, "relay %d %s: stands down", i+1, why)
 }
 
-// owns reports whether a statement that asks for the owner finds it.
+// owns reports whether a statement that requires the owner succeeds.
 func (m *machine) owns(s *state, p *proc) bool {
 	return p.server == s.server && m.owner(s, p.epoch, p.nonce)
 }
@@ -159,7 +158,7 @@ func (m *machine) owner(s *state, epoch, nonce int8) bool {
 		(s.pg.adopted == s.timeline && !s.pg.foreign || m.without("a mark's write checks the server"))
 }
 
-// put writes a mark: of one part, or of every part.
+// put writes a mark of one part, or of every part.
 func (m *machine) put(n *state, part int8, to mark) {
 	for k := range n.pg.mark {
 		if part > maxPart || int(part) == k+1 {
@@ -169,7 +168,7 @@ func (m *machine) put(n *state, part int8, to mark) {
 	n.pg.sync()
 }
 
-// hang emits that a relay gives up waiting for the write of a mark, which arrives yet or does not.
+// hang emits that a relay stops waiting for the write of a mark, which still arrives, or does not.
 func (m *machine) hang(s *state, i int, part int8, to mark) {
 	if s.budget.hang == 0 || s.hung.part > 0 {
 		return
@@ -233,7 +232,7 @@ func (m *machine) raise(s *state, i int) {
 	m.emit(n, "relay %d raises the gate", i+1)
 }
 
-// look compares what should be in the stream with what is there, if either side may have forgotten.
+// look emits the comparison of the stream with the settled events, if either side may have lost data.
 func (m *machine) look(s *state, i int) {
 	if !m.owns(s, &s.procs[i]) {
 		m.again(s, i, "may not note the gate's epoch")
@@ -291,7 +290,7 @@ func (m *machine) restore(s *state, i int) {
 	m.emit(n, "relay %d has made the stream whole", i+1)
 }
 
-// send emits that an event is on its way.
+// send emits that an event is sent.
 func (m *machine) send(n *state, i int, e, lane, claim int8) {
 	p := &n.procs[i]
 	p.flying = call{e + 1, lane, p.epoch, claim, p.last[lane] + 1, p.n, p.nonce}
@@ -317,7 +316,7 @@ func (m *machine) publish(s *state, i int) {
 	}
 	if !m.arrive(&n, c) {
 		if p.assistant && s.rd.gate.epoch == p.epoch {
-			p.part = 0 // another one has claimed it
+			p.part = 0 // another sweeper has claimed it
 			m.emit(n, "relay %d is refused: the part is another's", i+1)
 			return
 		}
@@ -330,7 +329,7 @@ func (m *machine) publish(s *state, i int) {
 	m.emit(n, "event %d arrives: the stream is %s", c.event, m.stream(&n.rd))
 }
 
-// raise fences the earlier claims of a lane. What they have published is in doubt.
+// raise fences the earlier claims of a lane. The events that they have published are in doubt.
 func (g *gate) raise(lane, claim int8) {
 	if g.claim[lane] < claim {
 		g.inherited |= g.unsettled[lane]
@@ -338,7 +337,7 @@ func (g *gate) raise(lane, claim int8) {
 	}
 }
 
-// passed is what a relay does when it knows that an event is published or parked.
+// passed updates a relay that knows that an event is published or parked.
 func (m *machine) passed(s *state, p *proc, e int8) {
 	switch p.pc {
 	case sweeping:
@@ -350,15 +349,15 @@ func (m *machine) passed(s *state, p *proc, e int8) {
 	}
 }
 
-// refuses reports whether Redis refuses the event for its own sake. The gate is asked first, and an event that is in
-// doubt is in the stream.
+// refuses reports whether Redis refuses the event itself. The gate is checked first, and an event in doubt is in the
+// stream.
 func (m *machine) refuses(s *state, c call) bool {
 	return m.plan.txs[m.plan.events[c.event-1].tx].poison && !s.cured &&
 		s.rd.gate.epoch == c.epoch && s.rd.gate.claim[c.lane] <= c.claim &&
 		!(s.rd.gate.doubt | s.rd.gate.inherited).has(m.plan.events[c.event-1].of)
 }
 
-// park emits that the relay knows of the refusal, and writes it down.
+// park emits that the relay parks a refused event.
 func (m *machine) park(s *state, i int, c call) {
 	n := *s
 	p := &n.procs[i]
@@ -391,7 +390,7 @@ func (m *machine) park(s *state, i int, c call) {
 	m.emit(n, "relay %d parks event %d", i+1, c.event)
 }
 
-// arrive is the script that publishes. It reports whether it was let through.
+// arrive is the publishing script. It reports whether the call was let through.
 func (m *machine) arrive(n *state, c call) bool {
 	g := &n.rd.gate
 	id := m.plan.events[c.event-1].of
@@ -434,7 +433,7 @@ func (m *machine) arrive(n *state, c call) bool {
 		g.inherited &^= set(1) << id
 		return true
 	}
-	if n.rd.len < maxEv { // else it is there twice, which judge has seen
+	if n.rd.len < maxEv { // otherwise it is there twice, which judge has detected
 		n.rd.stream[n.rd.len] = id + 1
 		n.rd.len++
 		g.n++
@@ -442,7 +441,7 @@ func (m *machine) arrive(n *state, c call) bool {
 	return true
 }
 
-// forget emits that doubt is dropped: everything that can be in it is settled, or the stream has passed it.
+// The steps drop doubt: all events in it are settled, or the stream has passed them.
 func (m *machine) forget(s *state, i int) {
 	p := &s.procs[i]
 	if p.pc < sweeping || p.assistant || s.rd.gate.doubt == 0 || s.rd.gate.epoch != p.epoch || p.adrift {

@@ -7,7 +7,7 @@ import (
 
 // This file has the steps of the writers and of the servers.
 
-// write emits what the writers can do next.
+// write emits the next steps of the writers.
 func (m *machine) write(s *state) {
 	for k := range int8(len(m.plan.txs)) {
 		t, p := &s.pg.tx[k], m.plan.txs[k]
@@ -98,16 +98,16 @@ func (pg *postgres) end(xid int8) {
 	pg.latest = max(pg.latest, xid)
 }
 
-// sync is what every commit of the relay and of a writer that waits does.
+// sync is the effect of a synchronous commit.
 func (pg *postgres) sync() { pg.synced, pg.seqSynced = pg.len, pg.seq }
 
-// snapshot knows of the ids up to the last one that has ended, which is not the last one that was given out.
+// snapshot has the ids up to the last one that has ended, which may be older than the last assigned one.
 func (pg *postgres) snapshot() snapshot {
 	return snapshot{pg.ended & (set(1)<<(pg.latest+1) - 1), pg.latest + 1}
 }
 
-// recover is a crash's: what was not on disk is lost, and so are the sessions. Ids and numbers that only the lost part
-// knew are given out again.
+// recover is a recovery after a crash: changes that were not on disk are lost, and so are the sessions. Ids and
+// numbers of the lost part are assigned again.
 func (m *machine) recover(pg *postgres) {
 	pg.len = pg.synced
 	clear(pg.wal[pg.len:])
@@ -264,14 +264,14 @@ func (m *machine) writing(s *state) bool {
 	return false
 }
 
-// naturalize emits what an operator does with a copy: rows that are settled get an id of no transaction, rows that are
-// owed are written again, with an id of this server and new numbers. What was written here before counts as owed. The
-// mark sees the first, and nothing of this server: who has an id here may write yet.
+// naturalize emits an operator's handling of a copy: settled rows get the id of no transaction; unsettled rows are
+// written again, with an id of this server and new numbers. Rows written here earlier count as unsettled. The mark
+// sees the first, and no id of this server, because transactions with such an id may still write.
 func (m *machine) naturalize(s *state) {
 	n := *s
 	pg := &n.pg
 	pg.foreign = false
-	var owed []int8 // plans with a copy have one event in a transaction
+	var owed []int8 // in plans with a copy, a transaction has one event
 	for e := range int8(len(m.plan.events)) {
 		if _, _, seen := m.row(&s.pg, e); seen && !m.settled(&s.pg, e) && !m.parked(&s.pg, e) {
 			owed = append(owed, e)
@@ -297,6 +297,6 @@ func (m *machine) naturalize(s *state) {
 		}
 	}
 	pg.sync()
-	n.held, pg.nonce = 0, -1 // the owner is another server's
+	n.held, pg.nonce = 0, -1 // the owner belongs to another server
 	m.emit(n, "the operator adopts the copy")
 }

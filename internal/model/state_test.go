@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// The bounds of a scenario. Everything that counts or numbers something fits into an int8.
+// The bounds of a scenario. Counts and numbers fit into an int8.
 const (
 	maxTx   = 4
 	maxEv   = 4
 	maxPart = 2
-	// streamLane and restoreLane are the lanes of the gate behind those of the parts.
+	// streamLane and restoreLane follow the lanes of the parts.
 	streamLane  = maxPart
 	restoreLane = maxPart + 1
 	lanes       = maxPart + 2
@@ -22,17 +22,17 @@ type set uint16
 func (s set) has(n int8) bool { return s>>n&1 == 1 }
 func (s set) with(n int8) set { return s | 1<<n }
 
-// phase is how far a transaction has come.
+// phase is the progress of a transaction.
 type phase int8
 
 const (
 	planned   phase = iota
 	numbered        // it has its id
-	written         // its rows are in the table, and nobody sees them
+	written         // its rows are in the table and not visible
 	committed       // its commit record is in the WAL
 	visible
 	aborted
-	lost // forgotten by a server that crashed or went back
+	lost // by a server that crashed or went back
 )
 
 // tx is a transaction of a writer.
@@ -45,7 +45,7 @@ type tx struct {
 	silent bool
 }
 
-// snapshot is a pg_snapshot: the ids that had ended, and the first one that it knows nothing of.
+// snapshot is a pg_snapshot: the ids that had ended, and the first later id.
 type snapshot struct {
 	ended set
 	xmax  int8
@@ -53,15 +53,15 @@ type snapshot struct {
 
 func (s snapshot) sees(xid int8) bool { return xid < s.xmax && s.ended.has(xid) }
 
-// allBelow reports whether every transaction before xid had ended. Ids begin at 1; 0 is the one that rows get which are
-// settled when a database is restored on another server.
+// allBelow reports whether every transaction before xid had ended. Ids begin at 1; 0 is for rows that were settled
+// when a database was restored on another server.
 func (s snapshot) allBelow(xid int8) bool {
 	below := set(1)<<xid - 2
 	return s.xmax >= xid && s.ended&below == below
 }
 
-// bound is a snapshot with the last number that had been given out behind it. No row that it sees has a higher one: who
-// has one is another server's, or has an id that was given out twice.
+// bound is a snapshot with the last number that was assigned by then. No row that it sees has a higher number, unless
+// the row is another server's, or has an id that was assigned twice.
 type bound struct {
 	snapshot
 	hi int8
@@ -69,7 +69,8 @@ type bound struct {
 
 func (b bound) holds(xid, seq int8) bool { return b.sees(xid) && seq <= b.hi }
 
-// mark says what of a part is settled: what s holds, and what t holds up to the cursor, while there is a t.
+// mark defines the settled rows of a part: those that s holds and, if there is a t, those that t holds up to the
+// cursor.
 type mark struct {
 	s, t   bound
 	cursor int8
@@ -87,58 +88,59 @@ type record struct {
 	ok  bool // committed
 }
 
-// postgres is the server, as far as a crash or a failover can take it back.
+// postgres is the server's state that a crash or a failover can take back.
 type postgres struct {
 	tx   [maxTx]tx
 	next int8 // the next id
-	// ended are the ids that have ended, latest the highest of them.
+	// ended are the ids that have ended; latest is the highest of them.
 	ended  set
 	latest int8
-	seq    int8 // the last number given out
+	seq    int8 // the last assigned number
 	wal    [2 * maxTx]record
 	len    int8
 	synced int8 // how much of the WAL is on disk
-	// seqSynced is a number that the sequence never goes back behind.
+	// seqSynced is a number that the sequence never goes back beyond.
 	seqSynced int8
-	// epoch and nonce are the owner's, adopted is the server's timeline when it adopted.
+	// epoch and nonce are the owner's; adopted is the server's timeline at its adoption.
 	epoch, nonce, adopted int8
 	claim                 [maxPart]int8
 	mark                  [maxPart]mark
-	// pass is what a hand-over has written before it uses it.
+	// pass is the snapshot that a hand-over writes before it uses it.
 	pass bound
-	// slot is the position in the WAL that the slot starts from; barrier: older transactions have to end first.
+	// slot is the slot's start position in the WAL. barrier: older transactions must end first.
 	slot, barrier int8
-	// timeline is the server's when the stream was last found whole.
+	// timeline is the server's when the stream was last found complete.
 	timeline int8
 	// n is how many entries the gate had let through when the last mark or cursor was written.
 	n int8
 	// raised is the highest epoch that a gate was raised to.
 	raised  int8
 	dropped set  // events whose rows retention has deleted
-	moved   set  // events whose rows are in another part than they were
+	moved   set  // events whose rows were moved to another part
 	dead    set  // parked events
-	foreign bool // restored on another server, and not adopted there
+	foreign bool // restored on another server and not adopted there
 }
 
-// gate is what Redis keeps beside a stream.
+// gate is the state that Redis keeps for a stream.
 type gate struct {
 	epoch int8
-	// nonce tells two owners of one epoch apart: an epoch is given out once by each process of Postgres.
+	// nonce distinguishes two owners of one epoch: each process of Postgres assigns an epoch once.
 	nonce int8
 	claim [lanes]int8
 	last  [lanes]int8
 	// unsettled are the events of each lane's batches that are not settled.
 	unsettled [lanes]set
-	// doubt is what an adoption found unsettled, inherited what a later claim of a lane did.
+	// doubt are the events that an adoption found unsettled, inherited those that a later claim of a lane did.
 	doubt, inherited set
-	n                int8 // the entries that it has let through
-	// whole: the stream lacks nothing that was settled. A gate that is made anew is not, until an adoption says so.
+	n                int8 // entries that it has let through
+	// whole: the stream lacks no settled event. A recreated gate is not whole until an adoption has checked the
+	// stream.
 	whole bool
-	// looked: what the owner found in the stream when it was not whole is in doubt.
+	// looked: the events that the owner found in an incomplete stream are in doubt.
 	looked bool
 }
 
-// redis is the server, as far as it can go back. There is one stream.
+// redis is the server's state that can go back. There is one stream.
 type redis struct {
 	stream [maxEv]int8 // events, from 1
 	len    int8
@@ -163,7 +165,7 @@ const (
 	streaming
 )
 
-// proc is an instance of the relay. What it remembers may be out of date.
+// proc is an instance of the relay. Its memory may be out of date.
 type proc struct {
 	pc        counter
 	assistant bool
@@ -171,51 +173,51 @@ type proc struct {
 	epoch     int8
 	nonce     int8 // see gate
 	server    int8 // the process that its sessions are with
-	adrift    bool // it has lost its sessions, and goes on with new ones: it does not know that it has lost its lock
+	adrift    bool // it has new sessions, and does not know that it has lost its lock
 	last      [lanes]int8
 	missing   set
-	n         int8 // of the gate, as the last reply has it
+	n         int8 // of the gate, according to the last reply
 	swept     set  // the parts that it has swept since it adopted
-	// doubtUntil: what is in doubt may be forgotten when everything older has ended, and is settled.
+	// doubtUntil: the doubt may be dropped when everything older has ended and is settled.
 	doubtUntil int8
 	// of a sweep
 	part  int8 // from 1; 0: none is claimed
 	claim int8
 	mark  mark
-	// of a hand-over: the pass that it has written; cleared: while polling, it was drained
+	// of a hand-over: the pass that it has written; cleared: while polling, the pass is drained
 	pass    bound
 	cleared bool
 	// of a stream
 	pos       int8
-	next      int8 // the event of the transaction at pos that is next
+	next      int8 // the next event of the transaction at pos
 	begun     int8 // the end of the WAL when the stream began
 	settled   bound
-	published set // or parked, and no mark holds it
+	published set // or parked, and not held by a mark
 	look      look
-	// flying is the event that is on its way to Redis, from 1, with its lane and number.
+	// flying is the event in flight to Redis, from 1, with its lane and number.
 	flying  call
-	refused bool // and Redis does not take it
+	refused bool // Redis refuses it
 }
 
-// look is what a stream has seen: a bound, what is owed of the transactions before an id, and the end of the WAL after
-// that, from 1.
+// look is the reading of a stream: a bound, the unsettled rows of the transactions before an id, and the end of the
+// WAL after that, from 1.
 type look struct {
 	bound
 	owed       set
 	below, end int8
 }
 
-// statement is the write of a mark that nobody waits for any more. It arrives if the server and the owner are the same.
+// statement is an abandoned write of a mark. It succeeds if the server and the owner are still the same.
 type statement struct {
 	to                         mark
-	part, epoch, nonce, server int8 // part is from 1; behind them all: every part
+	part, epoch, nonce, server int8 // part is from 1; a number after the last part means every part
 }
 
 type call struct {
 	event, lane, epoch, claim, number, least, nonce int8
 }
 
-// state is everything. Two equal states are one.
+// state is the whole state of the machine. Equal states are the same.
 type state struct {
 	pg       postgres
 	server   int8 // the process of Postgres
@@ -223,21 +225,21 @@ type state struct {
 	rd       redis
 	leader   int8 // the instance that holds the lock, from 1
 	procs    [2]proc
-	late     call // a call of a process that has died
+	late     call // a call of a process that has ended
 	hung     statement
 	// sent are the events that ever were in the stream, held those that a mark of this server ever held.
 	sent, held set
 	back       bool // a mark holds less than before
-	// standby and dump are what a failover and a restore go back to.
+	// standby and dump are the states that a failover and a restore return to.
 	standby       postgres
 	dump          redis
 	copied, saved bool
-	cured         bool // Redis takes what it refused, and answers
+	cured         bool // Redis takes what it refused before, and answers
 	needless      bool // a relay has adopted for an event that was not missing
 	budget        budget
 }
 
-// budget is what may happen yet.
+// budget is the number of remaining faults.
 type budget struct {
 	crash, lock, toggle, assist, pgCrash, pgBack, copy, rdBack int8
 	flush, silent, slot, drop, update, cure, reply, hang, give int8
@@ -256,7 +258,7 @@ func parseBudget(s string) (b budget) {
 	return b
 }
 
-// plan is what the writers do: transactions, in an order that the aggregates' locks enforce.
+// plan is the writers' transactions, in an order that the locks of the aggregates enforce.
 type plan struct {
 	txs    []writer
 	events []event
@@ -274,13 +276,13 @@ type writer struct {
 type event struct {
 	aggregate byte
 	part, tx  int8
-	// of is the event that it is a retry of, or itself: they have the same id.
+	// of is the event that it retries, or itself: they have the same id.
 	of int8
 }
 
-// parsePlan reads transactions such as "A0 A0+B1~ C1&": events by aggregate and part; ~ commits asynchronously, & is
-// prepared, ? may roll back, ! is refused by Redis, # gets no answer from it. R1 is an operator's: it retries the first
-// event when that is parked.
+// parsePlan parses transactions such as "A0 A0+B1~ C1&": events by aggregate and part; ~ commits asynchronously, & is
+// prepared, ? may roll back, ! is refused by Redis, # gets no answer from Redis. R1 is an operator's retry of the
+// first event when that is parked.
 func parsePlan(s string) (p plan) {
 	for k, f := range strings.Fields(s) {
 		t := writer{first: int8(len(p.events))}
@@ -315,8 +317,8 @@ func (m *machine) stuck(s *state, e int8) bool {
 	return m.plan.txs[m.plan.events[e].tx].stuck && !s.cured
 }
 
-// waits reports whether an event may wait for one that is stuck: in its part, in the stream, or because the leader
-// drains a pass, which it does in all parts before it goes on.
+// waits reports whether an event may wait for one that gets no answer: in its part, in the stream, or because the
+// leader drains a pass in all parts before it continues.
 func (m *machine) waits(s *state, e int8) bool {
 	for o := range int8(len(m.plan.events)) {
 		if _, _, seen := m.row(&s.pg, o); !seen || !m.stuck(s, o) || s.leader == 0 {
@@ -329,7 +331,7 @@ func (m *machine) waits(s *state, e int8) bool {
 	return false
 }
 
-// retried reports whether an operator has put another row into the place of a parked one.
+// retried reports whether an operator has replaced a parked row.
 func (m *machine) retried(pg *postgres, e int8) bool {
 	for r, v := range m.plan.events {
 		if v.of == e && int8(r) != e && pg.tx[v.tx].phase == visible {
@@ -339,7 +341,7 @@ func (m *machine) retried(pg *postgres, e int8) bool {
 	return false
 }
 
-// retrying reports whether a retry of an event is in the WAL, seen or not, or was before the server went back.
+// retrying reports whether a retry of an event is in the WAL, visible or not, or was before the server went back.
 func (m *machine) retrying(s *state, e int8) bool {
 	for r, v := range m.plan.events {
 		t := s.pg.tx[v.tx].phase
@@ -350,7 +352,6 @@ func (m *machine) retrying(s *state, e int8) bool {
 	return false
 }
 
-// parked reports whether the row of an event is.
 func (m *machine) parked(pg *postgres, e int8) bool { return pg.dead.has(e) && !m.retried(pg, e) }
 
 // settled reports whether the mark of its part holds the row of an event.

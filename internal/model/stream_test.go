@@ -1,6 +1,6 @@
 package model
 
-// advance passes what the reader has nothing to do with: rows without their commit, roll-backs, what was not published.
+// advance passes records that the reader does not need: rows without their commit, roll-backs, unpublished tables.
 func (m *machine) advance(s *state, p *proc) {
 	for p.pos < s.pg.synced {
 		r := s.pg.wal[p.pos]
@@ -11,7 +11,6 @@ func (m *machine) advance(s *state, p *proc) {
 	}
 }
 
-// step passes the event that was published.
 func (m *machine) step(p *proc, s *state) {
 	p.next++
 	m.advance(s, p)
@@ -51,9 +50,9 @@ func (m *machine) follow(s *state, i int) {
 	m.confirm(s, i)
 }
 
-// lookUp emits that a stream takes a snapshot, lists what that sees and the mark does not hold, and reads the end of
-// the WAL: the commits of all that the snapshot sees are before it. A stream that is far behind does not list what it
-// has not come to.
+// lookUp emits that a stream takes a snapshot, lists the rows that it sees and the mark does not hold, and reads the
+// end of the WAL: the commits of everything that the snapshot sees are before it. A stream that is far behind does
+// not list rows that it has not reached.
 func (m *machine) lookUp(s *state, i int) {
 	p := &s.procs[i]
 	var highest int8
@@ -79,7 +78,7 @@ func (m *machine) lookUp(s *state, i int) {
 	}
 }
 
-// take is a look.
+// take returns a reading of the current state.
 func (m *machine) take(s *state, p *proc, below int8) look {
 	look := look{bound: bound{s.pg.snapshot(), s.pg.seq}, end: s.pg.len + 1, below: below}
 	for e := range int8(len(m.plan.events)) {
@@ -91,7 +90,7 @@ func (m *machine) take(s *state, p *proc, below int8) look {
 	return look
 }
 
-// pointless reports whether nothing can come of a look.
+// pointless reports whether a reading cannot have an effect.
 func (m *machine) pointless(s *state, p *proc, look *look) bool {
 	missing := m.missing(s, p, look)
 	_, releases := m.construct(s, p, look)
@@ -99,7 +98,8 @@ func (m *machine) pointless(s *state, p *proc, look *look) bool {
 		p.pos == s.pg.len && (m.without("a missed row is noticed") || m.without("a mark moves on evidence")))
 }
 
-// missing is what of a look was not published or parked. A row is known by its transaction and its number.
+// missing returns the rows of a reading that are not published or parked. A row is identified by transaction and
+// number.
 func (m *machine) missing(s *state, p *proc, look *look) (missing set) {
 	for e := range int8(len(m.plan.events)) {
 		if !look.owed.has(e) {
@@ -118,8 +118,8 @@ func (m *machine) missing(s *state, p *proc, look *look) (missing set) {
 	return missing
 }
 
-// construct makes the next mark of what the look saw: without the transactions that are not published as a whole. It
-// reports whether the mark holds something that was published and that the last one did not hold.
+// construct makes the next mark from a reading, without the transactions that are not published completely. It
+// reports whether the mark holds published rows that the last one did not hold.
 func (m *machine) construct(s *state, p *proc, look *look) (to bound, releases bool) {
 	missing := m.missing(s, p, look)
 	to = look.bound
@@ -165,7 +165,7 @@ func (m *machine) construct(s *state, p *proc, look *look) (to bound, releases b
 	return to, releases
 }
 
-// judgeLook emits what a stream makes of a look.
+// judgeLook emits the stream's reaction to a reading.
 func (m *machine) judgeLook(s *state, i int) {
 	p := &s.procs[i]
 	missing := m.missing(s, p, &p.look)
@@ -188,7 +188,7 @@ func (m *machine) judgeLook(s *state, i int) {
 	}
 }
 
-// stale reports whether another look would do more.
+// stale reports whether a newer reading would achieve more.
 func (m *machine) stale(s *state, p *proc) bool {
 	next := m.take(s, p, s.pg.latest+1)
 	_, releases := m.construct(s, p, &next)
@@ -201,7 +201,7 @@ func (m *machine) holds(s *state, b *bound, e int8) bool {
 	return b.holds(xid, seq)
 }
 
-// move makes the mark of every part.
+// move emits that a mark is written for every part.
 func (m *machine) move(s *state, i int, to bound) {
 	n := *s
 	p := &n.procs[i]
@@ -222,7 +222,7 @@ func (m *machine) move(s *state, i int, to bound) {
 	m.emit(n, "relay %d moves the mark: it sees %b before id %d", i+1, to.ended, to.xmax)
 }
 
-// confirm emits that the slot moves behind the transactions that the mark holds.
+// confirm emits that the slot moves past the transactions that the mark holds.
 func (m *machine) confirm(s *state, i int) {
 	p := &s.procs[i]
 	to := s.pg.slot

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// assist emits that an instance sweeps along with a leader that polls.
+// assist emits that an instance sweeps with a leader that polls.
 func (m *machine) assist(s *state, i int) {
 	if s.budget.assist == 0 || s.leader == 0 || int(s.leader) == i+1 {
 		return
@@ -24,8 +24,8 @@ func (m *machine) assist(s *state, i int) {
 	m.emit(n, "relay %d sweeps along", i+1)
 }
 
-// due is what is owed of a part: the events that b holds, if there is one, and its mark does not, by number. A row is
-// found by its transaction's id: one with an id that the mark sees is not looked at.
+// due returns the unsettled events of a part by number: those that b holds, if b is not nil, and the mark does not.
+// Rows with an id that the mark sees are skipped.
 func (m *machine) due(pg *postgres, part int8, mk *mark, b *bound) (events []int8) {
 	for e := range int8(len(m.plan.events)) {
 		xid, seq, seen := m.row(pg, e)
@@ -35,7 +35,7 @@ func (m *machine) due(pg *postgres, part int8, mk *mark, b *bound) (events []int
 		}
 		events = append(events, e)
 	}
-	// The events of a later transaction may have lower numbers.
+	// Events of a later transaction may have lower numbers.
 	slices.SortFunc(events, func(a, b int8) int { return cmp.Compare(m.seqOf(pg, a), m.seqOf(pg, b)) })
 	return events
 }
@@ -51,7 +51,7 @@ func (m *machine) sweep(s *state, i int) {
 		m.claim(s, i)
 		return
 	}
-	if s.budget.give > 0 { // the sweep ends, for a drain or another mode, and the relay goes on
+	if s.budget.give > 0 { // the sweep ends, for a drain or another mode, and the relay continues
 		n := *s
 		n.budget.give--
 		q := &n.procs[i]
@@ -65,7 +65,7 @@ func (m *machine) sweep(s *state, i int) {
 		b = nil
 	}
 	rows := m.due(&s.pg, part, &p.mark, b)
-	// The mark's cursor settles what it has passed; what is due is behind it.
+	// The mark's cursor settles the rows that it has passed; all due rows are after it.
 	if at := s.pg.mark[part].cursor; at < p.mark.cursor {
 		m.settlePart(s, i, mine, p.mark)
 	}
@@ -89,7 +89,7 @@ func (m *machine) sweep(s *state, i int) {
 	m.settlePart(s, i, mine, end)
 }
 
-// settlePart emits that a sweep writes the mark of its part: how far it has come, or that the pass is over.
+// settlePart emits that a sweep writes the mark of its part: a cursor, or the end of the pass.
 func (m *machine) settlePart(s *state, i int, mine bool, to mark) {
 	p := &s.procs[i]
 	part := p.part
@@ -115,7 +115,7 @@ func (m *machine) settlePart(s *state, i int, mine bool, to mark) {
 	m.emit(n, "relay %d has swept part %d", i+1, p.part-1)
 }
 
-// settle has the gate forget what of a lane is settled now.
+// settle removes the settled events of a lane from the gate.
 func (m *machine) settle(n *state, i int, lane int8) {
 	p, g := &n.procs[i], &n.rd.gate
 	if g.epoch != p.epoch || lane < streamLane && g.claim[lane] != p.claim {
@@ -132,8 +132,7 @@ func (m *machine) settle(n *state, i int, lane int8) {
 	}
 }
 
-// claim emits that a sweeper takes a part that has something to do, with the snapshot of its pass, or goes on to the
-// hand-over.
+// claim emits that a sweeper takes a part with work, with the snapshot of its pass, or starts the hand-over.
 func (m *machine) claim(s *state, i int) {
 	p := &s.procs[i]
 	all := true
@@ -198,14 +197,14 @@ func (m *machine) claim(s *state, i int) {
 	}
 }
 
-// passWritten reports whether the pass of a hand-over is found where it was written.
+// passWritten reports whether the pass of a hand-over is in the table.
 func (m *machine) passWritten(s *state, p *proc) bool {
 	return s.pg.pass == p.pass || m.without("the pass of a hand-over is written before it is used")
 }
 
-// handOver emits the steps from the sweep to the stream: a slot, a pass, one mark of it for every part. A pass may be
-// written anew, by a hand-over that drains more than once. While polling there is one pass, and no mark of it: it
-// settles what is in doubt.
+// handOver emits the steps from the sweep to the stream: a slot, a pass, one mark of it for every part. A hand-over
+// that drains more than once writes a pass each time. While polling there is one pass, without a mark: it settles the
+// doubt.
 func (m *machine) handOver(s *state, i int, drained bool) {
 	p := &s.procs[i]
 	n := *s
@@ -273,7 +272,6 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 	m.emit(n, "relay %d makes one mark of the pass, and streams from %d", i+1, s.pg.slot)
 }
 
-// writePass emits that a relay writes a pass.
 func (m *machine) writePass(s *state, i int) {
 	if !m.owns(s, &s.procs[i]) {
 		m.again(s, i, "may not write a pass")

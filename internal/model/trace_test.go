@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// scene is what happens to relays that are watched. Its plan is what the test's transactions write, in their order.
+// scene is a scenario with watched relays. Its plan is the transactions of the test, in order.
 type scene struct {
 	name, plan string
 	play       func(r *run)
@@ -105,7 +105,7 @@ var scenes = []scene{
 	}},
 }
 
-// frozenBefore lets a relay that streams freeze before a step, and wake up when another one has done its work.
+// frozenBefore makes a relay that streams freeze before a step, and continue after another one has done its work.
 func frozenBefore(step string) func(r *run) {
 	return func(r *run) {
 		first := r.relay(1, "stop before "+step)
@@ -121,7 +121,7 @@ func frozenBefore(step string) func(r *run) {
 	}
 }
 
-// Relays in processes of their own take no step that the machine refuses: the one that is explored exhaustively.
+// Relays in processes of their own take only steps that the machine, which is explored exhaustively, allows.
 func TestRelaysDoWhatTheModelSays(t *testing.T) {
 	t.Parallel()
 	if !full {
@@ -135,7 +135,7 @@ func TestRelaysDoWhatTheModelSays(t *testing.T) {
 			r := newRun(t, program, sc)
 			sc.play(r)
 			c := r.record()
-			if dir := os.Getenv("POSTHASTE_TEST_TRACES"); dir != "" { // to keep them as testdata
+			if dir := os.Getenv("POSTHASTE_TEST_TRACES"); dir != "" { // keeps them as testdata
 				text, err := json.Marshal(c)
 				if err == nil {
 					name := strings.NewReplacer(" ", "-", ":", "").Replace(sc.name) + ".json"
@@ -152,8 +152,8 @@ func TestRelaysDoWhatTheModelSays(t *testing.T) {
 	}
 }
 
-// What relays did when this was recorded, the machine allows; and what they did that had a safeguard less, it refuses.
-// docs/proof.md says how to record them anew.
+// The machine allows the recorded steps of relays, and refuses those of relays without a safeguard. docs/proof.md
+// describes how to record them again.
 func TestWhatRelaysDidOnce(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"allowed", "refused"} {
@@ -177,7 +177,7 @@ func TestWhatRelaysDidOnce(t *testing.T) {
 	}
 }
 
-// A recording that lacks a step is one of relays that did not take it.
+// A recording that lacks a step does not match relays that took it.
 func TestNoStepCanBeMissing(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/allowed/toggles-and-a-kill.json")
@@ -204,7 +204,7 @@ func TestNoStepCanBeMissing(t *testing.T) {
 	}
 }
 
-// run is a scene that is played on servers.
+// run is a scene on real servers.
 type run struct {
 	*testing.T
 	scene
@@ -216,9 +216,9 @@ type run struct {
 	parts         [2]int    // of the table
 	names         [2]string // an aggregate in each
 	ids           []uuid.UUID
-	procs         map[int]int // the relays' places, by pid
+	procs         map[int]int // the relays' indexes, by pid
 	live          []*exec.Cmd
-	output        *os.File // what they say
+	output        *os.File // of the relays
 }
 
 func newRun(t *testing.T, program string, sc scene) *run {
@@ -247,7 +247,7 @@ func newRun(t *testing.T, program string, sc scene) *run {
 			n++
 		}
 	}
-	// A stream and a slot are there before anybody is watched.
+	// Stream and slot exist before the recording starts.
 	first := r.relay(1)
 	r.insert(t.Context(), r.db.Pool, uuid.New(), r.names[0])
 	r.mode("cdc")
@@ -259,7 +259,7 @@ func newRun(t *testing.T, program string, sc scene) *run {
 	return r
 }
 
-// relay starts a relay in a place, which may have a failpoint.
+// relay starts a relay with an index, and maybe with a failpoint.
 func (r *run) relay(place int, failpoints ...string) *exec.Cmd {
 	r.Helper()
 	args := []string{
@@ -291,7 +291,7 @@ func (r *run) relay(place int, failpoints ...string) *exec.Cmd {
 	return c
 }
 
-// says appends a line of the test's to the log.
+// says appends a line of the test to the log.
 func (r *run) says(moment, step string, values ...any) {
 	line, err := json.Marshal(failpoint.Event{Moment: moment, Step: step, Values: values})
 	if err != nil {
@@ -320,7 +320,7 @@ func (r *run) insert(ctx context.Context, db execer, id uuid.UUID, aggregate str
 	}
 }
 
-// commit does the next transaction of the plan.
+// commit commits the next transaction of the plan.
 func (r *run) commit() {
 	r.Helper()
 	k := slices.IndexFunc(r.plan.events, func(e event) bool { return int(e.of) == len(r.ids) })
@@ -400,7 +400,7 @@ func (r *run) kill(c *exec.Cmd, place int) {
 	_ = c.Wait()
 }
 
-// died waits until a relay has come to its failpoint.
+// died waits until a relay has reached its failpoint.
 func (r *run) died(c *exec.Cmd, place int) {
 	r.Helper()
 	_ = c.Wait()
@@ -427,7 +427,6 @@ func (r *run) wake(c *exec.Cmd, place int) {
 	}
 }
 
-// end ends all relays.
 func (r *run) end() {
 	r.Helper()
 	for _, c := range r.live {
@@ -453,13 +452,13 @@ func (r *run) events() (list []failpoint.Event) {
 	return list
 }
 
-// row is what the table knows of an event.
+// row is an event's row in the table.
 type row struct {
 	Part     int
 	XID, Seq int64
 }
 
-// notedMark is a mark as the table has it, which keeps all of them.
+// notedMark is a row of the marks, of which the test keeps all.
 type notedMark struct {
 	Epoch         int64
 	Part          int
@@ -468,19 +467,19 @@ type notedMark struct {
 	High, Cursor  int64
 }
 
-// recording is what is left of a run.
+// recording is the record of a run.
 type recording struct {
 	Plan   string
 	Base   int64
 	Parts  [2]int
 	IDs    []uuid.UUID
-	Relays map[int]int // the relays' places, by pid
+	Relays map[int]int // the relays' indexes, by pid
 	Rows   []row
 	Marks  []notedMark
 	Events []failpoint.Event
 }
 
-// looked are the steps that the machine knows.
+// looked are the steps that the machine has.
 var looked = []string{
 	" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.store.Gated", " sql.Sweep.Claim ",
 	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Release ", " sink.delivery.Publish ",
@@ -488,14 +487,14 @@ var looked = []string{
 	" sink.Sink.ForgetDoubt ",
 }
 
-// record ends a run.
+// record ends a run and returns its recording.
 func (r *run) record() *recording {
 	r.Helper()
 	r.end()
 	c := &recording{Plan: r.scene.plan, Base: r.base, Parts: r.parts, IDs: r.ids, Relays: r.procs}
 	for _, e := range r.events() {
 		if e.PID == 0 || slices.ContainsFunc(looked, func(step string) bool { return strings.Contains(e.Step, step) }) {
-			if strings.Contains(e.Step, " sql.store.Adopt ") { // the rest says where it ran
+			if strings.Contains(e.Step, " sql.store.Adopt ") { // its other lines have the place
 				e.Values = e.Values[:min(3, len(e.Values))]
 			}
 			c.Events = append(c.Events, e)
@@ -527,14 +526,14 @@ func (r *run) record() *recording {
 	return c
 }
 
-// reader makes operations of a recording.
+// reader converts a recording to operations.
 type reader struct {
 	*recording
 	testing.TB
 	used map[int]bool // marks whose operation is known
 }
 
-// refused holds a recording against the machine. It returns "" or what the machine does not allow.
+// refused checks a recording against the machine. It returns "" or what the machine does not allow.
 func (c *recording) refused(tb testing.TB) string {
 	tb.Helper()
 	rd := &reader{c, tb, map[int]bool{}}
@@ -567,7 +566,7 @@ func (c *recording) refused(tb testing.TB) string {
 	return what
 }
 
-// own are the operations of the test itself.
+// own returns the operations of the test itself.
 func (r *reader) own(i int) (ops []*op) {
 	list := r.Events
 	e := list[i]
@@ -614,7 +613,7 @@ func text(v any) string {
 	return s
 }
 
-// events of what is in the stream, by their ids in hex.
+// named returns the events in a list of ids in hex.
 func (r *reader) named(ids string) (events []int8) {
 	for ; len(ids) >= 32; ids = ids[32:] {
 		for e, id := range r.IDs {
@@ -626,7 +625,7 @@ func (r *reader) named(ids string) (events []int8) {
 	return events
 }
 
-// holds are the events that a mark holds, of those that are of its part.
+// holds returns the events that a mark holds, and all of its part.
 func (r *reader) holds(part int, settled string, hi int64, pass string, high, cursor int64) (held, of set) {
 	sees := func(text string, xid int64) bool {
 		if text == "" {
@@ -650,7 +649,7 @@ func (r *reader) holds(part int, settled string, hi int64, pass string, high, cu
 	return held, of
 }
 
-// taken finds a mark that an operation wrote, once.
+// taken returns a mark that an operation wrote. It returns each mark once.
 func (r *reader) taken(is func(w *notedMark) bool) *notedMark {
 	for i := range r.Marks {
 		if w := &r.Marks[i]; !r.used[i] && is(w) {
@@ -661,7 +660,7 @@ func (r *reader) taken(is func(w *notedMark) bool) *notedMark {
 	return nil
 }
 
-// op is what a relay asked in a line, answered in the line end, 0 if it never was.
+// op is a relay's request in line i, answered in line end, or 0 if it was not.
 func (r *reader) op(i, end int) *op {
 	list := r.Events
 	e := list[i]
@@ -761,7 +760,7 @@ func (r *reader) op(i, end int) *op {
 			o.apply = func(m *watch, s state) (list []state) {
 				list = m.next(s, who+"writes a pass")
 				if p := s.procs[relay-1]; p.pass == (bound{s.pg.snapshot(), s.pg.seq}) || p.cleared {
-					list = append(list, s) // again the same
+					list = append(list, s) // the same again
 				}
 				return slices.DeleteFunc(list, func(t state) bool {
 					for e := range r.Rows {
@@ -803,7 +802,7 @@ func (r *reader) op(i, end int) *op {
 	return o
 }
 
-// claim is the claim of a part with the snapshot of its pass, which is taken by the next statement.
+// claim is the claim of a part with the snapshot of its pass, which the next statement takes.
 func (r *reader) claim(i int, o *op) *op {
 	list := r.Events
 	e := list[i]
@@ -815,7 +814,7 @@ func (r *reader) claim(i int, o *op) *op {
 	}
 	begun := func(n int, step string) bool { return len(own) > n && strings.Contains(list[own[n]].Step, step) }
 	if !begun(1, " sql.Sweep.Begin ") || begun(3, " sql.Sweep.Release ") {
-		return nil // somebody else has it, or there is nothing to do
+		return nil // another relay has it, or there is nothing to do
 	}
 	part := slices.Index(r.Parts[:], int(number(list[own[1]].Values[0])))
 	step := fmt.Sprintf("relay %d claims part %d,", r.Relays[e.PID], part)
