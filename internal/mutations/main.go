@@ -1,7 +1,7 @@
-// Command mutations shows that tests notice: it takes the safeguards of the guarantees out of a copy of this tree, one
-// at a time, and runs the test that has to go red. It prints a table, and fails if a test stays green, or if a mutation
-// does not match the code any more. make mutations runs it; an argument is a regular expression that chooses
-// safeguards.
+// Command mutations shows that tests detect missing safeguards: it removes the safeguards of the guarantees from a
+// copy of this tree, one at a time, and runs the test that must then fail. It prints a table, and fails if a test
+// passes, or if a mutation does not match the code. make mutations runs it; an argument is a regular expression that
+// selects safeguards.
 package main
 
 import (
@@ -105,10 +105,10 @@ func (m mutation) apply(text string) (string, error) {
 	return strings.Replace(text, m.old, m.replacement, 1), nil
 }
 
-// failed are the tests that a run names.
+// failed matches the names of failed tests.
 var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
 
-// play mutates the copy, runs the test, and takes the mutation back. It returns the tests that went red.
+// play mutates the copy, runs the test, and restores the copy. It returns the failed tests.
 func (m mutation) play(ctx context.Context, dir string) (red []string, err error) {
 	path := filepath.Join(dir, m.file)
 	text, err := os.ReadFile(path)
@@ -140,7 +140,7 @@ func (m mutation) play(ctx context.Context, dir string) (red []string, err error
 	for _, name := range failed.FindAllStringSubmatch(string(out), -1) {
 		red = append(red, name[1])
 	}
-	if len(red) == 0 { // it does not compile, say
+	if len(red) == 0 { // it may not compile
 		return nil, fmt.Errorf("no test failed, but: %s", out)
 	}
 	return red, nil

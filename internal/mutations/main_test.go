@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Each mutation matches the code, changes it, and names a test that is there.
+// Each mutation matches the code, changes it, and names an existing test.
 func TestMutationsMatchTheCode(t *testing.T) {
 	t.Parallel()
 	root := filepath.Join("..", "..")
@@ -45,7 +45,7 @@ func TestMutationsMatchTheCode(t *testing.T) {
 	}
 }
 
-// A mutation whose text is not there, or there twice, is an error.
+// A mutation whose text is missing, or occurs twice, is an error.
 func TestAMutationIsExact(t *testing.T) {
 	t.Parallel()
 	m := mutation{file: "f", old: "x", replacement: "y"}

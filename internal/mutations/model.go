@@ -1,6 +1,6 @@
 package main
 
-// modelled names, for safeguards of the code, what the exhaustive models lack when they go without: a name of
+// modelled maps safeguards of the code to the safeguards of the exhaustive models: names of
 // TestEverySafeguardOfTheMarkIsNeeded in internal/model, or of TestModel in idem.
 var modelled = map[string]string{
 	"a lost reply publishes once":                 "the gate checks the number",

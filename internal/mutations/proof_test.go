@@ -14,7 +14,7 @@ import (
 
 const tableBegin, tableEnd = "<!-- safeguards: internal/mutations -->\n", "<!-- end of safeguards -->\n"
 
-// table shows each safeguard with its mutations; alone are the models' that have none of the code.
+// table lists each safeguard with its mutations; alone are safeguards of the models without a mutation of the code.
 func table(alone []string) string {
 	var b strings.Builder
 	b.WriteString("| safeguard | the model goes without | the code goes without | test |\n|---|---|---|---|\n")
@@ -34,7 +34,7 @@ func table(alone []string) string {
 	return b.String() + strings.Join(lines, ";\n") + ".\n"
 }
 
-// The page has the table of what the models and the code are taken out of, and the models have what it names.
+// The page has the table of the mutations of code and models, and the models have the names in it.
 // POSTHASTE_TEST_WRITE=1 writes it.
 func TestTheProofHasTheTable(t *testing.T) {
 	t.Parallel()

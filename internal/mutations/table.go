@@ -1,17 +1,17 @@
 package main
 
-// mutation takes one safeguard out of the code.
+// mutation removes one safeguard from the code.
 type mutation struct {
-	// safeguard is what the code promises by it, about.
+	// safeguard is roughly what the code promises with it.
 	safeguard, about string
-	// file has old once, which becomes replacement.
+	// file contains old once; replacement replaces it.
 	file, old, replacement string
-	// pkg and test are what has to go red.
+	// pkg and test name the test that must fail.
 	pkg, test string
 }
 
-// mutations are the safeguards of docs/semantics.md that can be taken out one at a time. A test of each is the quickest
-// that goes red.
+// mutations are the safeguards of docs/semantics.md that can be removed one at a time, each with its fastest failing
+// test.
 var mutations = []mutation{
 	{
 		safeguard: "a lost reply publishes once", about: "the gate does not keep its answer",
