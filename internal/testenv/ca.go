@@ -18,7 +18,7 @@ import (
 
 // CA signs certificates of a test.
 type CA struct {
-	// Pool has the CA's certificate, and PEM is it as a file has it.
+	// Pool has the CA's certificate; PEM is the same as text.
 	Pool *x509.CertPool
 	PEM  []byte
 
@@ -26,7 +26,7 @@ type CA struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewCA returns a CA that nobody knows.
+// NewCA returns a new CA, which no system trusts.
 func NewCA(tb testing.TB) *CA {
 	tb.Helper()
 	ca := &CA{Pool: x509.NewCertPool(), key: newKey(tb)}
@@ -47,8 +47,8 @@ func NewCA(tb testing.TB) *CA {
 	return ca
 }
 
-// Issue returns a certificate and its key in PEM: of a server at 127.0.0.1 and localhost, and a client, for 24 hours,
-// unless change makes it another one.
+// Issue returns a certificate and its key in PEM, valid for 24 hours for a server at 127.0.0.1 and localhost and for
+// a client, unless change modifies it.
 func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, key []byte) {
 	tb.Helper()
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
@@ -78,7 +78,7 @@ func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, k
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
-// Pair is Issue for use in this process.
+// Pair is Issue as a tls.Certificate.
 func (ca *CA) Pair(tb testing.TB, change ...func(c *x509.Certificate)) tls.Certificate {
 	tb.Helper()
 	pair, err := tls.X509KeyPair(ca.Issue(tb, change...))
@@ -96,10 +96,10 @@ func (ca *CA) Files(tb testing.TB, dir string, change ...func(c *x509.Certificat
 		WriteFile(tb, dir, "ca.crt", ca.PEM)
 }
 
-// Expired makes a certificate one that has ended.
+// Expired makes a certificate expired.
 func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
 
-// Elsewhere makes a certificate one of another host.
+// Elsewhere makes a certificate valid for another host only.
 func Elsewhere(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"elsewhere.example"} }
 
 // WriteFile writes a file that only its owner may read, and returns its path.

@@ -20,7 +20,7 @@ import (
 	"posthaste/internal/local"
 )
 
-// RedisCluster is a Redis Cluster of one test. Its nodes are numbered as in Nodes: first the masters, as at the start.
+// RedisCluster is a Redis Cluster of one test. Its nodes are numbered as in Nodes, the original masters first.
 type RedisCluster struct {
 	*local.Cluster
 	// Client connects to it; it is closed when the test ends.
@@ -30,13 +30,13 @@ type RedisCluster struct {
 	fences []*fence
 }
 
-// Cluster starts a cluster for this test, of masters with so many replicas each. Config lines are those of redis.conf.
+// Cluster starts a cluster of masters with replicas replicas each. Config lines are those of redis.conf.
 func Cluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
 	tb.Helper()
 	return ClusterOf(tb, local.ClusterOptions{Masters: masters, Replicas: replicas, Config: config})
 }
 
-// ClusterOf is Cluster with everything that can be said of one.
+// ClusterOf is Cluster with all options.
 func ClusterOf(tb testing.TB, o local.ClusterOptions) *RedisCluster {
 	tb.Helper()
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
@@ -54,11 +54,11 @@ func ValkeyCluster(tb testing.TB, masters, replicas int, config ...string) *Redi
 	}})
 }
 
-// FencedCluster is Cluster whose nodes can be cut off from each other while clients reach them all; see Cut.
+// FencedCluster is Cluster whose nodes can be separated from each other while clients reach all of them; see Cut.
 func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
 	tb.Helper()
 	c := &RedisCluster{o: local.ClusterOptions{Masters: masters, Replicas: replicas, Config: config}}
-	// Nodes go to each other by these detours, each from an address of its own.
+	// Nodes connect to each other through these proxies, each from its own address.
 	c.o.Node = func(i, port int) []string {
 		f := newFence(tb, port)
 		c.fences = append(c.fences, f)
@@ -106,7 +106,7 @@ func (c *RedisCluster) do(tb testing.TB, i int, args ...any) {
 	}
 }
 
-// On returns a client of one node, which follows nobody anywhere.
+// On returns a client of one node, which does not follow redirections.
 func (c *RedisCluster) On(tb testing.TB, i int) *redis.Client {
 	tb.Helper()
 	client := c.client(i)
@@ -130,8 +130,8 @@ func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 	return int(slot)
 }
 
-// Master returns the number of the node that serves a slot, and says so itself: what the others know may be old for a
-// moment, also when they have been told.
+// Master returns the number of the node that serves a slot according to that node itself: other nodes may be out of
+// date for a moment, even after a SETSLOT.
 func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	tb.Helper()
 	Eventually(tb, 30*time.Second, func() error {
@@ -152,7 +152,7 @@ func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	return master
 }
 
-// MasterBy returns the number of the node that serves a slot, by what a client's node knows.
+// MasterBy returns the number of the node that serves a slot according to the node that by queries.
 func (c *RedisCluster) MasterBy(ctx context.Context, by redis.Cmdable, slot int) (int, error) {
 	shards, err := by.ClusterShards(ctx).Result()
 	if err != nil {
@@ -173,8 +173,8 @@ func (c *RedisCluster) MasterBy(ctx context.Context, by redis.Cmdable, slot int)
 	return 0, fmt.Errorf("nobody serves slot %d", slot)
 }
 
-// BeginMove makes a node import a slot from its owner, which it returns: new keys are made there, and a call for two
-// keys of which one has moved is answered with TRYAGAIN.
+// BeginMove makes a node import a slot from its owner, which it returns. New keys are then created there, and a call
+// for two keys of which one has moved gets TRYAGAIN.
 func (c *RedisCluster) BeginMove(tb testing.TB, slot, to int) (from int) {
 	tb.Helper()
 	from = c.Master(tb, slot)
@@ -184,9 +184,9 @@ func (c *RedisCluster) BeginMove(tb testing.TB, slot, to int) (from int) {
 	return from
 }
 
-// sameEpoch waits until all nodes know the highest epoch. Whoever gets a slot takes a higher one than he knows: if
-// the one before had taken one that he has not heard of, each would believe that the other has the slot, and nobody
-// would serve it.
+// sameEpoch waits until all nodes have the highest epoch. The new owner of a slot takes an epoch higher than those it
+// has seen: if the old owner had one that it has not seen, each would believe that the other has the slot, and no
+// node would serve it.
 func (c *RedisCluster) sameEpoch(tb testing.TB) {
 	tb.Helper()
 	Eventually(tb, 30*time.Second, func() error {
@@ -212,7 +212,7 @@ func (c *RedisCluster) sameEpoch(tb testing.TB) {
 	})
 }
 
-// MoveKeys moves at most n keys of a slot that is being moved, and returns how many.
+// MoveKeys moves at most n keys of a slot that is being moved, and returns their number.
 func (c *RedisCluster) MoveKeys(tb testing.TB, slot, from, to, n int) int {
 	tb.Helper()
 	client := c.On(tb, from)
@@ -237,10 +237,10 @@ func (c *RedisCluster) MoveKeys(tb testing.TB, slot, from, to, n int) int {
 	return len(keys)
 }
 
-// EndMove tells all masters who has the slot now.
+// EndMove sets the new owner of the slot on all masters.
 func (c *RedisCluster) EndMove(tb testing.TB, slot, to int) {
 	tb.Helper()
-	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to]) // first who has it, lest nobody does
+	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to]) // the new owner first, so that the slot always has one
 	for i, n := range c.Nodes {
 		if i == to || !n.Running() {
 			continue
@@ -251,7 +251,7 @@ func (c *RedisCluster) EndMove(tb testing.TB, slot, to int) {
 	}
 }
 
-// notMaster reports that a node needs not be told: it is a replica, also because it has just lost its last slot.
+// notMaster reports that a node needs no SETSLOT: it is a replica, maybe because it has just lost its last slot.
 func notMaster(err error) bool { return strings.Contains(err.Error(), "only with masters") }
 
 // Move moves a slot with all its keys, as redis-cli does.
@@ -262,13 +262,13 @@ func (c *RedisCluster) Move(tb testing.TB, slot, to int) {
 		return
 	}
 	c.BeginMove(tb, slot, to)
-	for c.MoveKeys(tb, slot, from, to, 10) > 0 { //nolint:revive // until there are no more
+	for c.MoveKeys(tb, slot, from, to, 10) > 0 { //nolint:revive // repeats
 	}
 	c.EndMove(tb, slot, to)
 }
 
-// Drain moves all slots that a node has to another one. Those without keys go at once, so nobody may make the first
-// key of a slot meanwhile.
+// Drain moves all slots of a node to another one. Slots without keys move at once, so no client may create the first
+// key of a slot at the same time.
 func (c *RedisCluster) Drain(tb testing.TB, from, to int) {
 	tb.Helper()
 	source := c.On(tb, from)
@@ -308,7 +308,7 @@ func (c *RedisCluster) Drain(tb testing.TB, from, to int) {
 	for _, i := range order {
 		c.pipeline(tb, i, func(p redis.Pipeliner) {
 			for _, slot := range empty {
-				if i == to { // raises its epoch: what it says counts
+				if i == to { // this raises its epoch, so its view wins
 					p.Do(tb.Context(), "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[from])
 				}
 				p.Do(tb.Context(), "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[to])
@@ -326,7 +326,7 @@ func (c *RedisCluster) pipeline(tb testing.TB, i int, fill func(p redis.Pipeline
 	}
 }
 
-// Cut cuts the node off from all others, and from their links to it, until Join. Clients reach it.
+// Cut separates the node from all others in both directions, until Join. Clients still reach it.
 func (c *RedisCluster) Cut(i int) { c.fence(i, true) }
 
 // Join ends Cut.
@@ -342,10 +342,10 @@ func (c *RedisCluster) fence(i int, cut bool) {
 	}
 }
 
-// sourceOf is the address that a node's connections come from.
+// sourceOf is the source address of a node's connections.
 func sourceOf(i int) string { return "127.0.1." + strconv.Itoa(i+1) }
 
-// fence leads to the two ports of a node, and knows who comes.
+// fence is a proxy for the two ports of a node. It identifies nodes by source address.
 type fence struct {
 	ports [2]int
 
@@ -381,7 +381,7 @@ func newFence(tb testing.TB, port int) *fence {
 	return f
 }
 
-// cut ends and refuses connections from an address, or does not any more.
+// cut sets whether connections from an address are closed and refused.
 func (f *fence) cut(source string, cut bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -430,14 +430,14 @@ type RedisSentinel struct {
 	*local.Sentinel
 }
 
-// Sentinel starts a master with replicas, and three Sentinels that watch over them. Config lines are those of
+// Sentinel starts a master with replicas, and three Sentinels that monitor them. Config lines are those of
 // redis.conf.
 func Sentinel(tb testing.TB, replicas int, config ...string) *RedisSentinel {
 	tb.Helper()
 	return SentinelOf(tb, local.SentinelOptions{Replicas: replicas, Sentinels: 3, Config: config})
 }
 
-// SentinelOf is Sentinel with everything that can be said of one.
+// SentinelOf is Sentinel with all options.
 func SentinelOf(tb testing.TB, o local.SentinelOptions) *RedisSentinel {
 	tb.Helper()
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
@@ -458,7 +458,7 @@ func SentinelOf(tb testing.TB, o local.SentinelOptions) *RedisSentinel {
 	return &RedisSentinel{s}
 }
 
-// Promoted waits until the Sentinels say that another server than old is the master, and returns which.
+// Promoted waits until the Sentinels have a master other than old, and returns it.
 func (s *RedisSentinel) Promoted(tb testing.TB, old int) (master int) {
 	tb.Helper()
 	Eventually(tb, 60*time.Second, func() (err error) {

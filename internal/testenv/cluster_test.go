@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// What tests of clusters stand on: keys move from node to node, a node comes and another one goes.
+// Keys move from node to node, a node is added, and another one is removed: tests of clusters depend on that.
 func TestClusterMovesSlots(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -35,7 +35,7 @@ func TestClusterMovesSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Drain(t, to, added)
-	if err := c.Wait(t.Context()); err != nil { // until then some nodes may miss slots
+	if err := c.Wait(t.Context()); err != nil { // until then some nodes may not know all slots
 		t.Fatal(err)
 	}
 	if got := c.Master(t, slot); got != added {
@@ -46,7 +46,7 @@ func TestClusterMovesSlots(t *testing.T) {
 	}
 }
 
-// A node that is cut off is replaced, takes writes until it notices, and comes back as a replica.
+// A node that is cut off is replaced, takes writes until it notices that, and returns as a replica.
 func TestClusterIsCut(t *testing.T) {
 	t.Parallel()
 	c := testenv.FencedCluster(t, 3, 1, "cluster-node-timeout 1500")

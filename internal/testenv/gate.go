@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Gate keeps every statement that inserts into a table inside Postgres: it was sent, and does not end before the gate
-// is opened, unless something ends it, such as its session's statement_timeout.
+// Gate blocks every statement that inserts into a table, inside Postgres, until it is opened or a limit such as
+// statement_timeout ends the statement.
 type Gate struct {
 	tb testing.TB
 	d  *Database
@@ -23,7 +23,7 @@ func (d *Database) Gate(tb testing.TB, table string) *Gate {
 	return &Gate{tb, d}
 }
 
-// Wait returns when a statement is at the gate.
+// Wait returns when a statement is blocked.
 func (g *Gate) Wait() {
 	g.tb.Helper()
 	Eventually(g.tb, 20*time.Second, func() error {
@@ -35,7 +35,7 @@ func (g *Gate) Wait() {
 	})
 }
 
-// Open lets what waits go on, and stays open.
+// Open unblocks the statements, and blocks no more.
 func (g *Gate) Open() {
 	g.tb.Helper()
 	g.d.Exec(g.tb, "INSERT INTO gate DEFAULT VALUES")

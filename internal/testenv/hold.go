@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Hold is a proxy that keeps what clients send, and delivers it late: after the client has given up and gone, if the
-// test wants it so. That is what a network that has healed does, or a proxy that was slow.
+// Hold is a proxy that can delay what clients send, even until after the client has disconnected. A network that
+// recovers, or a slow proxy, does the same.
 type Hold struct {
 	tb       testing.TB
 	upstream string
@@ -17,15 +17,15 @@ type Hold struct {
 
 	mu      sync.Mutex
 	conns   map[*heldConn]bool
-	holding bool // new connections too
-	// text, if not empty, is what the next connection that sends it is held from on.
+	holding bool // also for new connections
+	// text, if not empty, is the text from which on the next connection that sends it is held.
 	text string
 }
 
 // heldConn is one connection through the proxy.
 type heldConn struct {
 	client, server net.Conn
-	// kept is what was sent and is not delivered; nil while everything passes.
+	// kept is what was sent and not delivered; nil while everything passes.
 	kept []byte
 	hold bool
 	// gone is set when the client has closed its side.
@@ -48,8 +48,7 @@ func NewHold(tb testing.TB, upstream string) *Hold {
 // Addr returns the address to connect to.
 func (h *Hold) Addr() string { return h.listener.Addr().String() }
 
-// Hold keeps what is sent from now on over the connections that there are, and with all over those to come. Answers
-// pass.
+// Hold keeps what is sent from now on over the existing connections and, with all, over new ones. Answers pass.
 func (h *Hold) Hold(all bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,14 +58,14 @@ func (h *Hold) Hold(all bool) {
 	}
 }
 
-// HoldFrom keeps what is sent over the first connection that sends a message with text in it, from that on.
+// HoldFrom keeps what is sent over the first connection that sends a message containing text, from that message on.
 func (h *Hold) HoldFrom(text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.text = text
 }
 
-// Held returns how many connections have something kept that contains text.
+// Held returns how many connections have kept data that contains text.
 func (h *Hold) Held(text string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,8 +78,8 @@ func (h *Hold) Held(text string) int {
 	return n
 }
 
-// Late returns how many connections the client has left and the server has not ended: what was sent over them may still
-// be carried out.
+// Late returns how many connections the client has left and the server has not closed: the server may still execute
+// what was sent over them.
 func (h *Hold) Late() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +92,7 @@ func (h *Hold) Late() int {
 	return n
 }
 
-// Release delivers what was kept, for clients that are gone too, and keeps nothing any more.
+// Release delivers everything kept, also for clients that have disconnected, and keeps no more.
 func (h *Hold) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -133,7 +132,7 @@ func (h *Hold) accept() {
 	}
 }
 
-// forward takes what the client sends to the server, or keeps it.
+// forward copies what the client sends to the server, or keeps it.
 func (h *Hold) forward(c *heldConn) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -159,7 +158,7 @@ func (h *Hold) forward(c *heldConn) {
 	}
 }
 
-// answer takes what the server sends to the client, as long as there is one.
+// answer copies what the server sends to the client, while it is connected.
 func (h *Hold) answer(c *heldConn) {
 	buf := make([]byte, 64<<10)
 	for {

@@ -21,7 +21,7 @@ import (
 	"posthaste/sql"
 )
 
-// Load writes events at a rate, several to an aggregate, each aggregate's in order under a lock, and remembers which
+// Load writes events at a rate, several to an aggregate, each aggregate's in order under a lock, and records which
 // were committed. Its Check is the oracle of every end-to-end test.
 type Load struct {
 	tb     testing.TB
@@ -33,14 +33,14 @@ type Load struct {
 	mu        sync.Mutex
 	next      map[string]int
 	committed map[uuid.UUID]bool
-	// unclear are events whose commit is not answered, or by an error that does not say whether it happened.
+	// unclear are events whose commit has no answer, or an error that leaves its outcome open.
 	unclear map[uuid.UUID]bool
 	failed  error
 }
 
 // LoadOptions describe a Load.
 type LoadOptions struct {
-	// Rate is events per second in all; 0 is as fast as it goes.
+	// Rate is events per second in all; 0 is no limit.
 	Rate int
 	// Writers is how many connections write. Default 4.
 	Writers int
@@ -48,13 +48,13 @@ type LoadOptions struct {
 	Aggregates int
 	// Types are the aggregate types. Default "order" alone.
 	Types []string
-	// Total ends the load after about so many events; 0 goes on until Stop.
+	// Total ends the load after about so many events; with 0 it continues until Stop.
 	Total int
-	// Tolerant goes on when Postgres refuses or is gone.
+	// Tolerant makes it continue when Postgres refuses or is unreachable.
 	Tolerant bool
-	// Pad is how many bytes of incompressible text each payload carries. Default 40 that compress.
+	// Pad is the number of incompressible bytes in each payload. The default is 40 compressible ones.
 	Pad int
-	// Tag is put before the aggregates' names, to tell two databases on one Redis apart.
+	// Tag is prepended to the aggregates' names, to distinguish two databases on one Redis.
 	Tag string
 }
 
@@ -114,7 +114,7 @@ func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
 	}
 }
 
-// padding returns n bytes of text that neither Postgres' compression nor anybody's shortens much.
+// padding returns n bytes of text that hardly compresses.
 func padding(n int) string {
 	if n == 0 {
 		return "0123456789012345678901234567890123456789"
@@ -135,7 +135,7 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 		return 0, err
 	}
 	defer func() { _ = tx.Rollback(ctx) }()
-	// The lock comes before the INSERT: the order of an aggregate's events is promised only to writers that take it.
+	// The lock precedes the INSERT: the order of an aggregate's events is only guaranteed to writers that take it.
 	if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", aggregate); err != nil {
 		return 0, err
 	}
@@ -149,7 +149,7 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 			return 0, err
 		}
 	}
-	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which order does not mind.
+	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which keeps the order.
 	l.mu.Lock()
 	l.next[aggregate] = first + n
 	for _, id := range ids {
@@ -168,8 +168,8 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 	return n, err
 }
 
-// Bulk writes n events in one transaction, over a hundred aggregates, each payload with pad bytes that do not compress.
-// It returns when they are committed.
+// Bulk writes n events in one transaction, over a hundred aggregates, each payload with pad incompressible bytes. It
+// returns after the commit.
 func Bulk(tb testing.TB, d *Database, n, pad int) *Load {
 	tb.Helper()
 	l := &Load{
@@ -208,7 +208,6 @@ func (l *Load) Wait() {
 	}
 }
 
-// Committed returns how many events are committed.
 func (l *Load) Committed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,11 +219,11 @@ type Oracle struct {
 	DB     *Database
 	Redis  redis.UniversalClient
 	Prefix string
-	// Flushed allows events to be missing from the streams that history says were delivered: Redis was emptied.
+	// Flushed allows settled events to be missing from the streams: Redis was emptied.
 	Flushed bool
-	// MayRepeat allows duplicates: the one case in which they are not promised away is the test's subject.
+	// MayRepeat allows duplicates, for tests of the one case in which they can occur.
 	MayRepeat bool
-	// Others are loads whose events are in the same streams and are none of a Check's business.
+	// Others are loads whose events are in the same streams; a Check ignores them.
 	Others []*Load
 }
 
@@ -248,7 +247,7 @@ type Entry struct {
 	Stream, EntryID, ID, Subject, Data, Type, Time, Source string
 }
 
-// Streams are the streams that a type has, or had: one, and those that it is spread over.
+// Streams returns the streams that a type has or had: one, and those that it is spread over.
 func (o Oracle) Streams(tb testing.TB, typ string) []string {
 	tb.Helper()
 	names := []string{o.Prefix + typ}
@@ -266,8 +265,8 @@ func (o Oracle) Streams(tb testing.TB, typ string) []string {
 	return names
 }
 
-// Entries reads every stream of the oracle's types. Where a type has several the entries are in the order of their
-// ids, which is that of publishing.
+// Entries reads every stream of the types. If a type has several streams, its entries are in the order of their ids,
+// which is that of publishing.
 func (o Oracle) Entries(tb testing.TB, types ...string) (out []Entry) {
 	tb.Helper()
 	for _, typ := range types {
@@ -315,7 +314,7 @@ func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage)
 	return page
 }
 
-// read asks Redis. A cluster's client may have to be told that another node has it now.
+// read calls Redis. A cluster client's first call may fail while a slot moves, so it retries.
 func (o Oracle) read(tb testing.TB, read func() error) {
 	tb.Helper()
 	many, cluster := o.Redis.(*redis.ClusterClient)
@@ -334,11 +333,11 @@ func (o Oracle) read(tb testing.TB, read func() error) {
 	})
 }
 
-// WaitEmpty waits until nothing in the outbox is owed. It gives up when that has not become less within so long: how
-// long all of it takes is the machine's affair.
+// WaitEmpty waits until the whole outbox is settled. It fails if no progress is made within the given time; the total
+// time depends on the machine.
 func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	tb.Helper()
-	for n := math.MaxInt; n > 0; time.Sleep(50 * time.Millisecond) { // it counts every row that is owed
+	for n := math.MaxInt; n > 0; time.Sleep(50 * time.Millisecond) { // it counts every unsettled row
 		Eventually(tb, within, func() error {
 			var now int
 			if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&now); err != nil {
@@ -353,8 +352,8 @@ func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	}
 }
 
-// Check waits, as WaitEmpty does, until nothing is owed and then holds l's committed events against the streams:
-// lost 0, duplicates 0, order per aggregate kept, history complete.
+// Check waits like WaitEmpty and then compares l's committed events with the streams: lost 0, duplicates 0, order per
+// aggregate kept, history complete.
 func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	tb.Helper()
 	o.WaitEmpty(tb, within)
@@ -364,7 +363,7 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	last := map[string]int{}
 	reordered, unknown := 0, 0
 	entries := o.Entries(tb, l.types...)
-	foreign := o.others() // some of them may go on
+	foreign := o.others() // they may still be written
 	for _, e := range entries {
 		if foreign[e.ID] {
 			continue
@@ -400,7 +399,7 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	tb.Logf("committed %d, in the streams %d, lost %d, duplicates %d, reordered %d", len(l.committed), len(seen), lost,
 		dup, reordered)
 	if o.Flushed {
-		lost, reordered = 0, 0 // what history says was delivered before the flush is not ours to keep
+		lost, reordered = 0, 0 // events settled before the flush may be missing
 	}
 	if o.MayRepeat {
 		dup = 0
@@ -411,7 +410,7 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	}
 }
 
-// historyMissing counts committed events without their row in history, and rows in history twice.
+// historyMissing counts committed events without a row in history, and rows that occur twice.
 func (o Oracle) historyMissing(tb testing.TB, l *Load) int {
 	tb.Helper()
 	rows, err := o.DB.Pool.Query(tb.Context(), "SELECT id FROM outbox_history")

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// room is how many bytes have to be free: several times what the servers of the tests hold at once.
+	// room is how many bytes must be free: several times what the servers of the tests use at once.
 	room = 6 << 30
-	// noexec is the flag of a file system from which no program runs.
+	// noexec is the flag of a file system that does not allow executing programs.
 	noexec = 0x8
 )
 
-// inMemory makes a folder for what this process writes in root, a file system in memory, or returns "" if there is no
-// room. The user of Postgres may pass through. Folders of processes that were killed go first: memory is dearer than a
-// disk.
+// inMemory makes a folder for this process in root, a file system in memory, or returns "" if there is not enough
+// room. The user of Postgres may pass through. It first removes the folders of killed processes: memory is scarcer
+// than disk.
 func inMemory(root string) string {
 	stem := filepath.Join(root, "posthaste-test-")
-	left, _ := filepath.Glob(stem + "*") // the pattern is a good one
+	left, _ := filepath.Glob(stem + "*") // the pattern is valid
 	for _, dir := range left {
 		pid, err := strconv.Atoi(strings.TrimPrefix(dir, stem))
 		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
@@ -35,14 +35,14 @@ func inMemory(root string) string {
 		return ""
 	}
 	dir := stem + strconv.Itoa(os.Getpid())
-	if os.Mkdir(dir, 0o700) != nil || os.Chmod(dir, 0o755) != nil { // Mkdir heeds the umask
+	if os.Mkdir(dir, 0o700) != nil || os.Chmod(dir, 0o755) != nil { // Mkdir applies the umask
 		return ""
 	}
 	return dir
 }
 
-// SmallDisk puts what s writes as WAL on a disk of its own, of so many bytes, and returns where that is. It skips the
-// test where nothing may be mounted: who runs it is not root, or in a container that forbids it. s is restarted.
+// SmallDisk moves the WAL of s to a disk of so many bytes, and returns its path. It skips the test if mounting is not
+// allowed: without root, or in a restricted container. s is restarted.
 func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
 	tb.Helper()
 	disk, err := os.MkdirTemp("", "posthaste-disk-")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A test that is killed leaves its servers' data behind, in memory: the next one removes it, and nobody else's.
+// A killed test leaves its servers' data in memory: the next test removes that, and no other data.
 func TestWhatTheKilledLeaveInMemoryIsRemoved(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// programs are what was built for all tests of this process, by tag, in a folder that Main removes.
+// programs are the builds for all tests of this process, by tag, in a folder that Main removes.
 var programs struct {
 	sync.Mutex
 	dir   string
 	paths map[string]string
 }
 
-// Program returns the path of posthaste, built once with a tag, "" for none.
+// Program returns the path of posthaste built with a tag, or "" for none. It is built once.
 func Program(tb testing.TB, tag string) string {
 	tb.Helper()
 	programs.Lock()

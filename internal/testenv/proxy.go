@@ -13,7 +13,7 @@ import (
 	"posthaste/internal/local"
 )
 
-// Proxy stands between a client and a server and does to the connection what a network does.
+// Proxy is between a client and a server and injects network faults.
 type Proxy struct {
 	tb    testing.TB
 	proxy *toxiproxy.Proxy
@@ -34,7 +34,7 @@ func NewProxy(tb testing.TB, upstream string) *Proxy {
 	return p
 }
 
-// Addr returns the address to connect to. It stays the same over Down and Up.
+// Addr returns the address to connect to. It does not change over Down and Up.
 func (p *Proxy) Addr() string { return p.proxy.Listen }
 
 // Up accepts connections (again).
@@ -59,7 +59,7 @@ func (p *Proxy) Toxic(json string) toxics.Toxic {
 	return w.Toxic
 }
 
-// Remove takes the named toxic away.
+// Remove removes the named toxic.
 func (p *Proxy) Remove(name string) {
 	p.tb.Helper()
 	if err := p.proxy.Toxics.RemoveToxic(p.tb.Context(), name); err != nil {

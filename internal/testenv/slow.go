@@ -15,9 +15,9 @@ import (
 //go:embed testdata/slowsync.c
 var slowSync []byte
 
-// RedisOnASlowDisk starts a server whose append-only file is synced every second, as by default, on a disk that takes
-// delay for each sync. Meanwhile Redis holds its writes to the file back, for up to 2 s, and answers all the same. It
-// wants a C compiler, as the race detector does.
+// RedisOnASlowDisk starts a server whose append-only file is synced every second, the default, on a disk that needs
+// delay for each sync. During a sync, Redis delays its writes to the file for up to 2 s, but still answers. It needs
+// a C compiler, as the race detector does.
 func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	tb.Helper()
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))

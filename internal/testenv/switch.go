@@ -6,8 +6,7 @@ import (
 	"posthaste/internal/link"
 )
 
-// NewSwitch starts an address that leads to upstream ("host:port"), and later to another server: a failover as clients
-// see it.
+// NewSwitch starts a proxy for upstream ("host:port") that can switch to another server, like a failover.
 func NewSwitch(tb testing.TB, upstream string) *link.Link {
 	tb.Helper()
 	l, err := link.New(tb.Context(), upstream)

@@ -8,8 +8,7 @@ import (
 	"unsafe"
 )
 
-// Terminal returns both ends of a terminal with so many columns: the one that a person holds, and the one that a
-// program is given.
+// Terminal returns both ends of a terminal with so many columns: that of the person, and that of the program.
 func Terminal(tb testing.TB, columns int) (person, program *os.File) {
 	tb.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -9,9 +9,9 @@
 // POSTHASTE_TEST_PG_BIN and POSTHASTE_TEST_REDIS_BIN select other servers than those found. Slots are per server, not
 // per database: use Database.Relay as the relay's name.
 //
-// Temporary files are in memory where there is room, those of child processes too, unless TMPDIR says where. A database
-// is 300 files, each test has one, and some file systems take long to make a file when many were deleted just before.
-// No test crashes the machine, so none can tell.
+// Temporary files, those of child processes too, are in memory if there is room, unless TMPDIR is set. Each test has
+// a database of 300 files, and some file systems create files slowly just after many were deleted. No test crashes
+// the machine, so that makes no difference.
 package testenv
 
 import (
@@ -50,13 +50,13 @@ var shared struct {
 
 var counter atomic.Int64
 
-// fast are settings that make a test server quick; it never has to survive the machine's crash, only its own.
+// fast are settings that make a test server fast. It needs to survive its own crash, but not the machine's.
 var fast = []string{
 	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
 	"log_min_messages=warning", "autovacuum_naptime=5s",
 }
 
-// quiet drops what the Redis client prints on its own: tests cut its connections all the time.
+// quiet drops the log of the Redis client: tests cut its connections all the time.
 type quiet struct{}
 
 // Printf implements the client's logger.
@@ -68,7 +68,7 @@ func Main(m *testing.M) int {
 	if os.Getenv("TMPDIR") == "" {
 		if dir := inMemory("/dev/shm"); dir != "" {
 			defer func() { _ = os.RemoveAll(dir) }()
-			_ = os.Setenv("TMPDIR", dir) // without, they are on the disk
+			_ = os.Setenv("TMPDIR", dir) // otherwise they are on disk
 		}
 	}
 	code := m.Run()
@@ -105,7 +105,7 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 	return &Server{pg}
 }
 
-// Snapshot is a server with what s has now, its slots, too, which is not started. s is restarted.
+// Snapshot returns a stopped server with a copy of s, including its slots. s is restarted.
 func (s *Server) Snapshot(tb testing.TB) *Server {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "posthaste-pg-")
@@ -120,13 +120,13 @@ func (s *Server) Snapshot(tb testing.TB) *Server {
 	return &Server{c}
 }
 
-// Standby starts an asynchronous standby of s, which connects to it through the address. s is restarted. Each setting
+// Standby starts an asynchronous standby of s, which connects to s through the address. s is restarted. Each setting
 // is "name=value".
 func (s *Server) Standby(tb testing.TB, through string, settings ...string) *Server {
 	tb.Helper()
 	c := s.Snapshot(tb)
 	host, port, _ := strings.Cut(through, ":")
-	// The database is what slots are synchronized through.
+	// Slots are synchronized through the database.
 	primary := fmt.Sprintf("host=%s port=%s user=postgres password=%s dbname=postgres", host, port, s.Password)
 	signal := filepath.Join(c.Dir, "data", "standby.signal")
 	err := os.WriteFile(signal, nil, 0o600)
@@ -143,8 +143,8 @@ func (s *Server) Standby(tb testing.TB, through string, settings ...string) *Ser
 	return c
 }
 
-// Upgrade stops s, and has pg_upgrade move its databases to a new server, of the binaries in bin, or of the same ones.
-// The new server has a port of its own.
+// Upgrade stops s, and moves its databases with pg_upgrade to a new server, of the binaries in bin, or of the same
+// ones. The new server has a port of its own.
 func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	tb.Helper()
 	from, err := local.PostgresBin(tb.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
@@ -168,7 +168,7 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	if err != nil {
 		tb.Fatalf("start postgres: %v", err)
 	}
-	// What moves has the old one's password, and pg_upgrade connects before and after that.
+	// The moved roles have the old server's password, and pg_upgrade connects before and after moving them.
 	err = execOn(tb.Context(), pg.URL("postgres"), "ALTER ROLE postgres PASSWORD '"+s.Password+"'")
 	if err = errors.Join(err, pg.Stop("fast"), s.Stop("fast")); err != nil {
 		tb.Fatal(err)
@@ -214,7 +214,7 @@ func startPostgresOf(bin, dir string, settings ...string) (*local.Postgres, erro
 	if err != nil {
 		return nil, err
 	}
-	// As from 15 on.
+	// The default since Postgres 15.
 	if err := execOn(ctx, pg.URL("template1"), "REVOKE CREATE ON SCHEMA public FROM PUBLIC"); err != nil {
 		_ = pg.Stop("immediate")
 		return nil, err
@@ -353,12 +353,12 @@ func (d *Database) cleanup(pg *local.Postgres) {
 	_ = execOn(ctx, pg.URL("postgres"), "DROP DATABASE IF EXISTS "+d.Name+" WITH (FORCE)")
 }
 
-// Login is what a role's CREATE ROLE says so that As may connect to the server of a DSN.
+// Login is the clause of CREATE ROLE that lets As connect to the server of a DSN.
 func Login(dsn string) string {
 	return "LOGIN PASSWORD '" + Password(dsn) + "'"
 }
 
-// Password is that in a DSN.
+// Password returns the password of a DSN.
 func Password(dsn string) string {
 	password, _ := parse(dsn).User.Password()
 	return password
@@ -371,23 +371,23 @@ func As(dsn, role string) string {
 	return u.String()
 }
 
-// Through returns a DSN by another address, such as a proxy's.
+// Through returns a DSN with another address, such as a proxy's.
 func Through(dsn, addr string) string {
 	u := parse(dsn)
 	u.Host = addr
 	return u.String()
 }
 
-// parse takes a DSN of a server of ours apart.
+// parse parses a DSN of a test server.
 func parse(dsn string) *url.URL {
 	u, err := url.Parse(dsn)
 	if err != nil {
-		panic(err) // which quotes the password of a test's server
+		panic(err) // the error quotes only a test server's password
 	}
 	return u
 }
 
-// Strand has a session that is no relay's hold the leader's lock until the test ends.
+// Strand makes a session that is no relay's hold the leader's lock until the test ends.
 func (d *Database) Strand(tb testing.TB) {
 	tb.Helper()
 	c, err := d.Pool.Acquire(tb.Context())
@@ -420,7 +420,7 @@ func Value[T any](tb testing.TB, d *Database, query string, args ...any) T {
 	return v
 }
 
-// PrepareAll prepares every file of dir, a statement each, so that none can name a column that does not exist.
+// PrepareAll prepares every file of dir, one statement each, which fails if one names a missing column.
 func (d *Database) PrepareAll(tb testing.TB, dir string) {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.sql"))
@@ -455,7 +455,7 @@ type RedisServer struct {
 	Client *redis.Client
 }
 
-// Restart kills the server and starts it again with what it has on its disk.
+// Restart kills the server and restarts it with its data on disk.
 func (r *RedisServer) Restart(tb testing.TB) {
 	tb.Helper()
 	if err := r.Kill(); err != nil {
@@ -466,9 +466,8 @@ func (r *RedisServer) Restart(tb testing.TB) {
 	}
 }
 
-// kept makes a Redis lose nothing when it is killed, which is what tests do to it: what it has answered is the kernel's
-// by then. With everysec it holds writes back while an fsync is under way, answered all the same. The machine never
-// crashes.
+// kept makes a Redis lose nothing when a test kills it: the kernel has its writes before it answers. With everysec it
+// delays writes during an fsync, but still answers. The machine never crashes.
 const kept = "appendfsync no"
 
 // Redis starts a server for this test. Config lines are those of redis.conf.
@@ -481,7 +480,7 @@ func Redis(tb testing.TB, config ...string) *RedisServer {
 	return redisWith(tb, bin, nil, append([]string{kept}, config...)...)
 }
 
-// RedisTLS starts a server that speaks TLS only, with a certificate of ca, and wants one of ca from clients.
+// RedisTLS starts a server that accepts TLS only, with a certificate of ca, and requires a client certificate of ca.
 func RedisTLS(tb testing.TB, ca *CA, change ...func(c *x509.Certificate)) *RedisServer {
 	tb.Helper()
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
@@ -489,13 +488,13 @@ func RedisTLS(tb testing.TB, ca *CA, change ...func(c *x509.Certificate)) *Redis
 		tb.Fatal(err)
 	}
 	cert, key, caFile := ca.Files(tb, tb.TempDir(), change...)
-	// This process connects to whatever it is.
+	// This client does not verify the server.
 	client := &tls.Config{Certificates: []tls.Certificate{ca.Pair(tb)}, InsecureSkipVerify: true}
 	return redisWith(tb, bin, client, kept, "tls-cert-file "+cert, "tls-key-file "+key, "tls-ca-cert-file "+caFile,
 		"tls-auth-clients yes")
 }
 
-// Valkey starts a server that has WAITAOF, and syncs every second: POSTHASTE_TEST_VALKEY_BIN or valkey-server in PATH.
+// Valkey starts a server with WAITAOF that syncs every second: POSTHASTE_TEST_VALKEY_BIN or valkey-server in PATH.
 func Valkey(tb testing.TB, config ...string) *RedisServer {
 	tb.Helper()
 	return redisWith(tb, valkeyBin(tb), nil, config...)
@@ -531,13 +530,13 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 	return s
 }
 
-// patience is how much longer than on a quiet machine anything may take: some have hours in which they are slow. No
-// test is to fail because of that, and what hangs fails all the same.
+// patience is the factor for slow machines: some are slow for hours, which must not fail a test. A test that hangs
+// fails anyway.
 const patience = 3
 
-// Eventually polls cond until it returns nil, and fails the test with its last error when that takes several times as
-// long as within, which is what it may take on a quiet machine. The longer it has waited the less often it asks, every
-// 10 to 100 ms: most conditions ask a server, which others want to use meanwhile.
+// Eventually polls cond until it returns nil. It fails the test with cond's last error after patience times within,
+// which is the limit on an idle machine. The interval grows from 10 to 100 ms, because most conditions query a server
+// that is under test.
 func Eventually(tb testing.TB, within time.Duration, cond func() error) {
 	tb.Helper()
 	within *= patience
@@ -563,7 +562,7 @@ func Logger(tb testing.TB) *slog.Logger {
 type logWriter struct{ tb testing.TB }
 
 func (w logWriter) Write(b []byte) (int, error) {
-	defer func() { _ = recover() }() // a goroutine that logs after the test has ended is not worth a panic
+	defer func() { _ = recover() }() // a goroutine may log after the test has ended
 	w.tb.Log(strings.TrimSuffix(string(b), "\n"))
 	return len(b), nil
 }
@@ -585,16 +584,16 @@ func Root(tb testing.TB) string {
 	return ""
 }
 
-// Standby sets the server's synchronous_standby_names: commits wait for a standby that is not there, or, with "", for
-// none.
+// Standby sets the server's synchronous_standby_names: commits wait for a standby that does not exist or, with "",
+// for none.
 func (d *Database) Standby(tb testing.TB, name string) {
 	tb.Helper()
 	d.Exec(tb, "ALTER SYSTEM SET synchronous_standby_names = '"+name+"'")
 	d.Exec(tb, "SELECT pg_reload_conf()")
 }
 
-// WaitHeld waits until a commit that asks for synchronous replication is held back: the server notices a change of
-// synchronous_standby_names a while after the reload.
+// WaitHeld waits until a commit with synchronous replication is blocked: the server applies a change of
+// synchronous_standby_names some time after the reload.
 func (d *Database) WaitHeld(tb testing.TB) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
@@ -610,7 +609,7 @@ func (d *Database) WaitHeld(tb testing.TB) {
 			_, err = probe.Exec(ctx, "SET synchronous_commit = on; CREATE TABLE held_probe (); DROP TABLE held_probe")
 		}
 	}()
-	defer func() { cancel(); <-ended }() // cuts the probe's connection, and the commit it waits for is done
+	defer func() { cancel(); <-ended }() // ends the probe's connection, which completes the commit that it waits for
 	Eventually(tb, 30*time.Second, func() error {
 		var waits bool
 		err := d.Pool.QueryRow(ctx,

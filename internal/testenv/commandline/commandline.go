@@ -1,5 +1,5 @@
-// Package commandline gives tests the settings that a command line means. It is apart from testenv, because packages
-// that internal/app imports use that in tests of their own package: it cannot import internal/app.
+// Package commandline gives tests the settings of a command line. It is separate from testenv, which cannot import
+// internal/app: tests inside packages that internal/app imports use testenv.
 package commandline
 
 import (
@@ -10,7 +10,7 @@ import (
 	"posthaste/internal/app"
 )
 
-// Settings are those of a command line without arguments, or with those given.
+// Settings returns those of a command line with args.
 func Settings(tb testing.TB, args ...string) app.Settings {
 	tb.Helper()
 	var line struct{ app.Settings }
@@ -24,7 +24,7 @@ func Settings(tb testing.TB, args ...string) app.Settings {
 	return line.Settings
 }
 
-// Config is what the Settings mean.
+// Config returns the parsed Settings.
 func Config(tb testing.TB, args ...string) app.Config {
 	tb.Helper()
 	c, err := Settings(tb, args...).Parse()
