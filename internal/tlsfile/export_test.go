@@ -2,7 +2,7 @@ package tlsfile
 
 import "time"
 
-// LookAlways makes every connection look at the files.
+// LookAlways makes every connection read the files.
 func (f *Files) LookAlways() {
 	var n time.Duration
 	f.mu.Lock()

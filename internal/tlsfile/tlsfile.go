@@ -1,9 +1,9 @@
-// Package tlsfile serves and dials TLS with certificates, keys and CAs that are files, and goes with them: files that
-// have changed are read again, at most once a second, when a connection is made or the metrics are read.
+// Package tlsfile serves and dials TLS with certificates, keys and CAs in files. It reads changed files again, at
+// most once a second, when a connection is made or the metrics are read.
 //
-// What is in the files counts, not their times, so it does not matter how they are replaced. They are taken together or
-// not at all: while a key does not fit its certificate, or a file is gone, what was read last stays in use, and the log
-// and a counter tell. Connections that exist are never cut. Nothing of a key is ever logged.
+// It compares the content of the files, not their times, so they may be replaced in any way. Files are used together
+// or not at all: while a key does not match its certificate, or a file is missing, the last valid content stays in
+// use, and a log line and a counter report it. Existing connections are never closed. Keys are never logged.
 package tlsfile
 
 import (
@@ -24,47 +24,47 @@ import (
 )
 
 const (
-	// every is how often the files are looked at, at most.
+	// every is the shortest interval between two reads.
 	every = time.Second
-	// soon is how long before its end a certificate is warned about.
+	// soon is how long before its expiry a certificate gives a warning.
 	soon = 7 * 24 * time.Hour
 )
 
-// Names are the paths of PEM files; each may be empty. Cert has the leaf first, and needs Key. CA has the certificates
-// that the other side's has to be signed by.
+// Names are the paths of PEM files; each may be empty. Cert has the leaf first, and needs Key. CA has the
+// certificates that must sign the peer's certificate.
 type Names struct{ Cert, Key, CA string }
 
 // Any reports whether a file is named.
 func (n Names) Any() bool { return n != Names{} }
 
-// Files are files and what was read from them. They are safe for concurrent use. nil Files are without any file.
+// Files are files and their content. They are safe for concurrent use. A nil *Files has no file.
 type Files struct {
 	names Names
 	// now is the clock, for tests.
 	now func() time.Time
 
 	current atomic.Pointer[content]
-	// rejected counts looks at files that could not be taken.
+	// rejected counts reads of files that could not be used.
 	rejected atomic.Int64
 
-	// mu guards what follows; who does not get it goes on with what there is.
+	// mu guards the following fields. A caller that does not get it uses the current content.
 	mu     sync.Mutex
 	log    *slog.Logger
 	looked time.Time
-	// said is the last thing logged of files that could not be taken.
+	// said is the last error that was logged.
 	said string
-	// warned is whether the end of the certificate in use was warned about.
+	// warned reports whether the expiry of the current certificate was logged.
 	warned bool
 }
 
-// content is what the files say. It does not change.
+// content is the parsed content of the files. It is immutable.
 type content struct {
 	raw  [3][]byte
 	cert *tls.Certificate
 	ca   *x509.CertPool
 }
 
-// Load reads the files, and fails if one is wrong: its errors name it. It returns nil if none is named.
+// Load reads the files. Its error names the faulty file. It returns nil if no file is named.
 func Load(n Names) (*Files, error) {
 	if !n.Any() {
 		return nil, nil //nolint:nilnil // no files
@@ -78,7 +78,7 @@ func Load(n Names) (*Files, error) {
 	return f, nil
 }
 
-// LogTo has what becomes of the files logged, beginning with a certificate that ends soon.
+// LogTo logs changes of the files to log, and an expiry that is near.
 func (f *Files) LogTo(log *slog.Logger) {
 	if f == nil {
 		return
@@ -89,7 +89,7 @@ func (f *Files) LogTo(log *slog.Logger) {
 	f.warnOfEnd(f.current.Load())
 }
 
-// read returns what the files say: old, if they say the same.
+// read reads the files. It returns old if they are unchanged.
 func (n Names) read(old *content) (*content, error) {
 	c := &content{}
 	for i, name := range []string{n.Cert, n.Key, n.CA} {
@@ -127,7 +127,7 @@ func (n Names) read(old *content) (*content, error) {
 	return c, nil
 }
 
-// whole returns an error if a file has a block of PEM that cannot be read: whoever reads its certificates skips those.
+// whole returns an error if a file has a malformed PEM block: the parser of certificates skips those.
 func whole(text []byte, name string) error {
 	begun := bytes.Count(text, []byte("-----BEGIN "))
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -145,7 +145,7 @@ func whole(text []byte, name string) error {
 	return nil
 }
 
-// latest looks at the files, if the last look is long enough ago, and returns what is in use.
+// latest reads the files if the last read is old enough, and returns the content in use.
 func (f *Files) latest() *content {
 	if f == nil {
 		return &content{}
@@ -179,7 +179,7 @@ func (f *Files) latest() *content {
 	return c
 }
 
-// warnOfEnd warns once of a certificate that ends soon, or has.
+// warnOfEnd warns once of a certificate that expires soon or has expired.
 func (f *Files) warnOfEnd(c *content) {
 	if end := c.end(); !f.warned && !end.IsZero() && f.now().Add(soon).After(end) {
 		f.warned = true
@@ -187,7 +187,7 @@ func (f *Files) warnOfEnd(c *content) {
 	}
 }
 
-// end is when the certificate ends; zero without one.
+// end is the expiry of the certificate; zero without one.
 func (c *content) end() time.Time {
 	if c.cert == nil {
 		return time.Time{}
@@ -195,8 +195,8 @@ func (c *content) end() time.Time {
 	return c.cert.Leaf.NotAfter
 }
 
-// Server returns a configuration for a listener with HTTP: TLS 1.2 at least. With a CA it wants a client certificate
-// that is signed by it, at each connection: no session is resumed, because that would not ask again.
+// Server returns a configuration for an HTTP listener: TLS 1.2 at least. With a CA it requires a client certificate
+// signed by it on each connection. It resumes no sessions, because that would skip the check.
 func (f *Files) Server() *tls.Config {
 	config := func(c *content) *tls.Config {
 		t := &tls.Config{
@@ -213,9 +213,9 @@ func (f *Files) Server() *tls.Config {
 	return first
 }
 
-// Dial connects with TLS 1.2 at least. The server's certificate has to be for the host of addr, and signed by the CA,
-// or by one that the system knows if none is named; unless skipVerify, which lets anybody in between read and change
-// everything. ctx bounds the handshake, too.
+// Dial connects with TLS 1.2 at least. The server's certificate must be for the host of addr, and signed by the CA
+// or, without one, by a CA of the system. skipVerify turns this check off, which is insecure. ctx also bounds the
+// handshake.
 func (f *Files) Dial(ctx context.Context, network, addr string, skipVerify bool) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -240,13 +240,13 @@ var (
 		[]string{"use"}, nil)
 )
 
-// Collector shows files by what they are used for; nil Files are shown as zeros.
+// Collector exports the state of files by their use; nil Files give zeros.
 type Collector map[string]*Files
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) { ch <- endDesc; ch <- rejectedDesc }
 
-// Collect implements prometheus.Collector. It looks at the files, so that a change is seen without connections.
+// Collect implements prometheus.Collector. It reads the files, so that a change shows without connections.
 func (m Collector) Collect(ch chan<- prometheus.Metric) {
 	for use, f := range m {
 		var end, rejected float64

@@ -26,7 +26,7 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// load loads files that are looked at with every connection.
+// load loads files that are read at every connection.
 func load(t *testing.T, n tlsfile.Names) *tlsfile.Files {
 	t.Helper()
 	f, err := tlsfile.Load(n)
@@ -37,7 +37,7 @@ func load(t *testing.T, n tlsfile.Names) *tlsfile.Files {
 	return f
 }
 
-// listener accepts HTTPS with the configuration, and returns where.
+// listener accepts HTTPS with the configuration, and returns its address.
 func listener(t *testing.T, config *tls.Config) string {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,7 +52,7 @@ func listener(t *testing.T, config *tls.Config) string {
 	return l.Addr().String()
 }
 
-// client returns a client that trusts ca, and shows the certificates.
+// client returns a client that trusts ca and has the certificates.
 func client(t *testing.T, ca *testenv.CA, certs ...tls.Certificate) *http.Client {
 	t.Helper()
 	tr := &http.Transport{
@@ -65,7 +65,7 @@ func client(t *testing.T, ca *testenv.CA, certs ...tls.Certificate) *http.Client
 	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
 }
 
-// ask makes a request, and returns the serial number of the certificate that answered.
+// ask makes a request, and returns the serial number of the server's certificate.
 func ask(ctx context.Context, c *http.Client, addr string) (serial, proto string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+addr, nil)
 	if err != nil {
@@ -80,13 +80,13 @@ func ask(ctx context.Context, c *http.Client, addr string) (serial, proto string
 	return resp.TLS.PeerCertificates[0].SerialNumber.String(), string(b), err
 }
 
-// What is wrong with files is named when they are loaded.
+// Load names the faults of files.
 func TestLoadNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	ca, dir, other := testenv.NewCA(t), t.TempDir(), t.TempDir()
 	cert, key, caFile := ca.Files(t, dir)
 	_, otherKey, _ := ca.Files(t, other)
-	// bundle is a good certificate between two others, of which the first lacks its first bytes, the last its last.
+	// bundle is a valid certificate between two others; the first lacks its first bytes, the last its last.
 	bundle := func(name string, first, last int) string {
 		pem, err := os.ReadFile(caFile)
 		if err != nil {
@@ -125,7 +125,7 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A listener with a client CA talks to nobody without a certificate of it that is valid now, and speaks HTTP/2.
+// A listener with a client CA requires a valid certificate signed by it, and uses HTTP/2.
 func TestAClientCAWantsACertificate(t *testing.T) {
 	t.Parallel()
 	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)
@@ -143,7 +143,7 @@ func TestAClientCAWantsACertificate(t *testing.T) {
 		"a server": {[]tls.Certificate{ca.Pair(t, serverOnly)}, false},
 	} {
 		cl := client(t, ca)
-		// By the callback the client shows a certificate that the server did not ask for, too.
+		// With the callback the client also sends a certificate that the server did not request.
 		cl.Transport.(*http.Transport).TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo,
 		) (*tls.Certificate, error) {
 			if len(c.certs) == 0 {
@@ -163,7 +163,7 @@ func TestAClientCAWantsACertificate(t *testing.T) {
 	}
 }
 
-// Who was accepted once is not accepted again when the CA is another one: no session is resumed around it.
+// After a change of the CA, a client of the old one is refused: no session is resumed.
 func TestAClientCAThatChanges(t *testing.T) {
 	t.Parallel()
 	ca, next := testenv.NewCA(t), testenv.NewCA(t)
@@ -175,7 +175,7 @@ func TestAClientCAThatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.WriteFile(t, dir, "ca.crt", next.PEM)
-	if _, _, err := ask(t.Context(), before, addr); err != nil { // its connection is not cut
+	if _, _, err := ask(t.Context(), before, addr); err != nil { // its connection is not closed
 		t.Errorf("on the connection that exists: %v", err)
 	}
 	before.CloseIdleConnections()
@@ -187,11 +187,11 @@ func TestAClientCAThatChanges(t *testing.T) {
 	}
 }
 
-// Requests go on while the files are replaced, however that is done, and the new certificate is the one that is served.
+// Requests succeed while the files are replaced in several ways, and the new certificate is served.
 func TestRotationUnderLoad(t *testing.T) {
 	t.Parallel()
 	for name, rotate := range map[string]func(t *testing.T, dir string, cert, key []byte, between func()){
-		// As Kubernetes replaces the files of a mounted secret.
+		// Kubernetes replaces the files of a mounted secret like this.
 		"a link": func(t *testing.T, dir string, cert, key []byte, between func()) {
 			to, err := os.MkdirTemp(dir, "data-")
 			if err != nil {
@@ -245,7 +245,7 @@ func replaceLink(t *testing.T, to, link string) {
 	}
 }
 
-// rotates has clients ask all the time, each with connections of its own, and one on a connection that stays.
+// rotates replaces the files while clients make requests, each with new connections, and one on a lasting connection.
 func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byte, between func())) {
 	ca, dir := testenv.NewCA(t), t.TempDir()
 	first, err := os.MkdirTemp(dir, "data-")
@@ -284,7 +284,7 @@ func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byt
 			}
 		})
 	}
-	// between waits until requests were answered with the files as they are.
+	// between waits until requests were answered with the current files.
 	between := func() {
 		at := asked.Load()
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -316,7 +316,6 @@ func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byt
 	}
 }
 
-// logs collects what is logged.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -334,8 +333,8 @@ func (l *logs) count(part string) int {
 	return strings.Count(l.text.String(), part)
 }
 
-// Files that cannot be taken are logged once and counted each time; the end of the certificate is shown, and warned
-// about while there is time. Keys are in neither.
+// Unusable files are logged once and counted each time. The certificate's expiry is exported, and logged early
+// enough. Neither contains keys.
 func TestWhatIsToldOfFiles(t *testing.T) {
 	t.Parallel()
 	ca, dir := testenv.NewCA(t), t.TempDir()
@@ -348,7 +347,7 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 	expect := func(when string, end, rejected float64) {
 		t.Helper()
 		for range 2 {
-			if _, err := reg.Gather(); err != nil { // a look each
+			if _, err := reg.Gather(); err != nil { // each gather reads the files
 				t.Fatal(err)
 			}
 		}
@@ -384,7 +383,7 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 	}
 }
 
-// A client takes only a server that is meant, shows its certificate, and goes with its files.
+// A client accepts only the right server, sends its certificate, and follows changes of its files.
 func TestDial(t *testing.T) {
 	t.Parallel()
 	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)
