@@ -91,7 +91,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	b.closers = append(b.closers, func() { _ = os.RemoveAll(dir) })
-	// Postgres may have to run as another user, who must be able to pass through.
+	// Postgres may run as another user, which needs to pass through the folder.
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // pass through only
 		return err
 	}
@@ -141,7 +141,7 @@ type scene struct {
 func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error) {
 	b.scenes++
 	s := &scene{bench: b, peer: p, name: fmt.Sprintf("peers_%d", b.scenes)}
-	// Everybody may read the command lines that this goes into.
+	// No password: every user of the machine can read the command lines that contain the URL.
 	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", b.pg.Port, s.name)
 	if err := b.empty(ctx); err != nil {
 		return nil, err

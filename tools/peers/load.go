@@ -279,8 +279,7 @@ func (s *scene) ready(ctx context.Context, c *consumer) error {
 	return nil
 }
 
-// await asks until there are n, for so long at most, and returns how many there are and how long that took. None at all
-// is an error.
+// await polls until there are n, for most at most, and returns the count and the time. A count of zero is an error.
 func (s *scene) await(ctx context.Context, n int, most time.Duration, ask func(ctx context.Context) (int, error),
 ) (have int, took time.Duration, err error) {
 	for began := time.Now(); ; {

@@ -28,8 +28,8 @@ type received struct {
 	lsn    pglogrepl.LSN
 }
 
-// loop is the least that somebody would write: it reads the slot and adds an entry for each event, up to most of them
-// in a pipeline. It knows no retry, no order between two instances, and no way back when the slot is gone.
+// loop is the simplest relay: it reads the slot and adds an entry for each event, up to most of them in a pipeline.
+// It has no retries, no order between two instances, and no recovery if the slot is lost.
 func loop(ctx context.Context, postgres, redisURL, slot string, most int) error {
 	opt, err := redis.ParseURL(redisURL)
 	if err != nil {

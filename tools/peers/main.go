@@ -1,11 +1,12 @@
-// Command peers measures posthaste beside what a user would pick instead, on the same servers and in the same run. It
-// starts a Postgres and a Redis that keep their data as in production. In each round, every load is given to every peer
-// in turn, each with an empty database and an empty Redis, and each round begins with another peer.
+// Command peers compares posthaste with its alternatives, on the same servers and in the same run. It starts a
+// Postgres and a Redis that are durable as in production. In each round, every load runs with every peer in turn,
+// each with an empty database and an empty Redis, and each round begins with another peer.
 //
 //	peers [--rounds=3] [--seconds=10] [--backlog=100000] [--rates=2000,5000,0] [--peers=…] [--json]
 //
-// `make bench-peers` calls it. Every peer is a process of its own, so that its processor time can be told from that of
-// the servers and of the load; those that are libraries are this program once more, called with "peer" and a name.
+// `make bench-peers` calls it. Every peer is a process of its own, so that its processor time is measured apart from
+// that of the servers and of the load; peers that are libraries are this program again, called with "peer" and a
+// name.
 package main
 
 import (
@@ -60,7 +61,7 @@ type options struct {
 	json                  bool
 }
 
-// run is the whole program but for the process around it.
+// run is the program without its process.
 func run(ctx context.Context, args []string, o cli.IO) error {
 	if len(args) > 0 && args[0] == "peer" {
 		return child(ctx, args[1:])

@@ -65,7 +65,7 @@ func self(name string) func(s *scene) []string {
 	}
 }
 
-// child is what self runs, until it is told to end.
+// child runs a library as a peer until it is stopped.
 func child(ctx context.Context, args []string) error {
 	if len(args) != 4 {
 		return errors.New("peer takes a name, the URLs of Postgres and Redis, and the name of the slot")

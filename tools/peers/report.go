@@ -78,7 +78,7 @@ func (b *bench) describe(ctx context.Context) (*report, error) {
 	return r, nil
 }
 
-// add takes what the peers did in one round. What Postgres uses for the inserts alone is no peer's.
+// add adds the figures of one round. It subtracts what Postgres uses for the inserts alone.
 func (r *report) add(l load, list []peer, found map[string]figures) {
 	for _, p := range list {
 		f, ok := found[p.name]
