@@ -107,7 +107,7 @@ func TestPageOfMetrics(t *testing.T) {
 	}
 }
 
-// startedAt selects young processes: what they have counted is recent.
+// startedAt selects processes that started recently, whose counts are recent.
 const startedAt = "process_start_time_seconds"
 
 // find returns the metric behind a series name, and the labels the series has.
@@ -232,8 +232,8 @@ func joined(path []parser.Node, s *parser.VectorSelector) (labels []string) {
 	return labels
 }
 
-// filters reports whether s only selects what passes: it is on the right of an "and", "unless" or group_left within
-// path, so that its labels do not appear in the result, but for those that group_left names.
+// filters reports whether s is only a filter: it is on the right of an "and", "unless" or group_left within path, so
+// that the result has none of its labels, except those that group_left names.
 func filters(path []parser.Node, s *parser.VectorSelector) bool {
 	return slices.ContainsFunc(path, func(n parser.Node) bool {
 		b, ok := n.(*parser.BinaryExpr)
