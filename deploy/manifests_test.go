@@ -379,7 +379,7 @@ func TestManifestsSettings(t *testing.T) {
 	}
 }
 
-// TestManifestsStop: a pod has the time for an orderly stop, and the API goes on until the cluster knows.
+// TestManifestsStop: a pod has time for an orderly stop, and the API keeps serving until the cluster has noticed.
 func TestManifestsStop(t *testing.T) {
 	t.Parallel()
 	drain, err := time.ParseDuration(settings(t)["POSTHASTE_DRAIN_TIMEOUT"])
