@@ -133,8 +133,8 @@ func TestComposeIsHardened(t *testing.T) {
 	}
 }
 
-// TestComposeHealth: every service that stays has a health check, and who waits for a service waits for its health, or
-// for its end.
+// TestComposeHealth: every lasting service has a health check, and a service that depends on another waits until that
+// is healthy or has finished.
 func TestComposeHealth(t *testing.T) {
 	t.Parallel()
 	p := load(t)
@@ -216,7 +216,8 @@ func TestComposeSlotBound(t *testing.T) {
 	}
 }
 
-// TestComposeRedisRoom: full streams leave a quarter of Redis' memory free, and Redis neither evicts nor forgets.
+// TestComposeRedisRoom: full streams leave a quarter of Redis' memory free, and Redis evicts nothing and is
+// persistent.
 func TestComposeRedisRoom(t *testing.T) {
 	t.Parallel()
 	p := load(t)
@@ -240,7 +241,8 @@ func TestComposeRedisRoom(t *testing.T) {
 	}
 }
 
-// TestComposeScrapeTargets: what Prometheus scrapes is what the services listen on, and Grafana asks that Prometheus.
+// TestComposeScrapeTargets: Prometheus scrapes the ports that the services listen on, and Grafana queries that
+// Prometheus.
 func TestComposeScrapeTargets(t *testing.T) {
 	t.Parallel()
 	p := load(t)
@@ -373,8 +375,8 @@ func size(tb testing.TB, s string) int64 {
 	return n << (10 * (1 + strings.Index("kmg", strings.ToLower(m[2]))))
 }
 
-// TestComposePasswordsAreNoArguments: what is in a command line, everybody on the host can read; and Redis takes its
-// password as the compose file gives it, whatever is in it.
+// TestComposePasswordsAreNoArguments: every user of the host can read command lines, so they contain no password.
+// Redis takes any password from the compose file unchanged.
 func TestComposePasswordsAreNoArguments(t *testing.T) {
 	const secret = `pass "word" #1 $HOME`
 	t.Setenv("REDIS_PASSWORD", secret)
