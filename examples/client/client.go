@@ -26,7 +26,7 @@ type Refused struct {
 	Title      string `json:"title"`
 	Retryable  bool   `json:"retryable"`
 	SafeNewKey bool   `json:"safe_new_key"`
-	// RetryAfterMS is how long the API asks to wait.
+	// RetryAfterMS is how long to wait before a retry.
 	RetryAfterMS int64 `json:"retry_after_ms"`
 }
 
