@@ -24,7 +24,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// notRun begins the quote above a block of commands that no test runs; the reason follows.
+// notRun begins the quote above a block of commands that no test runs. The reason follows.
 const notRun = "> Not run by a test: "
 
 // block is one fenced block of a page.
@@ -32,11 +32,11 @@ type block struct {
 	line int // of the opening fence
 	lang string
 	text string
-	// reason is why no test runs it; empty if one does.
+	// reason is why no test runs it; empty if a test does.
 	reason string
 }
 
-// runnable are the languages of blocks that are commands; the other languages are only shown.
+// runnable are the languages of blocks that are commands; others are only shown.
 var runnable = []string{"sh", "sql"}
 
 // blocks returns the page's fenced blocks.
@@ -91,11 +91,11 @@ func TestDocsBlocks(t *testing.T) {
 }
 
 // TestDocsRun runs every block of commands of every page, in order, in one shell per page, against a database, a Redis,
-// an API and a relay of the page's own. A block that cannot be run says so to the reader, in the paragraph above it:
+// an API and a relay of the page's own. The paragraph above a block that cannot be run gives the reason:
 //
 //	> Not run by a test: needs Docker.
 //
-// Assignments with HOST or PORT in capitals are the reader's to fill in; here they name the page's servers.
+// The reader fills in assignments with HOST or PORT in capitals; here they name the page's servers.
 func TestDocsRun(t *testing.T) {
 	t.Parallel()
 	for _, p := range pages(t) {
@@ -113,7 +113,7 @@ func TestDocsRun(t *testing.T) {
 	}
 }
 
-// guide is the world in which a page is true: what a reader who follows it has running.
+// guide is the environment of a page: the servers and processes of a reader who follows it.
 type guide struct {
 	t     *testing.T
 	dir   string // looks like the repository, with bin/posthaste
@@ -122,8 +122,8 @@ type guide struct {
 	db    *testenv.Database
 }
 
-// newGuide starts servers, serve and relay, places an order, and leaves the troubles that pages tell how to look after:
-// a parked event, a consumer group that is behind, and one that nobody reads.
+// newGuide starts servers, serve and relay, places an order, and causes the problems that the pages explain: a parked
+// event, a consumer group that is behind, and one without consumers.
 func newGuide(t *testing.T) *guide {
 	t.Helper()
 	server := testenv.NewServer(t)
@@ -137,7 +137,7 @@ func newGuide(t *testing.T) *guide {
 	g.layOut()
 	serve, relay := g.start("serve"), g.start("relay")
 	g.env["API"], g.env["API_ADMIN"], g.env["RELAY"] = serve.http, serve.admin, relay.admin
-	// What pages take to be the reader's: a database, a table and a role.
+	// Objects that the pages expect the reader to have: a database, a table and a role.
 	for _, stmt := range []string{
 		"CREATE DATABASE " + readersDatabase,
 		"CREATE TABLE invoice (number text PRIMARY KEY, total int)", "CREATE ROLE app LOGIN",
@@ -168,7 +168,7 @@ func newGuide(t *testing.T) *guide {
 		}
 		return nil
 	})
-	// What was in the way is gone, so that a retry passes.
+	// The cause is removed, so that a retry succeeds.
 	if err := g.redis.Client.Del(t.Context(), "outbox.broken").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func (g *guide) layOut() {
 	}
 	bin := filepath.Join(g.dir, "bin")
 	g.must(os.Mkdir(bin, 0o755))
-	// What runs until it is interrupted, is interrupted.
+	// Blocks that run until they are interrupted are interrupted.
 	g.must(os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
 case " $* " in
 *" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+testenv.Program(g.t, "")+` "$@" ;;
@@ -223,7 +223,7 @@ func (g *guide) environ() []string {
 // process is a running posthaste.
 type process struct{ admin, http string }
 
-// start runs a command of posthaste until the test ends, and waits until it has said where it listens.
+// start runs a command of posthaste until the test ends, and waits until it has logged its address.
 func (g *guide) start(command string) process {
 	g.t.Helper()
 	cmd := exec.Command(testenv.Program(g.t, ""), command, "--log-format=json") //nolint:noctx // ended below
@@ -278,13 +278,13 @@ func (g *guide) order() {
 	})
 }
 
-// readersDatabase is what pages call the database of a service that writes events of its own.
+// readersDatabase is the pages' name for the database of a service that writes events.
 const readersDatabase = "shop"
 
 // fillPattern is an assignment that the reader fills in.
 var fillPattern = regexp.MustCompile(`(?m)^(?:export )?([A-Z_]+)=\S*\b(?:HOST|PORT)\b\S*.*$`)
 
-// foreground is a process that the reader leaves running in a terminal of its own; here it has a moment to fail.
+// foreground is a process that the reader keeps running in another terminal; here it has a moment to fail.
 var foreground = regexp.MustCompile(`(?m)^posthaste (?:relay|serve)\b[^&\n]*$`)
 
 // run runs blocks of a page as one script.
@@ -316,7 +316,7 @@ func (g *guide) run(p page, list []block) {
 	defer cancel()
 	file := filepath.Join(g.dir, "page.sh")
 	g.must(os.WriteFile(file, []byte(script.String()), 0o600))
-	// A file, not a pipe: what the page leaves running keeps it open, and ends with the page's process group.
+	// A file, not a pipe: processes that the page leaves running keep it open, and end with the page's process group.
 	out, err := os.Create(filepath.Join(g.dir, "page.out"))
 	g.must(err)
 	defer out.Close()
@@ -324,8 +324,8 @@ func (g *guide) run(p page, list []block) {
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	// The parent-death signal is sent when the thread that forked ends, which a thread does that somebody else has
-	// locked.
+	// The parent-death signal is sent when the thread that forked ends, which a locked thread does with its
+	// goroutine.
 	runtime.LockOSThread()
 	err = cmd.Run()
 	runtime.UnlockOSThread()

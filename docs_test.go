@@ -1,4 +1,4 @@
-// Package posthaste_test holds the pages against the code, and runs the commands in them.
+// Package posthaste_test compares the pages with the code, and runs the commands in them.
 package posthaste_test
 
 import (
@@ -19,7 +19,7 @@ import (
 // page is one Markdown file, its name relative to the root.
 type page struct{ name, text string }
 
-// pages are all that a reader may meet.
+// pages are all pages for readers.
 func pages(t *testing.T) []page {
 	t.Helper()
 	names, err := filepath.Glob("docs/*.md")
@@ -45,7 +45,7 @@ var (
 	variablePattern = regexp.MustCompile(`\bPOSTHASTE_[A-Z_]+\b`)
 )
 
-// testNames are the tests that the page names in full: TestFull… is a family of names.
+// testNames matches complete names of tests: TestFull… is a family of names.
 func (p page) testNames() []string {
 	return testNamePattern.FindAllString(regexp.MustCompile(`\b\w+…`).ReplaceAllString(p.text, ""), -1)
 }
@@ -115,7 +115,7 @@ func missing(name string) bool {
 	return err != nil
 }
 
-// anchors are the fragments of a page's headings, as GitHub makes them.
+// anchors are the fragments of a page's headings, as GitHub generates them.
 func anchors(text string) []string {
 	drop := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 	var list []string
@@ -199,8 +199,8 @@ func eachFile(t *testing.T, visit func(name, text string)) {
 	}
 }
 
-// TestDocsCommands gives every posthaste command of the pages to the program, with --help behind it: it parses all of
-// the line, and does nothing. What a page only outlines (…, [ID], a|b) is not a command.
+// TestDocsCommands calls the program with every posthaste command of the pages and --help: it parses the line, and
+// does nothing. Outlines (…, [ID], a|b) are not commands.
 func TestDocsCommands(t *testing.T) {
 	t.Parallel()
 	program := testenv.Program(t, "")
@@ -227,7 +227,7 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// TestDocsMachine holds the picture in docs/architecture.md against the table in relay/machine.go.
+// TestDocsMachine compares the picture in docs/architecture.md with the table in relay/machine.go.
 func TestDocsMachine(t *testing.T) {
 	t.Parallel()
 	source := read(t, "relay/machine.go")

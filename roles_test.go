@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// passwords are those that roles.sql is told to set.
+// passwords are those that the test gives to roles.sql.
 var passwords = map[string]string{"posthaste": "o'wner", "posthaste_api": "api"}
 
 // as returns the address of the posthaste database for a role.
@@ -40,8 +40,8 @@ func as(role string, pg *testenv.Server) string {
 	return u.JoinPath("posthaste").String() + "?sslmode=disable"
 }
 
-// TestRoles runs scripts/roles.sql as the Postgres image would, migrates as the owner, and tries what each role must
-// be able to do, and what it must not.
+// TestRoles runs scripts/roles.sql as the Postgres image would, migrates as the owner, and checks what each role can
+// do, and what it cannot.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	pg := testenv.NewServer(t)
@@ -88,8 +88,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// rights are what each role may do to posthaste's tables beside reading, as "table.column: privilege", or "table:
-// privilege"; * is every column. Whoever may read, may read everything.
+// rights are each role's rights on posthaste's tables in addition to reading, as "table.column: privilege", or
+// "table: privilege"; * is every column. A role that may read may read everything.
 var rights = map[string]struct {
 	reads bool
 	may   []string
@@ -162,7 +162,7 @@ func testNoMore(t *testing.T, owner, c *pgx.Conn, want struct {
 		should := want.reads && privilege == "SELECT" && !partition(table) || slices.Contains(want.may, what) ||
 			slices.Contains(want.may, table+".*: "+privilege)
 		if privilege == "LOCK" {
-			// Whoever may update or delete in a table may lock it, too.
+			// The right to update or delete in a table includes the right to lock it.
 			should = slices.ContainsFunc(want.may, func(m string) bool {
 				return m == table+": DELETE"
 			})
@@ -229,9 +229,9 @@ func refused(t *testing.T, c *pgx.Conn, stmts ...string) {
 	}
 }
 
-// forNobody are refused to every role but the owner: a version that makes serve and relay refuse to start, money from
-// nothing, an event that replay publishes, a place in the order of events, a time in the past, an audit that forgets or
-// names somebody else's role.
+// forNobody are refused to every role except the owner: a version that makes serve and relay refuse to start,
+// unearned money, an event that replay publishes, a place in the order of events, a time in the past, an audit trail
+// that loses entries or names another role.
 var forNobody = []string{
 	"INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)",
 	"INSERT INTO credit_accounts (user_id, balance, last_seq, updated_at) VALUES (gen_random_uuid(), 1000, 0, now())",
@@ -310,7 +310,7 @@ func testEmit(t *testing.T, c *pgx.Conn) {
 			"VALUES (gen_random_uuid(), 'order', '1', 'order.created', '{}', 'infinity')")
 }
 
-// testOperator does what the commands do that write: mode, adopt, dead, replay, credits unfreeze.
+// testOperator runs the statements of the commands that write: mode, adopt, dead, replay, credits unfreeze.
 func testOperator(t *testing.T, pg *testenv.Server) {
 	ctx, p, owner := t.Context(), pool(t, "alice", pg), connect(t, as("posthaste", pg))
 	for name, err := range map[string]error{

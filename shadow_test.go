@@ -22,11 +22,11 @@ import (
 	"posthaste/sql"
 )
 
-// statement is one SQL text of the project, and where it is from.
+// statement is one SQL text of the project, with its origin.
 type statement struct{ where, text string }
 
 // allStatements returns every statement that a process of posthaste may run: the embedded files, the migrations, and
-// the literals in the Go code; what is put in at run time is an identifier or a number, and is "x" here.
+// the literals in the Go code. Values inserted at run time are identifiers or numbers; here they are "x".
 func allStatements(t *testing.T) []statement {
 	t.Helper()
 	var all []statement
@@ -109,15 +109,15 @@ func folded(e ast.Expr) (string, bool) {
 var (
 	notCode = regexp.MustCompile(`'(?:[^']|'')*'|--[^\n]*`)
 	aCall   = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_.]*)\s*\(`)
-	// aType is a type with a length; ofSQL are SQL's own forms, which name pg_catalog themselves, as does unnest with
+	// aType is a type with a length. ofSQL are SQL's own forms, which use pg_catalog themselves, as does unnest with
 	// several arguments.
 	aType      = regexp.MustCompile(`^(varchar|char|bit)\(\d+\)`)
 	ofSQL      = regexp.MustCompile(`^(extract\(|substring\().* FROM |^unnest\(.*,`)
 	anOperator = regexp.MustCompile(`[-+*/<>=~!@#%^&|?]+`)
 )
 
-// unshadowable are the calls that need no schema: they have no arguments, so that none can match better, and are there
-// since Postgres 14. Whatever has arguments may be matched better by a function of the same name.
+// unshadowable are the calls that need no schema: they have no arguments, so no other function matches better, and
+// exist since Postgres 14. A function with arguments can be shadowed by a better match of the same name.
 var unshadowable = []string{
 	"clock_timestamp", "count", "current_database", "gen_random_uuid", "now", "pg_control_system",
 	"pg_current_snapshot",
@@ -125,7 +125,7 @@ var unshadowable = []string{
 	"pg_is_in_recovery", "pg_postmaster_start_time",
 }
 
-// calls returns the functions that text calls; open are those that another schema's may be taken for.
+// calls returns the functions that text calls; open are those that can be shadowed by another schema's.
 func calls(text string, functions map[string]bool) (called, open []string) {
 	text = notCode.ReplaceAllString(text, "''")
 	for _, at := range aCall.FindAllStringSubmatchIndex(text, -1) {
@@ -145,7 +145,7 @@ func calls(text string, functions map[string]bool) (called, open []string) {
 	return called, open
 }
 
-// arguments returns what is between parentheses up to the one that closes them, without what is in further ones.
+// arguments returns the text up to the closing parenthesis, without nested parentheses.
 func arguments(text string) string {
 	depth, outer := 1, strings.Builder{}
 	for _, c := range text {
@@ -164,10 +164,10 @@ func arguments(text string) string {
 	return outer.String()
 }
 
-// Whoever may create in the schema cannot make a process of posthaste call what he has made: it would run with the
-// rights of that process. Every function with arguments is named with its schema. An operator cannot be, legibly: its
-// arguments have exactly the types of one in pg_catalog, which comes first. Both are tried where an exact match of
-// everything else is planted.
+// A role that may create in the schema cannot make a process of posthaste call its functions, which would run with
+// the rights of that process. Every function with arguments is called with its schema. Operators with a schema are
+// illegible: instead their arguments have exactly the types of one in pg_catalog, which comes first. The test plants
+// exact matches of everything else.
 func TestNothingPlantedIsCalled(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
@@ -194,20 +194,20 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 			}
 		}
 	}
-	// IN, BETWEEN, LIKE, IS DISTINCT FROM and nullif look up these.
+	// IN, BETWEEN, LIKE, IS DISTINCT FROM and nullif use these operators.
 	for _, op := range []string{"=", "<>", "<=", ">=", "~~"} {
 		operators[op] = true
 	}
 	quoted := func(names map[string]bool) string {
 		return `"` + strings.Join(slices.Sorted(maps.Keys(names)), `","`) + `"`
 	}
-	// The owner of the schema trusts somebody with it who is no superuser, as Postgres 14 does with all in public.
+	// The schema's owner lets another role create in it that is no superuser, as Postgres 14 does in public.
 	owner, thief := d.Name+"_owner", d.Name+"_thief"
 	for _, stmt := range []string{
 		"CREATE ROLE " + owner + " " + testenv.Login(d.URL), "CREATE ROLE " + thief + " " + testenv.Login(d.URL),
 		"GRANT CREATE ON DATABASE " + d.Name + " TO " + owner, "CREATE SCHEMA app AUTHORIZATION " + owner,
 		"GRANT USAGE, CREATE ON SCHEMA app TO " + thief,
-		// What a campaign does to a server of its own, as its superuser.
+		// The settings of a test campaign's own server, by its superuser.
 		"GRANT EXECUTE ON FUNCTION pg_catalog.pg_reload_conf(), pg_catalog.pg_switch_wal() TO " + owner,
 	} {
 		d.Exec(t, stmt)
@@ -226,7 +226,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	if _, err := connect(t, asRole(d, thief)).Exec(t.Context(), plant); err != nil {
 		t.Fatalf("plant: %v", err)
 	}
-	// The migrations run among the traps, and what they leave behind (defaults, domains, indexes) has none.
+	// The migrations run with the planted functions, and their results (defaults, domains, indexes) use none of them.
 	log := slog.New(slog.DiscardHandler)
 	if _, err := sql.Migrate(t.Context(), asRole(d, owner), "app", log); err != nil {
 		t.Fatalf("migrate: %v", err)
@@ -252,19 +252,19 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	clean := connect(t, testenv.Postgres(t).URL)
 	for _, s := range runnableAlone(t, all) {
 		err := explain(t, c, s.text)
-		// A literal may be a part, or for another version.
+		// A literal may be a fragment, or for another version.
 		if err != nil && (strings.HasSuffix(s.where, ".sql") || explain(t, clean, s.text) == nil) {
 			t.Errorf("%s: %v", s.where, err)
 		}
 	}
-	// Refused if anything of the owner's rests on a trap. Casts belong to nobody.
+	// Refused if an object of the owner depends on a planted one. Casts have no owner.
 	d.Exec(t, "DROP CAST (text AS app.bait); DROP CAST (bigint AS app.bait); DROP CAST (app.bait AS bigint)")
 	if _, err := d.Pool.Exec(t.Context(), "DROP OWNED BY "+thief+" RESTRICT"); err != nil {
 		t.Errorf("drop the traps: %v", err)
 	}
 }
 
-// runnableAlone drops what cannot be planned by itself: utility statements, and the halves of replay's.
+// runnableAlone drops statements that cannot be planned alone: utility statements, and the halves of replay's.
 func runnableAlone(t *testing.T, all []statement) []statement {
 	t.Helper()
 	var alone []statement
@@ -293,8 +293,8 @@ func runnableAlone(t *testing.T, all []statement) []statement {
 	return alone
 }
 
-// explain plans text for parameters that are not known, and gets it ready to run: then the right to call each of its
-// functions is looked at.
+// explain plans text for unknown parameters and initializes its execution, which checks the right to call each
+// function.
 func explain(t *testing.T, c *pgx.Conn, text string) error {
 	t.Helper()
 	ctx := t.Context()
