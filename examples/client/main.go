@@ -29,7 +29,7 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("client", flag.ContinueOnError)
 	url := fs.String("url", "http://127.0.0.1:8080", "where the API is")
-	journal := fs.String("journal", "order.json", "file that remembers the order over a crash")
+	journal := fs.String("journal", "order.json", "file that keeps the order over a crash")
 	token := fs.String("token", os.Getenv("POSTHASTE_API_KEY"), "API key, if the API wants one")
 	var o Order
 	fs.StringVar(&o.UserID, "user", "", "user id")

@@ -54,7 +54,7 @@ func Run(ctx context.Context, cfg Config) error {
 			cfg.Missed()
 		})
 		if ctx.Err() == nil && !down {
-			cfg.Logger.Warn("connection lost: what is announced now is missed", "err", err)
+			cfg.Logger.Warn("connection lost: announcements are missed until then", "err", err)
 			down = true
 		}
 		select {

@@ -129,7 +129,7 @@ func (p *process) guarded() error {
 		return nil
 	}
 	return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token or --admin-client-ca, or "+
-		"--admin-open=on to let anybody who reaches it read and change everything", c.AdminAddr))
+		"--admin-open=on to let any client read and change everything", c.AdminAddr))
 }
 
 // AdminAddr returns the address of the admin listener.

@@ -40,20 +40,20 @@ type Settings struct {
 	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://." env:"POSTHASTE_REDIS_CERT"`
 	RedisKey        string `help:"PEM file with its key." env:"POSTHASTE_REDIS_KEY"`
-	RedisSkipVerify string `help:"Whether any certificate is taken for that of Redis: whoever is in between can then read and change everything. on or off; needs rediss://." env:"POSTHASTE_REDIS_SKIP_VERIFY" default:"off"`
+	RedisSkipVerify string `help:"Do not verify the certificate of Redis: insecure. on or off; needs rediss://." env:"POSTHASTE_REDIS_SKIP_VERIFY" default:"off"`
 	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
 	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
 	AdminToken      string `help:"Bearer token that everything on the admin listener requires but health and metrics." env:"POSTHASTE_ADMIN_TOKEN"`
 	AdminReadToken  string `help:"Bearer token that may read on the admin listener, and change nothing; needs an admin token." env:"POSTHASTE_ADMIN_READ_TOKEN"`
 	AdminHosts      string `help:"Further names, separated by commas, that the admin listener answers to." env:"POSTHASTE_ADMIN_HOSTS"`
-	AdminOpen       string `help:"Whether an admin listener beyond loopback may go without a token: anybody who reaches it reads and changes everything. on or off." env:"POSTHASTE_ADMIN_OPEN" default:"off"`
+	AdminOpen       string `help:"Allow an admin listener beyond loopback without a token: any client can then read and change everything. on or off." env:"POSTHASTE_ADMIN_OPEN" default:"off"`
 	AdminPprof      string `help:"Whether the admin listener serves profiles: on or off." env:"POSTHASTE_ADMIN_PPROF" default:"off"`
 	HTTPTLSCert     string `name:"http-tls-cert" help:"PEM file with the certificate of the public API, which then speaks HTTPS; the files of TLS are read again when they change." env:"POSTHASTE_HTTP_TLS_CERT"`
 	HTTPTLSKey      string `name:"http-tls-key" help:"PEM file with its key." env:"POSTHASTE_HTTP_TLS_KEY"`
-	HTTPClientCA    string `name:"http-client-ca" help:"PEM file with the CAs of clients: who has no certificate of theirs is refused." env:"POSTHASTE_HTTP_CLIENT_CA"`
+	HTTPClientCA    string `name:"http-client-ca" help:"PEM file with CAs: require client certificates signed by them." env:"POSTHASTE_HTTP_CLIENT_CA"`
 	AdminTLSCert    string `name:"admin-tls-cert" help:"PEM file with the certificate of the admin listener, which then speaks HTTPS." env:"POSTHASTE_ADMIN_TLS_CERT"`
 	AdminTLSKey     string `name:"admin-tls-key" help:"PEM file with its key." env:"POSTHASTE_ADMIN_TLS_KEY"`
-	AdminClientCA   string `name:"admin-client-ca" help:"PEM file with the CAs of operators, scrapes and probes: who has no certificate of theirs is refused everything, health and metrics too." env:"POSTHASTE_ADMIN_CLIENT_CA"`
+	AdminClientCA   string `name:"admin-client-ca" help:"PEM file with CAs: require client certificates signed by them from operators, scrapes and probes." env:"POSTHASTE_ADMIN_CLIENT_CA"`
 	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
 	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
 	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
@@ -63,7 +63,7 @@ type Settings struct {
 	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
 	Restore         string `help:"How far back events that Redis has lost are published again: a duration, off, or all of what history has." env:"POSTHASTE_RESTORE" default:"1h"`
 	WALBudget       string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." env:"POSTHASTE_WAL_BUDGET" default:"1GiB"`
-	RedisDurability string `help:"What a row's deletion waits for: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
+	RedisDurability string `help:"Durability in Redis that events must reach before they are settled: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
 	Window          string `help:"Events published but not yet settled, at most." env:"POSTHASTE_WINDOW" default:"10000"`
 	WindowBytes     string `help:"Bytes published but not yet settled, at most." env:"POSTHASTE_WINDOW_BYTES" default:"64MiB"`
 	SweepWorkers    string `help:"Connections that sweep at once." env:"POSTHASTE_SWEEP_WORKERS" default:"2"`
@@ -78,7 +78,7 @@ type Settings struct {
 	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
 	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
 	JWTIssuer       string `name:"jwt-issuer" help:"With auth=jwt: the issuer (iss) of the tokens, exactly." env:"POSTHASTE_JWT_ISSUER"`
-	JWTAudience     string `name:"jwt-audience" help:"With auth=jwt: what the tokens are for (aud)." env:"POSTHASTE_JWT_AUDIENCE"`
+	JWTAudience     string `name:"jwt-audience" help:"With auth=jwt: the audience (aud) of the tokens." env:"POSTHASTE_JWT_AUDIENCE"`
 	JWTJWKS         string `name:"jwt-jwks" help:"With auth=jwt: the issuer's public keys, an https:// URL (http:// on loopback) or a file." env:"POSTHASTE_JWT_JWKS"`
 	JWTUserClaim    string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." env:"POSTHASTE_JWT_USER_CLAIM" default:"sub"`
 	JWTScopeClaim   string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." env:"POSTHASTE_JWT_SCOPE_CLAIM" default:"scope"`

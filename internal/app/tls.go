@@ -95,7 +95,7 @@ func (l serverLog) Handle(ctx context.Context, r slog.Record) error {
 func (c Config) useTLS(log *slog.Logger, reg prometheus.Registerer, files tlsfile.Collector) {
 	files["admin"], files["redis"] = c.AdminTLS, c.RedisTLS
 	if c.RedisSkipVerify {
-		log.Warn("the certificate of Redis is not verified: whoever is in between can read and change everything",
+		log.Warn("the certificate of Redis is not verified: an attacker on the network can read and change everything",
 			"setting", "--redis-skip-verify=on", "remedy", "set --redis-ca to the CA of its certificate")
 	}
 	for _, f := range files {

@@ -64,12 +64,12 @@ var metricNotes = []struct {
 		{
 			"outbox_postgres_failovers_total",
 			"Postgres runs on another timeline than before: an asynchronous standby took over, or it was restored. " +
-				"Settled events whose marks it lost were found in the streams, and are not published again.",
+				"Events that it no longer had as settled were found in the streams, and are not published again.",
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
 		},
 		{
 			"outbox_phantom_events_total",
-			"after a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
+			"After a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
 				"their rows were deleted. `posthaste phantoms` names them.",
 			"sum(increase(outbox_phantom_events_total[1h]))",
 		},
@@ -92,7 +92,7 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_events_written_total",
-			"more events. Rows that other services insert are not counted.",
+			"more events. Events that other services insert directly are not counted.",
 			"sum by (type) (rate(outbox_events_written_total[5m]))",
 		},
 		{
@@ -177,7 +177,7 @@ var metricNotes = []struct {
 		{
 			"tls_files_rejected_total",
 			"the files of TLS have changed and cannot be used: a key does not fit its certificate, or one is gone. " +
-				"The log names the file; the previous certificate stays in use until it expires.",
+				"The log names it; the previous files stay in use until they expire.",
 			"sum by (job, instance, use) (increase(tls_files_rejected_total[10m]))",
 		},
 		{

@@ -66,13 +66,13 @@ func (a *assessment) servers() {
 	case pg.Error != "" && pg.Refused:
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres refuses", line: line, Action: actionDoctor,
-			Why:    "What was committed is safe. " + sentence(pg.Error),
+			Why:    "Committed events are safe. " + sentence(pg.Error),
 			Remedy: "Fix what it reports; posthaste doctor names the command.",
 		})
 	case pg.Error != "":
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", line: line, Action: actionDoctor,
-			Why:    "Nothing can be ordered and nothing moves; what was committed is safe. " + sentence(pg.Error),
+			Why:    "Nothing can be ordered and nothing moves; committed events are safe. " + sentence(pg.Error),
 			Remedy: "Start Postgres, or fix the network to it. Everything continues automatically.",
 		})
 	}
@@ -93,7 +93,7 @@ func (a *assessment) servers() {
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
 			Action: actionDoctor,
-			Why:    "What was committed is safe; how much of it is waiting is not known. " + sentence(pg.Error),
+			Why:    "Committed events are safe; the number of waiting ones is unknown. " + sentence(pg.Error),
 			Remedy: "Check that a relay is running, its log, locks on outbox, and the load of Postgres.",
 		})
 	}
@@ -337,7 +337,7 @@ func (a *assessment) groups() {
 		switch StateOf(g) {
 		case Abandoned:
 			a.add(Problem{
-				Level: Degraded, Part: partGroups, Title: "Nobody reads for group " + on, Action: actionGroups,
+				Level: Degraded, Part: partGroups, Title: "No consumer reads for group " + on, Action: actionGroups,
 				Why: fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.",
 					owed(g), span(g.Idle)),
 				Remedy: "Start its consumers, or, if it is no longer needed: " + DropGroupCommand(g.Stream, g.Name),
@@ -381,10 +381,10 @@ func (a *assessment) repairs() {
 		oldest := slices.MinFunc(open, func(x, y Repair) int { return x.Noticed.Compare(y.Noticed) }).Noticed
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable || a.heldTold != "",
-			Why: "Redis or Postgres may have forgotten something. Nothing newer is published until it is put right. " +
+			Why: "Redis or Postgres may have lost data. Nothing newer is published until the streams are complete. " +
 				far,
-			Remedy: "Wait: the relay publishes again what is missing, and goes on. docs/recovery.md says how long " +
-				"that takes.",
+			Remedy: "Wait: the relay publishes the missing events again, and continues. docs/recovery.md has the " +
+				"duration.",
 			line: join(title+", for "+Rough(a.s.Now.Sub(oldest)), progress, a.waiting()),
 		})
 	}
@@ -396,7 +396,7 @@ func (a *assessment) repairs() {
 		a.add(Problem{
 			Level: Failing, Part: partOutbox, Title: what,
 			Why: "Postgres has gone back in time, by a failover or a restore. Either it has lost their commits, and " +
-				"consumers may have acted on them; or somebody had deleted their rows before.",
+				"consumers may have acted on them; or their rows were deleted before.",
 			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. This stays for a day.",
 			line:   what + " (posthaste phantoms)",
 		})
@@ -415,8 +415,8 @@ func (a *assessment) losses() {
 		}
 		if l.Stream == "" {
 			p.Level, p.Part = Degraded, partOutbox
-			p.Why = noticed(l.Noticed) + ". It has forgotten what it had not received. What is in the streams is not " +
-				"published again; commits may be missing."
+			p.Why = noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams are " +
+				"not published again; commits may be missing."
 			p.line = l.Text() + "; " + l.Remedy
 		}
 		a.add(p)
@@ -431,17 +431,17 @@ func (a *assessment) seen(lost time.Time, noticed string) Problem {
 	if at := a.s.Postgres.Repaired; at != nil && at.After(lost.Add(-repairedBefore)) && !a.repairTold {
 		return Problem{
 			Level: Degraded, Part: partRedis, Title: "Redis had lost data, and has it again", Action: actionGroups,
-			Why: noticed + ": streams or gates had disappeared. The relay has published again what was settled and " +
-				"missing, as far back as --restore says.",
-			Remedy: "Find out who flushed it, restarted it without its data, or failed it over. This stays for 15 " +
+			Why: noticed + ": streams or gates had disappeared. The relay has published the missing settled events " +
+				"again, as far back as --restore reaches.",
+			Remedy: "Find out why it was flushed, restarted without its data, or failed over. This stays for 15 " +
 				"minutes.",
 		}
 	}
 	return Problem{
 		Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
-		Why: noticed + ": streams or gates have disappeared. The relay publishes again what waited in Postgres, and " +
-			"what was settled and is missing, as far back as --restore says.",
-		Remedy: "Check that a relay runs. Find out who flushed it, restarted it without its data, or failed it over. " +
+		Why: noticed + ": streams or gates have disappeared. The relay publishes the waiting events, and the " +
+			"missing settled events as far back as --restore reaches.",
+		Remedy: "Check that a relay runs. Find out why it was flushed, restarted without its data, or failed over. " +
 			"This stays for 15 minutes.",
 	}
 }
@@ -460,7 +460,7 @@ func (a *assessment) memory() {
 			Level: Degraded, Part: partRedis, Title: "Redis is nearly full", Action: actionGroups,
 			Why: size(m.UsedBytes) + " of " + size(m.MaxBytes) + ". " +
 				"At the limit publishing stops, and events wait in Postgres.",
-			Remedy: "Raise maxmemory, or shorten the streams. A group that nobody reads holds trimming.",
+			Remedy: "Raise maxmemory, or shorten the streams. A group without consumers holds trimming.",
 		})
 	}
 }

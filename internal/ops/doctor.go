@@ -257,8 +257,8 @@ func (d *doctor) restores() {
 				"Postgres loses in a failover cannot be named")
 	case d.config.Restore == 0:
 		d.add(SeverityWarn, "restore", "set --restore, to 1h for example",
-			"off: events that Redis loses after they were settled are counted, and somebody has to replay them, "+
-				"behind newer ones")
+			"off: events that Redis loses after they were settled are counted, and an operator must replay them, "+
+				"after newer ones")
 	}
 }
 
@@ -337,7 +337,7 @@ func (d *doctor) stream(f facts) {
 			"this role may not use replication slots")
 	}
 	if f.slots >= f.maxSlots {
-		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop slots nobody uses",
+		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop unused slots",
 			"%d of %d slots are in use", f.slots, f.maxSlots)
 	}
 	if f.senders >= f.maxSenders {
@@ -445,7 +445,7 @@ func (d *doctor) cluster(nodes []redisurl.Node) {
 	}
 	if replicas := len(nodes) - masters; replicas < masters {
 		d.add(SeverityWarn, "redis cluster", "give every master a replica",
-			"%s and %s: while a master is down that has none, its streams stand still, and more may",
+			"%s and %s: while a master without a replica is down, its streams are blocked, and others may be",
 			countOf(masters, "master"), countOf(replicas, "replica"))
 	} else {
 		d.add(SeverityOK, "redis cluster", "", "%s and %s", countOf(masters, "master"), countOf(replicas, "replica"))

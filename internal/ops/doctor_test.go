@@ -194,7 +194,7 @@ func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
 		{time.Hour, time.Hour, false, "", ""},
 		{0, time.Hour, false, "history", "neither counted nor restored"},
 		{0, 0, false, "history", "neither counted nor restored"},
-		{time.Hour, 0, false, "restore", "somebody has to replay them"},
+		{time.Hour, 0, false, "restore", "an operator must replay them"},
 		{0, 0, true, "", ""},
 	} {
 		o := optionsOf(t, d, d.URL)

@@ -205,7 +205,7 @@ func situations() map[string]situation {
 		"on its way again": {func(s *Snapshot) { s.Dead = DeadCount{Retrying: 1} }, OK, fine, "", streamed},
 		"abandoned": {
 			group(sink.Group{Name: "old", Lag: 5, Idle: 3 * time.Hour}),
-			Degraded, "Nobody reads for group old on outbox.order", partGroups, "Nobody reads for group old",
+			Degraded, "No consumer reads for group old on outbox.order", partGroups, "No consumer reads for group old",
 		},
 		"behind": {
 			group(sink.Group{Name: "g", Pending: 5, Idle: 2 * time.Minute}),

@@ -16,7 +16,7 @@ func (d *doctor) redisTransport(which, flag string, o *redis.UniversalOptions) {
 	case o == nil:
 	case o.TLSConfig != nil && o.TLSConfig.InsecureSkipVerify:
 		d.add(SeverityWarn, which+" TLS", "--redis-skip-verify=off, and --redis-ca for the CA of its certificate",
-			"its certificate is not verified: whoever is in between can read and change everything")
+			"its certificate is not verified: an attacker on the network can read and change everything")
 	case o.TLSConfig == nil && slices.ContainsFunc(o.Addrs, beyond):
 		d.add(SeverityWarn, which+" TLS", "rediss:// in --"+flag+", or a tunnel",
 			"the connection to %s is not encrypted: the password and every event can be read on the way",
@@ -55,7 +55,7 @@ func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
 	config := conn.Config().TLSConfig
 	switch {
 	case err != nil:
-		d.add(SeverityWarn, "postgres TLS", remedy, "it cannot be told whether the connection is encrypted: %v",
+		d.add(SeverityWarn, "postgres TLS", remedy, "cannot check whether the connection is encrypted: %v",
 			oneLine(err))
 	case !encrypted:
 		d.add(SeverityWarn, "postgres TLS", remedy,
@@ -63,8 +63,8 @@ func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
 			host)
 	case config == nil || config.InsecureSkipVerify && config.VerifyPeerCertificate == nil:
 		d.add(SeverityWarn, "postgres TLS", remedy,
-			"the connection to %s is encrypted and its certificate is not verified: whoever is in between can read "+
-				"and change everything", host)
+			"the connection to %s is encrypted and its certificate is not verified: an attacker on the network can "+
+				"read and change everything", host)
 	case config.InsecureSkipVerify:
 		d.add(SeverityWarn, "postgres TLS", remedy,
 			"the certificate of %s is verified, but not that it is for this host (sslmode=verify-ca)", host)

@@ -42,7 +42,7 @@ func Parse(rawURL string) (*redis.UniversalOptions, error) {
 	q := u.Query()
 	for _, name := range []string{"read_only", "replica_only", "route_by_latency", "route_randomly"} {
 		if q.Has(name) {
-			return nil, errors.New(name + " is not possible: what is read from a replica may be old")
+			return nil, errors.New(name + " is not possible: replicas may be out of date")
 		}
 	}
 	if u.Scheme == "unix" && (q.Has("addr") || q.Has("master_name")) {

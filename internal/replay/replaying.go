@@ -183,7 +183,7 @@ func (r *replaying) history(ctx context.Context) error {
 	case oldest != nil:
 	case r.config.History == 0:
 		return errors.New("history is off (POSTHASTE_HISTORY=0), so nothing was kept that could be replayed: set it " +
-			"to how long events are to be kept; it begins with what is published from then on")
+			"to how long to keep events; the history begins with events published from then on")
 	default:
 		return errors.New("history is empty: nothing was published within POSTHASTE_HISTORY, or the relay runs with " +
 			"POSTHASTE_HISTORY=0")
@@ -197,7 +197,7 @@ func (r *replaying) history(ctx context.Context) error {
 		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))
 	}
 	if r.options.Since != "" && r.sel.Since.Before(r.oldest) {
-		fmt.Fprintf(r.io.Stderr, "history begins at %s; what was published before is not kept any more\n",
+		fmt.Fprintf(r.io.Stderr, "history begins at %s; earlier events are no longer kept\n",
 			stamp(r.oldest))
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"posthaste/internal/shared"
 )
 
-// counting returns a Look whose Read takes took and returns its number of calls.
+// counting returns a [shared.Look] whose Read takes took and returns its number of calls.
 func counting(took time.Duration) *shared.Look[int64] {
 	var n atomic.Int64
 	return &shared.Look[int64]{Timeout: 5 * time.Second, Read: func(ctx context.Context) (int64, error) {

@@ -147,7 +147,7 @@ func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 				return nil
 			}
 		}
-		return fmt.Errorf("nobody serves slot %d", slot)
+		return fmt.Errorf("no node serves slot %d", slot)
 	})
 	return master
 }
@@ -170,7 +170,7 @@ func (c *RedisCluster) MasterBy(ctx context.Context, by redis.Cmdable, slot int)
 			}
 		}
 	}
-	return 0, fmt.Errorf("nobody serves slot %d", slot)
+	return 0, fmt.Errorf("no node serves slot %d", slot)
 }
 
 // BeginMove makes a node import a slot from its owner, which it returns. New keys are then created there, and a call

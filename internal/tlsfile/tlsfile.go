@@ -165,7 +165,7 @@ func (f *Files) latest() *content {
 		f.rejected.Add(1)
 		if text := err.Error(); text != f.said {
 			f.said = text
-			f.log.Error("the TLS files have changed and were not taken; what was read before stays in use", "err", err)
+			f.log.Error("the changed TLS files cannot be used; the previous ones stay in use", "err", err)
 		}
 		return old
 	}
@@ -236,7 +236,7 @@ var (
 	endDesc = prometheus.NewDesc("tls_certificate_expiry_timestamp_seconds",
 		"When the certificate in use ends, as seconds since 1970; 0 without one.", []string{"use"}, nil)
 	rejectedDesc = prometheus.NewDesc("tls_files_rejected_total",
-		"Looks at changed certificate files that could not be taken; what was read before stays in use.",
+		"Reads of changed certificate files that could not be used; the previous files stay in use.",
 		[]string{"use"}, nil)
 )
 

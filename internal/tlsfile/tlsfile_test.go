@@ -369,8 +369,8 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 	}
 	testenv.WriteFile(t, dir, "tls.key", []byte("not a key"))
 	expect("a key that is none", float64(end.Unix()), 3)
-	if n := out.count("were not taken"); n != 1 {
-		t.Errorf("%d lines about files that were not taken", n)
+	if n := out.count("cannot be used"); n != 1 {
+		t.Errorf("%d lines about files that cannot be used", n)
 	}
 	later := end.Add(24 * time.Hour * 30)
 	ca.Files(t, dir, func(c *x509.Certificate) { c.NotAfter = later })

@@ -109,7 +109,7 @@ func parse(args []string, o cli.IO) (c options, err error) {
 	chosen := strings.Split(*names, ",")
 	for _, name := range chosen {
 		if !slices.Contains(peerNames(), name) {
-			return c, fmt.Errorf("--peers: %q is none of %s", name, strings.Join(peerNames(), ", "))
+			return c, fmt.Errorf("--peers: %q is not one of %s", name, strings.Join(peerNames(), ", "))
 		}
 	}
 	c.peers = choose(chosen)

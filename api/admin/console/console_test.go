@@ -339,7 +339,7 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 			said = append(said, p.Title+": "+p.Remedy)
 		}
 	}
-	if len(said) != 1 || !strings.HasPrefix(said[0], "Nobody reads for group mailer on outbox.order: ") ||
+	if len(said) != 1 || !strings.HasPrefix(said[0], "No consumer reads for group mailer on outbox.order: ") ||
 		!strings.HasSuffix(said[0], "posthaste groups drop --stream=outbox.order --group=mailer") {
 		t.Errorf("verdict %q", said)
 	}
