@@ -54,7 +54,7 @@ func Run(ctx context.Context, cfg Config) error {
 			cfg.Missed()
 		})
 		if ctx.Err() == nil && !down {
-			cfg.Logger.Warn("connection lost: announcements are missed until then", "err", err)
+			cfg.Logger.Warn("connection lost: announcements are missed until it is restored", "err", err)
 			down = true
 		}
 		select {

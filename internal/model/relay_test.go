@@ -441,7 +441,7 @@ func (m *machine) arrive(n *state, c call) bool {
 	return true
 }
 
-// The steps drop doubt: all events in it are settled, or the stream has passed them.
+// The doubt is dropped when all events in it are settled, or the stream has passed them.
 func (m *machine) forget(s *state, i int) {
 	p := &s.procs[i]
 	if p.pc < sweeping || p.assistant || s.rd.gate.doubt == 0 || s.rd.gate.epoch != p.epoch || p.adrift {

@@ -140,8 +140,8 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// balances reports whether the balances in Redis belong to another database. Without credits that is only a warning:
-// credit requests are refused.
+// balances reports balances in Redis that belong to another database. Credit requests are refused then; without credits
+// in this database that is only a warning.
 func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
 	theirs, err := credits.Owner(ctx, client)
 	if err != nil || theirs == "" || d.source == uuid.Nil || theirs == d.source.String() {

@@ -71,7 +71,7 @@ func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts
 	if refused.All {
 		s.all++
 	}
-	// A stream that has refused an event usually refuses the next one, so that one is parked at once.
+	// A stream whose event was parked usually refuses the next one, too: that is parked at once.
 	if max(n, s.all) < Attempts && !s.parked {
 		return n, false
 	}

@@ -314,7 +314,7 @@ func (o Oracle) page(tb testing.TB, stream, from string) (page []redis.XMessage)
 	return page
 }
 
-// read calls Redis. A cluster client's first call may fail while a slot moves, so it retries.
+// read calls Redis. If that fails on a cluster, it reloads the view of the slots and retries.
 func (o Oracle) read(tb testing.TB, read func() error) {
 	tb.Helper()
 	many, cluster := o.Redis.(*redis.ClusterClient)
