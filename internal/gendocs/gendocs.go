@@ -84,8 +84,8 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 // secretsNote lists the variables that name files of secrets.
 const secretsNote = "A secret may be in a file: `POSTHASTE_POSTGRES_URL_FILE`, `POSTHASTE_REDIS_URL_FILE`, " +
 	"`POSTHASTE_GUARD_REDIS_URL_FILE`,\n`POSTHASTE_ADMIN_TOKEN_FILE` and `POSTHASTE_ADMIN_READ_TOKEN_FILE` name a " +
-	"file whose one line is the value, read at\nthe start. Setting a variable and its `_FILE` is a fault; a flag beats " +
-	"both. A secret in a flag gives a warning."
+	"file whose one line is the value, read at\nthe start. Setting a variable and its `_FILE` is a fault; a flag " +
+	"beats both. A secret in a flag gives a warning."
 
 // commandRows writes a row for a command, or for each of its subcommands.
 func commandRows(b *strings.Builder, n *kong.Node, path string) {
