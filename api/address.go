@@ -9,8 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// limitAddress holds the limit of its address against a request, whatever it asks for. It comes before anything that
-// costs more.
+// limitAddress refuses requests beyond the rate limit of their address. It runs before everything that costs more.
 func (s *Server) limitAddress(c *gin.Context) {
 	if s.addresses.perSecond <= 0 {
 		return
@@ -20,19 +19,19 @@ func (s *Server) limitAddress(c *gin.Context) {
 	}
 }
 
-// Network is what shares a limit: an address, or with IPv6 the /64 that one customer gets at least.
+// Network is the range of addresses that shares a limit: one IPv4 address, or an IPv6 /64, the least that a customer
+// gets.
 func Network(a netip.Addr) netip.Prefix {
 	bits := a.BitLen()
 	if a.Is6() {
 		bits = 64
 	}
-	p, _ := a.Prefix(bits) // zero for no address
+	p, _ := a.Prefix(bits) // an invalid address has the zero Prefix
 	return p
 }
 
-// clientAddress is where a request comes from. X-Forwarded-For is believed as far as it was written by trusted
-// proxies: each appends the address that it saw, so what counts is the last one that is not a proxy's. What is left of
-// that may be anybody's invention.
+// clientAddress is the address of the client. Each proxy appends to X-Forwarded-For the address that it saw, so the
+// last address there that is not a trusted proxy's is the client's. Addresses to the left of it may be forged.
 func clientAddress(r *http.Request, proxies []netip.Prefix) netip.Addr {
 	client := parseAddress(r.RemoteAddr)
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
@@ -53,8 +52,8 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// parseAddress reads an address with or without a port; the zero value is none. An IPv4 address is one also when it is
-// written as IPv6.
+// parseAddress reads an address with or without a port, and unmaps IPv4-mapped IPv6. It returns the zero Addr on
+// failure.
 func parseAddress(text string) netip.Addr {
 	a, err := netip.ParseAddr(strings.Trim(text, "[]"))
 	if err != nil {

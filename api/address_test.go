@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// What clients write into X-Forwarded-For themselves is believed by nobody, whatever proxies are on the way.
+// Addresses that clients write into X-Forwarded-For themselves are ignored, whatever proxies there are.
 func TestTheAddressOfAClient(t *testing.T) {
 	t.Parallel()
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:1::/64")}
@@ -58,7 +58,7 @@ func TestTheAddressOfAClient(t *testing.T) {
 	}
 }
 
-// The limit of an address comes before authentication, holds for everything, and cannot be evaded by a header.
+// The rate limit of an address runs before authentication, applies to every route, and cannot be evaded by a header.
 func TestTheRateLimitOfAnAddress(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) {
@@ -82,8 +82,7 @@ func TestTheRateLimitOfAnAddress(t *testing.T) {
 	want(t, v.do("GET", "/openapi.yaml", "", "X-Forwarded-For", "198.51.100.4"), 429, "rate_limited")
 }
 
-// A million addresses take no more memory than some, and leave no address more than its limit while they are as many
-// as are remembered.
+// Limits of a million addresses take bounded memory. No address exceeds its limit while there are at most maxLimits.
 func TestLimitsAreForgotten(t *testing.T) {
 	t.Parallel()
 	l := limits[int]{perSecond: 0.001}
@@ -100,14 +99,14 @@ func TestLimitsAreForgotten(t *testing.T) {
 	}
 }
 
-// A limit is forgotten only when forgetting it changes nothing.
+// Dropping a limit never permits more requests than keeping it.
 func TestForgettingALimitGivesNothingAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := limits[int]{perSecond: 4}
 		const last = 5 * time.Minute
 		passed, others := 0, 0
-		// It takes all there is, and then waits for nearly as long as it takes to be as good as new.
+		// The client uses up its limit, and then waits for almost as long as a full refill takes.
 		for begun := time.Now(); time.Since(begun) < last; time.Sleep(30 * time.Millisecond) {
 			for others%30 == 0 && l.spend(-1) == 0 {
 				passed++

@@ -10,34 +10,34 @@ import (
 	"github.com/google/uuid"
 )
 
-// principal is who a request acts for, and what it may do.
+// principal is the user that a request acts for, and its permissions.
 type principal struct {
-	// any: every user. The request names one.
+	// any permits every user. The request names one.
 	any  bool
 	user uuid.UUID
-	// scopes are what it may do; nil: everything.
+	// scopes are the permissions. nil permits everything.
 	scopes []Scope
 }
 
 func (p principal) may(user uuid.UUID) bool { return p.any || p.user == user }
 
-// has reports whether the key is for s. A user's own key may spend what the user has. Making credits is for keys that
-// may act for anybody.
+// has reports whether the principal has a scope. A user's own key may spend credits; creating them needs a key for any
+// user.
 func (p principal) has(s Scope) bool {
 	return (p.scopes == nil || slices.Contains(p.scopes, s)) && (s != ScopeMint || p.any)
 }
 
-// caller is who sends a request.
+// caller is the sender of a request.
 type caller struct {
 	who principal
-	// name is that of the key or of the client, for logs; it may be empty.
+	// name is that of the key or client, for logs. It may be empty.
 	name string
-	// limit is whose rate limit a request counts for.
+	// limit identifies the rate limit that a request counts against.
 	limit [sha256.Size]byte
 }
 
-// authenticate finds out who asks, and holds the rate limit and the scopes against it. All come before the guard: what
-// they refuse stores nothing.
+// authenticate identifies the caller and checks its rate limit and scopes. It runs before the guard, so refusals store
+// nothing.
 func (s *Server) authenticate(c *gin.Context) {
 	credential := bearer(c)
 	from, p := s.identify(c, credential)
@@ -63,7 +63,7 @@ func (s *Server) authenticate(c *gin.Context) {
 	}
 }
 
-// identify returns who sends a credential, or what is wrong with it.
+// identify returns the caller with a credential, or the problem with the credential.
 func (s *Server) identify(c *gin.Context, credential string) (caller, *problem) {
 	switch {
 	case s.tokens != nil:
@@ -74,7 +74,7 @@ func (s *Server) identify(c *gin.Context, credential string) (caller, *problem) 
 	return caller{who: principal{any: true}}, nil
 }
 
-// challenge is what 401 asks for (RFC 6750, 3).
+// challenge is the WWW-Authenticate header of a 401 (RFC 6750, 3).
 func challenge(credential string) string {
 	if credential == "" {
 		return `Bearer realm="posthaste"`
@@ -82,7 +82,7 @@ func challenge(credential string) string {
 	return `Bearer realm="posthaste", error="invalid_token"`
 }
 
-// scopeOf is what a request needs; an order that credits pay for needs ScopeCredit, too.
+// scopeOf is the scope that a request needs. An order paid with credits needs ScopeCredit in addition.
 func scopeOf(c *gin.Context) Scope {
 	switch {
 	case c.Request.Method == http.MethodGet:
@@ -95,7 +95,7 @@ func scopeOf(c *gin.Context) Scope {
 	return ScopeOrder
 }
 
-// bearer returns the request's bearer token, "" if it has none or several.
+// bearer returns the bearer token, or "" if there is not exactly one.
 func bearer(c *gin.Context) string {
 	lines := c.Request.Header.Values("Authorization")
 	if len(lines) != 1 {

@@ -98,7 +98,7 @@ func TestTheRateLimitIsPerKeyAndComesBeforeTheGuard(t *testing.T) {
 		} else {
 			taken++
 		}
-		// Two at once, and two more with every second.
+		// The limit is two at once, and two more a second.
 		if most := 2 + int(2*time.Since(begun).Seconds()) + 1; taken > most {
 			t.Fatalf("%d requests were taken, want %d at most", taken, most)
 		}
@@ -142,7 +142,7 @@ func TestFilesOfKeys(t *testing.T) {
 	}
 }
 
-// A request without a key is nobody's, also where the file was written by a version that took the hash of nothing.
+// A request without a key is refused, also if an older version wrote a file with the hash of the empty key.
 func TestNothingIsNoKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) {
@@ -177,7 +177,7 @@ func TestScopesAndExpiry(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Keys = keys })
 	const order, paid = `{"amount":1,"currency":"USD","user_id":"` + testUser + `"}`,
 		`{"amount":1,"currency":"USD","pay_with":"credits","user_id":"` + testUser + `"}`
-	// Without a bank the credit routes answer 503 to those who may use them.
+	// Without a bank the credit routes answer 503 to callers with the scope.
 	for key, want := range map[string][6]int{
 		//       GET, order, paid, deduct, balance, add
 		"reads":  {200, 403, 403, 403, 503, 403},
@@ -204,7 +204,7 @@ func TestScopesAndExpiry(t *testing.T) {
 	}
 }
 
-// Keys come and go with the file. One that cannot be taken changes nothing.
+// Keys follow changes of the file. An invalid file changes nothing.
 func TestKeysFollowTheirFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "keys")
@@ -215,7 +215,7 @@ func TestKeysFollowTheirFile(t *testing.T) {
 		}
 	}
 	write(0o602, hashOf("first")+" *\n")
-	if _, err := LoadKeys(path); err == nil || !strings.Contains(err.Error(), "written by anybody") {
+	if _, err := LoadKeys(path); err == nil || !strings.Contains(err.Error(), "writable by all users") {
 		t.Fatalf("a file that anybody may write: %v", err)
 	}
 	write(0o644, hashOf("first")+" *\n")
@@ -260,7 +260,7 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	becomes("fourth", 200)
 }
 
-// Asking for a key costs the same however many there are.
+// The time of a lookup does not depend on the number of keys.
 func BenchmarkFindKey(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		var text strings.Builder
@@ -298,7 +298,7 @@ func TestResponsesCarrySecurityHeaders(t *testing.T) {
 	}
 }
 
-// FuzzParseKeys: every key of a file that is taken stands in it, and errors quote nothing.
+// FuzzParseKeys: every accepted key is in the file, and errors quote nothing.
 func FuzzParseKeys(f *testing.F) {
 	for _, seed := range []string{
 		"", "# c\n", hashOf("x") + " *", hashOf("x") + " " + testUser + "\r\n\n", strings.ToUpper(hashOf("x")) + "\t*",

@@ -16,7 +16,7 @@ import (
 // maxAmount is the largest amount of an order, in minor units.
 const maxAmount = 999_999_999_999_999
 
-// fingerprintVersion names the encoding of an order's fingerprint. Raise it when the encoding changes: rows written
+// fingerprintVersion is the version of the fingerprint's encoding. Raise it when the encoding changes: rows written
 // before are then compared by their columns.
 const fingerprintVersion = 1
 
@@ -25,7 +25,7 @@ type Command struct {
 	UserID   uuid.UUID
 	Amount   int64
 	Currency string
-	// PayWith is sql.PayCredits for an order that the user's credits pay for, a credit per minor unit; "" for others.
+	// PayWith is sql.PayCredits if the user's credits pay for the order, one credit per minor unit; otherwise "".
 	PayWith string
 }
 
@@ -37,7 +37,7 @@ func (c *Command) fingerprint() idem.Fingerprint {
 	return idem.NewFingerprint(fingerprintVersion, parts...)
 }
 
-// matches reports whether the stored order was made by this command.
+// matches reports whether this command created the stored order.
 func (c *Command) matches(o *sql.Order) bool {
 	fp := c.fingerprint()
 	if len(o.Fingerprint) == len(fp) && o.Fingerprint[0] == fp.Version() {
@@ -51,7 +51,7 @@ var (
 	amountRE   = regexp.MustCompile(`^[1-9][0-9]{0,14}$`)
 )
 
-// decodeCommand reads the body of POST /orders. user is the one the API key stands for; nil: the body must name one.
+// decodeCommand reads the body of POST /orders. If the principal may act for any user, the body must name the user.
 func decodeCommand(body []byte, who principal) (*Command, *problem) {
 	m, prob := decodeObject(body)
 	if prob != nil {
@@ -119,7 +119,7 @@ func parseUUID(raw json.RawMessage) (uuid.UUID, bool) {
 	return uuidOf(s)
 }
 
-// uuidOf accepts the 36-character form only; uuid.Parse knows others, and one thing should have one name.
+// uuidOf accepts only the 36-character form, so that an id has one spelling; uuid.Parse accepts others too.
 func uuidOf(s string) (uuid.UUID, bool) {
 	if len(s) != 36 {
 		return uuid.Nil, false
@@ -128,7 +128,7 @@ func uuidOf(s string) (uuid.UUID, bool) {
 	return id, err == nil
 }
 
-// orderBody is the response body of an order, and the payload of its event.
+// orderBody is the response body of an order and the payload of its event.
 type orderBody struct {
 	ID        uuid.UUID `json:"id"`
 	UserID    uuid.UUID `json:"user_id"`
@@ -138,23 +138,23 @@ type orderBody struct {
 	CreatedAt string    `json:"created_at"`
 }
 
-// timeLayout is RFC 3339 in UTC with six decimals, always.
+// timeLayout is RFC 3339 in UTC, with six decimals.
 const timeLayout = "2006-01-02T15:04:05.000000Z"
 
-// render returns the body of an order: the same bytes every time.
+// render returns the body of an order. The bytes are always the same.
 func render(o *sql.Order) []byte {
 	b, err := json.Marshal(orderBody{
 		ID: o.ID, UserID: o.UserID, Amount: o.Amount, Currency: o.Currency, Status: o.Status,
 		CreatedAt: o.CreatedAt.UTC().Format(timeLayout),
 	})
 	if err != nil {
-		panic(err) // strings and an integer
+		panic(err) // impossible: strings and an integer
 	}
 	return b
 }
 
-// record is what the guard keeps of a finished order: with the request, which has the same fingerprint, it is enough to
-// render the response without Postgres.
+// record is the guard's record of a finished order. With the request, whose fingerprint is equal, it suffices to render
+// the response without Postgres.
 func record(o *sql.Order) idem.Record {
 	if o.Status == sql.OrderRejected {
 		return idem.Record{Status: o.RespStatus, Ref: o.ID.String()}
@@ -162,7 +162,7 @@ func record(o *sql.Order) idem.Record {
 	return idem.Record{Status: 201, Ref: o.ID.String(), Payload: strconv.FormatInt(o.CreatedAt.UnixMicro(), 36)}
 }
 
-// restore is the inverse of record for an order that was not rejected.
+// restore is the inverse of record, for orders that were not rejected.
 func (c *Command) restore(r idem.Record) (*sql.Order, bool) {
 	id, ok := uuidOf(r.Ref)
 	micros, err := strconv.ParseInt(r.Payload, 36, 64)

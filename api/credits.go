@@ -17,14 +17,14 @@ import (
 	"posthaste/idem"
 )
 
-// Routes of credits; the parameter is the user's id.
+// Routes of credits. The parameter is the user's id.
 const (
 	routeAdd     = "/add/:id"
 	routeDeduct  = "/deduct/:id"
 	routeBalance = "/balance/:id"
 )
 
-// The problems that only credits have.
+// Problems of the credit routes only.
 var (
 	kindInsufficient = kind{
 		http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false,
@@ -63,14 +63,13 @@ var (
 
 var creditAmountRE = regexp.MustCompile(`^[1-9][0-9]{0,11}$`)
 
-// addCreditRoutes registers the routes behind g's authentication.
 func (s *Server) addCreditRoutes(g *gin.RouterGroup) {
 	g.POST(routeAdd, func(c *gin.Context) { s.postCredits(c, routeAdd, credits.Add) })
 	g.POST(routeDeduct, func(c *gin.Context) { s.postCredits(c, routeDeduct, credits.Deduct) })
 	g.GET(routeBalance, s.getBalance)
 }
 
-// creditUser is the user in the path. Something that is no user id has no account.
+// creditUser returns the user in the path. An invalid id has no account.
 func creditUser(c *gin.Context) (uuid.UUID, *problem) {
 	user, ok := uuidOf(c.Param("id"))
 	if !ok || user == uuid.Nil {
@@ -82,7 +81,7 @@ func creditUser(c *gin.Context) (uuid.UUID, *problem) {
 	return user, nil
 }
 
-// postCredits is POST /add/{userId} and POST /deduct/{userId}.
+// postCredits serves POST /add/{userId} and POST /deduct/{userId}.
 func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
 	op, prob := s.readCredits(c, route, k)
 	if prob != nil {
@@ -93,7 +92,7 @@ func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
 		writeProblem(c, &problem{kind: kindNoCredits, retryAfter: time.Second})
 		return
 	}
-	// A client that hangs up does not stop the operation half way.
+	// A client that disconnects does not interrupt the operation.
 	res, err := s.credits.Apply(context.WithoutCancel(c.Request.Context()), *op)
 	if err != nil {
 		writeProblem(c, s.creditProblem(c, err))
@@ -102,7 +101,7 @@ func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
 	writeCredits(c, &res)
 }
 
-// readCredits checks the request and reads it.
+// readCredits reads and checks the request.
 func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*credits.Op, *problem) {
 	user, prob := creditUser(c)
 	if prob != nil {
@@ -130,7 +129,7 @@ func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*cre
 	return op, nil
 }
 
-// decodeCredits reads the body: an amount, and perhaps a reference.
+// decodeCredits reads the body: an amount and an optional reference.
 func decodeCredits(body []byte) (*credits.Op, *problem) {
 	m, prob := decodeObject(body)
 	if prob != nil {
@@ -145,7 +144,7 @@ func decodeCredits(body []byte) (*credits.Op, *problem) {
 	} else {
 		var err error
 		if op.Amount, err = strconv.ParseInt(string(raw), 10, 64); err != nil {
-			panic(err) // at most 12 digits
+			panic(err) // impossible: at most 12 digits
 		}
 	}
 	if raw, ok := m["reference"]; ok && !isReference(raw, &op.Reference) {
@@ -164,7 +163,7 @@ func isReference(raw json.RawMessage, to *string) bool {
 		!strings.ContainsRune(*to, 0)
 }
 
-// writeCredits sends an operation's answer: the same bytes every time, with the markers of this attempt.
+// writeCredits sends the result of an operation: an identical body for every attempt, and this attempt's headers.
 func writeCredits(c *gin.Context, r *credits.Result) {
 	h := c.Writer.Header()
 	h.Set("Idempotent-Replayed", strconv.FormatBool(r.Replayed))
@@ -182,8 +181,8 @@ func writeCredits(c *gin.Context, r *credits.Result) {
 	write(c, p.Status, problemType, marshal(p))
 }
 
-// creditRefusal is a problem with what the client needs to know. It names the operation, not the request, so that it is
-// the same each time.
+// creditRefusal is a problem with the balance. It names the operation and not the request, so that every retry gets the
+// same bytes.
 type creditRefusal struct {
 	problemBody
 	Balance  int64 `json:"balance"`
@@ -208,12 +207,12 @@ func refusal(r *credits.Result) creditRefusal {
 func marshal(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // strings, numbers and booleans
+		panic(err) // impossible: strings, numbers and booleans
 	}
 	return b
 }
 
-// creditProblem is the table from the bank's errors to answers.
+// creditProblem maps the bank's errors to problems.
 func (s *Server) creditProblem(c *gin.Context, err error) *problem {
 	switch {
 	case errors.Is(err, credits.ErrUnknown):
@@ -239,7 +238,7 @@ func (s *Server) creditProblem(c *gin.Context, err error) *problem {
 	}
 }
 
-// balanceBody is the answer of GET /balance.
+// balanceBody is the body of GET /balance.
 type balanceBody struct {
 	Balance   int64  `json:"balance"`
 	Seq       int64  `json:"seq"`
@@ -248,7 +247,7 @@ type balanceBody struct {
 	AsOf      string `json:"as_of"`
 }
 
-// getBalance is GET /balance/{userId}. With consistency=durable it asks the ledger, which works without Redis.
+// getBalance serves GET /balance/{userId}. With consistency=durable it reads the ledger, which works without Redis.
 func (s *Server) getBalance(c *gin.Context) {
 	user, prob := creditUser(c)
 	if prob != nil {

@@ -24,7 +24,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// perSecond posts to what target returns, from as many clients, for d.
+// perSecond posts the requests of target from a number of clients for d, and returns the rate.
 func perSecond(t *testing.T, clients int, d time.Duration, target func(i int64) (url, body, key string)) float64 {
 	t.Helper()
 	var next, done atomic.Int64
@@ -60,8 +60,8 @@ func v7() string {
 	return id.String()
 }
 
-// POST /deduct against an empty gin handler that makes one FCALL of the same function, each with a client of its own on
-// the same server, in alternating rounds. The bound is on the median of five ratios.
+// POST /deduct is compared with an empty gin handler that makes one FCALL of the same function. Each has its own client
+// on the same server, and the rounds alternate. The bound is on the median of five ratios.
 func TestFullDeductOverHTTP(t *testing.T) {
 	w := newCreditWorld(t, false, impatient(t), func(o *Options) {
 		o.Logger = nil
@@ -72,7 +72,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 		t.Cleanup(func() { _ = direct.Close() })
 		o.Credits = credits.New(credits.Options{Redis: direct, Connections: connections, Pool: o.Pool})
 	})
-	// The sync takes the same from both, so it works between the rounds only: it would bring them together.
+	// The sync costs both the same, which would make them appear equal. It works between the rounds only.
 	drained := func() {
 		stopSync, stopPayments := w.relay()
 		defer stopSync()
@@ -98,7 +98,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bareClient := redis.NewClient(patience(c)) // what the comparison needs of a client is its speed
+	bareClient := redis.NewClient(patience(c)) // the comparison uses only its speed
 	defer bareClient.Close()
 	e := gin.New()
 	e.POST("/bare/:id", func(g *gin.Context) {
@@ -129,7 +129,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 		var ratios, mine, least []float64
 		for range 5 {
 			drained()
-			var b, o float64 // a run alternates in slices, so that other work on the machine meets both
+			var b, o float64 // rounds alternate in slices, so that other work on the machine affects both
 			for range slices {
 				b += perSecond(t, clients, slice, theirs) / slices
 				o += perSecond(t, clients, slice, ours) / slices

@@ -19,7 +19,7 @@ import (
 	"posthaste/sql"
 )
 
-// newCreditWorld is an API with credits. The sync runs if sync is set.
+// newCreditWorld is an API with credits, and with the sync if sync is set.
 func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
 	t.Helper()
 	log := testenv.Logger(t)
@@ -28,7 +28,7 @@ func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := patient(made) // a balance that does not come within a second is another answer, too
+	c := patient(made) // a balance that takes over a second is another answer
 	t.Cleanup(func() { _ = c.Close() })
 	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})
 	w.start(w.db.URL, w.redis.URL(), append([]func(*Options){func(o *Options) { o.Credits = bank }}, edit...)...)
@@ -80,7 +80,7 @@ func TestCredits(t *testing.T) {
 		t.Errorf("replay %v %v of %v", again, again.header, first)
 	}
 	want(t, w.credit("/add/"+user, key, `{"amount":100}`), 422, "idempotency_key_reused")
-	// A key belongs to its route.
+	// A key is valid for one route.
 	want(t, w.credit("/deduct/"+user, key, `{"amount":30}`), 200, "")
 	short := newKey()
 	refused := w.credit("/deduct/"+user, short, `{"amount":71}`)
@@ -105,7 +105,7 @@ func TestCredits(t *testing.T) {
 		t.Errorf("durable: %v", r)
 	}
 	want(t, w.do(http.MethodGet, "/balance/"+user+"?consistency=x", ""), 400, "invalid_parameter")
-	// The ledger remembers forever: no date in the past, which would say that the key may be used again.
+	// The ledger keeps keys forever. A date in the past would suggest that the key may be used again.
 	w.db.Exec(t, "UPDATE credit_entries SET created_at = now() - interval '3 days' WHERE op_id = $1", op.OpID)
 	w.redis.Client.FlushAll(t.Context())
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -118,7 +118,7 @@ func TestCredits(t *testing.T) {
 		}
 		return nil
 	})
-	// The event is the response.
+	// The event has the data of the response.
 	var data string
 	if err := w.db.Pool.QueryRow(t.Context(),
 		`SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'
@@ -208,7 +208,7 @@ func TestCreditsFailClosed(t *testing.T) {
 	want(t, none.credit("/add/"+user, newKey(), `{"amount":1}`), 503, "credits_store_unavailable")
 }
 
-// Balances that belong to another database need a person: repeating a request cannot help.
+// Balances of another database need an operator: repeating the request cannot help.
 func TestTheCreditsOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -228,7 +228,7 @@ func TestTheCreditsOfAnotherDatabase(t *testing.T) {
 	}
 }
 
-// A user's key spends and reads that user's credits, and makes none: only a key for any user adds.
+// A user's key spends and reads that user's credits. Only a key for any user adds credits.
 func TestKeysDecideWhoMayMakeCredits(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false, func(o *Options) { o.Keys = testKeys(t) })
@@ -250,7 +250,7 @@ func TestKeysDecideWhoMayMakeCredits(t *testing.T) {
 	want(t, post(nil, "/add/"+testUser, newKey()), 401, "unauthorized")
 }
 
-// What the account or the bucket cannot do now has a status of its own.
+// Temporary failures of an account or a bucket have their own status.
 func TestCreditsThatHaveToWait(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -260,7 +260,7 @@ func TestCreditsThatHaveToWait(t *testing.T) {
 	key := newKey()
 	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 423, "account_frozen")
 	w.redis.Client.HDel(t.Context(), accountOf(user), "f")
-	// Ten thousand operations that no sync takes away: the bucket is full.
+	// The bucket is full after ten thousand operations without a sync.
 	bucket, _, _ := strings.Cut(accountOf(user), ":a:")
 	_, err := w.redis.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 		for range 10_000 {
@@ -278,5 +278,5 @@ func TestCreditsThatHaveToWait(t *testing.T) {
 	}
 	want(t, w.post(newKey(), paidJSON(user, 1)), 429, "backpressure")
 	w.redis.Client.XTrimMaxLen(t.Context(), bucket+":s", 1)
-	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 200, "") // the same key: nothing had been done
+	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 200, "") // the same key: it deducted nothing before
 }

@@ -37,7 +37,7 @@ func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
 		}
 		want(t, w.post(key, orderJSON(i+100)), 422, "idempotency_key_reused")
 	}
-	if took := time.Since(start); took > 25*time.Second { // half a second each would be an attempt at Redis each
+	if took := time.Since(start); took > 25*time.Second { // half a second per request would mean that each tried Redis
 		t.Errorf("60 requests without Redis took %v", took)
 	}
 	w.checkInvariants(20)
@@ -65,13 +65,13 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
 	}
 	want(t, w.do("GET", "/orders?user_id="+testUser, ""), 503, "temporarily_unavailable")
-	if took := time.Since(start); took > 8*time.Second { // less than the one request's own deadline
+	if took := time.Since(start); took > 8*time.Second { // less than the deadline of one request
 		t.Errorf("failing took %v", took)
 	}
 	if r := other.post(key, orderJSON(1)); r.status != 201 || r.body != first.body {
 		t.Errorf("replay without Postgres: %v", r)
 	}
-	// A process that has not seen its database cannot know whose record it is.
+	// A process that has not reached its database cannot know which database a record belongs to.
 	want(t, w.sibling().post(key, orderJSON(1)), 503, "temporarily_unavailable")
 	if got := w.s.Ready(t.Context()); len(got.Reasons) != 1 || got.Reasons[0] != "postgres" {
 		t.Errorf("readiness %+v", got)
@@ -79,7 +79,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The key that failed was released: its retry is not made to wait.
+	// The failed request released its key: its retry does not wait.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if r := w.post(newKey(), orderJSON(1)); r.status != 201 {
 			return errors.New(r.String())
@@ -140,7 +140,7 @@ func TestReadiness(t *testing.T) {
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
 }
 
-// readyz asks for what is true now, whoever asked before.
+// readyz answers from a fresh check.
 func readyz(s *Server) (int, string) {
 	s.ready.Forget()
 	rec := httptest.NewRecorder()

@@ -13,7 +13,7 @@ import (
 //go:embed openapi.yaml
 var openAPI []byte
 
-// addDocs serves the OpenAPI document and a page that shows it. The page is embedded whole and works offline.
+// addDocs serves the OpenAPI document and a page that shows it. The page is embedded and works offline.
 func addDocs(e *gin.Engine) {
 	e.GET(routeOpenAPI, func(c *gin.Context) {
 		c.Header("Cache-Control", "public, max-age=3600")
@@ -21,7 +21,7 @@ func addDocs(e *gin.Engine) {
 	})
 	page := v5emb.New("posthaste", routeOpenAPI, routeDocs+"/")
 	show := func(c *gin.Context) {
-		// The page's own scripts and styles, inline ones included, and nothing from elsewhere.
+		// The page may use its own scripts and styles, including inline ones, and no foreign content.
 		c.Header("Content-Security-Policy", "default-src 'none'; script-src 'self' 'unsafe-inline'; "+
 			"style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'")
 		page.ServeHTTP(c.Writer, c.Request)

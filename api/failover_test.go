@@ -17,7 +17,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// failover is a Redis with a replica behind a proxy, and the address that clients are sent to.
+// failover is a Redis with a replica behind a proxy, and the address that clients use.
 type failover struct {
 	replica *testenv.RedisServer
 	link    *testenv.Proxy
@@ -47,7 +47,7 @@ func (w *world) withReplica() *failover {
 
 func (f *failover) redirect(addr string) { f.addr.Store(&addr) }
 
-// client makes options whose Redis client dials wherever clients are sent at that time.
+// client returns options with a Redis client that dials the current address.
 func (f *failover) client(w *world) func(*Options) {
 	w.tb.Helper()
 	made, err := idem.NewClient(w.redis.URL())
@@ -64,8 +64,8 @@ func (f *failover) client(w *world) func(*Options) {
 	return func(o *Options) { o.Redis = c }
 }
 
-// A replica that got nothing for a while is promoted. What it does not know is answered from Postgres. Without the
-// unique index (the mutation) it is ordered again.
+// A replica that is behind is promoted. Keys that it lacks are answered from Postgres. Without the unique index (the
+// mutation) they are ordered again.
 func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 	t.Parallel()
 	for _, weak := range []bool{false, true} {
@@ -96,7 +96,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 			}
 			return nil
 		})
-		// From here on the link carries nothing, and both ends believe in it.
+		// From here on the link transmits nothing, and both ends keep their connection.
 		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		first[unknown] = one.post(unknown, orderJSON(1))
 		w.published()

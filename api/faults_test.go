@@ -18,10 +18,10 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// inPostgres is the point that no failpoint reaches: the order was sent and not answered; see whenSent.
+// inPostgres is the state without a failpoint: the order was sent and not answered; see whenSent.
 const inPostgres = "in Postgres"
 
-// once makes a failpoint that acts at the first request to reach it.
+// once makes a failpoint that acts for the first request to reach it.
 func once(point string, act func(ctx context.Context)) func(ctx context.Context, name string) {
 	var done atomic.Bool
 	return func(ctx context.Context, name string) {
@@ -31,18 +31,17 @@ func once(point string, act func(ctx context.Context)) func(ctx context.Context,
 	}
 }
 
-// port is where the world's Postgres listens.
+// port is the address of the world's Postgres.
 func (w *world) port() string {
 	return fmt.Sprintf("127.0.0.1:%d", w.db.Pool.Config().ConnConfig.Port)
 }
 
-// through starts the API, which reaches Postgres at addr.
+// through starts an API that reaches Postgres at addr.
 func (w *world) through(addr string) {
 	w.tb.Helper()
 	w.start(testenv.Through(w.db.URL, addr), w.redis.URL())
 }
 
-// behindProxy starts an API that reaches Postgres through a proxy.
 func behindProxy(t *testing.T) (*world, *testenv.Proxy) {
 	t.Helper()
 	w := servers(t)
@@ -66,7 +65,7 @@ func (w *world) placed() {
 	})
 }
 
-// whenSent does something once an order has reached Postgres, where it waits until the gate is opened.
+// whenSent calls act once an order has reached Postgres, where it waits until the gate is opened.
 func (w *world) whenSent(act func(g *testenv.Gate)) {
 	w.tb.Helper()
 	g := w.db.Gate(w.tb, "outbox")
@@ -76,7 +75,7 @@ func (w *world) whenSent(act func(g *testenv.Gate)) {
 	}()
 }
 
-// The order arrives and the reply does not.
+// The order arrives and the reply is lost.
 func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
@@ -101,8 +100,8 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// The order does not arrive, and the client of Postgres cannot tell. It is sent again, and when the first one arrives
-// at last it finds the second.
+// The order is delayed, and the client of Postgres does not know. It sends the order again. When the first one arrives,
+// it finds the second.
 func TestALostCommitIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	w := servers(t)
@@ -128,7 +127,8 @@ func TestALostCommitIsDoneAgain(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// Nobody answers any more after the order was sent: the client is told so, and its retry gets the one order.
+// Postgres does not answer after the order was sent: the client gets the unknown outcome, and its retry gets the one
+// order.
 func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
@@ -171,7 +171,7 @@ func TestABackendTerminatedBeforeItsCommit(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// The lease is lost before the order is sent: it is not, and the answer is the order of whoever took over.
+// The lease is lost before the order is sent: it is not sent, and the answer is the order of the next owner.
 func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
 	t.Parallel()
 	for _, fulfilled := range []bool{true, false} {
@@ -212,7 +212,7 @@ func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
 	}
 }
 
-// leaseIsLost waits until the process with reg has noticed that it has lost a lease.
+// leaseIsLost waits until the process with reg has noticed that it lost a lease.
 func (w *world) leaseIsLost(reg *prometheus.Registry) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 4*time.Second, func() error {
@@ -223,7 +223,8 @@ func (w *world) leaseIsLost(reg *prometheus.Registry) {
 	})
 }
 
-// The lease is lost while the order is in Postgres, and another takes the key over: what was sent is not given up.
+// The lease is lost while the order is in Postgres, and another process takes the key over. The sent order is still
+// resolved.
 func TestALeaseThatIsLostWhileTheOrderIsInPostgres(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -236,7 +237,7 @@ func TestALeaseThatIsLostWhileTheOrderIsInPostgres(t *testing.T) {
 		reached := make(chan struct{})
 		quick.s.failpoint = once("before_insert", func(context.Context) { close(reached) })
 		go func() { other <- quick.post(key, orderJSON(1)) }()
-		<-reached // it has the key now, and the next heartbeat of the first, within a second, says so
+		<-reached // the second has the key now; the first notices at its next heartbeat, within a second
 		w.leaseIsLost(reg)
 		g.Open()
 	})
@@ -251,7 +252,7 @@ func TestALeaseThatIsLostWhileTheOrderIsInPostgres(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// A restarted Postgres leaves the pool full of dead connections. No client hears of it.
+// A restarted Postgres leaves the pool full of broken connections. No client gets an error.
 func TestDeadPooledConnectionsCostNoRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -402,7 +403,7 @@ func TestInFlightAnswers(t *testing.T) {
 	if took := time.Since(start); took < 900*time.Millisecond || took > 9*time.Second { // the longest wait is 10 s
 		t.Errorf("wait=1 took %v", took)
 	}
-	// Another body while the first is under way: decided when it is.
+	// A request with another body waits for the first one's outcome.
 	other := make(chan reply)
 	go func() { other <- w.post(key, orderJSON(2), "Prefer", "wait=10") }()
 	waiting := make(chan reply)
@@ -422,7 +423,7 @@ func waits(t *testing.T, reg *prometheus.Registry) uint64 {
 	return metric(t, reg, "idem_wait_seconds").GetHistogram().GetSampleCount()
 }
 
-// metric is the one of a name that has no labels.
+// metric returns the metric of a name without labels.
 func metric(tb testing.TB, reg *prometheus.Registry, name string) *dto.Metric {
 	tb.Helper()
 	families, err := reg.Gather()
@@ -438,7 +439,7 @@ func metric(tb testing.TB, reg *prometheus.Registry, name string) *dto.Metric {
 	return nil
 }
 
-// After Redis lost a key, somebody with another body may take the lease. The rightful client is served nevertheless.
+// After Redis lost a key, a request with another body may take the lease. The owner of the key still gets its order.
 func TestAThiefOfAForgottenKeyDoesNotLockOutItsOwner(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

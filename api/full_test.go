@@ -16,7 +16,7 @@ import (
 	"posthaste/idem"
 )
 
-// cost is one side of a comparison: the same handler, with or without the guard.
+// cost is one side of a comparison: the same handler with or without the guard.
 type cost struct {
 	*world
 	name  string
@@ -62,11 +62,11 @@ func (c *cost) p50() time.Duration {
 	return c.each[len(c.each)/2]
 }
 
-// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for
-// a minute sometimes.
+// attempts is how often a bound on time is tried. Other work on the machine, which may last a minute, only makes a
+// result worse.
 const attempts = 10
 
-// The guard's cost, measured in one run with the handler without it, in alternating rounds.
+// The guard's cost against the handler without it, measured in alternating rounds of one run.
 func TestFullGuardCost(t *testing.T) {
 	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
 	bare := w.sibling(func(o *Options) { o.Redis, o.Logger = nil, nil })
@@ -81,8 +81,8 @@ func TestFullGuardCost(t *testing.T) {
 		}
 		return with, without
 	}
-	// Without the guard orders are inserted together, too, and cost a third less than when 0.75 was asked for here:
-	// what the guard adds, two exchanges with Redis, is the same, and a larger part of less.
+	// Without the guard, too, orders are inserted in batches. The guard adds two exchanges with Redis; the bound was
+	// 0.75 before the batches made orders a third cheaper.
 	const least = 0.55
 	best := 0.0
 	for n := 0; n < attempts && best < least; n++ {
@@ -107,7 +107,7 @@ func TestFullGuardCost(t *testing.T) {
 	}
 }
 
-// What orders reach while Redis is gone, and while it hangs: Postgres alone guards.
+// The throughput of orders while Redis is down, and while it hangs: Postgres alone guards.
 func TestFullDegradedThroughput(t *testing.T) {
 	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
 	measure := func(name string) {
@@ -118,7 +118,7 @@ func TestFullDegradedThroughput(t *testing.T) {
 			slowest = max(slowest, d)
 		}
 		fmt.Printf("POST /orders, 32 clients, Redis %s: %.0f/s, p50 %v, slowest %v\n", name, c.rate(), c.p50(), slowest)
-		if slowest > 8*time.Second { // the request's own bounds add up to less
+		if slowest > 8*time.Second { // the bounds of one request add up to less
 			t.Errorf("Redis %s: a request took %v", name, slowest)
 		}
 	}
@@ -137,7 +137,7 @@ func TestFullDegradedThroughput(t *testing.T) {
 	w.checkInvariants(w.rows())
 }
 
-// Five hundred clients wait for one slow order, in two processes, and all are answered at once.
+// Five hundred clients wait for one slow order in two processes, and all get their answer at once.
 func TestFullWaiters(t *testing.T) {
 	least := time.Hour
 	for n := 0; n < attempts && least > 250*time.Millisecond; n++ {

@@ -27,8 +27,7 @@ func (w *world) placesAnew(key, body string) reply {
 	return r
 }
 
-// repeats posts an order again that the database has. The answer is the same, also of a process that has to read it
-// from Redis.
+// repeats posts an existing order again. The answer is the same, also from a process that must read it from Redis.
 func (w *world) repeats(key, body string, first reply) {
 	w.tb.Helper()
 	for _, p := range []*world{w, w.again()} {
@@ -40,7 +39,7 @@ func (w *world) repeats(key, body string, first reply) {
 	want(w.tb, w.again().do("GET", "/orders/"+first.order(w.tb).ID.String(), ""), 200, "")
 }
 
-// again is another process on the same servers, by the addresses of w.
+// again is another process on the same servers, at the addresses of w.
 func (w *world) again(edit ...func(*Options)) *world {
 	w.tb.Helper()
 	o := &world{tb: w.tb, db: w.db, redis: w.redis}
@@ -61,8 +60,7 @@ func on(t *testing.T, d *testenv.Database, s *testenv.Server) *testenv.Database 
 	return &c
 }
 
-// Two databases on one Redis: a key that is used at both places an order in each, and no answer of one of them is given
-// by the other.
+// Two databases share one Redis. The same key places an order in each, and neither answers with the other's order.
 func TestAKeyIsOfOneDatabase(t *testing.T) {
 	t.Parallel()
 	for name, databases := range map[string]func(t *testing.T) [2]*testenv.Database{
@@ -114,7 +112,7 @@ func TestAKeyIsOfOneDatabase(t *testing.T) {
 	}
 }
 
-// wentBack is an API whose database can be replaced, behind one address, by an earlier state of it.
+// wentBack is an API whose database can be replaced, behind one address, by an earlier state.
 type wentBack struct {
 	*world
 	server *testenv.Server
@@ -135,7 +133,7 @@ func newWentBack(t *testing.T) *wentBack {
 	return w
 }
 
-// check places orders on both sides of the point that the database goes back to.
+// check places orders before and after the point in time that the database goes back to.
 func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Server)) {
 	t.Helper()
 	front := testenv.Through(w.db.URL, w.front.Addr())
@@ -149,7 +147,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	reg := prometheus.NewRegistry()
 	idle := w.again(func(o *Options) { o.Registerer = reg })
 	idle.s.database.Confirmed(t.Context())
-	// As if a second had passed: no process takes the database for confirmed, or uses a connection without a ping.
+	// As after a second: the database is unconfirmed, and connections need a ping.
 	forget := func() {
 		for _, p := range []*world{w.world, idle} {
 			p.s.database.Forget()
@@ -159,7 +157,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	if err := w.server.Stop("immediate"); err != nil {
 		t.Fatal(err)
 	}
-	// Until another server is there, the records are all that is known.
+	// Until the new server is up, the process answers from the records.
 	if r := idle.post(lost, orderJSON(1)); r.status != 201 || r.body != was[lost].body {
 		t.Errorf("without Postgres: %v", r)
 	}
@@ -191,7 +189,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	}
 }
 
-// A standby is promoted that was behind. An order that it lacks is placed by the retry, whatever Redis has of it; one
+// A standby that is behind is promoted. A retry places an order that it lacks, even if Redis has its record. An order
 // that it has is answered again.
 func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 	t.Parallel()
@@ -215,7 +213,7 @@ func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 	})
 }
 
-// A copy of the data folder is put back. Its timeline is the one of the orders that it lacks.
+// A copy of the data folder is restored. It has the timeline of the orders that it lacks.
 func TestAGuardOutlivesARestore(t *testing.T) {
 	t.Parallel()
 	w := newWentBack(t)
@@ -231,8 +229,7 @@ func TestAGuardOutlivesARestore(t *testing.T) {
 	})
 }
 
-// An order is committed to a server over a connection that was there before another one took its place: its record
-// belongs to neither.
+// An order is committed over an old connection to a server that was replaced: its record belongs to neither server.
 func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	t.Parallel()
 	w := newWentBack(t)
@@ -242,7 +239,7 @@ func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = c.Stop("immediate") })
 	there := on(t, w.db, c)
-	// The orders are written to the one server, and the other one is what the process sees.
+	// Orders go to one server, and the probe reaches the other.
 	w.start(w.db.URL, w.redis.URL(), func(o *Options) { o.Probe = there.Pool })
 	there.Exec(t, "SELECT 1")
 	key := newKey()

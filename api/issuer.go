@@ -26,35 +26,35 @@ import (
 
 // Times of an issuer's keys.
 const (
-	// refreshEvery is how often they are read without being asked for.
+	// refreshEvery is the interval of unrequested refreshes.
 	refreshEvery = 5 * time.Minute
-	// refreshGap lies between the end of one reading and the beginning of the next, whatever anybody sends.
+	// refreshGap is the minimum pause between two refreshes, independent of the requests.
 	refreshGap = 10 * time.Second
-	// refreshTimeout bounds a reading.
+	// refreshTimeout bounds one refresh.
 	refreshTimeout = 5 * time.Second
-	// unknownWait is how long a request with an unknown key waits for a reading.
+	// unknownWait is how long a request with an unknown key waits for a refresh.
 	unknownWait = 2 * time.Second
-	// keysKept is how long keys remain in use that cannot be read again. It bounds how long a withdrawn key is valid.
+	// keysKept is how long keys are used when they cannot be refreshed. It bounds how long a withdrawn key is valid.
 	keysKept = 24 * time.Hour
 )
 
 // maxJWKS is the longest key set, in bytes.
 const maxJWKS = 256 << 10
 
-// publicKeys are the keys of an issuer at one time, by their ids.
+// publicKeys are an issuer's keys at one time, by id.
 type publicKeys struct {
 	byID map[string]jose.JSONWebKey
-	// asked is when they were asked for.
+	// asked is when their fetch began.
 	asked time.Time
 }
 
-// always is when the keys of a file were asked for: they are not older than the file, and know all that it knows.
+// always is the fetch time of keys from a file, which are never outdated.
 var always = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// good reports whether they may still be used. nil may not.
+// good reports whether the keys may still be used.
 func (p *publicKeys) good() bool { return p != nil && time.Since(p.asked) < keysKept }
 
-// key returns the key for a token, or nil. A key that names its algorithm is for no other.
+// key returns the key for a token, or nil. A key that names its algorithm is valid for that one only.
 func (p *publicKeys) key(h jose.Header) any {
 	if !p.good() {
 		return nil
@@ -65,25 +65,25 @@ func (p *publicKeys) key(h jose.Header) any {
 	return nil
 }
 
-// issuerKeys are the public keys of the issuer of tokens. Finding a known one never waits. Safe for concurrent use.
+// issuerKeys caches the public keys of a token issuer. Finding a cached key never blocks. Safe for concurrent use.
 type issuerKeys struct {
 	set atomic.Pointer[publicKeys]
-	// file is where they are from, nil for a URL.
+	// file is the source of the keys, or nil for a URL.
 	file   *watchedFile
 	url    string
 	client *http.Client
 	// gap is refreshGap outside tests.
 	gap time.Duration
-	// wanted has room for one wish to read the keys.
+	// wanted holds at most one request for a refresh.
 	wanted chan struct{}
-	// next is closed when the next reading has ended; nil while none may begin.
+	// next is closed when the next refresh has ended. It is nil while none may start.
 	next atomic.Pointer[chan struct{}]
-	// failing is set while the last reading failed, or there was none.
+	// failing is set if the last refresh failed or there was none.
 	failing atomic.Bool
 }
 
-// CheckJWKS returns what is wrong with the place of a key set: an https:// URL, an http:// URL of a loopback address
-// (or localhost), or the path of a file that exists. Its errors do not quote the URL.
+// CheckJWKS validates the location of a key set: an https:// URL, an http:// URL of a loopback address (or localhost),
+// or the path of a file that exists. Its errors do not quote the URL.
 func CheckJWKS(place string) error {
 	if isFile(place) {
 		_, err := os.Stat(place)
@@ -96,7 +96,7 @@ func CheckJWKS(place string) error {
 	return nil
 }
 
-// isFile reports whether a place is a path. A URL with a slash too few is none: errors quote paths.
+// isFile reports whether a location is a path. A URL that lacks a slash is not: errors would quote it as a path.
 func isFile(place string) bool {
 	return !strings.Contains(place, "://") && !strings.HasPrefix(place, "http:") && !strings.HasPrefix(place, "https:")
 }
@@ -119,17 +119,17 @@ func newIssuerKeys(place string) (*issuerKeys, error) {
 	k.url = place
 	k.failing.Store(true)
 	k.client = &http.Client{
-		// A connection is needed once in minutes.
+		// One connection is needed every few minutes.
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
-		// The issuer is who has been configured, and nobody that it names.
+		// Redirects could lead to another host than the configured issuer.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       refreshTimeout,
 	}
 	return k, nil
 }
 
-// find returns the key that a token names. If there is none, it has the keys read again and waits for them, both within
-// limits. Nobody is told that a token is not valid whose key may be newer than the keys known here.
+// find returns the key that a token names. If the key is unknown, find waits for a refresh, within the limits. A token
+// whose key may be newer than the cached keys gets a 429 or 503, never a 401.
 func (k *issuerKeys) find(ctx context.Context, token *jwt.JSONWebToken) (any, *problem) {
 	arrived, h := time.Now(), token.Headers[0]
 	if h.KeyID == "" {
@@ -153,7 +153,7 @@ func (k *issuerKeys) find(ctx context.Context, token *jwt.JSONWebToken) (any, *p
 	return nil, refuse401("the token's key is not one of its issuer's")
 }
 
-// issued is when a token says that it was issued. Nothing has been verified: a lie changes what its sender is told.
+// issued returns when a token was issued. The token is not verified yet: a forged time only changes the error.
 func issued(token *jwt.JSONWebToken) time.Time {
 	var c jwt.Claims
 	if err := token.UnsafeClaimsWithoutVerification(&c); err != nil || c.IssuedAt == nil {
@@ -162,14 +162,14 @@ func issued(token *jwt.JSONWebToken) time.Time {
 	return c.IssuedAt.Time()
 }
 
-// refresh asks for the keys to be read, and waits for the end of that if it may begin now.
+// refresh requests a refresh, and waits for its end if it may start now.
 func (k *issuerKeys) refresh(ctx context.Context) {
 	if k.file != nil {
-		return // which is looked at all the time
+		return // run checks it every second
 	}
 	select {
 	case k.wanted <- struct{}{}:
-	default: // somebody has asked
+	default: // already requested
 	}
 	next := k.next.Load()
 	if next == nil {
@@ -182,7 +182,7 @@ func (k *issuerKeys) refresh(ctx context.Context) {
 	}
 }
 
-// run keeps the keys up to date until ctx ends.
+// run refreshes the keys until ctx ends.
 func (k *issuerKeys) run(ctx context.Context, log *slog.Logger) {
 	if k.file != nil {
 		k.file.run(ctx, log)
@@ -207,7 +207,7 @@ func (k *issuerKeys) run(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// report logs when the keys cannot be read any more, and when they can again.
+// report logs when refreshes begin to fail and when they succeed again.
 func (k *issuerKeys) report(err error, log *slog.Logger) {
 	first := k.set.Load() == nil
 	switch was := k.failing.Swap(err != nil); {
@@ -218,7 +218,6 @@ func (k *issuerKeys) report(err error, log *slog.Logger) {
 	}
 }
 
-// fetch reads the keys from the URL.
 func (k *issuerKeys) fetch(ctx context.Context) error {
 	asked := time.Now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.url, http.NoBody)
@@ -229,7 +228,7 @@ func (k *issuerKeys) fetch(ctx context.Context) error {
 	if err != nil {
 		var quoting *url.Error
 		if errors.As(err, &quoting) {
-			err = quoting.Err // the URL may hold a secret
+			err = quoting.Err // the URL may contain a secret
 		}
 		return err
 	}
@@ -241,7 +240,7 @@ func (k *issuerKeys) fetch(ctx context.Context) error {
 	return err
 }
 
-// take replaces the keys by those of a set, and returns how many they are.
+// take replaces the keys by those of a set, and returns their number.
 func (k *issuerKeys) take(r io.Reader, asked time.Time) (int, error) {
 	byID, err := parseJWKS(r)
 	if err != nil {
@@ -251,7 +250,7 @@ func (k *issuerKeys) take(r io.Reader, asked time.Time) (int, error) {
 	return len(byID), nil
 }
 
-// parseJWKS reads the keys of a set (RFC 7517) that may sign tokens. It skips the others, as one must.
+// parseJWKS reads the signing keys of a set (RFC 7517). It skips other keys, as the RFC requires.
 func parseJWKS(r io.Reader) (map[string]jose.JSONWebKey, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxJWKS+1))
 	if err != nil {
@@ -279,7 +278,7 @@ func parseJWKS(r io.Reader) (map[string]jose.JSONWebKey, error) {
 	return byID, nil
 }
 
-// signs reports whether a key is a public one for signatures, and strong enough.
+// signs reports whether a key is a public signing key that is strong enough.
 func signs(k *jose.JSONWebKey) bool {
 	if k.KeyID == "" || k.Use != "" && k.Use != "sig" {
 		return false

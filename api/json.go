@@ -10,21 +10,21 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a body, beside MaxBody. Nothing that is accepted has more than four members, or is nested at all; what is
-// refused costs no more than reading it once.
+// Bounds of a body besides MaxBody. A valid body has at most four members and no nesting. An invalid body is read at
+// most once.
 const (
 	maxDepth = 32
-	// maxNames is how many names a text may have, at all depths together.
+	// maxNames bounds the member names of a body, at all depths together.
 	maxNames = 64
-	// maxFaults is how many faults an answer lists.
+	// maxFaults bounds the faults in a response.
 	maxFaults = 20
 )
 
-// errManyNames means that a text has more names than anything that is accepted here.
+// errManyNames means that a body has more member names than maxNames.
 var errManyNames = fmt.Errorf("has more than %d members", maxNames)
 
-// decodeObject reads one JSON object, strictly: no duplicate names at any depth, valid UTF-8, nothing behind it. The
-// values are left as they were written. An object with too many members is a fault of validation: it is JSON.
+// decodeObject reads one JSON object strictly: valid UTF-8, no duplicate names at any depth, no trailing data. The
+// values stay undecoded. An object with too many members is valid JSON and fails validation.
 func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
 	var m map[string]json.RawMessage
 	err := checkText(body)
@@ -40,8 +40,8 @@ func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
 	return m, nil
 }
 
-// checkText refuses what is no JSON, and what encoding/json would let pass: duplicate names, depth, and text that is
-// not UTF-8. It stops at errManyNames, so that it keeps few names however many there are.
+// checkText refuses invalid JSON, and what encoding/json accepts: duplicate names, deep nesting and invalid UTF-8. It
+// stops at errManyNames, which bounds its memory.
 func checkText(body []byte) error {
 	if !utf8.Valid(body) {
 		return errors.New("the text is not UTF-8")
@@ -53,18 +53,18 @@ func checkText(body []byte) error {
 	return w.walk()
 }
 
-// walker looks at the names in a text that is valid JSON.
+// walker checks the member names of a text that is valid JSON.
 type walker struct {
 	text []byte
-	// open are the containers around the place that is looked at.
+	// open are the containers around the current position.
 	open [maxDepth]container
-	// depth is how many of them there are, count how many names there were.
+	// depth is the number of open containers, count the number of names so far.
 	depth, count int
 }
 
 type container struct {
 	object bool
-	// name says that the next string is the name of a member.
+	// name reports whether the next string is a member name.
 	name  bool
 	names map[string]bool
 }
@@ -94,7 +94,7 @@ func (w *walker) walk() error {
 	return nil
 }
 
-// str looks at a string, in its quotes.
+// str checks a quoted string.
 func (w *walker) str(quoted []byte) error {
 	if w.depth == 0 || !w.open[w.depth-1].name {
 		return nil
@@ -118,7 +118,7 @@ func (w *walker) str(quoted []byte) error {
 	return nil
 }
 
-// stringEnd returns the place behind the string that begins at i, in valid JSON.
+// stringEnd returns the position after the string that begins at i, in valid JSON.
 func stringEnd(text []byte, i int) int {
 	for i++; ; i++ {
 		i += bytes.IndexAny(text[i:], `"\`)
@@ -129,7 +129,7 @@ func stringEnd(text []byte, i int) int {
 	}
 }
 
-// refuse is the answer to a body with faults; unknown are the members that nobody asked for. It is nil without either.
+// refuse returns the problem for faults and unknown members, or nil without either.
 func refuse(faults []fieldError, unknown map[string]json.RawMessage) *problem {
 	for name := range unknown {
 		faults = append(faults, fieldError{"/" + pointerEscapes.Replace(clip(name)), "is not known"})
@@ -144,7 +144,7 @@ func refuse(faults []fieldError, unknown map[string]json.RawMessage) *problem {
 // pointerEscapes are those of RFC 6901.
 var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
 
-// clip keeps what a client sent from filling an error text.
+// clip shortens a client's text for an error message.
 func clip(s string) string {
 	const most = 64
 	if len(s) <= most {

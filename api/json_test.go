@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// hostile are bodies of MaxBody that are JSON and are refused.
+// hostile are bodies of MaxBody that are valid JSON and are refused.
 func hostile() map[string]string {
 	fill := func(open, shut string, part func(i int) string) string {
 		var b strings.Builder
@@ -39,7 +39,7 @@ func hostile() map[string]string {
 	}
 }
 
-// A body that is refused costs little more than to read it, whatever is in it: anybody may send one.
+// Refusing a body costs little more than reading it, whatever it contains.
 func TestRefusingABodyIsCheap(t *testing.T) {
 	const most = 600
 	for name, body := range hostile() {
@@ -69,7 +69,7 @@ func BenchmarkHostileBodies(b *testing.B) {
 	}
 }
 
-// Too many members are a fault like others, and found whatever else is wrong with them.
+// Too many members are a fault like any other, and reported together with other faults.
 func TestTooManyMembers(t *testing.T) {
 	t.Parallel()
 	members := func(n int, last string) []byte {
@@ -92,13 +92,13 @@ func TestTooManyMembers(t *testing.T) {
 		prob.errors[0].Detail != "has more than 64 members" {
 		t.Errorf("more: %+v", prob)
 	}
-	// What is no JSON is that first.
+	// Invalid JSON is reported first.
 	if _, prob = decodeObject(members(maxNames, `"a":`)); prob == nil || prob.kind != kindInvalidJSON {
 		t.Errorf("no JSON: %+v", prob)
 	}
 }
 
-// FuzzDecodeObject compares the reader with a slow one that walks the text token by token and bounds nothing.
+// FuzzDecodeObject compares the reader with a slow one that walks the text token by token, without bounds.
 func FuzzDecodeObject(f *testing.F) {
 	for _, seed := range []string{
 		"", "null", "[]", "{}", "{}{}", `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"x":{"a":1,"b":[{"a":1,"a":[]}]}}`,

@@ -10,7 +10,6 @@ import (
 	"posthaste/idem"
 )
 
-// parseKey reads the client's key.
 func parseKey(h http.Header) (string, *problem) {
 	key, err := idem.ParseKey(h)
 	switch {

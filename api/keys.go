@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// Scope is one thing that an API key may be for.
+// Scope is a permission of an API key.
 type Scope string
 
-// The scopes. A key without any named has all that its user may do.
+// The scopes. A key that lists none has all permissions of its user.
 const (
 	// ScopeRead reads orders and balances, ScopeOrder places orders, ScopeCredit spends credits (also for an order),
-	// ScopeMint makes them: for keys of any user only.
+	// ScopeMint creates them and needs a key for any user.
 	ScopeRead   Scope = "read"
 	ScopeOrder  Scope = "order"
 	ScopeCredit Scope = "credit"
@@ -31,42 +31,40 @@ const (
 
 var scopes = []Scope{ScopeRead, ScopeOrder, ScopeCredit, ScopeMint}
 
-// keyHash is the SHA-256 of a key.
 type keyHash [sha256.Size]byte
 
 type apiKey struct {
 	hash keyHash
 	who  principal
-	// name is for logs; it may be empty.
+	// name is for logs. It may be empty.
 	name string
-	// expires is when the key stops being valid; zero: never.
+	// expires is when the key expires; zero: never.
 	expires time.Time
 }
 
-// keySet are the keys of a file, by their hashes. Looking one up takes the same time however many there are, and what
-// that time tells is about a hash of what was sent: nobody can choose it.
+// keySet maps the hashes of keys to keys. The time of a lookup does not reveal keys: a client cannot choose the hash.
 type keySet map[keyHash]*apiKey
 
-// Keys are the API keys that may use the API. Only their SHA-256 is known here: keys are random and long, so a slow
-// hash would protect nothing. Safe for concurrent use.
+// Keys are the API keys that may use the API. Only their SHA-256 is stored: keys are long and random, so a slow hash
+// would protect nothing. Safe for concurrent use.
 type Keys struct {
 	set atomic.Pointer[keySet]
-	// file is where they are from, nil for no file.
+	// file is the source of the keys, or nil.
 	file *watchedFile
 }
 
-// LoadKeys reads a file of keys; see ParseKeys. Others than the owner and the group must not be able to write to it.
+// LoadKeys reads a file of keys; see ParseKeys. It refuses a file that others than its owner and group may write to.
 func LoadKeys(path string) (*Keys, error) {
 	k := &Keys{}
 	k.file = &watchedFile{path: path, what: "file of API keys", take: k.take}
 	return k, k.Reload()
 }
 
-// ParseKeys reads one key per line: the SHA-256 of the key in hexadecimal, and the id of the user it stands for, or *
-// for a key that may act for any user. Then there may be, in any order, name=… for logs, scopes=… with scopes separated
-// by commas, and expires=…, a date or a time in RFC 3339. Empty lines and lines that start with # are skipped. Errors
-// name the line, never its content. A file without keys is an error: it would lock everybody out. So is the hash of an
-// empty key, which would let everybody in.
+// ParseKeys reads one key per line: the SHA-256 of the key in hexadecimal, and the id of its user, or * for a key that
+// may act for any user. Optional fields follow in any order: name=… for logs, scopes=… separated by commas, and
+// expires=…, a date or a time in RFC 3339. Empty lines and lines that start with # are skipped. Errors name the line,
+// never its content. A file without keys is an error because it would refuse all clients. The hash of an empty key is
+// an error because it would admit all clients.
 func ParseKeys(r io.Reader) (*Keys, error) {
 	k := &Keys{}
 	if _, err := k.take(r); err != nil {
@@ -75,7 +73,7 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 	return k, nil
 }
 
-// take replaces the keys by those of a file, and returns how many they are.
+// take replaces the keys by those of a file, and returns their number.
 func (k *Keys) take(r io.Reader) (int, error) {
 	set, err := parseKeys(r)
 	if err != nil {
@@ -85,7 +83,7 @@ func (k *Keys) take(r io.Reader) (int, error) {
 	return len(set), nil
 }
 
-// Reload reads the file again. On an error the keys remain what they were.
+// Reload reads the file again. On an error the keys do not change.
 func (k *Keys) Reload() error {
 	if k.file == nil {
 		return nil
@@ -93,18 +91,18 @@ func (k *Keys) Reload() error {
 	return k.file.load()
 }
 
-// run reads the file again when it has changed, until ctx ends.
+// run reloads the file when it changes, until ctx ends.
 func (k *Keys) run(ctx context.Context, log *slog.Logger) {
 	if k.file == nil {
 		return
 	}
 	if s := k.file.seen.Load(); s != nil && s.mode.Perm()&0o004 != 0 {
-		log.Warn("the file of API keys may be read by anybody on this machine; chmod o-r it", "mode", s.mode.String())
+		log.Warn("the file of API keys is readable by all users of this machine; chmod o-r it", "mode", s.mode.String())
 	}
 	k.file.run(ctx, log)
 }
 
-// caller returns who sends a key.
+// caller returns the sender with a key.
 func (k *Keys) caller(credential string) (caller, *problem) {
 	key := k.find(credential)
 	switch {
@@ -116,7 +114,7 @@ func (k *Keys) caller(credential string) (caller, *problem) {
 	return caller{key.who, key.name, key.hash}, nil
 }
 
-// find returns the key, or nil if there is none.
+// find returns a key that is valid now, or nil.
 func (k *Keys) find(key string) *apiKey {
 	if key == "" {
 		return nil
@@ -161,7 +159,7 @@ func parseAPIKey(line string) (*apiKey, error) {
 		return nil, errors.New("the first field is not a SHA-256 in hexadecimal")
 	}
 	if k.hash = keyHash(hash); k.hash == sha256.Sum256(nil) {
-		return nil, errors.New("that is the hash of an empty key, which everybody has")
+		return nil, errors.New("that is the hash of an empty key, which would admit all clients")
 	}
 	if k.who.any = f[1] == "*"; !k.who.any {
 		var ok bool
@@ -185,7 +183,7 @@ func parseAPIKey(line string) (*apiKey, error) {
 
 var keyName = regexp.MustCompile(`^[a-zA-Z0-9_.@:-]{1,64}$`)
 
-// field takes one of the fields behind the user.
+// field reads one of the optional fields.
 func (k *apiKey) field(name, value string) (err error) {
 	switch name {
 	case "name":

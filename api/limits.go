@@ -9,7 +9,7 @@ import (
 
 // Limits of the public listener.
 const (
-	// HeaderTimeout is how long a client may take to send a request's header.
+	// HeaderTimeout is how long a client may take to send the header.
 	HeaderTimeout = 5 * time.Second
 	// BodyTimeout is how long it may then take to send the body.
 	BodyTimeout = 15 * time.Second
@@ -21,17 +21,17 @@ const (
 
 // Limits of one guarded request.
 const (
-	// workTimeout bounds everything between acquisition and reply. It is shorter than the guard's lease.
+	// workTimeout bounds the time between acquisition and reply. It is shorter than the guard's lease.
 	workTimeout = 10 * time.Second
-	// resolveTimeout bounds finding out what an order did that was sent and not answered.
+	// resolveTimeout bounds finding the outcome of an order that was sent and not answered.
 	resolveTimeout = 2 * time.Second
 )
 
-// writeTimeout leaves room for the body, the wait, the work and a slow reader of the reply.
+// writeTimeout covers the body, the wait, the work and a slow reader of the reply.
 const writeTimeout = BodyTimeout + idem.MaxWait + workTimeout + 10*time.Second
 
 // NewHTTPServer returns a server for the public listener with the contract's limits against slow and greedy clients.
-// The caller sets Addr (or serves a listener), BaseContext and ErrorLog as it likes.
+// The caller sets Addr (or serves a listener), BaseContext and ErrorLog.
 func NewHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -44,8 +44,8 @@ func NewHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// FrameLimits bound what a connection with HTTP/2 costs, which TLS brings along. A frame takes its memory when its
-// header has come, before anything is known of who sends it: with the default, a megabyte.
+// FrameLimits bounds the memory of an HTTP/2 connection, which TLS enables. A frame is allocated when its header
+// arrives, before authentication: by default a megabyte.
 func FrameLimits() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: MaxBody,

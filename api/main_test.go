@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
-// scale is n at full counts, less otherwise.
+// scale returns n with full counts, otherwise less.
 func scale(n, less int) int {
 	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
 		return n
@@ -41,7 +41,6 @@ func scale(n, less int) int {
 	return less
 }
 
-// world is one API process with its servers.
 type world struct {
 	tb    testing.TB
 	db    *testenv.Database
@@ -51,7 +50,7 @@ type world struct {
 	url   string
 }
 
-// newWorld starts an API on servers of its own. edit may change the options.
+// newWorld starts an API on its own servers. edit may change the options.
 func newWorld(tb testing.TB, edit ...func(*Options)) *world {
 	tb.Helper()
 	w := &world{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb)}
@@ -99,28 +98,27 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	w.tb.Cleanup(w.http.Close)
 }
 
-// patience are c's options, with as long as it takes for everything. It closes c.
+// patience returns c's options without timeouts, and closes c.
 func patience(c redis.UniversalClient) *redis.Options {
 	o := *c.(*redis.Client).Options()
 	_ = c.Close()
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute, time.Minute
-	o.Dialer = nil         // the one there is has the old timeout
-	if o.MaxRetries == 0 { // which would be the default of three
+	o.Dialer = nil         // the existing one has the old timeout
+	if o.MaxRetries == 0 { // zero would mean the default of three
 		o.MaxRetries = -1
 	}
 	return &o
 }
 
-// patient makes the guard wait for Redis for as long as it takes. Half a second, which a machine that does other things
-// may exceed, and then one guards without Redis: that is another answer, and no subject of tests whose Redis does not
-// hang.
+// patient makes the guard wait for Redis without a time limit. The default of half a second may pass on a busy machine,
+// and then the request is guarded by Postgres alone, which would be another answer in tests whose Redis does not hang.
 func patient(c redis.UniversalClient) *redis.Client {
 	p := redis.NewClient(patience(c))
 	p.AddHook(unbounded{})
 	return p
 }
 
-// impatient is the guard's client as the program has it.
+// impatient uses the guard's client as the program configures it.
 func impatient(tb testing.TB) func(*Options) {
 	tb.Helper()
 	return func(o *Options) {
@@ -133,7 +131,7 @@ func impatient(tb testing.TB) func(*Options) {
 	}
 }
 
-// unbounded takes the deadline from every command.
+// unbounded removes the deadline of every command.
 type unbounded struct{}
 
 func (unbounded) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -146,7 +144,6 @@ func (unbounded) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	return func(ctx context.Context, cmds []redis.Cmder) error { return next(context.WithoutCancel(ctx), cmds) }
 }
 
-// reply is a complete response.
 type reply struct {
 	status int
 	header http.Header
@@ -155,7 +152,7 @@ type reply struct {
 
 func (r reply) String() string { return fmt.Sprintf("%d %s", r.status, r.body) }
 
-// code returns the problem's code, "" for a success.
+// code returns the problem's code, or "" for a success.
 func (r reply) code() string {
 	var p problemBody
 	if r.header.Get("Content-Type") != problemType || json.Unmarshal([]byte(r.body), &p) != nil {
@@ -173,7 +170,7 @@ func (r reply) order(tb testing.TB) orderBody {
 	return o
 }
 
-// do sends a request; headers are name, value pairs.
+// do sends a request. headers are name, value pairs.
 func (w *world) do(method, path, body string, headers ...string) reply {
 	w.tb.Helper()
 	r, err := send(context.Background(), method, w.url+path, body, headers...)
@@ -211,14 +208,13 @@ func orderJSON(amount int) string {
 	return fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, testUser, amount)
 }
 
-// post places an order under key.
 func (w *world) post(key, body string, headers ...string) reply {
 	w.tb.Helper()
 	return w.do(http.MethodPost, "/orders", body, append([]string{idem.KeyHeader, key}, headers...)...)
 }
 
-// insist repeats a request that is told to come again, as clients do. Its answer is the last one; unknown tells whether
-// an attempt was left in the dark, which may have been the one that placed the order.
+// insist repeats a request while the answer allows it, as clients do, and returns the last answer. unknown reports
+// whether the outcome of an attempt was unknown; that attempt may have placed the order.
 func (w *world) insist(key, body string) (r reply, unknown bool) {
 	w.tb.Helper()
 	for range 20 {
@@ -240,7 +236,8 @@ func want(tb testing.TB, r reply, status int, code string) {
 	}
 }
 
-// checkInvariants is the oracle of every fault test: one row per key, as many events as orders, each event its order.
+// checkInvariants is the oracle of every fault test: one row per key, as many events as orders, each event equal to its
+// order.
 func (w *world) checkInvariants(orders int) {
 	w.tb.Helper()
 	type row struct{ orders, keys, events, matching int }
@@ -260,7 +257,7 @@ func (w *world) checkInvariants(orders int) {
 	}
 }
 
-// published waits until Redis has the finished record of every key it knows.
+// published waits until Redis has the finished record of every key it has.
 func (w *world) published() {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {

@@ -13,7 +13,7 @@ type metrics struct {
 	eviction prometheus.Gauge
 }
 
-// eventOrderCreated is the one type of event that this API writes.
+// eventOrderCreated is the only event type that this API writes.
 const eventOrderCreated = "order.created"
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -44,7 +44,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// documented are the routes with the statuses they may answer, as in the contract.
+// documented are the routes and their statuses in the contract.
 var documented = []struct {
 	route, method string
 	statuses      []int

@@ -12,15 +12,15 @@ import (
 	"posthaste/internal/exemplar"
 )
 
-// exchange is what one request carries through its handlers.
+// exchange is the state of one request.
 type exchange struct {
 	// id names the request in logs and problems.
 	id    string
 	start time.Time
-	// end is when the reply left; bookkeeping may follow it.
+	// end is when the reply was sent; bookkeeping may follow it.
 	end time.Time
 	who principal
-	// key is the name of the API key, "" if it has none.
+	// key is the name of the API key; it may be empty.
 	key string
 }
 
@@ -42,13 +42,13 @@ func (s *Server) observe(c *gin.Context) {
 	if s.trace != nil {
 		traced, end := s.trace(c.Request)
 		c.Request = traced
-		defer func() { end(methodLabel(traced.Method), route, c.Writer.Status()) }() // also when a handler panics
+		defer func() { end(methodLabel(traced.Method), route, c.Writer.Status()) }() // also if a handler panics
 	}
 	c.Next()
 	if x.end.IsZero() {
 		x.end = time.Now()
 	}
-	// The header is the client's, or with tracing on that of this request's own span: the same trace.
+	// The header is the client's or, with tracing, that of this request's span. Both have the same trace id.
 	exemplar.Observe(s.metrics.requests.WithLabelValues(route, methodLabel(c.Request.Method),
 		strconv.Itoa(c.Writer.Status())),
 		x.end.Sub(x.start).Seconds(), c.Request.Header.Get("Traceparent"))
@@ -56,7 +56,7 @@ func (s *Server) observe(c *gin.Context) {
 		"status", c.Writer.Status(), "duration", x.end.Sub(x.start), "key", x.key)
 }
 
-// methodLabel bounds the label: a client may invent methods.
+// methodLabel bounds the values of the label, because clients may send any method.
 func methodLabel(m string) string {
 	switch m {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
@@ -85,7 +85,8 @@ func (s *Server) recover(c *gin.Context) {
 	c.Next()
 }
 
-// secure sets what every response carries. The API serves data to programs: nothing may be framed, sniffed or run.
+// secure sets the security headers of every response. The API serves data to programs, so framing, sniffing and scripts
+// are forbidden.
 func secure(c *gin.Context) {
 	h := c.Writer.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -96,6 +97,6 @@ func secure(c *gin.Context) {
 	h.Set("Access-Control-Expose-Headers", exposedHeaders)
 }
 
-// exposedHeaders are what a script from another origin may read, should a proxy in front allow it in.
+// exposedHeaders are the headers that a script of another origin may read, if a proxy adds the other CORS headers.
 const exposedHeaders = "Idempotency-Key, Idempotent-Replayed, Idempotency-Expires, Idempotency-Guard, Original-Date, " +
 	"Preference-Applied, Location, ETag, Retry-After, X-Request-Id"

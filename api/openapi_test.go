@@ -24,7 +24,7 @@ import (
 	"posthaste/idem"
 )
 
-// document is the OpenAPI document as a validator.
+// document validates against the OpenAPI document.
 type document struct {
 	doc    *openapi3.T
 	router routers.Router
@@ -46,8 +46,8 @@ func loadDocument(tb testing.TB) *document {
 	return &document{doc, r}
 }
 
-// exchange sends a request to the handler, and checks the answer against the document. valid is what the document says
-// of the request.
+// exchange sends a request to the handler, and checks the answer against the document. valid reports whether the
+// document permits the request.
 func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body string,
 	header http.Header,
 ) (rec *httptest.ResponseRecorder, valid error) {
@@ -83,7 +83,7 @@ func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body st
 
 var statusCode = regexp.MustCompile("^`?[a-z_]+`?$")
 
-// The document and the handlers know the same routes, statuses and problem codes.
+// The document and the handlers have the same routes, statuses and problem codes.
 func TestTheDocumentIsComplete(t *testing.T) {
 	t.Parallel()
 	d := loadDocument(t)
@@ -140,7 +140,7 @@ func TestAnyRequestGetsADocumentedAnswer(t *testing.T) {
 	})
 }
 
-// generator makes requests, most of them nearly right.
+// generator makes requests, most of them nearly valid.
 type generator struct {
 	t     *rapid.T
 	known string
@@ -185,7 +185,7 @@ func (g generator) query() string {
 	return q.Encode()
 }
 
-// mostly draws what is right four times out of five: a request should have one fault, not five.
+// mostly draws the valid value four times out of five, so that most requests have at most one fault.
 func (g generator) mostly(label, right string, wrong ...string) string {
 	if rapid.IntRange(0, 4).Draw(g.t, label+" is wrong") < 4 {
 		return right

@@ -14,21 +14,20 @@ import (
 )
 
 // AcceptFunc decides whether an order may be placed. A refusal is final for its key: it is stored, and every retry gets
-// it again. An error decides nothing: the client is told to try again. It may be called several times for one order,
-// and must have no effect of its own.
+// it. An error decides nothing, and the client may retry. It may be called several times for one order and must have no
+// side effects.
 type AcceptFunc func(ctx context.Context, c Command) (*Refusal, error)
 
-// Refusal is why an order may not be placed, for business reasons.
+// Refusal is the business reason why an order may not be placed.
 type Refusal struct {
 	// Status is 402 or 409.
 	Status int
 	// Code names the reason in snake_case, for example insufficient_credits.
 	Code string
-	// Title is the reason for people; Detail is about this one order, and may be empty.
+	// Title is the reason for people. Detail is about this order and may be empty.
 	Title, Detail string
 }
 
-// placing is one attempt to place an order.
 type placing struct {
 	cmd     *Command
 	key     idem.Key
@@ -36,21 +35,21 @@ type placing struct {
 	wait    time.Duration
 	expired bool
 	headers map[string]string
-	// minted is when the client made its key, if the key says so.
+	// minted is when the client made its key, if the key contains a time.
 	minted time.Time
 }
 
-// placed is how an attempt ended, when it ended with an answer that every retry gets.
+// placed is the final answer of an attempt. Every retry gets the same.
 type placed struct {
 	order    *sql.Order
 	replayed bool
 	// degraded: without Redis.
 	degraded bool
-	// after is what remains to be done once the reply is out; nil for nothing.
+	// after is the work that follows the reply; it may be nil.
 	after func()
 }
 
-// errInProgress and errReused are the guard's refusals; errExpired is the key's age.
+// errInProgress and errReused are the guard's refusals. errExpired means that the key is too old.
 var (
 	errInProgress = errors.New("another attempt is in progress")
 	errReused     = errors.New("the key belongs to another command")
@@ -58,7 +57,7 @@ var (
 )
 
 // place takes an order through the guard and the transaction. Errors: errInProgress, errReused, errExpired,
-// sql.ErrCommitUnknown; after any other one nothing was written.
+// sql.ErrCommitUnknown. After any other error nothing was written.
 func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 	if p.expired {
 		return s.placeExpired(ctx, p)
@@ -83,7 +82,7 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 	}
 }
 
-// lookup is what Postgres knows about the key.
+// lookup finds the key in Postgres.
 func (s *Server) lookup(ctx context.Context, p *placing) (idem.Found, error) {
 	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
 	if errors.Is(err, sql.ErrOrderNotFound) {
@@ -95,7 +94,7 @@ func (s *Server) lookup(ctx context.Context, p *placing) (idem.Found, error) {
 	return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: s.record(o)}, nil
 }
 
-// placeExpired answers for a key that is too old to be executed: only what exists is replayed.
+// placeExpired replays an existing order for a key that is too old to be executed.
 func (s *Server) placeExpired(ctx context.Context, p *placing) (placed, error) {
 	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
 	if errors.Is(err, sql.ErrOrderNotFound) {
@@ -107,7 +106,7 @@ func (s *Server) placeExpired(ctx context.Context, p *placing) (placed, error) {
 	return s.settle(p, o, nil)
 }
 
-// replay answers from the guard's record, without Postgres where the record and the request say everything.
+// replay answers from the guard's record, without Postgres if record and request suffice.
 func (s *Server) replay(ctx context.Context, p *placing, rec idem.Record) (placed, error) {
 	if o, ok := p.cmd.restore(rec); ok {
 		return placed{order: o, replayed: true}, nil
@@ -119,7 +118,7 @@ func (s *Server) replay(ctx context.Context, p *placing, rec idem.Record) (place
 	return s.settle(p, o, nil)
 }
 
-// execute does the work under a ticket. The client's connection has no say in it any more.
+// execute does the work under a ticket. From here on, a client that disconnects does not cancel it.
 func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res placed, err error) {
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout)
 	defer cancel()
@@ -127,7 +126,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	w := &writing{s: s, work: work, p: p}
 	defer func() {
 		stop()
-		// Only what certainly did not happen is released, also when a panic passes here.
+		// Abort releases the key, also after a panic, but only if certainly nothing was done.
 		if res.order == nil && !w.doubt {
 			t.Abort(work)
 		}
@@ -150,7 +149,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	}
 	won, created, err := w.write(kept, o, e)
 	if err != nil && step.deducted {
-		// The deduction stands: the order is placed by the next attempt, or by Payments.
+		// The deduction is done. The next attempt or Payments places the order.
 		w.doubt, err = true, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, err)
 	}
 	if err != nil {
@@ -182,7 +181,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	return placed{order: won, degraded: t.Degraded(), after: s.publish(ctx, t, won)}, nil
 }
 
-// placedBefore answers with the order that was found under the key.
+// placedBefore answers with the existing order of the key.
 func (s *Server) placedBefore(ctx context.Context, p *placing, t *idem.Ticket) (placed, error) {
 	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
 	if err != nil {
@@ -204,8 +203,7 @@ func (s *Server) countPaid(step *payStep) {
 	}
 }
 
-// overtaken answers for an attempt that lost its lease and did nothing: with the order of whoever took over, if it is
-// there already.
+// overtaken answers for an attempt that lost its lease and did nothing: with the order of the next owner, if it exists.
 func (s *Server) overtaken(ctx context.Context, p *placing) (placed, error) {
 	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
 	if err != nil {
@@ -214,7 +212,7 @@ func (s *Server) overtaken(ctx context.Context, p *placing) (placed, error) {
 	return s.settle(p, o, nil)
 }
 
-// publish returns what tells Redis about a committed order.
+// publish returns a function that writes the guard's record of a committed order.
 func (s *Server) publish(ctx context.Context, t *idem.Ticket, o *sql.Order) func() {
 	ctx = context.WithoutCancel(ctx)
 	return func() {
@@ -224,14 +222,14 @@ func (s *Server) publish(ctx context.Context, t *idem.Ticket, o *sql.Order) func
 	}
 }
 
-// record is that of an order, with the incarnation of the database that has it.
+// record is the guard's record of an order, with the incarnation of its database.
 func (s *Server) record(o *sql.Order) idem.Record {
 	r := record(o)
 	r.Incarnation = s.database.Of(o)
 	return r
 }
 
-// settle answers with an order that was there already. t is nil when no lease is held.
+// settle answers with an existing order. t is nil if no lease is held.
 func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error) {
 	if !p.cmd.matches(o) {
 		return placed{}, errReused
@@ -243,7 +241,7 @@ func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error
 	return res, nil
 }
 
-// newOrder makes the row, and the event that announces it unless the order is refused.
+// newOrder makes the row and its event. A refused order has no event.
 func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql.Order, *sql.Event, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -280,7 +278,7 @@ func announce(o *sql.Order, headers map[string]string) (*sql.Event, error) {
 	}, nil
 }
 
-// body is the problem that a refusal is answered with. It names no request, because every retry gets the same bytes.
+// body is the problem for a refusal. It does not name the request, so that every retry gets the same bytes.
 func (r *Refusal) body() []byte {
 	p := problem{kind: kind{status: r.Status, code: r.Code, title: r.Title, safeNewKey: true}, detail: r.Detail}
 	return p.body("")

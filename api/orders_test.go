@@ -44,7 +44,7 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 		}
 	}
 	w.published()
-	// From the same process, from another one, quoted, and from Postgres alone: the same bytes.
+	// The same process, another one, a quoted key, and Postgres alone return the same bytes.
 	other := w.sibling()
 	replays := []reply{w.post(key, orderJSON(1250)), other.post(`"`+key+`"`, orderJSON(1250))}
 	w.redis.Client.FlushAll(t.Context())
@@ -93,7 +93,7 @@ func TestTheSameKeyWithAnotherBodyIsRefusedAlways(t *testing.T) {
 	w.redis.Client.FlushAll(t.Context())
 	fresh := w.sibling()
 	want(t, fresh.post(key, orderJSON(2)), 422, "idempotency_key_reused")
-	// The refused request released its own lease: the rightful owner is served at once.
+	// The refused request released its lease, so the key's owner does not wait.
 	want(t, fresh.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
 }

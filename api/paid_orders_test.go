@@ -32,8 +32,8 @@ func (w *world) fund(user string, amount int) {
 	want(w.tb, w.credit("/add/"+user, newKey(), fmt.Sprintf(`{"amount":%d}`, amount)), 200, "")
 }
 
-// checkPaid is the oracle: every paid order has its event and its one deduction, and nothing else was taken from the
-// user, who had funded credits; in the ledger and in Redis.
+// checkPaid is the oracle: every paid order has its event and one deduction, and nothing else was taken from the user,
+// whose account began with funded credits. Ledger and Redis agree.
 func (w *world) checkPaid(api *world, user string, funded, orders int) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
@@ -92,7 +92,7 @@ func TestOrdersPaidByCredits(t *testing.T) {
 	want(t, w.post(key, strings.Replace(orderJSON(30), testUser, user, 1)), 422, "idempotency_key_reused")
 	want(t, w.post(key, paidJSON(user, 31)), 422, "idempotency_key_reused")
 	want(t, w.do(http.MethodGet, first.header.Get("Location"), ""), 200, "")
-	// 404 stored nothing: the key is free.
+	// The 404 stored nothing, so the key is free.
 	want(t, w.post(early, paidJSON(user, 30)), 201, "")
 
 	short := newKey()
@@ -127,7 +127,7 @@ func TestOrdersPaidByCredits(t *testing.T) {
 	w.checkPaid(w, user, 1100, 2)
 }
 
-// What cannot be paid now stores nothing, whatever the reason, and the same key places the one order later.
+// An order that cannot be paid now stores nothing, whatever the reason. The same key places the one order later.
 func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -178,7 +178,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			if n := w.rows(); n != 0 {
 				t.Errorf("%d orders", n)
 			}
-			want(t, w.post(newKey(), orderJSON(1)), 201, "") // others go on
+			want(t, w.post(newKey(), orderJSON(1)), 201, "") // other orders work
 			c.fix(w, user)
 			if name != "redis lost its data" {
 				w.relay()
@@ -190,8 +190,8 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 	}
 }
 
-// The process is killed at each step. With a retry there is one order, one event and one deduction; without one there
-// are these three, or none of them.
+// The process is killed at each step. After a retry there is one order, one event and one deduction. Without a retry
+// there are all three or none.
 func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 	t.Parallel()
 	const lease = 1500 * time.Millisecond
@@ -233,7 +233,7 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 					w.settled()
 				}
 				w.checkPaid(other.world, user, 100, orders)
-				// whenever it comes
+				// at any time
 				if again := other.until(20*time.Second, key, paidJSON(user, 30)); r.body != "" && r.body != again.body {
 					t.Errorf("%v, then %v", r, again)
 				}
@@ -243,7 +243,7 @@ func TestKilledWhilePayingAtAnyPoint(t *testing.T) {
 	}
 }
 
-// Many attempts under few keys, in two processes, while the key of the account vanishes: one deduction per order.
+// Many attempts under few keys, in two processes, while the account's key vanishes: one deduction per order.
 func TestManyAttemptsToPay(t *testing.T) {
 	t.Parallel()
 	w := servers(t)
@@ -252,7 +252,7 @@ func TestManyAttemptsToPay(t *testing.T) {
 	user := uuid.NewString()
 	procs[0].fund(user, 55)
 	var wg sync.WaitGroup
-	keys := make([]string, 8) // of which the credits pay five
+	keys := make([]string, 8) // the credits suffice for five
 	for i := range keys {
 		keys[i] = newKey()
 	}

@@ -19,19 +19,16 @@ import (
 )
 
 const (
-	// payWithin is how long after the request an order may still be placed for a deduction that was found without one;
-	// later it is taken back.
+	// payWithin is the age up to which Payments places an order for a deduction without one. Afterwards it refunds.
 	payWithin = 15 * time.Minute
-	// straysFor is how long a payment of which nothing was done is watched: a process that was stopped in the middle
-	// may wake up and deduct.
+	// straysFor is how long a payment without a deduction is kept: a suspended process may resume and deduct.
 	straysFor = 48 * time.Hour
-	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis knows it by its id that
-	// long.
+	// repeatWithin is how long a deduction that the ledger does not have is repeated. Redis keeps its id that long.
 	repeatWithin = credits.OutcomeTTL - time.Hour
 
 	purgeEvery = time.Hour
 	purgeBatch = 1000
-	// refusalAge is how long a refusal is remembered.
+	// refusalAge is how long a refusal is kept.
 	refusalAge = 30 * 24 * time.Hour
 
 	paymentsEvery = time.Second
@@ -48,11 +45,11 @@ const (
 	payRefunded  = "refunded"
 	payRepeated  = "repeated"
 	payUnpaid    = "unpaid"
-	// payUnrefunded: the account could not take the deduction back.
+	// payUnrefunded: the account refused the refund.
 	payUnrefunded = "unrefunded"
 )
 
-// refundedRefusal is stored when an order could not be placed in time for its deduction.
+// refundedRefusal is stored if the order could not be placed in time for its deduction.
 var refundedRefusal = Refusal{
 	Status: http.StatusConflict, Code: "payment_refunded",
 	Title: "The order could not be placed in time, and what it cost was given back",
@@ -73,14 +70,14 @@ func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
 	return m
 }
 
-// paymentError is a credits error met while an order was being paid.
+// paymentError is a credits error during the payment of an order.
 type paymentError struct{ err error }
 
 func (e *paymentError) Error() string { return "pay the order: " + e.err.Error() }
 func (e *paymentError) Unwrap() error { return e.err }
 
-// newPayment makes what is noted for an order. Both operations' ids follow from the order's key: every attempt under
-// one key has the same ones, whatever else it forgets.
+// newPayment makes the note of a payment. The ids of both operations derive from the order's key, so all attempts under
+// one key share them.
 func newPayment(p *placing, o *sql.Order) *sql.Payment {
 	key, user := base64.RawURLEncoding.EncodeToString(p.key[:]), p.cmd.UserID.String()
 	return &sql.Payment{
@@ -92,8 +89,8 @@ func newPayment(p *placing, o *sql.Order) *sql.Payment {
 	}
 }
 
-// deduction is what a payment costs. minted is when the client made its key, if it says so; without it the ledger is
-// asked first, because the key, and with it the operation, may be older than what Redis remembers.
+// deduction is the operation that pays. minted is when the client made its key. If it is zero, Apply checks the ledger
+// first, because the operation may be older than Redis keeps ids.
 func deduction(p *sql.Payment, minted time.Time) credits.Op {
 	op := operation(p, credits.Deduct, p.OpID, "order "+p.OrderID.String())
 	op.MintedAt = minted
@@ -110,7 +107,7 @@ func operation(p *sql.Payment, k credits.Kind, id uuid.UUID, reference string) c
 	return op
 }
 
-// paidOrder is the order of a payment, and the event that announces it.
+// paidOrder returns the order of a payment and its event.
 func paidOrder(p *sql.Payment) (*sql.Order, *sql.Event, error) {
 	o := &sql.Order{
 		ID: p.OrderID, UserID: p.UserID, Key: p.Key, Fingerprint: p.Fingerprint, Amount: p.Amount, Currency: p.Currency,
@@ -120,18 +117,17 @@ func paidOrder(p *sql.Payment) (*sql.Order, *sql.Event, error) {
 	return o, e, err
 }
 
-// payStep is what the payment of an order says about it.
+// payStep is the result of pay.
 type payStep struct {
 	order *sql.Order
 	event *sql.Event
-	// deducted: the order must be written, or the deduction taken back.
+	// deducted: the order must be written or the deduction refunded.
 	deducted bool
 	payment  *sql.Payment
 }
 
-// pay deducts what an order costs. Nothing is written but the note; the caller writes the order. A nil order: there is
-// one under the key. Errors: paymentError, of which only credits.ErrUnknown leaves open whether something was done; any
-// other means that nothing was.
+// pay notes the payment and deducts the price; the caller writes the order. The order is nil if the key already has
+// one. After a paymentError with credits.ErrUnknown the outcome is unknown. After any other error nothing was deducted.
 func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, error) {
 	noted, err := sql.NotePayment(ctx, s.pool, newPayment(p, o), s.lease)
 	switch {
@@ -162,7 +158,7 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, er
 		return step, nil
 	}
 	if res.Replayed {
-		// Perhaps long ago, and taken back since, and the refusal that said so was purged.
+		// The deduction may be old: it was refunded, and the refusal was purged since.
 		_, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID)
 		if err == nil {
 			step.deducted = false
@@ -174,22 +170,21 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, er
 	return step, nil
 }
 
-// reject makes the order a refusal.
+// reject turns the order into a refusal.
 func (p *payStep) reject(status int, body []byte) {
 	p.order.Status, p.order.RespStatus, p.order.RespBody, p.event = sql.OrderRejected, status, body, nil
 }
 
-// paidBy reports whether an order under the key of a payment is the one that was paid by it: there is one payment per
-// key.
+// paidBy reports whether an order was paid by the payment under its key. A key has one payment.
 func paidBy(status, payWith string) bool {
 	return status == sql.OrderPending && payWith == sql.PayCredits
 }
 
-// PaymentsOptions of Payments. Pool and Credits are required.
+// PaymentsOptions configure Payments. Pool and Credits are required.
 type PaymentsOptions struct {
-	// Pool reaches Postgres; its user must be allowed to delete from order_payments. The caller closes it.
+	// Pool reaches Postgres. Its user must be allowed to delete from order_payments. The caller closes it.
 	Pool *sql.Pool
-	// Credits repeats and takes back deductions.
+	// Credits repeats and refunds deductions.
 	Credits *credits.Bank
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -197,10 +192,10 @@ type PaymentsOptions struct {
 	Registerer prometheus.Registerer
 }
 
-// Payments finishes the payments of orders that their process did not finish, so that in the end order, event and one
-// deduction are there, or neither order nor event and as much credit as before. What it needs to know is in Postgres: a
-// deduction that was done arrives in the ledger by itself. It also forgets refused orders after 30 days, which takes a
-// right to delete that serve need not have. Any number of them may run.
+// Payments finishes payments that their process did not finish. In the end either the order, its event and one
+// deduction exist, or none of them. All its state is in Postgres: the sync writes every deduction to the ledger. It
+// also deletes refused orders after 30 days, which takes a right to delete that serve need not have. Several may run
+// concurrently.
 type Payments struct {
 	pool    *sql.Pool
 	bank    *credits.Bank
@@ -208,7 +203,7 @@ type Payments struct {
 	metrics *prometheus.CounterVec
 }
 
-// NewPayments returns Payments; it does no I/O.
+// NewPayments returns Payments. It does no I/O.
 func NewPayments(o PaymentsOptions) *Payments {
 	p := &Payments{pool: o.Pool, bank: o.Credits, log: o.Logger, metrics: newPaymentMetric(o.Registerer)}
 	if p.log == nil {
@@ -218,7 +213,7 @@ func NewPayments(o PaymentsOptions) *Payments {
 	return p
 }
 
-// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait.
+// Run works until ctx ends, and then returns nil. If a server is down, it retries.
 func (r *Payments) Run(ctx context.Context) error {
 	var purged time.Time
 	for {
@@ -241,7 +236,7 @@ func (r *Payments) Run(ctx context.Context) error {
 	}
 }
 
-// purge forgets old refusals in small transactions, and stops at the first error.
+// purge deletes old refusals in small transactions, and stops at the first error.
 func (r *Payments) purge(ctx context.Context) {
 	for {
 		work, cancel := context.WithTimeout(ctx, paymentsWork)
@@ -257,7 +252,7 @@ func (r *Payments) purge(ctx context.Context) {
 	}
 }
 
-// round looks at what is due and returns how many that were.
+// round advances the due payments and returns their number.
 func (r *Payments) round(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, paymentsWork)
 	defer cancel()
@@ -285,12 +280,12 @@ func (r *Payments) round(ctx context.Context) (int, error) {
 	return len(due), nil
 }
 
-// one brings a payment one step further. The table of docs/credits.md.
+// one advances a payment by one step, by the table in docs/credits.md.
 func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 	ok := string(credits.OK)
 	switch {
 	case paidBy(d.OrderStatus, d.PayWith):
-		if d.Deducted == ok { // since it was confirmed
+		if d.Deducted == ok { // recorded after the query for due payments
 			return nil
 		}
 		return r.repeat(ctx, d)
@@ -301,11 +296,11 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 		return r.refund(ctx, &d.Payment)
 	case d.Deducted == ok:
 		return r.place(ctx, d)
-	case d.Deducted != "": // refused forever
+	case d.Deducted != "": // the refusal is final
 		return sql.DropPayment(ctx, r.pool, d.OpID)
 	case d.Age > straysFor:
 		never, err := r.bank.Undone(ctx, d.UserID, d.OpID)
-		if err != nil || !never { // on its way into the ledger
+		if err != nil || !never { // it may be on its way into the ledger
 			return err
 		}
 		return sql.DropPayment(ctx, r.pool, d.OpID)
@@ -315,8 +310,7 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 	}
 }
 
-// place writes the order of a deduction, or, if that comes too late, a refusal, after which the deduction is taken
-// back.
+// place writes the order of a deduction. If it is too late, place writes a refusal and refunds.
 func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	o, e, err := paidOrder(&d.Payment)
 	if err != nil {
@@ -327,10 +321,10 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	}
 	placed, err := sql.PlaceOrder(ctx, r.pool, o, e)
 	if err != nil {
-		return err // the next look tells
+		return err // the next round sees the outcome
 	}
 	switch {
-	case !placed: // somebody else was quicker; the next look tells with what
+	case !placed: // another attempt was first; the next round sees its order
 	case e != nil:
 		r.metrics.WithLabelValues(payCompleted).Inc()
 		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds",
@@ -341,8 +335,8 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	return nil
 }
 
-// refund takes a deduction back. Whoever calls it knows that the key has an answer other than the paid order. A refusal
-// is final, as every outcome under one id is, so a human is called instead of repeating it.
+// refund returns a deduction. The key must already have an answer other than the paid order. A refused refund is final,
+// like every outcome of an id, so refund logs an error for the operator and does not retry.
 func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 	res, err := r.bank.Apply(ctx, refund(p))
 	if err != nil {
@@ -357,7 +351,7 @@ func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 	return sql.DeferPayment(ctx, r.pool, p.OpID, nil)
 }
 
-// repeat deducts what Redis lost after the order was placed. What Redis still has, it does not do again.
+// repeat deducts again what Redis lost after the order was placed. Redis ignores an id that it still has.
 func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 	unpaid := d.Deducted != ""
 	switch {
@@ -387,8 +381,8 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 	return sql.DeferPayment(ctx, r.pool, d.OpID, nil)
 }
 
-// takeBack refunds at once what a request deducted for an order that cannot be: another command has the key. If it
-// fails, the note brings it to Payments. They count it either way, when ledger and note agree.
+// takeBack refunds a deduction at once: another command has the key. If it fails, Payments repeats it from the note.
+// Payments counts the refund in either case, when ledger and note agree.
 func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
 	res, err := s.credits.Apply(ctx, refund(p))
 	if err == nil && res.Outcome != credits.OK {

@@ -16,8 +16,7 @@ import (
 	"posthaste/sql"
 )
 
-// relay runs what the relay runs beside its events: the sync and the payments, until the test ends. The two stop
-// functions end them earlier.
+// relay runs the sync and the payments of a relay until the test ends. The two stop functions end them earlier.
 func (w *world) relay() (stopSync, stopPayments func()) {
 	w.tb.Helper()
 	c, connections, err := credits.NewClient(w.redis.URL())
@@ -45,7 +44,7 @@ func (w *world) hasten() {
 	w.db.Exec(w.tb, "UPDATE order_payments SET due = clock_timestamp() WHERE due IS NOT NULL")
 }
 
-// settled waits until no payment is noted any more.
+// settled waits until there is no note of a payment.
 func (w *world) settled() {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
@@ -57,7 +56,7 @@ func (w *world) settled() {
 	})
 }
 
-// settledBut waits until the user's notes of payments are gone, but for those that nothing was done for.
+// settledBut waits until the user's notes of payments are gone, except for those without a deduction.
 func (w *world) settledBut(user string) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
@@ -70,8 +69,8 @@ func (w *world) settledBut(user string) {
 	})
 }
 
-// A key under which another command placed its order while this one was paying: what was deducted is given back, by the
-// request itself or, if it dies, by Payments.
+// While one command is paying, another places its order under the same key. The deduction is refunded, by the request
+// itself or, if its process is killed, by Payments.
 func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for _, dies := range []bool{false, true} {
@@ -109,8 +108,8 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 	}
 }
 
-// A deduction that is found long after its request is taken back, and the key answers so forever, also when the
-// refusal was purged.
+// A deduction that is found long after its request is refunded. The key has that answer forever, also after the refusal
+// was purged.
 func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -137,7 +136,7 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.checkPaid(w, user, 100, 0)
 }
 
-// A deduction that the account cannot take back is left to a human, once, and is not tried again forever.
+// If the account refuses a refund, it is reported once and not repeated.
 func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -161,7 +160,7 @@ func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	want(t, w.post(key, paidJSON(user, 30)), 409, "payment_refunded")
 }
 
-// Refusals are forgotten after 30 days, by the relay: serve has no right to delete.
+// The relay deletes refusals after 30 days: serve has no right to delete.
 func TestOldRefusalsArePurged(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
@@ -180,8 +179,8 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	})
 }
 
-// Redis loses a deduction after the order was placed: it is deducted again, once, under the same id; or, if the user
-// has spent the credits, it is reported.
+// Redis loses a deduction after the order was placed. It is repeated once, under the same id. If the user has spent the
+// credits, it is reported.
 func TestALostDeductionIsRepeated(t *testing.T) {
 	t.Parallel()
 	for _, spent := range []bool{false, true} {
@@ -207,7 +206,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 				w.checkPaid(w, user, 100, 1)
 				return
 			}
-			stopPayments() // the first look comes after the lease
+			stopPayments() // the first round comes after the lease
 			testenv.Eventually(t, 20*time.Second, func() error {
 				if r := w.credit("/deduct/"+user, newKey(), `{"amount":50}`); r.status != 200 {
 					return errors.New(r.String())
@@ -229,7 +228,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 	}
 }
 
-// The relay was away for days: what the ledger does not have may still be on its way there, and decides nothing.
+// The relay was down for days. Operations that the ledger lacks may be on their way there, so Payments waits.
 func TestPaymentsWaitForTheLedger(t *testing.T) {
 	t.Parallel()
 	for _, placed := range []bool{true, false} {
@@ -244,7 +243,7 @@ func TestPaymentsWaitForTheLedger(t *testing.T) {
 			w.post(newKey(), paidJSON(user, 30))
 			w.db.Exec(t, "UPDATE order_payments SET created_at = created_at - interval '49 hours'")
 			w.hasten()
-			newPaymentsRound(w)() // before the sync has done anything
+			newPaymentsRound(w)() // before the sync has run
 			orders := 0
 			if placed {
 				orders = 1
@@ -259,7 +258,7 @@ func TestPaymentsWaitForTheLedger(t *testing.T) {
 	}
 }
 
-// newPaymentsRound returns one round of Payments.
+// newPaymentsRound returns a function that runs one round of Payments.
 func newPaymentsRound(w *world) func() {
 	p := NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: w.s.credits, Logger: testenv.Logger(w.tb)})
 	return func() {
@@ -269,7 +268,7 @@ func newPaymentsRound(w *world) func() {
 	}
 }
 
-// A note of which nothing came is kept for as long as somebody may still deduct, then dropped.
+// A note without a deduction is kept while a process may still deduct, then dropped.
 func TestNotesOfNothingAreDropped(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)

@@ -20,7 +20,7 @@ import (
 	"posthaste/sql"
 )
 
-// postOrder is POST /orders. Nothing is stored before the guard is asked.
+// postOrder serves POST /orders. Nothing is stored before the guard admits the request.
 func (s *Server) postOrder(c *gin.Context) {
 	p, prob := s.readPlacing(c)
 	if prob != nil {
@@ -34,13 +34,13 @@ func (s *Server) postOrder(c *gin.Context) {
 	}
 	s.writeOrder(c, res)
 	if res.after != nil {
-		// The reply leaves now; what follows belongs to the request, so that an orderly stop waits for it.
+		// The reply is sent now. after still belongs to the request, so that a graceful stop waits for it.
 		c.Writer.Flush()
 		res.after()
 	}
 }
 
-// readPlacing checks the request and reads it.
+// readPlacing reads and checks the request.
 func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	h := c.Request.Header
 	key, prob := parseKey(h)
@@ -67,8 +67,7 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	}, nil
 }
 
-// OrderKey scopes a client's key: one user's key for placing orders has nothing to do with any other's. Orders are
-// stored under it.
+// OrderKey scopes a client's key to its user and to placing orders. Orders are stored under it.
 func OrderKey(user uuid.UUID, key string) idem.Key {
 	return idem.NewKey("", user.String(), http.MethodPost, routeOrders, key)
 }
@@ -95,10 +94,10 @@ func readBody(c *gin.Context) ([]byte, *problem) {
 		return nil, &problem{kind: kindMediaType, detail: "the body must not be compressed"}
 	}
 	rc := http.NewResponseController(c.Writer)
-	// A writer without deadlines is a test's recorder.
+	// A test's recorder does not support deadlines.
 	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, MaxBody))
-	// Taken back, or it would end the request's context while the order is worked on.
+	// A deadline that remains would cancel the request's context during the work.
 	_ = rc.SetReadDeadline(time.Time{})
 	var tooLarge *http.MaxBytesError
 	var ne net.Error
@@ -116,7 +115,7 @@ func readBody(c *gin.Context) ([]byte, *problem) {
 	}
 }
 
-// traceHeaders are what the event carries on of the request's W3C trace context; nil for nothing.
+// traceHeaders returns the valid W3C trace context of the request for its event, or nil.
 func traceHeaders(h http.Header) map[string]string {
 	tp := h.Get("Traceparent")
 	if len(tp) != traceparent.Len || !traceparent.Valid(tp) {
@@ -138,7 +137,7 @@ func isPrintable(s string) bool {
 	return true
 }
 
-// writeOrder sends the stored answer of an order with the markers of this attempt.
+// writeOrder sends the stored answer of an order with this attempt's headers.
 func (s *Server) writeOrder(c *gin.Context, res placed) {
 	h := c.Writer.Header()
 	o := res.order
@@ -162,8 +161,8 @@ func (s *Server) writeOrder(c *gin.Context, res placed) {
 	write(c, http.StatusCreated, jsonType, body)
 }
 
-// remembered is until when the key of what was done at a time is remembered, at least. Postgres remembers it forever;
-// a date in the past would tell a client that its key may be executed again.
+// remembered is the time until which a key is kept at least. Postgres keeps it forever, but a date in the past would
+// suggest that the key may be executed again.
 func remembered(done time.Time, ttl time.Duration) time.Time {
 	t := done.Add(ttl)
 	if now := time.Now(); t.Before(now) {
@@ -179,7 +178,7 @@ func etag(body []byte) string {
 	return `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
 }
 
-// orderProblem is the one table from errors to answers. Users never see an error's text.
+// orderProblem maps errors to problems. Clients never see the text of an error.
 func (s *Server) orderProblem(c *gin.Context, err error) *problem {
 	var pe *paymentError
 	switch {
@@ -199,9 +198,9 @@ func (s *Server) orderProblem(c *gin.Context, err error) *problem {
 	}
 }
 
-// unavailable is the answer when Postgres did not do what it was asked.
+// unavailable is the problem for a failure of Postgres.
 func (s *Server) unavailable(c *gin.Context, err error) *problem {
-	if c.Request.Context().Err() == nil { // else the client hung up, which is no news
+	if c.Request.Context().Err() == nil { // a client that disconnected is not logged
 		s.log.Warn("request cannot be served now", "request_id", exchangeOf(c).id, "err", err)
 	}
 	return &problem{kind: kindUnavailable, retryAfter: time.Second}

@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// kind is one row of the contract: what a problem is called and what a client may do about it.
+// kind is one row of the contract: the code of a problem and the client's options.
 type kind struct {
 	status int
 	code   string
@@ -20,7 +20,7 @@ type kind struct {
 	safeNewKey bool
 }
 
-// The kinds of problems, in the order a request meets them.
+// The kinds of problems, in the order of the checks.
 var (
 	kindNotFound = kind{http.StatusNotFound, "not_found", "There is no such resource", false, true}
 	kindMethod   = kind{
@@ -106,7 +106,6 @@ type fieldError struct {
 	Detail  string `json:"detail"`
 }
 
-// problem is an answer that is not a success.
 type problem struct {
 	kind       kind
 	detail     string
@@ -114,7 +113,7 @@ type problem struct {
 	retryAfter time.Duration
 }
 
-// problemBody is the RFC 9457 form. Clients must ignore members they do not know.
+// problemBody is the RFC 9457 form. Clients must ignore unknown members.
 type problemBody struct {
 	Type         string       `json:"type"`
 	Title        string       `json:"title"`
@@ -141,7 +140,7 @@ func (p *problem) body(instance string) []byte {
 	}
 	out, err := json.Marshal(b)
 	if err != nil {
-		panic(err) // strings, numbers and booleans
+		panic(err) // impossible: strings, numbers and booleans
 	}
 	return out
 }
@@ -158,12 +157,12 @@ func writeProblem(c *gin.Context, p *problem) {
 	c.Abort()
 }
 
-// write sends a complete response at once.
+// write sends a complete response.
 func write(c *gin.Context, status int, contentType string, body []byte) {
 	h := c.Writer.Header()
 	h.Set("Content-Type", contentType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	c.Status(status)
-	_, _ = c.Writer.Write(body) // a client that is gone hears nothing, and nothing depends on it
+	_, _ = c.Writer.Write(body) // fails only if the client is gone
 	exchangeOf(c).end = time.Now()
 }

@@ -27,7 +27,7 @@ import (
 // childEnv carries the configuration of an API process that the test binary becomes.
 const childEnv = "POSTHASTE_TEST_API_CHILD"
 
-// childConfig says what the process serves, and at which failpoint it sends itself which signal, once.
+// childConfig configures the process, with the failpoint at which it sends itself a signal once.
 type childConfig struct {
 	Postgres, Redis string
 	Lease           time.Duration
@@ -78,13 +78,12 @@ func child(text string) error {
 	return NewHTTPServer(s.Public()).Serve(l)
 }
 
-// process is an API in a process of its own.
 type process struct {
 	*world
 	cmd *exec.Cmd
 }
 
-// spawn starts one on the world's servers.
+// spawn starts a process on the world's servers.
 func (w *world) spawn(c childConfig) *process {
 	w.tb.Helper()
 	c.Postgres, c.Redis = w.db.URL, w.redis.URL()
@@ -114,7 +113,7 @@ func (w *world) spawn(c childConfig) *process {
 	return &process{&world{tb: w.tb, db: w.db, redis: w.redis, url: strings.TrimSpace(url)}, cmd}
 }
 
-// killed kills it while its order is in Postgres, which knows nothing of that and goes on.
+// killed kills the process while its order is in Postgres, which does not notice and continues.
 func (p *process) killed(g *testenv.Gate) {
 	_ = p.cmd.Process.Kill()
 	g.Open()
@@ -126,7 +125,7 @@ func servers(tb testing.TB) *world {
 	return &world{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb)}
 }
 
-// until repeats a request until it is answered with 201, and returns that.
+// until repeats a request until the answer is 201, and returns that.
 func (w *world) until(within time.Duration, key, body string) reply {
 	w.tb.Helper()
 	var r reply
@@ -171,12 +170,12 @@ func TestKilledAtAnyPointTheRetryGetsTheOneOrder(t *testing.T) {
 	}
 }
 
-// A stopped process wakes up after another one did its work. Without the unique index (the mutation) it does it again.
+// A suspended process resumes after another one did its work. Without the unique index (the mutation) it orders again.
 func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, point     string
-		forget, mutated bool // forget: Redis loses everything before the zombie wakes up, so that nothing tells it
+		forget, mutated bool // forget: Redis loses everything before the process resumes
 	}{
 		{"before its insert", "after_acquire", false, false},
 		{"before it sends the order", "before_insert", false, false},
@@ -231,7 +230,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 				return
 			}
 			if r.status == 503 && (r.code() == "temporarily_unavailable" || r.code() == "outcome_unknown") {
-				// it slept for longer than an order may take: it did nothing, or does not know what it did, and said so
+				// it was suspended for longer than an order may take, so it did nothing or returned an unknown outcome
 				r = zombie.post(key, orderJSON(1))
 			}
 			if r.status != 201 || r.body != winner.body {
@@ -301,14 +300,14 @@ func TestManyKeysWithDuplicatesShuffled(t *testing.T) {
 		})
 	}
 	for i := range keys * copies {
-		work <- i * 7919 % (keys * copies) // a shuffle that is the same every time
+		work <- i * 7919 % (keys * copies) // a fixed shuffle
 	}
 	close(work)
 	wg.Wait()
 	w.checkInvariants(keys)
 }
 
-// Whatever happens to Redis in the middle of the load, no request fails, and nothing is ordered twice.
+// Whatever happens to Redis under load, no request fails, and nothing is ordered twice.
 func TestRedisTroubleUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, impatient(t))

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// newLimit is one limit: so many requests a second, as many at once as a second brings.
+// newLimit permits perSecond requests a second, with a burst of one second.
 func newLimit(perSecond float64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perSecond), max(int(perSecond), 1))
 }
 
-// spend takes a request from the limit and returns zero, or returns how long until there is one. A refusal takes
-// nothing: a reservation that is given back would lose what others reserved meanwhile.
+// spend takes a request from the limit and returns zero, or returns the time until one is available. A refusal reserves
+// nothing, because cancelling a reservation loses concurrent ones.
 func spend(l *rate.Limiter) time.Duration {
 	if l.Allow() {
 		return 0
@@ -22,14 +22,14 @@ func spend(l *rate.Limiter) time.Duration {
 	return max(time.Duration(missing*float64(time.Second)), time.Millisecond)
 }
 
-// maxLimits is how many limits a generation has, at most; one takes about 200 bytes.
+// maxLimits bounds the limits of a generation. A limit takes about 200 bytes.
 const maxLimits = 1 << 16
 
-// limits are those of everybody who has asked lately. The zero value limits nothing.
+// limits holds one limit per recent key. The zero value limits nothing.
 //
-// They are kept in two generations. A limit that is used moves to the young one. When that is full, or as old as it
-// takes an unused limit to be as good as new, the old generation is forgotten. So nothing is lost that limits anybody,
-// unless more than maxLimits ask within that time: then who comes back after so many others begins anew.
+// It keeps two generations. A limit that is used moves to the young one. When the young one is full, or older than an
+// unused limit takes to refill, the old one is dropped. A limit is therefore lost early only if more than maxLimits
+// keys are used within that time; it then starts full.
 type limits[K comparable] struct {
 	perSecond  float64
 	mu         sync.Mutex
@@ -63,7 +63,7 @@ func (l *limits[K]) of(key K) *rate.Limiter {
 	return limit
 }
 
-// refill is how long it takes until a limit that nobody uses is as good as new.
+// refill is how long an unused limit takes to become full.
 func refill(l *rate.Limiter) time.Duration {
 	return time.Duration(float64(l.Burst()) / float64(l.Limit()) * float64(time.Second))
 }

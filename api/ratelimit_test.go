@@ -10,7 +10,7 @@ import (
 	"posthaste/internal/pause"
 )
 
-// Two hundred clients of one key keep knocking. What is refused costs the key nothing: it gets all that its limit says.
+// Two hundred clients of one key retry constantly. Refusals do not use up the limit: the key gets all of it.
 func TestRefusalsCostNothing(t *testing.T) {
 	t.Parallel()
 	const perSecond, clients, last = 10, 200, 60 * time.Second

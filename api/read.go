@@ -20,13 +20,12 @@ import (
 // readTimeout bounds one query of a GET.
 const readTimeout = 3 * time.Second
 
-// Page sizes of GET /orders.
 const (
 	defaultLimit = 50
 	maxLimit     = 200
 )
 
-// getOrder is GET /orders/{id}. Another user's order does not exist, nor does one that was refused.
+// getOrder serves GET /orders/{id}. It hides other users' orders and refused orders.
 func (s *Server) getOrder(c *gin.Context) {
 	id, ok := uuidOf(c.Param("id"))
 	if !ok {
@@ -48,7 +47,7 @@ func (s *Server) getOrder(c *gin.Context) {
 	}
 }
 
-// orderByKey is GET /orders/by-key: what became of the POST with this key, without repeating it.
+// orderByKey serves GET /orders/by-key: the outcome of the POST with this key.
 func (s *Server) orderByKey(c *gin.Context) {
 	key, prob := parseKey(c.Request.Header)
 	if prob != nil {
@@ -75,7 +74,7 @@ func (s *Server) orderByKey(c *gin.Context) {
 	}
 }
 
-// renderRejected is an order that was refused, with the problem its POST was answered with.
+// renderRejected returns a refused order with the problem of its POST.
 func renderRejected(o *sql.Order) []byte {
 	var m struct {
 		orderBody
@@ -83,16 +82,16 @@ func renderRejected(o *sql.Order) []byte {
 	}
 	m.Problem = o.RespBody
 	if err := json.Unmarshal(render(o), &m.orderBody); err != nil {
-		panic(err) // our own text
+		panic(err) // impossible: written by render
 	}
 	b, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // strings, an integer, and JSON that we wrote
+		panic(err) // impossible: strings, an integer, and our own JSON
 	}
 	return b
 }
 
-// listOrders is GET /orders: newest first, by keyset.
+// listOrders serves GET /orders: newest first, by keyset.
 func (s *Server) listOrders(c *gin.Context) {
 	user, prob := queryUser(c)
 	if prob != nil {
@@ -127,13 +126,13 @@ func (s *Server) listOrders(c *gin.Context) {
 	}
 	body, err := json.Marshal(out)
 	if err != nil {
-		panic(err) // JSON that we wrote, and a string
+		panic(err) // impossible: a string and our own JSON
 	}
 	c.Header("Cache-Control", "no-store")
 	write(c, http.StatusOK, jsonType, body)
 }
 
-// queryUser is the user that a read is about: the API key's own, or the one named by user_id if the key may.
+// queryUser is the user of a read: the API key's own, or the one in user_id if the key may act for any user.
 func queryUser(c *gin.Context) (uuid.UUID, *problem) {
 	who := exchangeOf(c).who
 	values, ok := c.Request.URL.Query()["user_id"]
@@ -200,7 +199,7 @@ func noneMatch(lines []string, tag string) bool {
 	return false
 }
 
-// wellKnown publishes what a client must know to use keys well. Times are in seconds.
+// wellKnown serves the rules for idempotency keys. Times are in seconds.
 func (s *Server) wellKnown(c *gin.Context) {
 	out := map[string]any{
 		"ttl":          int64(s.guard.TTL() / time.Second),
@@ -213,7 +212,7 @@ func (s *Server) wellKnown(c *gin.Context) {
 	}
 	body, err := json.Marshal(out)
 	if err != nil {
-		panic(err) // numbers and strings
+		panic(err) // impossible: numbers and strings
 	}
 	c.Header("Cache-Control", "public, max-age=3600")
 	write(c, http.StatusOK, jsonType, body)

@@ -13,24 +13,23 @@ import (
 	"posthaste/sql"
 )
 
-// readyTimeout bounds a look at the servers.
+// readyTimeout bounds one check of the servers.
 const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables", "jwks": there are
-	// no keys to check tokens with. Empty when ready.
+	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables", "jwks" (no keys to verify
+	// tokens). Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
-	// Remedy says what an operator can do, per reason, where there is something to do.
+	// Remedy has the operator's remedy for each reason that has one.
 	Remedy []string `json:"remedy,omitempty"`
-	// Degraded is what is wrong although orders are taken: "schema_newer", "redis", in a
-	// cluster with the nodes that do not answer, "redis_eviction", "guard: " with
-	// what Redis says to the guard's script, "guard_memory" (see idem.Guard.Short), "jwks": the keys of the tokens'
-	// issuer cannot be read, and the last ones are used.
+	// Degraded lists problems that do not prevent orders: "schema_newer"; "redis", in a cluster with the nodes that do
+	// not answer; "redis_eviction"; "guard: " with Redis' error for the guard's script; "guard_memory" (see
+	// idem.Guard.Short); "jwks": the keys of the tokens' issuer cannot be refreshed, and the last ones are used.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
-// Ready looks at Postgres and Redis, bounded by two seconds.
+// Ready checks Postgres and Redis. It takes at most two seconds.
 func (s *Server) Ready(ctx context.Context) Readiness {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -58,7 +57,7 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 	case err == nil:
 		s.fitted.Store(true)
 	case s.fitted.Load() && errors.Is(err, sql.ErrSchemaNewer):
-		// A newer version that migrates leaves the schema fit for this one, which takes orders until it is replaced.
+		// A newer version has migrated. Its schema works for this version, which takes orders until it is replaced.
 		degraded, err = []string{"schema_newer"}, nil
 	}
 	if err == nil {
@@ -96,7 +95,7 @@ func (s *Server) redisTrouble(ctx context.Context) []string {
 	if policy := s.checkEviction(ctx); policy != "" && policy != evictionSafe {
 		return []string{"redis_eviction"}
 	}
-	// A server that answers a PING may still refuse every script: memory is full, it is a replica, rights are missing.
+	// A server that answers PING may refuse scripts: memory is full, it is a replica, or rights are missing.
 	if err := s.guard.Check(ctx); err != nil {
 		return []string{"guard: " + err.Error()}
 	}
@@ -108,7 +107,7 @@ func (s *Server) redisTrouble(ctx context.Context) []string {
 
 const evictionSafe = "noeviction"
 
-// checkEviction notes Redis' policy, and says it once when it is unsafe. It returns "" when Redis does not tell.
+// checkEviction returns Redis' eviction policy and logs once that it is unsafe. It returns "" if the policy is unknown.
 func (s *Server) checkEviction(ctx context.Context) string {
 	if s.redis == nil {
 		return ""
@@ -131,17 +130,17 @@ func (s *Server) checkEviction(ctx context.Context) string {
 	return policy
 }
 
-// Readyz returns the handler of /readyz on the admin listener: 503 with reasons while no order can be taken, else 200,
-// with what is degraded. Whoever asks at about the same time shares a look.
+// Readyz returns the handler of /readyz on the admin listener: 503 with reasons while no order can be taken, otherwise
+// 200 with the degradations. Concurrent requests share a check.
 func (s *Server) Readyz() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		state, err := s.ready.Get(r.Context())
 		if err != nil {
-			return // whoever asked is gone
+			return // the client is gone
 		}
 		body, err := json.Marshal(state)
 		if err != nil {
-			panic(err) // strings
+			panic(err) // impossible: strings
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")

@@ -12,7 +12,7 @@ import (
 	"posthaste/sql"
 )
 
-// Whoever asks for readiness takes no connection that orders need, and shares the answer with all who ask.
+// Readiness checks take no connection from orders, and concurrent ones share an answer.
 func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
 	t.Parallel()
 	var probe *sql.Pool

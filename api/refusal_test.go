@@ -14,7 +14,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// purse is an acceptance rule that a test can turn.
+// purse is an acceptance rule that a test can switch.
 type purse struct{ empty atomic.Bool }
 
 func (p *purse) accept(context.Context, Command) (*Refusal, error) {
@@ -39,7 +39,7 @@ func TestARefusalIsStoredAndReplayed(t *testing.T) {
 			t.Errorf("%s is not in %s", part, first.body)
 		}
 	}
-	p.empty.Store(false) // the cause is gone; the key's answer stays
+	p.empty.Store(false) // the key's answer does not change with the cause
 	w.published()
 	replays := []reply{w.post(key, orderJSON(1)), w.sibling(accepting).post(key, orderJSON(1))}
 	w.redis.Client.FlushAll(t.Context())
@@ -65,13 +65,13 @@ func TestARefusalIsStoredAndReplayed(t *testing.T) {
 	want(t, w.do("GET", "/orders/"+id, ""), 404, "not_found")
 }
 
-// A refused attempt and a succeeding one race for one key; whoever is first, there is one outcome. Without the unique
-// index (the mutation) there are two.
+// A refused attempt and a successful one race for one key: there is one outcome. Without the unique index (the
+// mutation) there are two.
 func TestRefusalAndSuccessRaceForOneKey(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name            string
-		zombie, mutated bool // zombie: the refused attempt wakes up last
+		zombie, mutated bool // zombie: the refused attempt resumes last
 	}{{"refused first", false, false}, {"refused last", true, false}, {"without the index", true, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -85,7 +85,7 @@ func TestRefusalAndSuccessRaceForOneKey(t *testing.T) {
 				slow.db.Exec(t, "ALTER TABLE orders DROP CONSTRAINT orders_user_id_idem_key_key")
 			}
 			reached, goOn := make(chan struct{}), make(chan struct{})
-			// Asleep between its decision and its insert, without heartbeats: a stopped process.
+			// Suspended between its decision and its insert, without heartbeats.
 			slow.s.accept = func(ctx context.Context, cmd Command) (*Refusal, error) {
 				r, err := p.accept(ctx, cmd)
 				close(reached)
@@ -156,7 +156,8 @@ func TestRunWatchesRedis(t *testing.T) {
 	}
 }
 
-// An order older than the guard's memory is still remembered, and its answer does not say otherwise.
+// An order that is older than the guard's TTL is still replayed, and its answer does not suggest that the key has
+// expired.
 func TestAnOldOrderDoesNotExpire(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

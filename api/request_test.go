@@ -75,7 +75,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// What a decoder takes that is only asked to fill a struct (the mutation), ours refuses.
+// A decoder that only fills a struct (the mutation) accepts bodies that ours refuses.
 func TestALenientDecoderTakesWhatOursRefuses(t *testing.T) {
 	t.Parallel()
 	user := `"user_id":"` + testUser + `",`

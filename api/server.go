@@ -20,46 +20,45 @@ import (
 	"posthaste/sql"
 )
 
-// Options of a Server.
+// Options configure a Server.
 type Options struct {
 	// Pool reaches Postgres; see sql.OrderPoolConfig. The caller closes it.
 	Pool *sql.Pool
-	// Probe reaches the same database for the handler of Readyz, so that asking takes no connection of the orders'.
-	// nil: Pool. The caller closes it.
+	// Probe reaches the same database for Readyz, so that checks take no connection from orders. nil: Pool. The caller
+	// closes it.
 	Probe *sql.Pool
-	// Redis is where credits and streams are, and the guard if it has none of its own; see idem.NewClient. nil:
-	// Postgres alone guards. The caller closes it.
+	// Redis holds credits and streams, and the guard unless Guard is set; see idem.NewClient. If nil, Postgres alone
+	// guards. The caller closes it.
 	Redis idem.Redis
 	// Guard is the guard's server. nil: Redis.
 	Guard idem.Redis
 	// Credits keeps the balances. nil: the credit routes answer 503.
 	Credits *credits.Bank
-	// Keys are the API keys that may use the API; see LoadKeys. nil, without Tokens: anybody may, for any
-	// user. New warns then.
+	// Keys are the API keys that may use the API; see LoadKeys. If Keys and Tokens are nil, any client may act for any
+	// user, and New warns.
 	Keys *Keys
 	// Tokens are the access tokens that may use the API, instead of Keys.
 	Tokens *Tokens
-	// RateLimit is how many requests a second an API key may make, or with Tokens a user, or a service that may act for
-	// any user (without both: everybody together). Zero: no limit.
+	// RateLimit is the requests a second of an API key, or with Tokens of a user or of a service for any user. Without
+	// both, all clients share it. Zero: no limit.
 	RateLimit float64
-	// AddressRateLimit is how many requests a second a client's address may make, or with IPv6 its /64, whoever it is.
-	// Zero: no limit.
+	// AddressRateLimit is the requests a second of a client's address, or with IPv6 of its /64. Zero: no limit.
 	AddressRateLimit float64
-	// TrustedProxies are believed in what X-Forwarded-For says about addresses. nil: nobody is.
+	// TrustedProxies are the proxies whose X-Forwarded-For is used. nil: none.
 	TrustedProxies []netip.Prefix
 	// Accept decides whether an order may be placed. nil: every valid order may.
 	Accept AcceptFunc
 	// Lease is how long an attempt owns its key without a heartbeat. Zero: idem.DefaultLease.
 	Lease time.Duration
-	// KeyMaxAge refuses UUIDv7 keys older than it that have no order. Zero: off.
+	// KeyMaxAge refuses older UUIDv7 keys that have no order. Zero: off.
 	KeyMaxAge time.Duration
-	// Logger gets state changes and what went wrong. nil: discard.
+	// Logger gets state changes and failures. nil: discard.
 	Logger *slog.Logger
-	// Registerer gets the metrics, the guard's included. nil: none.
+	// Registerer gets the metrics, including the guard's. nil: none.
 	Registerer prometheus.Registerer
-	// Trace, if not nil, begins the span of a request. The request it returns is served instead: its context carries
-	// the span, its headers the trace context that events take over. end is called when the request is over; method and
-	// route come from closed sets.
+	// Trace, if not nil, begins the span of a request. The returned request is served instead: its context carries the
+	// span, its headers the trace context for events. end is called at the end of the request; the values of method and
+	// route are bounded.
 	Trace func(r *http.Request) (traced *http.Request, end func(method, route string, status int))
 }
 
@@ -67,16 +66,14 @@ type Options struct {
 type Server struct {
 	pool   *sql.Pool
 	orders *sql.Placer
-	// probe is for looks at Postgres.
-	probe *sql.Pool
-	ready shared.Look[Readiness]
-	// poolSize is how many connections the pool may hold.
+	// probe serves checks of Postgres.
+	probe    *sql.Pool
+	ready    shared.Look[Readiness]
 	poolSize int
 	redis    idem.Redis
 	guard    *idem.Guard
-	// database is whose orders the guard's records are of.
-	database *sql.Incarnation
-	// lease is the guard's.
+	// database identifies the database of the guard's records.
+	database  *sql.Incarnation
 	lease     time.Duration
 	credits   *credits.Bank
 	accept    AcceptFunc
@@ -92,15 +89,15 @@ type Server struct {
 	// paid counts the payments of orders by credits.
 	paid   *prometheus.CounterVec
 	engine *gin.Engine
-	// eviction is what the last look at Redis' policy said; nil before the first.
+	// eviction is Redis' last known policy; nil before the first check.
 	eviction atomic.Pointer[string]
-	// fitted is set once the schema has been this binary's.
+	// fitted is set once the schema had this binary's version.
 	fitted atomic.Bool
 	// failpoint is nil outside tests.
 	failpoint func(ctx context.Context, name string)
 }
 
-// New returns a server. It does no I/O. Its errors are an Options without a pool, and one with both Keys and Tokens.
+// New returns a server. It does no I/O. It fails for Options without a Pool, or with both Keys and Tokens.
 func New(o Options) (*Server, error) {
 	if o.Pool == nil {
 		return nil, errors.New("api: Options.Pool is missing")
@@ -124,7 +121,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.log = s.log.With("component", "api")
 	if s.keys == nil && s.tokens == nil {
-		s.log.Warn("authentication is off: anybody who reaches this API may act for any user", "auth", "none")
+		s.log.Warn("authentication is off: any client may act for any user", "auth", "none")
 	}
 	s.limits.perSecond = o.RateLimit
 	s.addresses.perSecond, s.proxies = o.AddressRateLimit, o.TrustedProxies
@@ -143,12 +140,12 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Public returns the handler of the public listener; see NewHTTPServer. HEAD is answered as GET would be, and the
-// server sends the header only (RFC 9110, 9.3.2).
+// Public returns the handler of the public listener; see NewHTTPServer. It handles HEAD as GET; the server then sends
+// the header only (RFC 9110, 9.3.2).
 func (s *Server) Public() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead {
-			r = r.WithContext(r.Context()) // a copy: the server looks at the method of its own
+			r = r.WithContext(r.Context()) // a copy: the server needs the original method
 			r.Method = http.MethodGet
 		}
 		s.engine.ServeHTTP(w, r)
@@ -170,7 +167,7 @@ func (s *Server) routes() *gin.Engine {
 	e := gin.New()
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
-	_ = e.SetTrustedProxies(nil) // nil is always valid; see clientAddress for those that are
+	_ = e.SetTrustedProxies(nil) // nil is always valid; clientAddress handles the trusted ones
 	e.Use(s.observe, s.recover, secure, s.limitAddress)
 	e.NoRoute(func(c *gin.Context) { writeProblem(c, &problem{kind: kindNotFound}) })
 	e.NoMethod(func(c *gin.Context) { writeProblem(c, &problem{kind: kindMethod}) })
@@ -185,11 +182,11 @@ func (s *Server) routes() *gin.Engine {
 	return e
 }
 
-// evictionEvery is how often Run looks at Redis' eviction policy.
+// evictionEvery is the interval of checks of Redis' eviction policy.
 const evictionEvery = 15 * time.Second
 
-// Run watches Redis' eviction policy, and keeps the API keys or the keys of the tokens' issuer up to date, until ctx
-// ends. It returns nil then.
+// Run watches Redis' eviction policy, and refreshes the API keys or the keys of the tokens' issuer, until ctx ends.
+// Then it returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -201,7 +198,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()
-	s.database.Confirmed(ctx) // so that the first order need not ask
+	s.database.Confirmed(ctx) // so that the first order does not query it
 	s.checkEviction(ctx)
 	for {
 		select {

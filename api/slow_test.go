@@ -38,7 +38,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		start := time.Now()
 		c := w.raw("POST /orders HTTP/1.1\r\nHost: x\r\n")
 		_ = c.SetReadDeadline(start.Add(HeaderTimeout + 5*time.Second))
-		// net/http answers 408 or just closes; either way it ends.
+		// net/http answers 408 or just closes the connection.
 		if _, err := io.ReadAll(c); err != nil {
 			t.Errorf("still open after %v: %v", time.Since(start), err)
 		}
@@ -84,7 +84,7 @@ func TestAnEndlessBodyIsRefused(t *testing.T) {
 		chunk := fmt.Sprintf("%x\r\n%s\r\n", 64<<10, strings.Repeat(" ", 64<<10))
 		for range 160 {
 			if _, err := io.WriteString(c, chunk); err != nil {
-				return // cut off: that is the point
+				return // disconnected, as it must be
 			}
 		}
 	}()

@@ -14,39 +14,38 @@ import (
 	"github.com/google/uuid"
 )
 
-// scopeAnyUser is what * is in a file of keys: the token is a service's, which may act for any user. Tokens alone have
-// it.
+// scopeAnyUser is the scope of a service's token that may act for any user. It corresponds to * in a file of keys.
 const scopeAnyUser = "any_user"
 
-// skew is how far the clocks of the issuer and of this machine may be apart.
+// skew is the tolerated difference between the clocks of the issuer and of this machine.
 const skew = time.Minute
 
-// algorithms are those of tokens: asymmetric ones only, so that no public key is ever taken for a shared secret.
+// algorithms are the accepted ones. All are asymmetric, so that a public key never serves as a shared secret.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512,
 	jose.EdDSA,
 }
 
-// TokenOptions say which tokens are valid, and whose they are. Every field is required.
+// TokenOptions define which tokens are valid and which claims name the user and scopes. Every field is required.
 type TokenOptions struct {
 	// Issuer is the claim iss, exactly.
 	Issuer string
 	// Audience is the claim aud, or one of its values.
 	Audience string
-	// JWKS is where the issuer's public keys are; see CheckJWKS.
+	// JWKS is the location of the issuer's public keys; see CheckJWKS.
 	JWKS string
 	// UserClaim names the claim with the user's id, ScopeClaim the one with the scopes.
 	UserClaim, ScopeClaim string
 }
 
-// Tokens are the access tokens (JWTs, RFC 9068) of one issuer. A token may do what its scopes say; without scopes, it
-// may do nothing. Safe for concurrent use.
+// Tokens verifies the access tokens (JWTs, RFC 9068) of one issuer. A token has the permissions of its scopes; without
+// scopes it has none. Safe for concurrent use.
 type Tokens struct {
 	o    TokenOptions
 	keys *issuerKeys
 }
 
-// NewTokens reads the keys if they are in a file; those of a URL are read by Server.Run.
+// NewTokens reads the keys if they are in a file. Server.Run reads those of a URL.
 func NewTokens(o TokenOptions) (*Tokens, error) {
 	if slices.Contains([]string{o.Issuer, o.Audience, o.UserClaim, o.ScopeClaim}, "") {
 		return nil, errors.New("api: TokenOptions has an empty field")
@@ -58,13 +57,12 @@ func NewTokens(o TokenOptions) (*Tokens, error) {
 	return &Tokens{o, keys}, nil
 }
 
-// run keeps the issuer's keys up to date until ctx ends.
 func (t *Tokens) run(ctx context.Context, log *slog.Logger) { t.keys.run(ctx, log) }
 
-// refuse401 says what is wrong with a token or a key, and nothing of what is in it.
+// refuse401 is the problem for an invalid token or key. detail must not quote the credential.
 func refuse401(detail string) *problem { return &problem{kind: kindUnauthorized, detail: detail} }
 
-// caller returns who sends a token.
+// caller returns the sender with a token.
 func (t *Tokens) caller(ctx context.Context, text string) (caller, *problem) {
 	if text == "" {
 		return caller{}, refuse401("")
@@ -88,7 +86,7 @@ func (t *Tokens) caller(ctx context.Context, text string) (caller, *problem) {
 	return t.callerOf(&claims, all)
 }
 
-// validate checks what every token must have.
+// validate checks the claims that every token must have.
 func (t *Tokens) validate(c *jwt.Claims) error {
 	if c.Expiry == nil {
 		return jwt.ErrExpired
@@ -96,7 +94,7 @@ func (t *Tokens) validate(c *jwt.Claims) error {
 	return c.ValidateWithLeeway(jwt.Expected{Issuer: t.o.Issuer, AnyAudience: jwt.Audience{t.o.Audience}}, skew)
 }
 
-// faultOf is what a client is told of a token that is not valid.
+// faultOf is the error text for a client with an invalid token.
 func faultOf(err error) string {
 	switch {
 	case errors.Is(err, jwt.ErrExpired):
@@ -113,7 +111,7 @@ func faultOf(err error) string {
 
 // callerOf reads the claims of a valid token.
 func (t *Tokens) callerOf(c *jwt.Claims, all map[string]any) (caller, *problem) {
-	who := principal{scopes: []Scope{}} // never nil, which would be everything
+	who := principal{scopes: []Scope{}} // never nil, which would permit everything
 	for _, s := range words(all[t.o.ScopeClaim]) {
 		if slices.Contains(scopes, Scope(s)) {
 			who.scopes = append(who.scopes, Scope(s))
@@ -134,7 +132,7 @@ func (t *Tokens) callerOf(c *jwt.Claims, all map[string]any) (caller, *problem) 
 	return out, nil
 }
 
-// words are those of a claim: of a text with spaces (RFC 8693), or of a list. Anything else has none.
+// words splits a claim: a text with spaces (RFC 8693) or a list. Other types have no words.
 func words(claim any) []string {
 	switch v := claim.(type) {
 	case string:
@@ -151,8 +149,7 @@ func words(claim any) []string {
 	return nil
 }
 
-// clientOf names the program that sends the token, for logs. It is empty if the name is missing, or unlike that of an
-// API key.
+// clientOf names the client program for logs. It returns "" if the name is missing or not a valid key name.
 func clientOf(all map[string]any) string {
 	for _, claim := range []string{"client_id", "azp"} {
 		if name, ok := all[claim].(string); ok && keyName.MatchString(name) {

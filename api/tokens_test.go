@@ -40,7 +40,7 @@ import (
 
 const testIssuer, testAudience = "https://issuer.example/", "posthaste"
 
-// Keys take long to make, and nothing here depends on their being new.
+// Keys take long to generate, and the tests can share them.
 var (
 	rsaKey   = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
 	weakKey  = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
@@ -60,11 +60,10 @@ func pub(kid string, key crypto.PublicKey) jose.JSONWebKey {
 	return jose.JSONWebKey{Key: key, KeyID: kid}
 }
 
-// issuer publishes keys.
 type issuer struct {
 	mu   sync.Mutex
 	keys []jose.JSONWebKey
-	// answer, if not nil, is given instead of the keys.
+	// answer, if not nil, replaces the keys.
 	answer http.HandlerFunc
 	served atomic.Int64
 }
@@ -103,7 +102,7 @@ func (i *issuer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// claims are those of a token that is valid for the test's user and everything else; edit changes them.
+// claims are those of a token that is valid for the test's user and all scopes. edit changes them.
 func claims(edit ...func(map[string]any)) map[string]any {
 	now := time.Now().Unix()
 	c := map[string]any{
@@ -129,7 +128,7 @@ func sign(alg jose.SignatureAlgorithm, key any, kid string, claims map[string]an
 	return must(jwt.Signed(s).Claims(claims).Serialize())
 }
 
-// newTokens returns tokens of an issuer at a place.
+// newTokens returns Tokens with the key set at place.
 func newTokens(tb testing.TB, place string) *Tokens {
 	tb.Helper()
 	t, err := NewTokens(TokenOptions{
@@ -141,7 +140,7 @@ func newTokens(tb testing.TB, place string) *Tokens {
 	return t
 }
 
-// issuedWith returns tokens of an issuer that publishes keys and is never asked again.
+// issuedWith returns Tokens of an issuer that publishes keys, without refreshes.
 func issuedWith(tb testing.TB, keys ...jose.JSONWebKey) *Tokens {
 	tb.Helper()
 	t := newTokens(tb, "https://issuer.example/keys")
@@ -153,7 +152,7 @@ func issuedWith(tb testing.TB, keys ...jose.JSONWebKey) *Tokens {
 	return t
 }
 
-// keep runs what keeps the keys up to date until the test ends.
+// keep runs the refreshes until the test ends.
 func keep(tb testing.TB, t *Tokens) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -248,7 +247,7 @@ func TestScopesOfTokens(t *testing.T) {
 	const order, paid = `{"amount":1,"currency":"USD","user_id":"` + testUser + `"}`,
 		`{"amount":1,"currency":"USD","pay_with":"credits","user_id":"` + testUser + `"}`
 	service := with("sub", "service")
-	// Without a bank the credit routes answer 503 to those who may use them.
+	// Without a bank the credit routes answer 503 to callers with the scope.
 	for name, c := range map[string]struct {
 		claims map[string]any
 		want   [6]int
@@ -286,7 +285,7 @@ func TestScopesOfTokens(t *testing.T) {
 	}
 }
 
-// A 401 says what is wrong in the words of RFC 6750, and repeats nothing of the token.
+// A 401 describes the fault as RFC 6750 requires, and quotes nothing of the token.
 func TestChallenges(t *testing.T) {
 	t.Parallel()
 	ec := newECKey()
@@ -312,8 +311,8 @@ func TestChallenges(t *testing.T) {
 	}
 }
 
-// A user is the same one with a key and with tokens, so that an order is placed once whatever it is sent with; and no
-// token reaches what is another user's.
+// A user's keys and tokens mean the same user, so an order is placed once with either. No token reaches another user's
+// orders.
 func TestAKeyAndATokenAreOneUser(t *testing.T) {
 	t.Parallel()
 	ec := newECKey()
@@ -379,7 +378,7 @@ func TestTheRateLimitOfTokensIsPerUser(t *testing.T) {
 	}
 }
 
-// Clients use a new key as soon as it is published, and old keys go. Nobody's valid token is refused.
+// Clients use a new key as soon as it is published, and old keys are removed. No valid token is refused.
 func TestKeysRotateUnderLoad(t *testing.T) {
 	t.Parallel()
 	from := &issuer{}
@@ -388,7 +387,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	tokens := newTokens(t, server.URL)
 	tokens.keys.gap = time.Millisecond
 	w := newWorld(t, func(o *Options) { o.Tokens = tokens })
-	var mu sync.RWMutex // a rotation waits for the requests with the old token, as issuers do
+	var mu sync.RWMutex // like an issuer, a rotation waits for the requests with the old token
 	var token string
 	rotate := func(n int) {
 		mu.Lock()
@@ -423,7 +422,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 				switch status := ask(); status {
 				case 200:
 					done.Add(1)
-				case 429: // not known yet
+				case 429: // the key is not known yet
 				default:
 					t.Errorf("a valid token: %d", status)
 				}
@@ -444,7 +443,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	}
 	ended.Store(true)
 	load.Wait()
-	// The key that is gone may be a new one until a reading that began later has not found it.
+	// A removed key may be a new one until a refresh that began later lacks it.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		gone, known := w.do("GET", "/orders", "", "Authorization", "Bearer "+old), ask()
 		if gone.status != 401 || known != 200 {
@@ -454,8 +453,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	})
 }
 
-// Whoever sends tokens with random keys neither makes the issuer work nor holds others up; and a new key is found
-// although they do.
+// Tokens with random keys cause no load on the issuer and do not delay other requests. A new key is still found.
 func TestRandomKeysCostTheIssuerNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -507,7 +505,7 @@ func TestRandomKeysCostTheIssuerNothing(t *testing.T) {
 	})
 }
 
-// An issuer that takes its time holds up nobody but those whose key is unknown, and those not for long.
+// A slow issuer delays only requests with an unknown key, and only briefly.
 func TestASlowIssuerHoldsUpNobodyElse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -543,7 +541,7 @@ func TestASlowIssuerHoldsUpNobodyElse(t *testing.T) {
 	})
 }
 
-// Without the issuer nobody is told that a token is bad. Keys that are known remain in use for a day.
+// While the issuer is down, no token is reported as invalid. Known keys are used for a day.
 func TestTheIssuerIsDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -590,7 +588,7 @@ func TestTheIssuerIsDown(t *testing.T) {
 	})
 }
 
-// What is no key set, or not the issuer's own, changes nothing.
+// An invalid key set, or one that is not the issuer's, changes nothing.
 func TestKeySetsThatAreNotTaken(t *testing.T) {
 	t.Parallel()
 	from, ec := &issuer{}, newECKey()
@@ -631,7 +629,7 @@ func TestKeySetsThatAreNotTaken(t *testing.T) {
 	if err := tokens.keys.fetch(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("down: %v", err)
 	}
-	// Kinds that are not known here do not spoil the others.
+	// Unknown kinds of keys do not spoil the others.
 	mixed := `{"keys":[{"kty":"XX","kid":"x"},{"kty":"EC","crv":"secp256k1","kid":"y","x":"AA","y":"AA"},7,` +
 		strings.TrimPrefix(set(pub("k", &ec.PublicKey)), `{"keys":[`)
 	if keys, err := parseJWKS(strings.NewReader(mixed)); err != nil || len(keys) != 1 {
@@ -639,7 +637,7 @@ func TestKeySetsThatAreNotTaken(t *testing.T) {
 	}
 }
 
-// certificate returns one for a host, signed by a CA or, without one, by itself.
+// certificate returns one for a host, signed by a CA, or self-signed without one.
 func certificate(tb testing.TB, host string, expires time.Time, ca *tls.Certificate) *tls.Certificate {
 	tb.Helper()
 	key := newECKey()
@@ -659,7 +657,7 @@ func certificate(tb testing.TB, host string, expires time.Time, ca *tls.Certific
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: must(x509.ParseCertificate(der))}
 }
 
-// The issuer's keys come from the issuer: who cannot show a certificate for its name is not listened to.
+// Keys are read only from a server with a valid certificate for the issuer's name.
 func TestTheIssuerShowsACertificate(t *testing.T) {
 	t.Parallel()
 	later := time.Now().Add(time.Hour)
@@ -697,7 +695,7 @@ func TestTheIssuerShowsACertificate(t *testing.T) {
 	}
 }
 
-// Keys may be in a file, too; it is read again when it changes, as that of API keys is.
+// Keys may be in a file. Like that of API keys it is reloaded when it changes.
 func TestTheIssuersKeysFollowTheirFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "jwks.json")
@@ -741,7 +739,6 @@ func TestTheIssuersKeysFollowTheirFile(t *testing.T) {
 	}
 }
 
-// BenchmarkVerifyToken is what a token costs a request.
 func BenchmarkVerifyToken(b *testing.B) {
 	ec := newECKey()
 	tokens := issuedWith(b, pub("rsa", &rsaKey().PublicKey), pub("ec", &ec.PublicKey))

@@ -23,7 +23,7 @@ func TestManyClientsWaitForOneSlowOrder(t *testing.T) {
 }
 
 // manyWaiters has n clients of two processes wait for one slow order of a third. It returns how long after the
-// publication the last was answered, and how often a second Redis was asked meanwhile.
+// publication the last one was answered, and how often a second Redis was queried until then.
 func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Duration, polls float64) {
 	t.Helper()
 	owner := newWorld(t, edit...)
@@ -56,13 +56,13 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 			answered[i] = time.Now()
 		})
 	}
-	testenv.Eventually(t, 8*time.Second, func() error { // every one has been told to wait
+	testenv.Eventually(t, 8*time.Second, func() error { // every client has tried to acquire
 		if got := acquisitions(t, owner); got < n+1 {
 			return fmt.Errorf("%d of %d are there", got, n)
 		}
 		return nil
 	})
-	// Who does not want to wait is told so, in the middle of the crowd.
+	// A request that does not want to wait gets its answer at once, among the waiters.
 	for _, o := range others {
 		r := o.post(key, orderJSON(1), "Prefer", "wait=0")
 		want(t, r, 409, "operation_in_progress")
@@ -98,11 +98,11 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 	return slowest, polls
 }
 
-// gets and acquisitions are how often Redis was asked for a record, and how often a script ran.
+// gets and acquisitions count how often a record was read from Redis, and how often a script ran.
 func gets(t *testing.T, w *world) int         { return commandCalls(t, w, "get") }
 func acquisitions(t *testing.T, w *world) int { return commandCalls(t, w, "evalsha") }
 
-// commandCalls leaves out what scripts call, which Redis counts alike: each of them reads its record once.
+// commandCalls excludes the calls of scripts, which Redis counts too: each script reads its record once.
 func commandCalls(t *testing.T, w *world, name string) int {
 	t.Helper()
 	info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()

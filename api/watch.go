@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// watchedFile is a file of keys, which is read again when it changes.
+// watchedFile is a file of keys that is reloaded when it changes.
 type watchedFile struct {
 	path string
-	// what names the file in errors and logs.
+	// This names the file in errors and logs.
 	what string
-	// take takes over what the file holds, and returns how many keys that is. On an error it changes nothing.
+	// take replaces the keys by the file's and returns their number. On an error it changes nothing.
 	take func(io.Reader) (int, error)
-	// seen is what the file was like when it was read last; nil: it could not be looked at.
+	// seen is the state of the file at the last read; nil: stat failed.
 	seen atomic.Pointer[fileState]
 }
 
@@ -30,7 +30,7 @@ type fileState struct {
 
 func stateOf(i fs.FileInfo) *fileState { return &fileState{i.ModTime(), i.Size(), i.Mode()} }
 
-// load reads the file. Others than the owner and the group must not be able to write to it.
+// load reads the file. It refuses a file that others than its owner and group may write to.
 func (w *watchedFile) load() error {
 	_, err := w.read()
 	return err
@@ -48,16 +48,15 @@ func (w *watchedFile) read() (int, error) {
 	}
 	w.seen.Store(stateOf(info))
 	if info.Mode().Perm()&0o002 != 0 {
-		return 0, fmt.Errorf("the %s may be written by anybody; chmod o-w it", w.what)
+		return 0, fmt.Errorf("the %s is writable by all users; chmod o-w it", w.what)
 	}
 	return w.take(f)
 }
 
-// lookEvery is how often a file is looked at.
+// lookEvery is the interval of checks for changes.
 const lookEvery = time.Second
 
-// run reads the file again when it has changed, until ctx ends. What is wrong with it is logged, and the keys remain
-// what they were.
+// run reloads the file when it changes, until ctx ends. It logs errors and then keeps the keys.
 func (w *watchedFile) run(ctx context.Context, log *slog.Logger) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -77,7 +76,7 @@ func (w *watchedFile) look(log *slog.Logger) {
 		return
 	}
 	if err != nil {
-		w.seen.Store(nil) // once
+		w.seen.Store(nil) // logged once
 		log.Error("a file of keys cannot be read; the keys remain as they were", "err", err)
 		return
 	}

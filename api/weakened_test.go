@@ -17,7 +17,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// weakScript is a client hook that runs another text wherever the guard asks for one of its scripts.
+// weakScript is a client hook that replaces the text of the guard's scripts.
 type weakScript map[string]string
 
 // weaken returns options whose Redis client runs the named scripts (acq, hb, rel, pub) with parts replaced, given as
@@ -76,8 +76,8 @@ func (w weakScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// Each way in which Redis may lose or lend a key twice, against the whole service. With the unique index there is one
-// order whatever happens; without it (the mutation) there are two, which shows that the trouble is real.
+// Each way in which Redis may lose a key or grant it twice, with the whole service. With the unique index there is
+// always one order. Without it (the mutation) there are two, which shows that the fault is real.
 func TestTheUniqueIndexArbitrates(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -135,7 +135,7 @@ func (w *world) dropIndex() {
 	w.db.Exec(w.tb, "ALTER TABLE orders DROP CONSTRAINT orders_user_id_idem_key_key")
 }
 
-// around places an order, lets trouble happen, and places it again through another process.
+// around places an order, causes a fault, and places the order again through another process.
 func (w *world) around(trouble func() error) (first, again reply) {
 	w.tb.Helper()
 	key := newKey()
@@ -151,7 +151,7 @@ func crashBeforePublish(w *world) (first, again reply) {
 	dying := w.sibling(func(o *Options) { o.Lease = 100 * time.Millisecond })
 	dying.s.failpoint = once("before_publish", func(context.Context) { panic("deliberate") })
 	key := newKey()
-	// The reply may be cut off or not: it leaves while the process dies.
+	// The reply may be incomplete: the process is killed while sending it.
 	first, _ = send(context.Background(), "POST", dying.url+"/orders", orderJSON(1), idem.KeyHeader, key)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		if w.rows() == 0 {
@@ -159,12 +159,12 @@ func crashBeforePublish(w *world) (first, again reply) {
 		}
 		return nil
 	})
-	// It asks nobody before its lease has ended: the database would tell.
+	// It queries Postgres only after its lease has ended, because Postgres has the order.
 	quick := w.sibling(w.weaken("if tonumber(b)>ms then", "if false then"))
 	return first, quick.post(key, orderJSON(1))
 }
 
-// guessedFailure takes an unanswered COMMIT for a failure, as a client does that deletes its key on any error.
+// guessedFailure treats an unanswered COMMIT as a failure, like a client that deletes its key after any error.
 func guessedFailure(w *world) (first, again reply) {
 	key := newKey()
 	reached, goOn := make(chan struct{}), make(chan struct{})
@@ -192,17 +192,17 @@ func expiresAfter(w *world) (first, again reply) {
 	return first, w.post(key, orderJSON(1))
 }
 
-// shortLease has an owner whose record expires while it is in front of its insert.
+// shortLease has an owner whose record expires just before its insert.
 func shortLease(w *world) (first, again reply) {
 	return overtaking(w, w.sibling(w.weaken("'PX',ARGV[4])", "'PX',20)")), w)
 }
 
-// twoOwners has an acquisition that does not look at the lease.
+// twoOwners has an acquisition that ignores the lease.
 func twoOwners(w *world) (first, again reply) {
 	return overtaking(w, w, w.sibling(w.weaken("if tonumber(b)>ms then", "if false then")))
 }
 
-// overtaking runs one whole request while another, with the same key, stands between the guard and the database.
+// overtaking runs one whole request while another, with the same key, is between the guard and the database.
 func overtaking(w, slow, quick *world) (first, again reply) {
 	w.tb.Helper()
 	key := newKey()
@@ -216,7 +216,7 @@ func overtaking(w, slow, quick *world) (first, again reply) {
 	return first, <-answer
 }
 
-// The server's clock jumps and forgets; owners and applications do not notice, and Postgres has one order.
+// The server's clock jumps and Redis loses keys. Owners and clients are not affected, and Postgres has one order.
 func TestOrdersWhileTheServersClockJumps(t *testing.T) {
 	t.Parallel()
 	const minutes = 60_000_000
@@ -224,7 +224,7 @@ func TestOrdersWhileTheServersClockJumps(t *testing.T) {
 		name   string
 		jump   int64
 		forget bool
-		// overtaken: the second request does the work while the first is asleep.
+		// overtaken: the second request does the work while the first is suspended.
 		overtaken bool
 	}{
 		{"ahead", 10 * minutes, false, true},
@@ -261,7 +261,7 @@ func TestOrdersWhileTheServersClockJumps(t *testing.T) {
 				if c.overtaken {
 					want(t, second, 201, "")
 				} else {
-					want(t, second, 409, "operation_in_progress") // the lease runs on
+					want(t, second, 409, "operation_in_progress") // the lease is still valid
 				}
 				w.redis.Client.FlushAll(t.Context())
 				set(start)
@@ -286,7 +286,7 @@ func TestOrdersWhileTheServersClockJumps(t *testing.T) {
 	}
 }
 
-// A stored fingerprint that leaves the amount out (the mutation) gives the old receipt to another command.
+// If a stored fingerprint omits the amount (the mutation), another command gets the old receipt.
 func TestWithoutItsFingerprintARowAnswersAnotherCommand(t *testing.T) {
 	t.Parallel()
 	for _, weak := range []bool{false, true} {
@@ -306,7 +306,7 @@ func TestWithoutItsFingerprintARowAnswersAnotherCommand(t *testing.T) {
 	}
 }
 
-// A definite failure whose release is left out (the mutation) keeps the key from its own retry.
+// If a failed request does not release its key (the mutation), its own retry is refused.
 func TestWithoutTheReleaseARetryIsTurnedAway(t *testing.T) {
 	t.Parallel()
 	for _, weak := range []bool{false, true} {

@@ -10,24 +10,25 @@ import (
 	"posthaste/sql"
 )
 
-// writeAttempts bounds how often a transaction is tried that Postgres asks to try again.
+// writeAttempts bounds the retries of a transaction that failed with a retryable error.
 const writeAttempts = 3
 
-// writing is the work of one attempt in Postgres.
+// writing is the Postgres work of one attempt.
 type writing struct {
 	s *Server
-	// work outlives the lease: what was sent is decided by the unique key, and finding out how must not stop when the
-	// lease is lost.
+	// work outlives the lease: the unique key decides the outcome of a sent order, and finding it must continue when
+	// the lease is lost.
 	work context.Context //nolint:containedctx // one request's, like the struct
 	p    *placing
-	// doubt is set while the outcome of an order that was sent is not known. The key must not be released then.
+	// doubt is set while the outcome of a sent order is unknown. The key must not be released then.
 	doubt bool
 }
 
-// write inserts o, with e beside it, or finds the order that has the key. created says that the row is o. Nothing is
-// sent once kept has ended. Errors are definite, except sql.ErrCommitUnknown.
+// write inserts o and e, or finds the order that has the key. created reports whether o was inserted. Nothing is sent
+// after kept has ended. Except for sql.ErrCommitUnknown, an error means that nothing was written.
 func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
-	// A restart of Postgres leaves as many dead connections as the pool holds; no client need hear of it.
+	// After a restart of Postgres every pooled connection may be broken. Retry past them without an error to the
+	// client.
 	broken := w.s.poolSize
 	for try := 1; ; try++ {
 		if kept.Err() != nil {
@@ -46,20 +47,19 @@ func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *
 			try--
 			continue
 		}
-		// A row that was there and is not any more (purged in this very moment) leaves room for ours.
+		// If the existing row was purged concurrently, a retry can insert ours.
 		again := sql.RetryOrder(err) || errors.Is(err, sql.ErrOrderNotFound)
 		if try == writeAttempts || !again {
 			return nil, false, err
 		}
-		_ = pause.For(kept, time.Duration(try)*20*time.Millisecond) // its end is noticed above
+		_ = pause.For(kept, time.Duration(try)*20*time.Millisecond) // the loop checks kept
 	}
 }
 
-// once sends the order once. Several attempts to pay one order give it the same id, so the id does not tell who created
-// it.
+// once sends the order once. All attempts to pay for an order use the same id, so the id does not identify the creator.
 func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
 	w.s.fail(ctx, "before_insert")
-	w.doubt = true // should it panic
+	w.doubt = true // in case of a panic
 	created, err = w.s.orders.Place(ctx, o, e)
 	w.doubt = errors.Is(err, sql.ErrCommitUnknown)
 	if err != nil || created {
@@ -69,14 +69,14 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sq
 	return won, false, err
 }
 
-// resolve finds out what an order did that was sent and not answered, by inserting the same row again on other
-// connections: the unique key makes that wait for the transaction in doubt, and then either finds its row or takes its
-// place. One that comes even later finds what this one did.
+// resolve finds the outcome of an order that was sent and not answered. It inserts the same row again on other
+// connections: the unique key makes that wait for the transaction in doubt, and then finds its row or takes its place.
+// If that transaction arrives later, it finds this row.
 func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()
 	var last error
-	for try := 1; ; try++ { // what cut the connection may take a while, and leave the pool full of dead ones
+	for try := 1; ; try++ { // the cause of the disconnect may persist, and leave broken connections in the pool
 		won, _, err := w.once(ctx, o, e)
 		if err == nil {
 			w.doubt = false
@@ -88,6 +88,6 @@ func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, 
 		}
 	}
 	cause = fmt.Errorf("%w; then %w", cause, last)
-	// Once unknown, a definite failure of a later attempt says nothing about the first.
+	// The first insert stays in doubt even if a later attempt certainly failed.
 	return nil, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, cause)
 }

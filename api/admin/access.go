@@ -11,26 +11,25 @@ import (
 	"posthaste/internal/audit"
 )
 
-// Access says who may read and change what the listener offers. Health and metrics are for everybody.
+// Access configures the tokens and host names of the listener. Health and metrics need no token.
 type Access struct {
-	// Token, if not empty, is required as bearer token by everything but health, metrics and the console's empty page.
+	// Token, if not empty, is required as bearer token, except for health, metrics and the console's page, which has no
+	// data.
 	Token string
-	// ReadToken, if not empty, may read but not change; it needs a Token beside it.
+	// ReadToken, if not empty, permits reads. It requires a Token.
 	ReadToken string
-	// Addr is the address as the operator wrote it, Bound what it became. nil Bound: any Host is answered.
+	// Addr is the configured address, Bound the one that the listener has. If Bound is nil, every Host is accepted.
 	Addr  string
 	Bound net.Addr
-	// Hosts are further names that the listener is asked under.
+	// Hosts are additional host names of the listener.
 	Hosts []string
 }
 
-// open are the paths that need no token.
 var open = []string{"/healthz", "/readyz", "/metrics"}
 
-// knownHost refuses requests that were not meant for this process: a page elsewhere whose name was made to resolve to
-// its address counts as the same origin in a browser. A loopback listener answers them nothing. On other addresses a
-// process does not know its names: probes and scrapes are answered under any, and the rest is where a token is asked
-// for, which such a page has not.
+// knownHost refuses requests whose Host is not this process: DNS rebinding makes a foreign page same-origin for a
+// browser. On a loopback listener it checks every request. On other addresses the process does not know all its names:
+// there it does not check probes, scrapes, and requests that need a token, which such a page does not have.
 func (a *Access) knownHost(next http.Handler) http.Handler {
 	bound, ok := a.Bound.(*net.TCPAddr)
 	if !ok {
@@ -50,7 +49,7 @@ func (a *Access) knownHost(next http.Handler) http.Handler {
 	})
 }
 
-// knows reports whether a Host header names this process and nobody else.
+// knows reports whether a Host header names this process.
 func (a *Access) knows(header string, local bool) bool {
 	host := hostOf(header)
 	addr, err := netip.ParseAddr(host)
@@ -62,11 +61,11 @@ func (a *Access) knows(header string, local bool) bool {
 	if is(asked) || slices.ContainsFunc(a.Hosts, is) {
 		return true
 	}
-	// An address cannot be made to resolve to another, and a name without a dot is a neighbour's.
+	// DNS cannot rebind a literal address, and a name without a dot belongs to the local network.
 	return !local && host != "" && (err == nil || !strings.Contains(host, "."))
 }
 
-// hostOf is the name or address in a Host header.
+// hostOf returns the host of a Host header, in lower case.
 func hostOf(header string) string {
 	if h, _, err := net.SplitHostPort(header); err == nil {
 		header = h
@@ -74,12 +73,12 @@ func hostOf(header string) string {
 	return strings.ToLower(strings.Trim(header, "[]"))
 }
 
-// reads lets through who may read, writes who may change something. Neither is for pages of other origins: they could
-// not see the answer, but have it made again and again.
+// reads wraps a handler that needs read access, writes one that needs write access. Both refuse pages of other origins,
+// which could not read the answers but could send the calls repeatedly.
 func (a *Access) reads(next http.HandlerFunc) http.HandlerFunc  { return a.guard(next, false) }
 func (a *Access) writes(next http.HandlerFunc) http.HandlerFunc { return a.guard(next, true) }
 
-// console is the page and what feeds it. The page itself says nothing; it asks for the token.
+// console guards the console's API. Its page has no data and needs no token.
 func (a *Access) console(next http.Handler) http.Handler {
 	reads, writes := a.reads(next.ServeHTTP), a.writes(next.ServeHTTP)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -94,7 +93,7 @@ func (a *Access) console(next http.Handler) http.Handler {
 	})
 }
 
-// sameOrigin asks of a read what browsers are asked of what changes something.
+// sameOrigin applies the cross-origin rules for writes to reads.
 var sameOrigin = http.NewCrossOriginProtection()
 
 func (a *Access) guard(next http.HandlerFunc, write bool) http.HandlerFunc {
@@ -117,22 +116,21 @@ func (a *Access) guard(next http.HandlerFunc, write bool) http.HandlerFunc {
 	}
 }
 
-// foreign refuses a page of another origin.
 func foreign(w http.ResponseWriter, r *http.Request) {
 	audit.Because(r, "foreign origin")
 	problem(w, http.StatusForbidden, "this is not for pages of other origins")
 }
 
-// Who asks, as entries of the audit call it: by the token, which has no other name.
+// The roles of callers, as the audit names them: by token, since callers have no other name.
 const (
-	anybody    = "anybody" // there is no token to ask for
+	anybody    = "anybody" // no token is configured
 	adminToken = "admin token"
 	readToken  = "read token"
 	wrongToken = "wrong token"
 	noToken    = "no token"
 )
 
-// role says who asks.
+// role returns the caller's role.
 func (a *Access) role(r *http.Request) string {
 	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {

@@ -1,5 +1,5 @@
-// Package admin is the HTTP interface for operators: metrics, health, the relay's status and mode, parked events,
-// profiles, and the console. It belongs on a listener of its own, on loopback unless the operator says otherwise.
+// Package admin is the HTTP interface for operators: metrics, health, the relay's status and mode, dead events,
+// profiles, and the console. It needs a listener of its own, by default on loopback.
 package admin
 
 import (
@@ -24,40 +24,34 @@ import (
 	"posthaste/sql"
 )
 
-// Options are what the admin interface shows and changes.
+// Options are the data and actions that the admin interface serves.
 type Options struct {
-	// Source is where GET /relay looks; its Pool serves the other calls, too. It should be no other work's: see Conns.
-	// The caller closes it.
+	// Source serves the reads. Its Pool should be used for nothing else; see Conns for its size. The caller closes it.
 	ops.Source
-	// Ready answers /readyz.
-	Ready http.Handler
-	// Gatherer feeds /metrics.
+	Ready    http.Handler
 	Gatherer prometheus.Gatherer
-	// Console serves /console/; nil for none.
+	// Console serves /console/. If nil, there is no console.
 	Console http.Handler
-	// Access says who may do what.
 	Access
-	// Profiles serves profiles of this process.
+	// Profiles enables /debug/pprof/.
 	Profiles bool
 	// Logger may be nil.
 	Logger *slog.Logger
 }
 
-// Conns is how many connections are in use at most by the reads, which ask once for all who read at the same time, and
-// how many are left to what changes something.
+// Conns is the maximum number of connections in use: two by the reads, which concurrent callers share, and two by
+// writes.
 const Conns = 2 + 2
 
 type server struct {
 	Options
-	log *slog.Logger
-	// trail notes what is changed.
+	log   *slog.Logger
 	trail *audit.Trail
-	// status and dead are what reads answer with.
+	// status and dead are the shared results of reads.
 	status shared.Look[ops.Report]
 	dead   shared.Look[[]ops.Dead]
 }
 
-// Handler returns the admin interface.
 func Handler(o Options) http.Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -92,8 +86,8 @@ func Handler(o Options) http.Handler {
 	return s.audited(s.knownHost(pages.Handler(mux)))
 }
 
-// Metrics returns what a process without anything to administer shows: metrics, that it runs, and whether it does its
-// work: stalled says why not, "" if it does.
+// Metrics serves /metrics, /healthz and /readyz of a process without an admin interface. stalled returns why the
+// process makes no progress, or "".
 func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -110,7 +104,6 @@ func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 
 func alive(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
-// RelayReady answers /readyz for a relay: 503 with the reasons, or 200 with the role or what is degraded.
 func RelayReady(r *relay.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		ready := ops.ReadyOf(r.Health())
@@ -122,7 +115,7 @@ func RelayReady(r *relay.Relay) http.Handler {
 	})
 }
 
-// callTimeout bounds what one request asks of Postgres.
+// callTimeout bounds the Postgres calls of one request.
 const callTimeout = 5 * time.Second
 
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
@@ -134,7 +127,7 @@ func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 	write(w, http.StatusOK, report)
 }
 
-// readMode reads the mode that is asked for; on failure it has answered.
+// readMode reads the requested mode. On failure it writes the response and returns false.
 func readMode(w http.ResponseWriter, r *http.Request) (outbox.Mode, bool) {
 	var body struct {
 		Mode string `json:"mode"`
@@ -189,7 +182,7 @@ func (s *server) dropDead(w http.ResponseWriter, r *http.Request) {
 	s.onDead(w, r, "dropped", func(ctx context.Context, id uuid.UUID) error { return sql.DropDead(ctx, s.Pool, id) })
 }
 
-// deadID accepts the 36-character form only; uuid.Parse knows others.
+// deadID accepts only the 36-character form; uuid.Parse accepts others too.
 func deadID(s string) (uuid.UUID, error) {
 	if len(s) != 36 {
 		return uuid.Nil, errors.New("not 36 characters")
@@ -222,13 +215,13 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 	}
 }
 
-// changed has the next reads look again.
+// changed invalidates the shared results of reads.
 func (s *server) changed() {
 	s.status.Forget()
 	s.dead.Forget()
 }
 
-// fail answers for an error of Postgres; its text may be shown to an operator, it holds no secrets.
+// fail answers after an error of Postgres. The text has no secrets, so operators may read it.
 func (s *server) fail(w http.ResponseWriter, err error) {
 	s.log.Warn("admin call", "err", err)
 	problem(w, http.StatusServiceUnavailable, err.Error())

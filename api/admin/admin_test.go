@@ -110,7 +110,7 @@ func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 	}
 }
 
-// The relay of this process does not run. GET /relay says so in the words of posthaste status, /readyz in its own.
+// The relay of this process does not run. GET /relay reports that like posthaste status, /readyz with its own reasons.
 func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
@@ -131,7 +131,7 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	}
 }
 
-// A process without a relay, like serve, asks Redis for itself.
+// A process without a relay, like serve, queries Redis itself.
 func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -142,7 +142,7 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
 		t.Fatal(err)
 	}
-	// No relay leads; so that only Redis is in the way, that is told otherwise.
+	// Take the leader's lock: a missing leader would otherwise be reported before Redis.
 	lock, err := d.Pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestTheTokenGuardsWhatChangesSomething(t *testing.T) {
 	}
 }
 
-// Only health and metrics are for everybody once there is a token. One that may read changes nothing.
+// With a token configured, only health and metrics are open. The read token changes nothing.
 func TestReadingNeedsATokenToo(t *testing.T) {
 	t.Parallel()
 	console := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTeapot) })
@@ -225,7 +225,7 @@ func TestReadingNeedsATokenToo(t *testing.T) {
 	}
 }
 
-// A profile is for whoever has asked for profiles, is bounded, and never shows the command line.
+// Profiles need the setting, have a maximum duration, and never show the command line.
 func TestProfiles(t *testing.T) {
 	t.Parallel()
 	for on, want := range map[bool]map[string]int{
@@ -244,7 +244,6 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// A page of another origin, open in the operator's browser, must not switch modes.
 func TestOtherOriginsAreRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
@@ -271,7 +270,7 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 	}
 }
 
-// Whoever asks while somebody else does waits for the same look: it takes one connection and one round of statements.
+// Concurrent reads share one query: one connection and one round of statements.
 func TestManyWhoReadCostOneLook(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
@@ -321,7 +320,7 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 	}
 }
 
-// A page elsewhere whose name was made to resolve to 127.0.0.1 counts as the same origin in a browser.
+// DNS rebinding: a page of another host whose name resolves to 127.0.0.1 is same-origin for a browser.
 func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	t.Parallel()
 	get := func(bound net.Addr, asked, host string) int {
@@ -354,9 +353,8 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	}
 }
 
-// In a container the listener is on every address, and the port is published on the loopback of the operator's machine:
-// a name of somebody else's that was made to resolve to it must not change anything, while other containers, by the
-// service's name, and curl do.
+// In a container the listener is on every address, and the port is published on the host's loopback. A foreign name
+// that resolves to it must change nothing, while curl and other containers, which use the service's name, may.
 func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 	t.Parallel()
 	put := func(token, asked, host, origin string) int {
@@ -384,7 +382,7 @@ func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 		if got := put("", "0.0.0.0:9091", host, "http://"+host); got != want {
 			t.Errorf("a page of %q: %d, want %d", host, got, want)
 		}
-		// A page that counts as the same origin sends no Origin when it reads, as curl never does.
+		// A same-origin page sends no Origin when it reads, and curl never does.
 		if got := put("", "0.0.0.0:9091", host, ""); got != want {
 			t.Errorf("without an origin, to %q: %d, want %d", host, got, want)
 		}
@@ -438,7 +436,7 @@ func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", first); n != 1 {
 		t.Errorf("retried twice: %d rows in the outbox, want 1", n)
 	}
-	// Published: the relay's housekeeping removes the parked row, and only then.
+	// Once the events are published, the relay's housekeeping removes the dead rows, and not before.
 	store := sql.NewStore(w.db.Pool, w.db.Relay, 0)
 	if n, err := store.Housekeep(t.Context()); err != nil || n != 2 {
 		t.Errorf("before it is published: %d parked, %v, want 2", n, err)
@@ -459,7 +457,7 @@ func TestHealthMetricsAndProfiles(t *testing.T) {
 			t.Errorf("%s: %d, without %q", path, status, want)
 		}
 	}
-	// Its relay does not run, so it has not heard of Postgres.
+	// The relay does not run, so its health has no state of Postgres.
 	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 || !strings.Contains(body, `"role":"standby"`) ||
 		!strings.Contains(body, "reasons") {
 		t.Errorf("/readyz: %d %s", status, body)

@@ -6,8 +6,8 @@ import (
 	"posthaste/internal/audit"
 )
 
-// changes are all calls that change something, the console's too, and what posthaste_audit calls them. What is not here
-// is not answered unless it reads: nothing changes without an entry.
+// changes maps every call that changes something, including the console's, to its action in posthaste_audit. A call
+// that is not listed must be a read, or it is refused, so every change has an entry.
 var changes = map[string]string{
 	"PUT /relay/mode":              audit.Mode,
 	"POST /relay/dead/{id}/retry":  audit.DeadRetry,
@@ -17,7 +17,7 @@ var changes = map[string]string{
 	"POST /console/api/dead/drop":  audit.DeadDrop,
 }
 
-// audited passes reads on, and changes with what notes them. It comes before everything that may refuse one.
+// audited records changes and passes on reads. It wraps everything that may refuse a change.
 func (s *server) audited(next http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	for pattern, action := range changes {

@@ -20,7 +20,7 @@ import (
 	"posthaste/sink"
 )
 
-// newAudited is a world with a console, tokens, and what its log says.
+// newAudited is a world with a console and tokens. It also returns the log.
 func newAudited(t *testing.T) (*world, *bytes.Buffer) {
 	t.Helper()
 	client, err := sink.NewClient(testenv.Redis(t).URL())
@@ -48,7 +48,7 @@ func (w *world) entries(t *testing.T) []audit.Entry {
 	return l
 }
 
-// page returns what the console's page sends with a change.
+// page returns the headers that the console's page sends with a change.
 func (w *world) page(t *testing.T) []string {
 	t.Helper()
 	var session struct{ CSRF string }
@@ -59,7 +59,7 @@ func (w *world) page(t *testing.T) []string {
 	return []string{"Authorization", "Bearer secret", "X-Posthaste-Csrf", session.CSRF}
 }
 
-// request makes what a call that changes something wants.
+// request makes a valid request for a call that changes something.
 func (w *world) request(t *testing.T, pattern string) (method, path, body string) {
 	t.Helper()
 	id := uuid.New()
@@ -76,8 +76,8 @@ func (w *world) request(t *testing.T, pattern string) (method, path, body string
 	return method, strings.ReplaceAll(path, "{id}", id.String()), body
 }
 
-// Every call that changes something leaves one entry of its outcome, one before it, and one line in the log; nothing
-// else can change anything, because it is not answered.
+// Every change leaves two audit entries, one before it and one with its outcome, and one log line. A call that is not
+// listed is refused, so it changes nothing.
 func TestEveryChangeLeavesAnEntry(t *testing.T) {
 	t.Parallel()
 	w, log := newAudited(t)
@@ -127,13 +127,12 @@ func TestEveryChangeLeavesAnEntry(t *testing.T) {
 	if l := w.entries(t); len(l) != before {
 		t.Errorf("what is not answered left entries: %+v", l[0])
 	}
-	// The console shows them.
 	if _, body := w.call(t, "GET", "/console/api/audit", "", page...); strings.Count(body, `"outcome":"ok"`) != before {
 		t.Errorf("the console shows %s", body)
 	}
 }
 
-// What is refused is noted, too, whoever refuses it, for requests that would change something only.
+// Refused changes are audited, whatever refuses them. Refused reads are not.
 func TestRefusedChangesAreNoted(t *testing.T) {
 	t.Parallel()
 	for reason, headers := range map[string][]string{
@@ -157,7 +156,7 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 			if id, _, _ := strings.Cut(rest, "/"); one && !strings.Contains(string(l[0].Detail), id) {
 				t.Errorf("%s: the id is not in %s", pattern, l[0].Detail)
 			}
-			w.call(t, "GET", "/relay", "", headers...) // would change nothing
+			w.call(t, "GET", "/relay", "", headers...) // a read
 		}
 		if n := strings.Count(log.String(), `"outcome":"refused"`); n != len(admin.Changes) {
 			t.Errorf("%s: %d lines in the log", reason, n)
@@ -166,7 +165,7 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 			t.Errorf("%s: the log has what was sent: %s", reason, log)
 		}
 	}
-	// The rest of the reasons.
+	// The remaining reasons.
 	w, _ := newAudited(t)
 	page := w.page(t)
 	for _, c := range []struct {
@@ -188,7 +187,7 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 	}
 }
 
-// Nobody fills the table by asking in vain.
+// Refused requests cannot fill the table.
 func TestRefusedChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	w, _ := newAudited(t)
@@ -200,7 +199,7 @@ func TestRefusedChangesAreBounded(t *testing.T) {
 	}
 }
 
-// Without its entry nothing is changed.
+// If its entry cannot be written, a change is not made.
 func TestAChangeThatCannotBeNotedIsNotMade(t *testing.T) {
 	t.Parallel()
 	w, log := newAudited(t)

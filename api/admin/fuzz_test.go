@@ -14,7 +14,7 @@ import (
 	"posthaste/outbox"
 )
 
-// FuzzReadMode: only one of the three modes, in an object of that one member, is taken.
+// FuzzReadMode: only one of the three modes is accepted, in an object with that single member.
 func FuzzReadMode(f *testing.F) {
 	for _, seed := range []string{
 		"", `{"mode":"poll"}`, `{"mode":"auto"}`, `{"mode":"cdc"}x`, `{"mode":1}`, `{"mode":"fast"}`, `{"more":1}`,
@@ -35,7 +35,7 @@ func FuzzReadMode(f *testing.F) {
 	})
 }
 
-// FuzzLoopbackHost: a loopback listener answers only for names and addresses that nobody else can be given.
+// FuzzLoopbackHost: a loopback listener answers only for names and addresses that always mean this machine.
 func FuzzLoopbackHost(f *testing.F) {
 	for _, seed := range []string{
 		"127.0.0.1:9091", "localhost", "[::1]:9091", "a.localhost:1", "evil.example", "127.0.0.1.evil.example", "::1",
@@ -66,7 +66,7 @@ func FuzzLoopbackHost(f *testing.F) {
 	})
 }
 
-// FuzzDeadID: what is no UUID in a path never becomes one.
+// FuzzDeadID: a text that is not a UUID is never accepted.
 func FuzzDeadID(f *testing.F) {
 	for _, seed := range []string{"", "x", uuid.NewString(), "{" + uuid.NewString() + "}", strings.Repeat("a", 64)} {
 		f.Add(seed)

@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// maxProfile is how many seconds a profile may take.
+// maxProfile is the longest profile in seconds.
 const maxProfile = 30
 
-// addProfiles serves the list of profiles, and with on the profiles themselves. The command line is not among them: it
-// may have a password or a token in it.
+// addProfiles serves the list of profiles and, if on, the profiles. It does not serve the command line, which may
+// contain a password or a token.
 func addProfiles(mux *http.ServeMux, a *Access, on bool) {
 	mux.HandleFunc("GET /debug/pprof/{$}", a.reads(pprof.Index))
 	profile := func(path string, h http.HandlerFunc) {

@@ -10,7 +10,7 @@ import (
 	"posthaste/api/admin"
 )
 
-// What JSON cannot represent is an error of the server, not an answer.
+// A value that JSON cannot represent is an error of the server, not an answer.
 func TestAnAnswerThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()

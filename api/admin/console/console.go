@@ -1,30 +1,29 @@
-// Package console is the page at /console/ on the admin listener: what the pipeline does now, what is wrong with it,
-// and what to press.
+// Package console is the page at /console/ on the admin listener. It shows the state of the pipeline and its problems,
+// and offers the operator's actions.
 //
-// The page is embedded, loads nothing from elsewhere, and talks only to the endpoints below. All answers are JSON, none
-// holds a payload or a secret. Times are RFC 3339, durations in seconds, sizes in bytes.
+// The page is embedded, loads no foreign resources, and calls only the endpoints below. Answers are JSON without
+// payloads or secrets. Times are RFC 3339, durations in seconds, sizes in bytes.
 //
-//	GET  /console/              the page; its parts beside it
+//	GET  /console/              the page and its parts
 //	GET  /console/api/session   {"csrf","kind","relay","source","holder","version"}: every POST and PUT
-//	                            here wants csrf in the header X-Posthaste-Csrf
+//	                            here needs csrf in the header X-Posthaste-Csrf
 //	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
 //	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive;
-//	                            503 beyond 16 viewers; a viewer that does not keep up is cut off
+//	                            503 beyond 16 viewers; a viewer that does not keep up is disconnected
 //	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 200 of them
-//	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old, ?fresh=1 looks again
-//	GET  /console/api/audit     {"entries":[audit.Entry…]}: the last 20 changes, and what was refused
+//	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old; ?fresh=1 runs the checks again
+//	GET  /console/api/audit     {"entries":[audit.Entry…]}: the last 20 changes and refused changes
 //	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
 //	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
 //	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
 //
-// PUT and POST also want the admin token as bearer token if one is set, and come from the admin listener, which notes
-// them: by themselves they change nothing. (PUT /relay/mode and its neighbours, made for
-// curl, want only that.)
+// PUT and POST also need the admin token as bearer token, if one is set. They work only through the admin listener,
+// which audits them. (PUT /relay/mode and the other calls for curl need no csrf.)
 //
-// What it costs: a sample a second of this process' own metrics, always. Postgres and Redis are asked only while
-// somebody looks, over connections of the console's own, each with a timeout of its own, and rarely for more than a
-// tenth of the time; what cannot be reached is shown with the time of the last answer, and holds up nothing else.
+// Cost: the console always takes one sample a second of this process' own metrics. It queries Postgres and Redis only
+// while there is a viewer, over its own connections, each query with its own timeout, and usually for at most a tenth
+// of the time. The page shows an unreachable source with the time of its last answer; the other sources continue.
 package console
 
 import (
@@ -56,30 +55,27 @@ import (
 //go:embed static
 var files embed.FS
 
-// Options of a Console. Relay and Logger may be nil.
 type Options struct {
-	// Kind is "relay" or "serve": what the process does.
+	// Kind is "relay" or "serve".
 	Kind string
 	// Holder names this process (host:pid), Version its build.
 	Holder, Version string
-	// RelayName is the relay whose table is meant, StreamPrefix begins the names of its streams.
+	// RelayName names the relay whose table is shown; StreamPrefix begins the names of its streams.
 	RelayName, StreamPrefix string
-	// Pool and Redis should be the console's own: a slow page must not take connections from the work. Pool has room
-	// for Conns. The caller closes them.
+	// Pool and Redis should be used by the console only, so that a slow page takes no connections from the work. Pool
+	// needs room for Conns. The caller closes both.
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
-	// Slots reads the slot's state, over Pool.
 	Slots outbox.Slots
-	// Relay is the relay of this process, if it is one.
+	// Relay is the relay of this process, or nil.
 	Relay *relay.Relay
-	// Metrics are those of this process: its registry.
+	// Metrics is the registry of this process.
 	Metrics prometheus.Collector
-	// Doctor is what the doctor looks at.
-	Doctor ops.DoctorOptions
-	Logger *slog.Logger
+	Doctor  ops.DoctorOptions
+	Logger  *slog.Logger
 }
 
-// Console is the page and what feeds it.
+// Console serves the page and its data.
 type Console struct {
 	o       Options
 	log     *slog.Logger
@@ -88,23 +84,22 @@ type Console struct {
 	hub     *hub
 	ring    *ring
 	watch   *watch
-	traces  chan struct{} // holds one token per trace that may run
+	traces  chan struct{} // one token per running trace
 	doctor  once[diagnosis]
 	entries shared.Look[[]audit.Entry]
-	actions chan struct{} // the same for what changes something
+	actions chan struct{} // one token per running action
 }
 
-// Limits of what runs at once.
 const (
 	maxTraces  = 2
 	maxActions = 2
 )
 
-// Conns is how many connections to Postgres are in use at most: the sources that need one, the audit, traces and
-// actions. In a smaller pool some slow traces would make Postgres look as if it did not answer.
+// Conns is the maximum number of connections to Postgres in use: by the sources that need one, the audit, traces and
+// actions. In a smaller pool, slow traces would make Postgres appear unresponsive.
 const Conns = 2 + 1 + maxTraces + maxActions
 
-// New returns a console; it does nothing until Run.
+// New returns a console. It does nothing until Run.
 func New(o Options) *Console {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -120,7 +115,7 @@ func New(o Options) *Console {
 	}
 	static, err := fs.Sub(files, "static")
 	if err != nil {
-		panic(err) // a broken build
+		panic(err) // the build is broken
 	}
 	c.mux.Handle("GET /console/", http.StripPrefix("/console", c.static(http.FileServerFS(static))))
 	c.mux.HandleFunc("GET /console/api/session", c.session)
@@ -137,10 +132,8 @@ func New(o Options) *Console {
 	return c
 }
 
-// ServeHTTP serves everything under /console/.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// A page of another origin cannot read the answers, but it could take every viewer's place and keep the doctor
-	// busy.
+	// A page of another origin cannot read the answers, but it could use up the viewers and keep the doctor busy.
 	if strings.HasPrefix(r.URL.Path, "/console/api/") {
 		if err := sameOrigin.Check(&http.Request{
 			Method: http.MethodPost, URL: r.URL, Host: r.Host,
@@ -153,10 +146,10 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mux.ServeHTTP(w, r)
 }
 
-// sameOrigin asks of every call what browsers are asked of those that change something.
+// sameOrigin applies the cross-origin rules for writes to every call.
 var sameOrigin = http.NewCrossOriginProtection()
 
-// Run takes samples and feeds the viewers until ctx ends. Then it cuts the viewers off, so that the server can stop.
+// Run takes samples and feeds the viewers until ctx ends. Then it disconnects the viewers, so that the server can stop.
 func (c *Console) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.sample(ctx) })
@@ -169,7 +162,7 @@ func (c *Console) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// sample adds to the ring every second and tells the viewers.
+// sample adds a sample to the ring every second and sends the state to the viewers.
 func (c *Console) sample(ctx context.Context) error {
 	for pause.Tick(ctx, time.Second) == nil {
 		now := time.Now()
@@ -183,8 +176,8 @@ func (c *Console) sample(ctx context.Context) error {
 	return nil
 }
 
-// leads reports whether this process is the one whose metrics tell of the backlog, and whether it shares the
-// publishing: every relay sweeps.
+// leads reports whether the backlog gauges of this process are valid, and whether other relays may publish
+// concurrently.
 func (c *Console) leads() (leads, shared bool) {
 	if c.o.Relay == nil {
 		return false, false
@@ -193,7 +186,7 @@ func (c *Console) leads() (leads, shared bool) {
 	return st.Leader, st.Mode == outbox.ModePoll
 }
 
-// policy of every answer: nothing from elsewhere, nothing inline, in nobody's frame.
+// policy is the Content-Security-Policy of every answer: no foreign, inline or framed content.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 	"font-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
@@ -203,7 +196,7 @@ func harden(h http.Header) {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-	h.Set("Cache-Control", "no-store") // a new build's page must not meet an old build's script
+	h.Set("Cache-Control", "no-store") // the page and the script must be of the same build
 }
 
 func (c *Console) static(next http.Handler) http.Handler {
@@ -217,10 +210,10 @@ func (c *Console) static(next http.Handler) http.Handler {
 	})
 }
 
-// csrfHeader carries the token that only a page of this origin can have read.
+// csrfHeader carries the token, which only a page of this origin can have read.
 const csrfHeader = "X-Posthaste-Csrf"
 
-// guarded lets through what comes from our own page. (Who may do what is the listener's to say.)
+// guarded refuses calls without the CSRF token. The listener checks the caller's rights.
 func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !same(r.Header.Get(csrfHeader), c.csrf) {
@@ -257,7 +250,7 @@ func busy(w http.ResponseWriter) {
 	problem(w, http.StatusTooManyRequests, "the same action is already running; try again in a second")
 }
 
-// callTimeout bounds what one request asks of Postgres or Redis.
+// callTimeout bounds the Postgres and Redis calls of one request.
 const callTimeout = 5 * time.Second
 
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
@@ -292,7 +285,7 @@ func (c *Console) setMode(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 }
 
-// read decodes a small body; on failure it has answered.
+// read decodes a small body. On failure it writes the response and returns false.
 func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10))
 	d.DisallowUnknownFields()
@@ -303,13 +296,13 @@ func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	return true
 }
 
-// fail answers for an error of Postgres or Redis. Its text holds no secrets.
+// fail answers after an error of Postgres or Redis. Its text has no secrets.
 func (c *Console) fail(w http.ResponseWriter, err error) {
 	c.log.Warn("console call", "err", err)
 	problem(w, http.StatusServiceUnavailable, plain(err))
 }
 
-// plain says in one line what an operator can make something of.
+// plain describes an error in one line for an operator.
 func plain(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"

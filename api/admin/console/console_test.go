@@ -82,7 +82,7 @@ func TestChangesNeedTheTokenOfThePage(t *testing.T) {
 			t.Errorf("%s: %d, want %d", body, status, want)
 		}
 	}
-	// What curl does stays as it is.
+	// Calls from curl work as before.
 	if status, body := w.call("PUT", "/relay/mode", `{"mode":"auto"}`); status != 200 {
 		t.Errorf("the contract's call: %d %s", status, body)
 	}
@@ -116,7 +116,7 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 		strings.Contains(body, "4111111111111111") {
 		t.Errorf("history: %s", body)
 	}
-	// Large ones cost Redis as much as a few small ones: the newest are shown.
+	// Redis reads at most 1 MiB of large entries: the newest are shown.
 	values[9] = strings.Repeat("x", 400<<10)
 	_, err = w.redis.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
 		for range 10 {
@@ -174,7 +174,7 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	}
 }
 
-// The role that docs/operations.md gives to serve may read and insert, and no more: its console must not call that a
+// The role that docs/operations.md gives to serve may read and insert only. Its console must not report that as a
 // fault.
 func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	t.Parallel()
@@ -235,8 +235,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	}
 }
 
-// After a flush everything flows again at once; what is gone stays gone, and the page must not say that nothing is
-// lost.
+// After a flush, publishing continues at once, but the flushed events are lost. The page must report the loss.
 func TestAFlushedRedisIsALoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -258,8 +257,7 @@ func TestAFlushedRedisIsALoss(t *testing.T) {
 	})
 }
 
-// The answers are for the console's own page. One of another origin cannot read them, and must not take the viewers'
-// places.
+// The answers are for the console's own page. A page of another origin must not use up the viewers.
 func TestOtherOriginsGetNoStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -268,13 +266,13 @@ func TestOtherOriginsGetNoStream(t *testing.T) {
 		{"Sec-Fetch-Site", "same-site"},
 		{"Origin", "http://evil.example"},
 	} {
-		// the stream last: it would not end
+		// the stream last, because it does not end
 		for _, path := range []string{"session", "doctor", "trace?id=1", "stream"} {
 			if status, _ := w.call("GET", "/console/api/"+path, "", h...); status != 403 {
 				t.Fatalf("%s with %v: %d, want 403", path, h, status)
 			}
 		}
-		if status, _ := w.call("GET", "/console/", "", h...); status != 200 { // a link from elsewhere
+		if status, _ := w.call("GET", "/console/", "", h...); status != 200 { // following a link from another origin
 			t.Errorf("the page with %v: %d", h, status)
 		}
 	}
@@ -304,8 +302,8 @@ func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 	}
 }
 
-// A type that has several streams is one, as bad as the worst of them, in the table and in the verdict; its dead events
-// are of that type.
+// A type with several streams is one group, as bad as its worst stream, in the table and in the verdict. Its dead
+// events belong to that type.
 func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -320,7 +318,7 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 		}
 	}
 	for _, stream := range []string{"outbox.order", "outbox.order.0", "outbox.order.1", "outbox.order.3"} {
-		do("XADD", stream, "1-1", "id", "x") // of long ago
+		do("XADD", stream, "1-1", "id", "x") // old
 		do("XGROUP", "CREATE", stream, "mailer", "$", "ENTRIESREAD", "1")
 	}
 	do("XGROUP", "SETID", "outbox.order.1", "mailer", "0", "ENTRIESREAD", "0")

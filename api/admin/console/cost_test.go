@@ -21,7 +21,7 @@ import (
 	"posthaste/sql"
 )
 
-// The stream has to go on for longer than the server's read timeout, which is meant for requests.
+// The stream must outlast the server's read timeout, which is meant for requests.
 func TestViewersAreBoundedAndTheStreamOutlivesTheReadTimeout(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -38,7 +38,7 @@ func TestViewersAreBoundedAndTheStreamOutlivesTheReadTimeout(t *testing.T) {
 	first.until(t, "seconds later", func(console.State) bool { return time.Since(began) > 4*time.Second })
 }
 
-// A server that takes the connection and says nothing more must show as such, and hold up nobody.
+// The page shows a server that accepts connections and does not answer. The other sources continue.
 func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -57,10 +57,10 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("noticed after %v", took)
 	}
-	// Postgres goes on being asked meanwhile.
+	// Postgres is still queried.
 	asOf := *s.Postgres.AsOf
 	v.until(t, "Postgres is asked", func(s console.State) bool { return s.Postgres.AsOf.After(asOf) })
-	// So does everything that needs no Redis, and what needs it answers all the same.
+	// Calls that need no Redis work, and calls that need it return errors.
 	if status := w.get("/console/api/state", &console.State{}); status != 200 {
 		t.Errorf("state: %d", status)
 	}
@@ -74,8 +74,8 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
 }
 
-// A backlog of hours takes longer to count than a page waits, and a table may be locked. Postgres is there all the
-// same, and to say that nothing can be ordered would send the operator to the wrong place.
+// Counting a large backlog takes longer than a page waits, and the table may be locked. Postgres is still up: reporting
+// that no order can be placed would mislead the operator.
 func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -87,7 +87,7 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := w.view()
-	// On a busy machine a look may miss even the ping that tells the two apart; the next does not.
+	// On a busy machine even the ping of one read may fail; a later one succeeds.
 	s := v.until(t, "a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
 	if s.Verdict.Title != "Postgres is too slow to answer" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
 		t.Errorf("verdict: %+v", s.Verdict)
@@ -98,7 +98,7 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
 }
 
-// Traces and actions that wait for a lock must not make Postgres look as if it did not answer.
+// Traces and actions that wait for a lock must not make Postgres appear unresponsive.
 func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -124,7 +124,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 		calls.Go(func() { w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf) })
 	}
 	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
-	// slow is what a busy machine is
+	// a busy machine causes Slow
 	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow }
 	if s := v.until(t, "an answer beside them", func(s console.State) bool {
 		return gone(s) ||
@@ -157,7 +157,7 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	if s.Verdict.Level != "bad" || s.Verdict.Title != "Postgres does not answer" || s.Redis.Error != "" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
-	// Postgres knows the streams' names: that there are no groups is not known.
+	// Postgres has the streams' names. Whether there are groups is unknown.
 	if s.Groups.AsOf != nil || s.Streams.AsOf != nil {
 		t.Errorf("groups %+v, streams %+v", s.Groups, s.Streams)
 	}
@@ -167,7 +167,7 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	}
 }
 
-// Nobody looks: Postgres and Redis are not asked.
+// Without viewers, Postgres and Redis are not queried.
 func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -202,7 +202,7 @@ func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
 	})
 }
 
-// Payloads of 8 MiB may have died by the thousand: to see that must not cost their size, neither here nor in Redis.
+// There may be thousands of dead payloads of 8 MiB. Counting them must not transfer or copy them, here or in Redis.
 func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

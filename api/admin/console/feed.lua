@@ -1,7 +1,6 @@
--- Reads how a stream stands and what is new in it, without the payloads.
--- KEYS stream. ARGV the last entry id seen ('' for none), how many new entries at most (fewer when they are large)
--- Answers {length, entries added, last id, {entry id, id, type, subject, time, replayed}…}, newest first; a missing
--- stream answers {0, 0, ''}.
+-- Reads the state of a stream and its new entries, without the payloads. KEYS stream. ARGV the last entry id read (''
+-- for none), the maximum number of new entries (fewer when they are large) Returns {length, entries added, last id,
+-- {entry id, id, type, subject, time, replayed}…}, newest first. For a missing stream it returns {0, 0, ''}.
 local stream = KEYS[1]
 if redis.call('EXISTS', stream) == 0 then return {0, 0, ''} end
 local s = {}
@@ -11,7 +10,8 @@ local answer = {s['length'], s['entries-added'] or -1, s['last-generated-id']}
 if s['last-generated-id'] == ARGV[1] then return answer end
 local from = ARGV[1] == '' and '-' or '(' .. ARGV[1]
 local to, bytes = '+', 0
--- One at a time: a payload may be 8 MiB, and Redis copies each that is asked for. What does not fit is not shown.
+-- One entry at a time: a payload may be 8 MiB, and Redis copies every entry it returns. Beyond 1 MiB the rest is
+-- skipped.
 for _ = 1, tonumber(ARGV[2]) do
   local entry = redis.call('XREVRANGE', stream, to, from, 'COUNT', 1)[1]
   if not entry or bytes > 1048576 then break end

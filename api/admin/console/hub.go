@@ -13,7 +13,8 @@ import (
 const (
 	// maxViewers bounds the pages that are open at once.
 	maxViewers = 16
-	// maxQueued is how many messages a viewer may be behind before it is cut off; its page connects again by itself.
+	// maxQueued is the maximum number of unsent messages of a viewer. Beyond it the viewer is disconnected, and its
+	// page reconnects.
 	maxQueued = 8
 	// writeTimeout bounds one message to one viewer.
 	writeTimeout = 5 * time.Second
@@ -21,18 +22,18 @@ const (
 
 var errFull = errors.New("too many pages are open on this process")
 
-// hub hands messages to viewers and never waits for one.
+// hub sends messages to viewers and never blocks on one.
 type hub struct {
 	mu      sync.Mutex
 	viewers map[chan []byte]bool
 	closed  bool
-	// awake is closed while somebody looks, and replaced when nobody does.
+	// awake is closed while there are viewers, and replaced when the last one leaves.
 	awake chan struct{}
 }
 
 func newHub() *hub { return &hub{viewers: map[chan []byte]bool{}, awake: make(chan struct{})} }
 
-// join adds a viewer. Its channel is closed when it is cut off.
+// join adds a viewer. Its channel is closed when hub disconnects it.
 func (h *hub) join() (chan []byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -47,7 +48,7 @@ func (h *hub) join() (chan []byte, error) {
 	return ch, nil
 }
 
-// leave removes a viewer, if it was not cut off already.
+// leave removes a viewer unless it was disconnected before.
 func (h *hub) leave(ch chan []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +66,7 @@ func (h *hub) remove(ch chan []byte) {
 	}
 }
 
-// close cuts everybody off and lets nobody in.
+// close disconnects all viewers and refuses new ones.
 func (h *hub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,18 +82,18 @@ func (h *hub) watched() bool {
 	return len(h.viewers) > 0
 }
 
-// waking returns a channel that is closed while somebody looks.
+// waking returns a channel that is closed while there are viewers.
 func (h *hub) waking() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.awake
 }
 
-// send queues a message for every viewer. One that is too far behind is cut off.
+// send queues a message for every viewer and disconnects those whose queue is full.
 func (h *hub) send(event string, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		return // only our own types come here; a test encodes them
+		return // unreachable: a test encodes every type that is sent
 	}
 	msg := fmt.Appendf(nil, "event: %s\ndata: %s\n\n", event, b)
 	h.mu.Lock()
@@ -106,7 +107,6 @@ func (h *hub) send(event string, v any) {
 	}
 }
 
-// stream serves server-sent events to one viewer.
 func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 	ch, err := c.hub.join()
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 		if err := rc.Flush(); err != nil {
 			return err
 		}
-		// HTTP/2 resets a stream whose deadline passes while nothing is written, HTTP/1 does not.
+		// HTTP/2 resets an idle stream when its write deadline passes; HTTP/1 does not.
 		_ = rc.SetWriteDeadline(time.Time{})
 		return nil
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A viewer that does not read is cut off, and the others notice nothing.
+// A viewer that does not read is disconnected, and the others are not affected.
 func TestASlowViewerIsCutOff(t *testing.T) {
 	t.Parallel()
 	h := newHub()
@@ -82,8 +82,8 @@ func TestWakingFollowsTheViewers(t *testing.T) {
 	}
 }
 
-// A process that was stopped in the middle of a look believes that it took that long; the next must not wait for hours.
-// Nor is one slow look a reason to look away: Redis may be gone in the next moment.
+// A process that was suspended during a read measures a long duration; the next read must not wait for hours. After one
+// slow read the next must follow soon, because Redis may fail at any moment.
 func TestARestIsBounded(t *testing.T) {
 	t.Parallel()
 	s := source[int]{every: time.Second}
@@ -101,7 +101,7 @@ func TestARestIsBounded(t *testing.T) {
 	}
 }
 
-// What one request asked an hour ago is not what a page that is opened now begins with.
+// A page that is opened now must not start with a result from an hour ago.
 func TestAnOldLookIsNone(t *testing.T) {
 	t.Parallel()
 	s := source[int]{read: func(context.Context) (int, error) { return 7, nil }}

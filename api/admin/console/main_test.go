@@ -36,7 +36,7 @@ type world struct {
 	csrf  string
 }
 
-// newWorld runs a console as serve has it: over real servers, behind the admin listener, without a relay.
+// newWorld runs a console as serve does: on real servers, behind the admin listener, without a relay.
 func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	t.Helper()
 	w := &world{t: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
@@ -82,12 +82,12 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		Source: ops.Source{Pool: pool, RelayName: w.db.Relay, Slots: slots},
 		Ready:  http.NotFoundHandler(), Gatherer: metrics, Console: c,
 	}))
-	srv.Config.ReadTimeout = 2 * time.Second // the stream has to outlive it
-	srv.Config.IdleTimeout = time.Minute     // or a request may meet a connection that the server is closing
+	srv.Config.ReadTimeout = 2 * time.Second // shorter than the stream
+	srv.Config.IdleTimeout = time.Minute     // longer than any pause between requests
 	srv.Start()
 	w.url = srv.URL
 	t.Cleanup(func() {
-		cancel() // cuts the viewers off; the server could not close otherwise
+		cancel() // disconnects the viewers; otherwise the server could not close
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -133,7 +133,6 @@ func (w *world) call(method, path, body string, header ...string) (int, string) 
 	return resp.StatusCode, string(b)
 }
 
-// viewer reads the event stream.
 type viewer struct {
 	resp  *http.Response
 	lines *bufio.Scanner
@@ -156,7 +155,7 @@ func (w *world) view() *viewer {
 	return v
 }
 
-// next returns the data of the next message with the name; an error when the stream has ended.
+// next returns the data of the next message with the name, or an error when the stream has ended.
 func (v *viewer) next(name string) (string, error) {
 	event := ""
 	for v.lines.Scan() {
@@ -171,7 +170,7 @@ func (v *viewer) next(name string) (string, error) {
 	return "", errors.Join(io.EOF, v.lines.Err())
 }
 
-// until reads states until cond holds, which it must within so many.
+// until reads states until cond holds, at most a fixed number.
 func (v *viewer) until(t *testing.T, what string, cond func(console.State) bool) console.State {
 	t.Helper()
 	for range 40 {

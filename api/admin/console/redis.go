@@ -8,7 +8,7 @@ import (
 	"posthaste/sink"
 )
 
-// notAStream reports whether a key holds something else. Its events are parked, which is said elsewhere.
+// notAStream reports whether err means that a key has another type. Events for that key are dead, and shown as such.
 func notAStream(err error) bool { return sink.Class(err) == "wrongtype" }
 
 func integer(v any) int64 {
@@ -16,13 +16,13 @@ func integer(v any) int64 {
 	return n
 }
 
-// str is text from anybody who may write to Redis.
+// str returns a text from Redis as valid UTF-8.
 func str(v any) string {
 	s, _ := v.(string)
 	return strings.ToValidUTF8(s, "?")
 }
 
-// sortByEntry orders events of several streams by when they were added.
+// sortByEntry sorts events of several streams by entry id.
 func sortByEntry(events []Event) {
 	slices.SortStableFunc(events, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
 }

@@ -14,50 +14,50 @@ import (
 )
 
 const (
-	// ringSize is 15 minutes of a sample a second.
+	// ringSize is the number of samples in 15 minutes.
 	ringSize = 900
-	// latencyWindow is over how many samples the percentiles are taken.
+	// latencyWindow is the number of samples that the percentiles cover.
 	latencyWindow = 5
 )
 
-// Sample is one second of the charts. A nil field is not known to this process.
+// Sample is one second of the charts. A nil field is unknown to this process.
 type Sample struct {
 	// At is in Unix seconds.
 	At int64 `json:"t"`
-	// In and Out are events written and published in that second.
+	// In and Out are the events written and published in that second.
 	In  *float64 `json:"in"`
 	Out *float64 `json:"out"`
-	// P50 and P99 are percentiles of the seconds from commit to publish, over the last 5 s; nil without an event.
+	// P50 and P99 are percentiles of the seconds from commit to publish over the last 5 s, or nil without events.
 	P50 *float64 `json:"p50"`
 	P99 *float64 `json:"p99"`
-	// Backlog is the rows in the outbox, Oldest the age of the oldest of them in seconds.
+	// Backlog is the number of rows in the outbox, Oldest the age of the oldest in seconds.
 	Backlog *float64 `json:"backlog"`
 	Oldest  *float64 `json:"oldest"`
 }
 
-// seen is what Postgres and Redis told a moment ago, if anybody looks.
+// seen is recent data from Postgres and Redis. Its fields are nil without viewers.
 type seen struct {
 	written, added  *counter
 	backlog, oldest *float64
 }
 
-// counter is a number that rises, when it was read, and of how many parts it is the sum.
+// counter is a reading of a rising number: the sum of parts numbers.
 type counter struct {
 	value float64
 	at    time.Time
 	parts int
 }
 
-// meter makes a rate of a counter that is read less regularly than samples are taken.
+// meter computes the rate of a counter that is read less often than samples are taken.
 type meter struct {
 	last *counter
 	rate *float64
 }
 
-// read returns the rate per second between the last two different readings; nil if there are none.
+// read returns the rate per second between the last two different readings, or nil if there are not two.
 func (m *meter) read(c *counter) *float64 {
 	switch {
-	case c == nil, m.last != nil && c.parts != m.last.parts: // a stream that was not looked at before did not begin now
+	case c == nil, m.last != nil && c.parts != m.last.parts: // another set of streams has another sum
 		m.rate = nil
 	case m.last != nil && c.at.After(m.last.at):
 		v := max(c.value-m.last.value, 0) / c.at.Sub(m.last.at).Seconds()
@@ -67,18 +67,17 @@ func (m *meter) read(c *counter) *float64 {
 	return m.rate
 }
 
-// ring keeps the last samples.
 type ring struct {
 	metrics prometheus.Collector
-	// names are those of the metrics that are read, "" for all others.
+	// names maps descriptors to the names that are read, and others to "".
 	names map[*prometheus.Desc]string
 
 	mu      sync.Mutex
 	samples [ringSize]Sample
 	n       int       // samples ever added
-	gap     time.Time // when the relay last found that Redis has lost its place
+	gap     time.Time // when the relay last detected lost data in Redis
 
-	// owned by add
+	// used by add only
 	last    reading
 	windows [latencyWindow][]uint64
 	wn      int
@@ -86,21 +85,21 @@ type ring struct {
 	added   meter
 }
 
-// reading is what the process' own metrics say at one moment.
+// reading is a snapshot of the process' own metrics.
 type reading struct {
 	published, backlog, oldest, orders, gaps float64
 	relays                                   bool // this process has a relay
 	serves                                   bool // this process takes orders
 	bounds                                   []float64
-	counts                                   []uint64 // cumulative, by bounds, then everything
+	counts                                   []uint64 // cumulative for each of bounds, then the total
 }
 
 func newRing(c prometheus.Collector) *ring {
 	return &ring{metrics: c, names: map[*prometheus.Desc]string{}}
 }
 
-// add takes a sample. leads tells whether the gauges of this process are those of the leader, shared whether other
-// processes may be publishing beside it.
+// add takes a sample. leads reports whether the backlog gauges of this process are valid, shared whether other
+// processes may publish concurrently.
 func (r *ring) add(now time.Time, leads, shared bool, s seen) {
 	m := r.read()
 	out := Sample{At: now.Unix(), Backlog: s.backlog, Oldest: s.oldest}
@@ -151,7 +150,7 @@ func (r *ring) list() []Sample {
 	return out
 }
 
-// lastGap returns when this process' relay last found that Redis has lost its place; zero if it never did.
+// lastGap returns when this process' relay last detected lost data in Redis, or the zero time.
 func (r *ring) lastGap() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -169,8 +168,8 @@ func (r *ring) latest() *Sample {
 	return &s
 }
 
-// read sums up the metrics of this process. It looks at six of hundreds, and not in the way in which a scrape is
-// answered: most of what a relay does while nothing happens would be this. What cannot be read counts as nothing.
+// read reads six of the hundreds of metrics of this process. It avoids a full gathering, which would be most of the
+// work of an idle relay. A metric that cannot be read is zero.
 func (r *ring) read() reading {
 	var m reading
 	all := make(chan prometheus.Metric, 64)
@@ -210,7 +209,7 @@ func (r *ring) read() reading {
 	return m
 }
 
-// What is read of the metrics of this process.
+// The metrics that are read.
 const (
 	published       = "outbox_published_total"
 	backlogRows     = "outbox_backlog_rows"
@@ -220,10 +219,10 @@ const (
 	commitToPublish = "outbox_commit_to_publish_seconds"
 )
 
-// descsMost bounds names: a collector may make its descriptions anew each time.
+// descsMost bounds names: a collector may create new descriptors at each collection.
 const descsMost = 10_000
 
-// name returns the name of what is read, "" for all others. Only a description's text tells its name.
+// name returns the name of a metric that is read, or "" for others. Only the text of a descriptor has its name.
 func (r *ring) name(d *prometheus.Desc) string {
 	name, known := r.names[d]
 	if known {
@@ -242,7 +241,7 @@ func (r *ring) name(d *prometheus.Desc) string {
 	return name
 }
 
-// add adds a histogram; all have the same bounds.
+// add adds a histogram. All of them have the same bounds.
 func (m *reading) add(h *dto.Histogram) {
 	if m.counts == nil {
 		m.counts = make([]uint64, len(h.GetBucket())+1)
@@ -259,8 +258,8 @@ func (m *reading) add(h *dto.Histogram) {
 	m.counts[len(m.counts)-1] += h.GetSampleCount()
 }
 
-// percentile reads a percentile of what came between two readings of a histogram, in the middle of its bucket's range
-// as far as the rank goes; nil if nothing came. Beyond the last bound it answers that bound.
+// percentile returns a percentile of the observations between two readings of a histogram, interpolated in its bucket;
+// nil without observations. In the bucket +Inf it returns the largest finite bound.
 func percentile(bounds []float64, from, to []uint64, q float64) *float64 {
 	total := to[len(to)-1] - from[len(from)-1]
 	if total == 0 || to[len(to)-1] < from[len(from)-1] {

@@ -11,7 +11,7 @@ import (
 	"posthaste/sink"
 )
 
-// relayMetrics are what a relay and its sink register.
+// relayMetrics registers the metrics of a relay and its sink.
 func relayMetrics(tb testing.TB) *prometheus.Registry {
 	tb.Helper()
 	reg := prometheus.NewRegistry()
@@ -58,7 +58,7 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
 		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
 	}
-	// Nothing new was read meanwhile: the rate stays what it was.
+	// No new reading: the rate does not change.
 	r.add(at, false, false, seen{
 		written: read(130, 1000), added: read(115, 1000), backlog: number(15),
 		oldest: number(2),
@@ -66,12 +66,12 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 {
 		t.Errorf("without a new reading: in %v, out %v", *s.In, *s.Out)
 	}
-	// A stream was deleted, or the counter's process restarted: never a negative rate.
+	// If a stream was deleted or the counter's process restarted, the rate is not negative.
 	r.add(at, false, false, seen{written: read(131, 3000), added: read(1, 2000), backlog: number(0), oldest: number(0)})
 	if s := r.latest(); *s.Out != 0 || *s.In != 0.5 {
 		t.Errorf("after a loss: in %v, out %v", *s.In, *s.Out)
 	}
-	// One stream more is looked at, which is as old as the others.
+	// One more stream is read; its entries are not new.
 	r.add(at, false, false, seen{added: &counter{value: 60_000, at: at.Add(4 * time.Second), parts: 1}})
 	if s := r.latest(); s.Out != nil {
 		t.Errorf("with another stream: out %v", *s.Out)
@@ -82,7 +82,7 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 	}
 }
 
-// While every relay sweeps, what this one has published is a part of it.
+// While every relay sweeps, this relay's count is a part of the total.
 func TestWhatSeveralPublishIsCountedInRedis(t *testing.T) {
 	t.Parallel()
 	r := newRing(relayMetrics(t))
@@ -105,7 +105,7 @@ func TestWhatSeveralPublishIsCountedInRedis(t *testing.T) {
 	}
 }
 
-// A relay counts the few events that it writes itself; that is not what all have written.
+// A relay counts the few events that it writes itself, not those of the other processes.
 func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 	t.Parallel()
 	for relays, reg := range map[bool]*prometheus.Registry{
@@ -124,7 +124,7 @@ func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 	}
 }
 
-// The relay notices that Redis has lost its place also while nobody looks.
+// The relay detects lost data in Redis also without viewers.
 func TestALostPlaceIsRemembered(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -132,7 +132,7 @@ func TestALostPlaceIsRemembered(t *testing.T) {
 		[]string{"from", "to", "reason"})
 	reg.MustRegister(switches)
 	r := newRing(reg)
-	switches.WithLabelValues("cdc", "poll", "gap").Inc() // before the first look
+	switches.WithLabelValues("cdc", "poll", "gap").Inc() // before the first sample
 	for s := range 3 {
 		r.add(time.Unix(int64(s), 0), true, false, seen{})
 		switches.WithLabelValues("cdc", "poll", "toggle").Inc()
@@ -176,7 +176,7 @@ func TestPercentiles(t *testing.T) {
 	}
 }
 
-// BenchmarkSample is what a process pays every second.
+// BenchmarkSample measures the cost of the sample that a process takes every second.
 func BenchmarkSample(b *testing.B) {
 	r := newRing(relayMetrics(b))
 	for b.Loop() {

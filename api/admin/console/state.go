@@ -18,26 +18,27 @@ import (
 	"posthaste/sink"
 )
 
-// State is what the page shows, but for the lists it asks for by itself.
+// State is the page's data, except for the lists that it requests separately.
 type State struct {
 	Now     time.Time `json:"now"`
 	Verdict ops.Page  `json:"verdict"`
-	// Relay is this process' own relay; nil in a process without one.
+	// Relay is this process' own relay, or nil.
 	Relay    *Relay           `json:"relay"`
 	Postgres Look[Postgres]   `json:"postgres"`
 	Redis    Look[ops.Memory] `json:"redis"`
 	Streams  Look[[]Stream]   `json:"streams"`
-	// Groups are the gravest; GroupSum is of all of them. One that is on several streams of a type is one.
+	// Groups are the groups with the worst problems; GroupSum covers all. A group on several streams of a type counts
+	// once.
 	Groups   Look[[]sink.Group]  `json:"groups"`
 	GroupSum GroupSum            `json:"group_sum"`
 	Dead     Look[ops.DeadCount] `json:"dead"`
-	// Lost is when Redis was found to have lost data, if that was within the time of the charts.
+	// Lost is when Redis was found to have lost data, if that is within the charts' time.
 	Lost *time.Time `json:"lost,omitempty"`
-	// Sample is the newest of the charts.
+	// Sample is the newest sample of the charts.
 	Sample *Sample `json:"sample"`
 }
 
-// Relay is what the relay of this process does.
+// Relay is the state of this process' relay.
 type Relay struct {
 	Leader   bool      `json:"leader"`
 	Mode     string    `json:"mode"`
@@ -50,15 +51,14 @@ type Relay struct {
 	Degraded []string  `json:"degraded"`
 }
 
-// GroupSum sums up consumer groups.
 type GroupSum struct {
 	Groups  int   `json:"groups"`
 	Unread  int64 `json:"unread"`
 	Pending int64 `json:"pending"`
 }
 
-// sumUp also puts the gravest first, of which no more than maxGroups are left, and, of what they are on each of several
-// streams, no more than maxShards.
+// sumUp sums up groups, sorts them by their problems, and keeps at most maxGroups of them and maxShards of their
+// streams.
 func sumUp(groups []sink.Group) ([]sink.Group, GroupSum) {
 	sum := GroupSum{Groups: len(groups)}
 	for _, g := range groups {
@@ -76,7 +76,7 @@ func sumUp(groups []sink.Group) ([]sink.Group, GroupSum) {
 	return groups, sum
 }
 
-// trouble orders groups by what is wrong with them; 0 if nothing is.
+// trouble ranks a group by its worst problem; 0 is none.
 func trouble(g sink.Group) int {
 	switch {
 	case g.Lost > 0:
@@ -89,7 +89,7 @@ func trouble(g sink.Group) int {
 	return 0
 }
 
-// assemble puts together what is known at now. It waits for nothing.
+// assemble returns the state at now from what was read before. It does not block.
 func (c *Console) assemble(now time.Time) State {
 	s := State{
 		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(),
@@ -129,10 +129,10 @@ func (c *Console) assemble(now time.Time) State {
 	return s
 }
 
-// list is never null in JSON.
+// list makes a nil slice empty, which JSON encodes as [] instead of null.
 func list(s []string) []string { return append([]string{}, s...) }
 
-// snapshot is what the verdict is made of, if health is that of this process' own relay.
+// snapshot returns the input of the verdict. health is that of this process' own relay.
 func (c *Console) snapshot(s *State, health *relay.Health) *ops.Snapshot {
 	return &ops.Snapshot{
 		Now: s.Now,
@@ -157,7 +157,7 @@ func (c *Console) history(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
 }
 
-// maxShown bounds the list of dead events on the page.
+// maxShown bounds the dead events on the page.
 const maxShown = 200
 
 func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
@@ -175,13 +175,13 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// result says what became of one event.
+// result is the outcome for one event.
 type result struct {
 	What  string `json:"what"`
 	Error string `json:"error,omitempty"`
 }
 
-// onDead does a to the named events.
+// onDead applies an action to the named events.
 func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
@@ -238,10 +238,9 @@ func texts(ids []uuid.UUID) (out []string) {
 	return out
 }
 
-// entriesShown is how many entries of the audit the page shows.
+// entriesShown bounds the audit entries on the page.
 const entriesShown = 20
 
-// audit shows the last changes.
 func (c *Console) audit(w http.ResponseWriter, r *http.Request) {
 	list, err := c.entries.Get(r.Context())
 	if err != nil {
@@ -251,19 +250,18 @@ func (c *Console) audit(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]any{"entries": append([]audit.Entry{}, list...)})
 }
 
-// diagnosis is the doctor's, with the time of it.
 type diagnosis struct {
 	ops.Diagnosis
 	AsOf time.Time `json:"as_of"`
 }
 
-// doctorAge is how long a diagnosis is good for; doctorTimeout how long one may take.
+// doctorAge is how long a diagnosis is reused, doctorTimeout how long one may take.
 const (
 	doctorAge     = 10 * time.Second
 	doctorTimeout = 8 * time.Second
 )
 
-// once keeps the last result of something that must not run twice at the same time.
+// once keeps the last result of work that must not run twice at the same time.
 type once[T any] struct {
 	mu    sync.Mutex
 	value T
@@ -271,7 +269,7 @@ type once[T any] struct {
 }
 
 func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
-	c.doctor.mu.Lock() // who comes meanwhile waits for the one that runs, which is bounded
+	c.doctor.mu.Lock() // a concurrent caller waits for the run, which has a timeout
 	defer c.doctor.mu.Unlock()
 	age := time.Since(c.doctor.at)
 	if age > doctorAge || r.URL.Query().Has("fresh") && age > time.Second {
@@ -279,7 +277,7 @@ func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		d := diagnosis{Diagnosis: ops.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}
 		if r.Context().Err() != nil {
-			return // the asker left, and what it cut short says nothing
+			return // the caller left, so the result is incomplete
 		}
 		c.doctor.value, c.doctor.at = d, time.Now()
 	}

@@ -9,7 +9,7 @@ import (
 	"posthaste/sink"
 )
 
-// Anybody who may write to Redis can make thousands of groups; every viewer gets the state every second.
+// Redis may have thousands of groups, and every viewer gets the state every second.
 func TestManyGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	var groups []sink.Group

@@ -2,7 +2,7 @@ package console
 
 import (
 	"context"
-	_ "embed" // the feed's script
+	_ "embed" // for feed.lua
 	"errors"
 	"fmt"
 	"slices"
@@ -21,7 +21,7 @@ import (
 	"posthaste/sql"
 )
 
-// How often each source is asked while somebody looks, and how long it may take to answer.
+// The interval of each source while there are viewers, and its timeout.
 const (
 	postgresEvery = time.Second
 	redisEvery    = time.Second
@@ -29,76 +29,75 @@ const (
 	groupsEvery   = 2 * time.Second
 	deadEvery     = 5 * time.Second
 	sourceTimeout = 2 * time.Second
-	// pingTimeout bounds the question whether a server that took too long is there at all.
+	// pingTimeout bounds the ping of a server that did not answer in time.
 	pingTimeout = 500 * time.Millisecond
-	// share is what part of the time a source may be busy for us: a read that took long is repeated less often, but not
-	// so seldom that what it said is old. (A read takes any time if this process is stopped meanwhile.)
+	// share limits a source to 1/share of the time: slow reads are repeated less often, at most longestGap apart. A
+	// read may also appear slow because this process was suspended.
 	share      = 10
 	longestGap = 10 * time.Second
-	// oldAfter is from when on an answer is not taken for the present.
+	// oldAfter is the age after which an answer is no longer current.
 	oldAfter = longestGap + sourceTimeout + 3*time.Second
 )
 
-// Limits of what is shown.
+// Limits of the data that is shown.
 const (
 	maxStreams = 256
 	maxGroups  = 200
-	maxShards  = 800 // of all shown groups: what they are on each stream of a type that has several
-	maxEvents  = 50  // remembered, for a page that has just been opened
-	maxNew     = 20  // per stream and look
+	maxShards  = 800 // streams, summed over all shown groups
+	maxEvents  = 50  // kept for new viewers
+	maxNew     = 20  // per stream and read
 )
 
-// source is something that is asked again and again.
+// source is data that is read periodically.
 type source[T any] struct {
-	// reading is held while it is asked, so that it is never asked twice at once.
+	// reading is held during a read, so that reads do not overlap.
 	reading sync.Mutex
 	every   time.Duration
 	read    func(ctx context.Context) (T, error)
 
 	mu      sync.Mutex
 	value   T
-	asOf    time.Time // of value; zero if there is none
-	err     error     // of the last look
-	failing time.Time // since when, if it fails
-	well    time.Time // since when, if it does not
-	looked  time.Time // when the last look ended
+	asOf    time.Time // when value was read; zero: never
+	err     error     // of the last read
+	failing time.Time // when reads began to fail
+	well    time.Time // when reads began to succeed
+	looked  time.Time // when the last read ended
 }
 
-// staleAfter is from when on a look counts as none: the longest pause between two is shorter while somebody looks.
+// staleAfter is the age after which a read is ignored. With viewers, the pause between two reads is shorter.
 const staleAfter = 30 * time.Second
 
-// errNoRelay is the error of a table that no relay has worked on yet.
+// errNoRelay means that no relay has worked on the table yet.
 var errNoRelay = errors.New("no relay has run yet")
 
-// errSlow is the error of a server that answers, but not what was asked.
+// errSlow means that a server answers a ping, but not the queries.
 var errSlow = errors.New("it answers, but not these queries in time: the outbox is very large or locked, or the " +
 	"server is busy")
 
-// errNotYet is the error of a look that could not begin: it says nothing about what was to be looked at.
+// errNotYet means that a read could not start. It says nothing about the source.
 var errNotYet = errors.New("Postgres has not named the streams yet")
 
-// partial is the error of a look that saw something all the same.
+// partial is the error of a read that returned some data.
 type partial struct{ error }
 
 func (p partial) Unwrap() error { return p.error }
 
-// Look is what is known of a source: a value, and when it was true.
+// Look is the last value of a source and its time.
 type Look[T any] struct {
-	// AsOf is nil as long as there was no answer.
+	// AsOf is nil until the first answer.
 	AsOf *time.Time `json:"as_of"`
-	// Error is the last look's, and Since when it began to fail; the value is then that of AsOf.
+	// Error is that of the last read, Since when reads began to fail. Value is then the one of AsOf.
 	Error string     `json:"error,omitempty"`
 	Since *time.Time `json:"since,omitempty"`
-	// Refused: it did answer, with that error.
+	// Refused: the server answered with Error.
 	Refused bool `json:"refused,omitempty"`
-	// Slow: it is there, but what was asked took too long.
+	// Slow: the server responds, but the queries took too long.
 	Slow  bool `json:"slow,omitempty"`
 	Value T    `json:"value"`
-	// well is since when every look has succeeded.
+	// well is when reads began to succeed.
 	well time.Time
 }
 
-// answer is how the source answered.
 func (l Look[T]) answer() ops.Answer {
 	return ops.Answer{AsOf: l.AsOf, Error: l.Error, Since: l.Since, Well: l.well, Refused: l.Refused, Slow: l.Slow}
 }
@@ -107,7 +106,7 @@ func (s *source[T]) look() Look[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.looked) > staleAfter {
-		return Look[T]{} // from a time when somebody else looked
+		return Look[T]{} // left over from an earlier viewer
 	}
 	l := Look[T]{Value: s.value, well: s.well}
 	if !s.asOf.IsZero() {
@@ -128,7 +127,7 @@ func (s *source[T]) reset() {
 	s.value, s.asOf, s.err, s.well = none, time.Time{}, nil, time.Time{}
 }
 
-// once asks, unless somebody is asking already, and returns how long it took.
+// once reads the source unless a read is running, and returns the duration.
 func (s *source[T]) once(ctx context.Context) time.Duration {
 	if !s.reading.TryLock() {
 		return 0
@@ -153,7 +152,7 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 			s.value, s.asOf = v, now
 			return now.Sub(began)
 		}
-		return 0 // it may be back at any moment
+		return 0 // the source may recover at any moment
 	}
 	if s.err != nil || s.well.IsZero() {
 		s.well = now
@@ -162,12 +161,12 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 	return now.Sub(began)
 }
 
-// refused tells an error that a server answered with from one on the way to it.
+// refused reports whether a server answered with err, as opposed to a failed connection.
 func refused(err error) bool {
 	return sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
 }
 
-// loop asks while somebody looks, until ctx ends.
+// loop reads the source while there are viewers, until ctx ends.
 func (s *source[T]) loop(ctx context.Context, h *hub) {
 	var before time.Duration
 	for {
@@ -175,7 +174,7 @@ func (s *source[T]) loop(ctx context.Context, h *hub) {
 		select {
 		case <-awake:
 		default:
-			// What it said an hour ago must not be taken for now.
+			// An old value must not appear current to the next viewer.
 			s.reset()
 			select {
 			case <-ctx.Done():
@@ -194,20 +193,18 @@ func (s *source[T]) loop(ctx context.Context, h *hub) {
 	}
 }
 
-// rest is how long to wait after a look that took so long, and the one before it. What took long once may be quick
-// again, and what happens meanwhile is to be seen soon.
+// rest is the pause after a read, given its duration and that of the one before. It uses the shorter one: after a
+// single slow read, changes must show soon.
 func (s *source[T]) rest(took, before time.Duration) time.Duration {
 	return max(s.every, min((share-1)*took, (share-1)*before, longestGap))
 }
 
-// Postgres is what Postgres says.
 type Postgres struct {
 	ops.Postgres
-	// Streams is how many there are; no more than maxStreams of them are looked at.
+	// Streams is the number of streams. At most maxStreams of them are read.
 	Streams int `json:"streams"`
 }
 
-// Stream is one stream.
 type Stream struct {
 	Name   string `json:"stream"`
 	Length int64  `json:"length"`
@@ -226,14 +223,14 @@ type Event struct {
 	Replayed bool   `json:"replayed,omitempty"`
 }
 
-// deadList is what is parked anywhere, as far as it is shown, and how much that is in all.
+// deadList is the dead events that are shown, and the number of all.
 type deadList struct {
 	dead          []ops.Dead
 	groups        []consumer.DeadEntry
 	relay, groupN int64
 }
 
-// watch asks Postgres and Redis while somebody looks.
+// watch reads Postgres and Redis while there are viewers.
 type watch struct {
 	c        *Console
 	sink     *sink.Sink
@@ -244,11 +241,11 @@ type watch struct {
 	dead     source[deadList]
 
 	mu      sync.Mutex
-	last    map[string]string // stream -> last entry id seen
+	last    map[string]string // stream -> last entry id read
 	events  []Event           // newest last
-	streams []string          // as Postgres last named them
+	streams []string          // as last read from Postgres
 	bases   map[string]string // of all streams: see outbox.Stream
-	lost    time.Time         // when a stream was last found to have gone back
+	lost    time.Time         // when a stream was last found truncated or missing
 }
 
 func newWatch(c *Console) *watch {
@@ -273,9 +270,9 @@ func (w *watch) run(ctx context.Context, g *errgroup.Group) {
 	}
 }
 
-// refresh asks everything once, for somebody who looks only once.
+// refresh reads every source once, for a caller that is not a viewer.
 func (w *watch) refresh(ctx context.Context) {
-	w.postgres.once(ctx) // first: it names the streams
+	w.postgres.once(ctx) // first, because it reads the names of the streams
 	var wg sync.WaitGroup
 	wg.Go(func() { w.redis.once(ctx) })
 	wg.Go(func() { w.feed.once(ctx) })
@@ -284,7 +281,7 @@ func (w *watch) refresh(ctx context.Context) {
 	wg.Wait()
 }
 
-// look returns what the charts need, as far as it is not older than a few seconds.
+// look returns the data for the charts, unless it is more than 5 s old.
 func (w *watch) look(now time.Time) seen {
 	var s seen
 	if p := w.postgres.look(); p.AsOf != nil && p.Error == "" && now.Sub(*p.AsOf) < 5*time.Second {
@@ -292,7 +289,7 @@ func (w *watch) look(now time.Time) seen {
 		s.written, s.backlog, s.oldest = &counter{value: float64(p.Value.Written), at: *p.AsOf}, &rows, &oldest
 	}
 	f := w.feed.look()
-	// a part of the sum is none
+	// the sum is valid only over all streams
 	if f.AsOf != nil && f.Error == "" && now.Sub(*f.AsOf) < 5*time.Second && len(f.Value) < maxStreams {
 		added := 0.0
 		for _, st := range f.Value {
@@ -307,16 +304,16 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	o := w.c.o
 	p, err := ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 	if errors.Is(err, pgx.ErrNoRows) {
-		// No relay has run yet; posthaste status makes the row in the same way.
+		// If no relay has run yet, the row is missing. posthaste status inserts it in the same way.
 		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
 			p, err = ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 		}
-		if sql.Denied(err) { // the role of serve cannot
+		if sql.Denied(err) { // the role of serve lacks the right
 			err = errNoRelay
 		}
 	}
 	if err != nil {
-		// What is wrong with the schema says more than what came of it.
+		// An error of the schema explains the error that it caused.
 		if serr := sql.CheckSchema(ctx, o.Pool); errors.Is(serr, sql.ErrSchemaMissing) ||
 			errors.Is(serr, sql.ErrSchemaNewer) {
 			err = serr
@@ -340,7 +337,7 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	return Postgres{Postgres: p, Streams: len(streams)}, nil
 }
 
-// names are the streams, as far as they are looked at.
+// names returns the streams that are read, at most maxStreams.
 func (w *watch) names() ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -350,7 +347,7 @@ func (w *watch) names() ([]string, error) {
 	return w.streams, nil
 }
 
-// basesOf has the Base of each stream that names has.
+// basesOf returns the Base of each of names that has one.
 func (w *watch) basesOf() map[string]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -376,7 +373,7 @@ var feedText string
 
 var feedScript = redis.NewScript(feedText)
 
-// readFeed looks at every stream and passes on what is new.
+// readFeed reads every stream and sends new events to the viewers.
 func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	names, err := w.names()
 	if err != nil {
@@ -391,7 +388,7 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
 		if notAStream(err) {
 			streams = append(streams, Stream{Name: name, Length: -1, Added: -1})
-			continue // its events are parked, which is said elsewhere
+			continue // the list of dead events shows its events
 		}
 		if err != nil {
 			return nil, err
@@ -427,14 +424,14 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	return streams, nil
 }
 
-// lastLoss returns when a stream was last found to have gone back, or to be gone; zero if none was.
+// lastLoss returns when a stream was last found truncated or missing, or the zero time.
 func (w *watch) lastLoss() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lost
 }
 
-// recent returns the remembered events, oldest first.
+// recent returns the kept events, oldest first.
 func (w *watch) recent() []Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -447,8 +444,8 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 		return nil, err
 	}
 	groups, err := sink.Groups(ctx, w.c.o.Redis, names)
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { // of the errors.Join in Groups
-		// A key of another kind has no groups; its events are parked, which is said elsewhere.
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // the errors.Join of Groups
+		// A key of another type has no groups. The list of dead events shows its events.
 		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), notAStream)...)
 	}
 	if err != nil && len(groups) > 0 {
@@ -476,8 +473,8 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix, bases))
 	}
 	if err != nil {
-		// Without Redis, or without one node of it, the relay's own and those of the other nodes can still be looked
-		// after.
+		// If Redis or one of its nodes is down, the page still shows the relay's dead events and those of the other
+		// nodes.
 		err = partial{fmt.Errorf("those of consumer groups: %w", err)}
 	}
 	return l, err
