@@ -12,14 +12,14 @@ const (
 	cacheTTL  = 5 * time.Second
 )
 
-// cache keeps the records of the operations replayed last.
+// cache keeps the most recently replayed records.
 type cache struct {
 	size int
 	ttl  time.Duration
 
 	mu    sync.Mutex
 	byKey map[Key]*list.Element
-	// order has *cached, the one used last in front.
+	// order has *cached, the most recently used first.
 	order *list.List
 }
 

@@ -44,8 +44,8 @@ func Unreachable(ctx context.Context, c Redis) []string {
 	return list
 }
 
-// Configure sets the guard's options, as NewClient describes them. Where the server is, who asks, and how they are
-// connected stay as they are in o.
+// Configure sets the guard's options, as NewClient describes them. Addresses, credentials and transport in o do not
+// change.
 func Configure(o *redis.UniversalOptions) {
 	o.MaxRetries = 1
 	o.MinRetryBackoff = 5 * time.Millisecond

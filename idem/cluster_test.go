@@ -79,7 +79,7 @@ func TestASlotMovesUnderTheGuard(t *testing.T) {
 	stay("before its key moved")
 	do(t, nodes[from], "MIGRATE", "127.0.0.1", nodes[to].Port, moving.Key.String(), 0, 5000)
 	stay("asked elsewhere")
-	// A client of one node is told ASK, and goes without Redis.
+	// A client of one node gets ASK, and works without Redis.
 	if d := begin(t, guardOn(t, nodes[from].URL()), moving); d.Outcome != Proceed || !d.Ticket.Degraded() {
 		t.Errorf("a client that does not follow: %+v", d)
 	}
@@ -94,14 +94,14 @@ func TestASlotMovesUnderTheGuard(t *testing.T) {
 	if d := begin(t, guardOn(t, nodes[from].URL()), moving); d.Outcome != Proceed || !d.Ticket.Degraded() {
 		t.Errorf("a client that does not follow: %+v", d)
 	}
-	// Two keys of different slots in one script are what no cluster runs.
+	// A cluster refuses a script with two keys of different slots.
 	err := nodes[to].Client.Eval(t.Context(), "return 1", []string{moving.Key.String(), "another"}).Err()
 	if err == nil || !strings.HasPrefix(err.Error(), "CROSSSLOT") {
 		t.Errorf("two keys: %v", err)
 	}
 }
 
-// Every master is asked, and the one that does not answer is named; the others' memory counts, too.
+// Check reaches every master and names the one that does not answer. The others' memory is read too.
 func TestAMasterIsDown(t *testing.T) {
 	t.Parallel()
 	nodes, _ := clusterOfTwo(t)
@@ -146,8 +146,8 @@ func TestAMasterIsDown(t *testing.T) {
 	}
 }
 
-// A master that is down costs the keys of the others nothing: neither does the breaker open for them, nor do their
-// results wait. What asks it is bounded as with one server.
+// A master that is down does not affect the keys of the others: their breaker stays closed, and their results do not
+// wait. Calls to it are bounded as with one server.
 func TestAMasterThatIsDownIsNobodyElses(t *testing.T) {
 	t.Parallel()
 	for name, down := range map[string]func(*local.Redis) error{

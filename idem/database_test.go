@@ -73,7 +73,7 @@ func TestARecordIsOfOneIncarnation(t *testing.T) {
 	if d.Ticket.Degraded() {
 		t.Error("degraded")
 	}
-	// New work asks nothing.
+	// New work does not query the database.
 	n := here.question
 	wantOutcome(t, begin(t, g, request("new", "a")), Proceed)
 	if here.question != n {

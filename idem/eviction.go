@@ -10,10 +10,9 @@ import (
 	"posthaste/internal/redisurl"
 )
 
-// EvictionPolicy asks the server which keys it throws away when its memory is full; in a cluster, that of a master that
-// is not "noeviction", if there is one. Anything else makes it forget guard records under pressure: harmless for the
-// guard, because the database arbitrates, and not for data that lives in Redis alone. It reads INFO, which managed
-// servers allow where CONFIG is refused.
+// EvictionPolicy returns the server's maxmemory policy; in a cluster that of a master that is not "noeviction", if
+// there is one. Under any other policy a full server deletes guard records, which is harmless because the database
+// arbitrates, and data that exists in Redis alone. It reads INFO, which managed servers allow where CONFIG is refused.
 func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error) {
 	infos, err := memoryOf(ctx, c, askInfo)
 	if err != nil {
@@ -34,14 +33,14 @@ func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error
 
 const safePolicy = "noeviction"
 
-// askNode asks one node for its memory, and askInfo does no more than that.
+// askNode reads the memory section of one node; askInfo does only that.
 type askNode func(ctx context.Context, n redisurl.Node) (string, error)
 
 func askInfo(ctx context.Context, n redisurl.Node) (string, error) {
 	return n.Info(ctx, "memory").Result()
 }
 
-// memoryOf asks every primary for its memory. One that does not answer has nil, beside the error.
+// memoryOf reads the memory section of every primary. It is nil for one that does not answer, and the error is set.
 func memoryOf(ctx context.Context, c redis.UniversalClient, ask askNode) ([]map[string]string, error) {
 	nodes, err := redisurl.Primaries(ctx, c)
 	if err != nil {

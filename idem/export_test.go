@@ -6,8 +6,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// For tests that are not about time: on a busy machine a reply may take longer than the guard waits, and a guard
-// without Redis lets everybody through, as it should.
+// For tests that are not about time: on a busy machine a reply may take longer than the guard's timeout, and a guard
+// without Redis admits every request.
 
 const testTimeout = 20 * time.Second
 

@@ -59,7 +59,7 @@ func TestFullWaiters(t *testing.T) {
 	}
 }
 
-// A million records expire within one second, and requests go on.
+// A million records expire within one second, and requests continue.
 func TestFullExpiryStorm(t *testing.T) {
 	const records, workers = 1_000_000, 8
 	r := testenv.Redis(t, "appendonly no", "enable-debug-command yes")
@@ -119,7 +119,7 @@ func TestFullExpiryStorm(t *testing.T) {
 	}
 	do("DEBUG", "SET-ACTIVE-EXPIRE", 1)
 	begun := time.Now()
-	// Until the server has removed nearly all: the last few percent it leaves for when they are asked for.
+	// Wait until the server has removed nearly all: it removes the last few percent only when they are read.
 	const gone = records * 95 / 100
 	var over atomic.Bool
 	watched := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzParseKey: what is taken is short and visible, and its quoted form names the same key.
+// FuzzParseKey: an accepted key is short and visible, and its quoted form names the same key.
 func FuzzParseKey(f *testing.F) {
 	for _, seed := range []string{
 		"", `""`, "0123456789abcdef", `"0123456789abcdef"`, `"0123456789\"\\abcdef"`, `"0123456789abcdef`, `"\`,

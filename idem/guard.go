@@ -15,17 +15,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Defaults of Options.
 const (
 	DefaultLease = 15 * time.Second
 	DefaultHold  = time.Hour
 	DefaultTTL   = 24 * time.Hour
 )
 
-// patience is how long another attempt is waited for before the database is asked about it.
+// patience is how long a request waits for another attempt before it queries the database.
 const patience = 250 * time.Millisecond
 
-// Options of a Guard.
 type Options struct {
 	// Redis is the guard's server; see NewClient for the options it needs. nil: every request is degraded.
 	Redis redis.UniversalClient
@@ -38,8 +36,8 @@ type Options struct {
 	Lease time.Duration
 	// Hold is how long the record of an attempt that never ended stays. Zero: DefaultHold.
 	Hold time.Duration
-	// TTL is how long the record of a finished operation stays; but for a lease only while the server's memory is short
-	// (see Guard.Short). Zero: DefaultTTL.
+	// TTL is how long the record of a finished operation stays. While the server's memory is short, it stays for a
+	// lease only (see Guard.Short). Zero: DefaultTTL.
 	TTL time.Duration
 	// Routes are the values of Request.Route; they are the route label of the metrics.
 	Routes []string
@@ -66,7 +64,7 @@ type Guard struct {
 	database Database
 	nodes    nodes
 	scripts  map[string]*redis.Script
-	timeout  time.Duration // of one call; callTimeout but in tests
+	timeout  time.Duration // of one call; callTimeout except in tests
 	lease    time.Duration
 	hold     time.Duration
 	ttl      time.Duration
@@ -78,7 +76,7 @@ type Guard struct {
 	memory   memory
 }
 
-// New returns a guard. It does no I/O: a server that is gone is noticed by the first request.
+// New returns a guard. It does no I/O.
 func New(o Options) *Guard {
 	g := &Guard{
 		client: o.Redis, database: o.Database, scripts: loadScripts(), log: o.Logger,
@@ -112,20 +110,20 @@ type Request struct {
 	Route string
 	// Wait is how long to wait for another attempt that is under way. Zero: not at all.
 	Wait time.Duration
-	// Lookup asks the database for the finished operation of this key. It is used where the guard's own record does not
-	// decide: a pending record with another fingerprint (somebody may have taken the key after Redis lost it), and at
-	// the end of Wait. nil: such a request is Busy.
+	// Lookup finds the finished operation of this key in the database. It is used where the guard's own record does not
+	// decide: for a pending record with another fingerprint (another client may have taken the key after Redis lost
+	// it), and at the end of Wait. nil: such a request is Busy.
 	Lookup func(ctx context.Context) (Found, error)
 
 	// in is the incarnation that the request is decided in; Key is then that of the record.
 	in string
 }
 
-// Found is what the database knows about a key.
+// Found is the database's state of a key.
 type Found struct {
-	// Exists says that the operation was committed.
+	// Exists reports that the operation was committed.
 	Exists bool
-	// Matches says that it was the same command.
+	// Matches reports that it was the same command.
 	Matches bool
 	Record  Record
 }
@@ -136,17 +134,16 @@ type Record struct {
 	Status int
 	// Ref identifies the result, for example an order id. It must not contain '|' or a newline.
 	Ref string
-	// Payload is what rendering the response needs beside the request; keep it to a few bytes.
+	// Payload is the data, in addition to the request, that rendering the response needs: a few bytes.
 	Payload string
 	// Incarnation is where the operation was committed, as Options.Database names it. Commit publishes the record only
 	// if that is where the request was decided. "": it is. Records in Redis do not have it.
 	Incarnation string
 }
 
-// Outcome is what a request has to do next.
+// Outcome is the result of Begin.
 type Outcome int
 
-// Outcomes of Begin.
 const (
 	// Proceed: do the work. Decision.Ticket is set.
 	Proceed Outcome = iota
@@ -163,9 +160,9 @@ type Decision struct {
 	Outcome Outcome
 	Ticket  *Ticket
 	Record  Record
-	// FromStore says that Record came from Request.Lookup.
+	// FromStore reports that Record came from Request.Lookup.
 	FromStore bool
-	// Waited says that another attempt was waited for.
+	// Waited reports that the request waited for another attempt.
 	Waited bool
 	// RetryAfter is when to try again: at most a second, because an attempt may end long before its lease does.
 	RetryAfter time.Duration
@@ -217,7 +214,7 @@ func (g *Guard) decide(ctx context.Context, w *waiter, r Request, in string) (ve
 	}
 }
 
-// verdict is a Decision with what Begin needs to go on.
+// verdict is a Decision with internal state of Begin.
 type verdict struct {
 	Decision
 	outcome   string
@@ -226,7 +223,7 @@ type verdict struct {
 	contested bool
 }
 
-// acquire makes one call. It answers Busy for everything that is not decided yet.
+// acquire makes one call. It returns Busy if the outcome is not decided yet.
 func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict {
 	if rec, fp, ok := g.cache.get(r.Key); ok {
 		if fp == r.Fingerprint.text() {
@@ -271,7 +268,7 @@ func (g *Guard) assess(r *Request, reply []string) (verdict, error) {
 		return busy(time.Duration(ms)*time.Millisecond, false), nil
 	case code == "MISMATCH" && len(reply) == 3:
 		return g.mismatch(r, reply[1], reply[2]), nil
-	default: // CORRUPT, or something this version does not know
+	default: // CORRUPT, or a reply of a later version
 		return verdict{}, fmt.Errorf("guard record is unusable: %s", code)
 	}
 }
@@ -311,8 +308,8 @@ func (g *Guard) count(r *Request, v *verdict) {
 	g.Count(r.Route, outcome)
 }
 
-// Count notes an outcome that only the caller can know (OutcomeReplayPG, OutcomeUnknown, OutcomeRejected) beside the
-// one that Begin has counted.
+// Count counts an outcome that only the caller knows (OutcomeReplayPG, OutcomeUnknown, OutcomeRejected), in addition to
+// the one that Begin counted.
 func (g *Guard) Count(route, outcome string) {
 	g.metrics.requests.WithLabelValues(route, outcome).Inc()
 }

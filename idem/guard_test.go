@@ -51,7 +51,7 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 	first.Abort(t.Context())
 	second := begin(t, g, request("k", "a"))
 	wantOutcome(t, second, Proceed)
-	// The lease ends, a third takes over; what the second does now must not touch it.
+	// The lease ends, and a third attempt takes over; the second must not affect it any more.
 	var third Decision
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if third = begin(t, g, request("k", "a")); third.Outcome != Proceed {
@@ -83,7 +83,7 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	// Renewed three times at most, every second: the loss has to come before the last.
+	// It is renewed at most three times, once a second: the loss must come before the last renewal.
 	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 3 * time.Second })
 	d := begin(t, g, request("k", "a"))
 	kept, stop := d.Ticket.Keep(t.Context())
@@ -95,7 +95,7 @@ func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 		}
 		return nil
 	})
-	// Somebody else's record in its place.
+	// Another attempt's record replaces it.
 	r.Client.Set(t.Context(), d.Ticket.key.String(), "P|"+d.Ticket.fp.text()+"|99|other|99999999999999", 0)
 	select {
 	case <-kept.Done():
@@ -258,8 +258,8 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	}
 }
 
-// loading restarts a server with so much to read that it answers LOADING for a quarter of a minute, unless it is told
-// to hurry; then started gets the result.
+// loading restarts a server with so much data that it answers LOADING for about 15 s, unless the load is sped up. Then
+// started gets the result.
 func loading(r *testenv.RedisServer, started chan error) error {
 	ctx := context.Background()
 	const fill = "for i=1,100000 do redis.call('SET','other'..i,1) end return 1"

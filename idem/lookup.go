@@ -6,21 +6,22 @@ import (
 	"time"
 )
 
-// waiter is a request that another attempt keeps waiting.
+// waiter is a request that waits for another attempt.
 type waiter struct {
 	g        *Guard
 	r        *Request
 	deadline time.Time
-	// asked: the database has been asked once.
+	// asked: the database was queried.
 	asked bool
 	// waited: time has passed.
 	waited bool
 }
 
-// wait lets the attempt that v met go on, and returns when it is worth acquiring again; or it decides, in v.
+// wait waits for the attempt that v met and returns when acquiring may succeed, or it sets the decision in v.
 //
-// A pending record of another command is suspicious, so the database is asked at once. So is an attempt that takes
-// long: it may have committed and died. Otherwise the database is asked before giving up.
+// A pending record of another command is suspicious, so wait queries the database at once. It also does so if the
+// attempt takes long, because that one may have committed and crashed. Otherwise it queries the database before it
+// gives up.
 func (w *waiter) wait(ctx context.Context, v *verdict) (decided bool, err error) {
 	lease := time.Now().Add(v.leaseLeft)
 	if w.r.Lookup != nil && !w.asked && !v.contested {
@@ -41,8 +42,8 @@ func (w *waiter) wait(ctx context.Context, v *verdict) (decided bool, err error)
 	return false, err
 }
 
-// until waits for a change of the record, the end of the lease, the deadline, or d, whichever is first. changed says
-// that it is worth acquiring again.
+// until waits for a change of the record, the end of the lease, the deadline, or d, whichever is first. changed reports
+// whether acquiring may succeed.
 func (w *waiter) until(ctx context.Context, lease time.Time, d time.Duration) (changed bool, err error) {
 	left := min(time.Until(w.deadline), time.Until(lease), d)
 	if left > 0 {
@@ -54,7 +55,7 @@ func (w *waiter) until(ctx context.Context, lease time.Time, d time.Duration) (c
 	return changed || time.Until(lease) <= 0, nil
 }
 
-// lookup asks the database, and puts its decision into v.
+// lookup queries the database and puts its decision into v.
 func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err error) {
 	f, err := w.g.lookups.ask(ctx, w.r)
 	if err != nil || !f.Exists {
@@ -70,11 +71,10 @@ func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err erro
 	return true, nil
 }
 
-// lookupTimeout bounds one question to the database. It is asked for all who wait, so no single client's end ends it.
+// lookupTimeout bounds one query. All waiters share the query, so no single client's end cancels it.
 const lookupTimeout = 3 * time.Second
 
-// lookups are the questions to the database that are under way: however many requests wait for one key, they ask it
-// together.
+// lookups are the running queries. Concurrent requests for one key share a query.
 type lookups struct {
 	mu sync.Mutex
 	m  map[question]*lookup
@@ -86,13 +86,13 @@ type question struct {
 }
 
 type lookup struct {
-	// done is closed when found and err are there.
+	// done is closed when found and err are set.
 	done  chan struct{}
 	found Found
 	err   error
 }
 
-// ask answers a request's Lookup, or joins one that asks the same already. Its error is the lookup's or that of ctx.
+// ask runs a request's Lookup, or joins one that is running. Its error is the lookup's or that of ctx.
 func (l *lookups) ask(ctx context.Context, r *Request) (Found, error) {
 	q := question{r.Key, r.Fingerprint}
 	l.mu.Lock()
@@ -108,7 +108,7 @@ func (l *lookups) ask(ctx context.Context, r *Request) (Found, error) {
 	if l.m == nil {
 		l.m = make(map[question]*lookup)
 	}
-	c := &lookup{done: make(chan struct{}), err: context.Canceled} // what is left behind should Lookup panic
+	c := &lookup{done: make(chan struct{}), err: context.Canceled} // the result if Lookup panics
 	l.m[q] = c
 	l.mu.Unlock()
 	defer func() {

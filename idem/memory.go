@@ -15,20 +15,20 @@ import (
 // without a record, the database answers a repeated key.
 const memoryShare = 0.75
 
-// memoryEvery is how often the server's memory is looked at, at most.
+// memoryEvery is the minimum interval between two checks of the server's memory.
 const memoryEvery = time.Second
 
-// memory is what is known of the memory of the guard's server.
+// memory is the last known state of the memory of the guard's server.
 type memory struct {
 	looked atomic.Int64 // in Unix nanoseconds
 	short  atomic.Bool
 }
 
-// Short reports whether the server's memory was short when it was last looked at: finished records stay for a lease
-// only. It is looked at by Check, and about once a second while records are written.
+// Short reports whether the server's memory was short at the last check: finished records then stay for a lease only.
+// Check reads the memory, and so do writes of records, about once a second.
 func (g *Guard) Short() bool { return g.memory.short.Load() }
 
-// recordTTL is how long a finished record that is written now stays.
+// recordTTL is the TTL of a finished record that is written now.
 func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	now := time.Now().UnixNano()
 	if last := g.memory.looked.Load(); now-last >= int64(memoryEvery) && g.memory.looked.CompareAndSwap(last, now) {
@@ -50,7 +50,7 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	return min(g.ttl, g.lease)
 }
 
-// askMemory looks at the memory of the guard's server; in a cluster, of the fullest master of those that answer.
+// askMemory reads the memory of the guard's server; in a cluster, of the fullest master that answers.
 func (g *Guard) askMemory(ctx context.Context, ask askNode) error {
 	infos, err := memoryOf(ctx, g.client, ask)
 	var used, limit float64
@@ -75,7 +75,7 @@ func (g *Guard) askMemory(ctx context.Context, ask askNode) error {
 	return err
 }
 
-// noteMemory takes what is used, and the limit; 0 is none.
+// noteMemory updates short. A limit of 0 means that there is no limit.
 func (g *Guard) noteMemory(used, limit float64) {
 	short := limit > 0 && used > memoryShare*limit
 	switch was := g.memory.short.Swap(short); {
@@ -87,7 +87,6 @@ func (g *Guard) noteMemory(used, limit float64) {
 	}
 }
 
-// parseInfo reads the answer of INFO.
 func parseInfo(text string) map[string]string {
 	info := map[string]string{}
 	for line := range strings.Lines(text) {

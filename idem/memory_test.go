@@ -77,8 +77,8 @@ func bytesOf(t *testing.T, n int, payload string) int {
 	return each
 }
 
-// While the memory of its server is short, a finished record stays for a lease: streams that live there are not starved
-// of it. Whoever repeats the key later is told by the database, and nobody does the work twice meanwhile.
+// While its server's memory is short, a finished record stays for a lease only, which leaves room for streams. A later
+// repeat of the key is answered from the database, and the work is not done twice.
 func TestFinishedRecordsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "appendonly no")
@@ -91,7 +91,7 @@ func TestFinishedRecordsLeaveRoom(t *testing.T) {
 		d.Ticket.Commit(t.Context(), Record{Status: 201, Ref: key})
 		return r.Client.PTTL(t.Context(), request(key).Key.String()).Val()
 	}
-	r.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0) // what connections take is little beside it
+	r.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0) // connections take little in addition
 	limit := func(share float64) {
 		t.Helper()
 		used := r.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory")
@@ -102,7 +102,7 @@ func TestFinishedRecordsLeaveRoom(t *testing.T) {
 		r.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(bytes/share)))
 	}
 	limit(0.9)
-	// The first one looks by itself.
+	// The first publication checks the memory itself.
 	if d := stays("short"); d <= 0 || d > g.lease || !g.Short() {
 		t.Errorf("with 90%% of its memory in use it stays %v, want %v", d, g.lease)
 	}

@@ -12,7 +12,7 @@ const (
 	OutcomeWaited      = "waited"       // answered from the record after waiting for another attempt
 	OutcomeMismatch    = "mismatch"     // the key was used for another command
 	OutcomeDegraded    = "degraded"     // Redis was unusable; the database alone arbitrates
-	OutcomeUnknown     = "unknown"      // nobody can say whether the work was committed
+	OutcomeUnknown     = "unknown"      // it is not known whether the work was committed
 	OutcomeRejected    = "rejected"     // refused for business reasons
 )
 

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// Defaults of HTTPOptions.
 const (
 	DefaultWork      = 10 * time.Second
 	DefaultMaxBody   = 64 << 10
@@ -20,13 +19,13 @@ const (
 
 // HTTPOptions configure Guard.Handler.
 type HTTPOptions struct {
-	// Route scopes the key beside the method, and is the metrics label; one of Options.Routes.
+	// Route scopes the key, together with the method, and is the metrics label; one of Options.Routes.
 	Route string
-	// Scope returns whom the key belongs to, for example the authenticated user's id: put the guard behind the
-	// authentication. Required. A request without a scope, "", is refused (401): keys of callers without a name would
-	// be those of one caller.
+	// Scope returns the owner of the key, for example the authenticated user's id: put the guard after the
+	// authentication. Required. A request with the scope "" is refused (401), because all anonymous callers would share
+	// their keys.
 	Scope func(r *http.Request) string
-	// Lookup asks the database for the finished operation; see Request.Lookup. nil: none.
+	// Lookup finds the finished operation in the database; see Request.Lookup. nil: none.
 	Lookup func(r *http.Request, k Key, f Fingerprint) (Found, error)
 	// Render answers with a result whose body is not in its record: one from Lookup, one longer than MaxInline, one
 	// that the handler noted with SetRef. nil: such a replay runs the handler again, which finds the row and answers
@@ -55,12 +54,11 @@ func (o HTTPOptions) withDefaults() HTTPOptions {
 
 // Handler guards next: of many requests with one Idempotency-Key, one runs it and the others get its response, byte for
 // byte. The response is kept if retrying cannot change it: 2xx, 3xx, and 4xx other than 401, 403, 408, 425 and 429.
-// After any other one, and after a panic, the key is free again, so next must have done nothing then; if it cannot know
-// (a COMMIT that was not answered), it says so with Unsettled.
+// After any other response, and after a panic, the key is free again, so next must have done nothing then. If next
+// cannot know (a COMMIT that was not answered), it must call Unsettled.
 //
-// next runs detached from the client's connection and within Work, so that a client that hangs up does not cut an
-// operation in half. Its effect must be protected by a unique index on the key (KeyFrom): Redis only accelerates. Its
-// response is buffered.
+// next runs within Work, and a client that disconnects does not cancel it. Its effect must be protected by a unique
+// index on the key (KeyFrom): Redis only accelerates. Its response is buffered.
 func (g *Guard) Handler(o HTTPOptions, next http.Handler) http.Handler {
 	o = o.withDefaults()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.serve(&o, w, r, next) })
@@ -68,7 +66,6 @@ func (g *Guard) Handler(o HTTPOptions, next http.Handler) http.Handler {
 
 type contextKey struct{}
 
-// guarded is what a request's context carries.
 type guarded struct {
 	key       Key
 	fp        Fingerprint
@@ -76,8 +73,8 @@ type guarded struct {
 	unsettled bool
 }
 
-// KeyFrom returns the hashed key of a guarded request, for the unique column of its effect; and the fingerprint, for
-// the column beside it. ok is false outside a guarded handler.
+// KeyFrom returns the hashed key of a guarded request, for the unique column of its effect, and the fingerprint, for
+// another column of the row. ok is false outside a guarded handler.
 func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
 	gd, ok := ctx.Value(contextKey{}).(*guarded)
 	if !ok {
@@ -86,16 +83,16 @@ func KeyFrom(ctx context.Context) (k Key, f Fingerprint, ok bool) {
 	return gd.key, gd.fp, true
 }
 
-// SetRef notes what the result of a guarded request is, for HTTPOptions.Render: its body is then not kept in Redis. A
-// ref with '|' or a line break, which separate the parts of a record, is not noted: the body is kept then.
+// SetRef sets the reference of a guarded request's result, for HTTPOptions.Render. The body is then not kept in Redis.
+// A ref with '|' or a line break, which separate the parts of a record, is ignored, and the body is kept.
 func SetRef(ctx context.Context, ref string) {
 	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok && !strings.ContainsAny(ref, "|\r\n") {
 		gd.ref = ref
 	}
 }
 
-// Unsettled says that a guarded request ends without knowing whether its effect happened: the key stays taken until its
-// lease ends, and the response is not kept.
+// Unsettled reports that a guarded request ends without knowing whether its effect happened. The key stays taken until
+// its lease ends, and the response is not kept.
 func Unsettled(ctx context.Context) {
 	if gd, ok := ctx.Value(contextKey{}).(*guarded); ok {
 		gd.unsettled = true
@@ -187,7 +184,7 @@ func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, d
 	}
 }
 
-// work runs the handler under a ticket and keeps what it answered.
+// work runs the handler under a ticket and keeps its response.
 func (g *Guard) work(o *HTTPOptions, w http.ResponseWriter, r *http.Request, t *Ticket, key Key, next http.Handler) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), o.Work)
 	defer cancel()

@@ -228,7 +228,7 @@ func TestLongResponsesArePointers(t *testing.T) {
 	})
 }
 
-// Callers without a name are not one caller: each would get the other's response.
+// Anonymous callers do not share keys: each would get another's response.
 func TestWithoutAScopeNothingIsRun(t *testing.T) {
 	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
 		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
@@ -245,7 +245,7 @@ func TestWithoutAScopeNothingIsRun(t *testing.T) {
 	})
 }
 
-// A reference that a record cannot hold is not kept, and the response is: what is replayed is right all the same.
+// A reference that a record cannot hold is dropped, and the response is kept instead: the replay is still right.
 func TestAReferenceCannotForgeARecord(t *testing.T) {
 	for name, ref := range map[string]string{"separator": "1|x", "line": "1\n{}\nforged", "return": "1\rx"} {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,7 @@ type mutation struct {
 	name string
 	// noIndex: the table has no unique key.
 	noIndex bool
-	// noFence: a release deletes the pending record whoever owns it.
+	// noFence: a release deletes the pending record of any owner.
 	noFence bool
 	// noLease: a pending record is taken over although its lease runs.
 	noLease bool
@@ -22,7 +22,7 @@ type mutation struct {
 
 const attempts = 3
 
-// What an attempt does next.
+// The next step of an attempt.
 const (
 	atStart = iota
 	atWork  // has a ticket
@@ -190,7 +190,7 @@ func (m mutation) start(s state, add func(func(t *state, a *attempt))) {
 		add(func(t *state, a *attempt) { a.got = t.ref; a.end() })
 	case s.kind == 0 || s.expired || m.noLease:
 		add(func(t *state, a *attempt) { t.acquire(a) })
-	default: // busy: it asks the database, and gives up
+	default: // busy: it queries the database, and gives up
 		add(func(t *state, a *attempt) { a.got = t.row(); a.end() })
 	}
 	if s.outages < 1 {

@@ -15,7 +15,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// deaf is a client hook whose connections lose one reply: the server has sent it, nobody hears it, the connection ends.
+// deaf is a client hook that drops one reply: the server has sent it, and the connection ends before the client reads
+// it.
 type deaf struct {
 	commandHook
 	next atomic.Bool

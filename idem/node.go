@@ -11,8 +11,8 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// node is what the guard keeps for one server. A master of a cluster that is down must cost the keys of the others
-// nothing: so each has a breaker, and a queue of results, of its own.
+// node is the guard's state for one server. Each node has its own breaker and publication queue, so that a cluster's
+// master that is down does not affect the keys of the others.
 type node struct {
 	breaker   *gobreaker.CircuitBreaker[any]
 	publisher publisher
@@ -48,7 +48,7 @@ func (g *Guard) nodeOf(ctx context.Context, key Key) (*node, error) {
 	if !many {
 		return g.node(""), nil
 	}
-	// It knows, but for the first time.
+	// Only the first call for a cluster needs the network.
 	v, err := g.node("").call(ctx, g.timeout, func(ctx context.Context) (any, error) {
 		return cluster.MasterForKey(ctx, key.String())
 	})
@@ -70,7 +70,7 @@ func (g *Guard) newBreaker(addr string) *gobreaker.CircuitBreaker[any] {
 		MaxRequests: 1,
 		Timeout:     time.Second,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 3 },
-		// A client that hung up says nothing about Redis.
+		// A client that disconnected does not count as a failure of Redis.
 		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
 		IsSuccessful: func(err error) bool {
 			return err == nil || errors.Is(err, redis.Nil) || isDataError(err)

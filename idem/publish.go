@@ -10,20 +10,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// publisher sends the results of finished operations. Nobody waits for one result to be published but its own request,
-// after its reply; so those that come while a batch is on its way go together in the next one, which under load costs
-// client and server a fraction of one exchange each.
+// publisher batches the results of finished operations. Only a result's own request waits for its publication, after
+// the reply. Results that arrive during an exchange share the next one, which under load saves most exchanges.
 type publisher struct {
 	mu    sync.Mutex
 	busy  bool
 	queue []*publication
 }
 
-// publication is one result on its way.
 type publication struct {
 	key  Key
 	args []any
-	// turn is closed when its request has to send the queue, done when somebody has sent it.
+	// turn is closed when its request must send the queue, done when the publication was sent.
 	turn, done chan struct{}
 	reply      []string
 	err        error
@@ -52,7 +50,7 @@ func (g *Guard) publish(ctx context.Context, key Key, args ...any) ([]string, er
 	return p.reply, p.err
 }
 
-// sendQueue sends what is queued, and gives the next turn to the first that came meanwhile.
+// sendQueue sends the queue, and gives the next turn to the first publication that arrived since.
 func (g *Guard) sendQueue(ctx context.Context, n *node) {
 	pb := &n.publisher
 	pb.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Publications that go together arrive like those that go alone, also when the server has forgotten the script.
+// Batched publications have the same results as single ones, also if the server has lost the script.
 func TestManyPublicationsAtOnce(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

@@ -13,7 +13,6 @@ import (
 // one exchange and are never replayed.
 var keptHeaders = []string{"Content-Type", "Location", "Etag", "Content-Language"}
 
-// recorder buffers a response.
 type recorder struct {
 	header http.Header
 	status int
@@ -36,7 +35,6 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.body.Write(b)
 }
 
-// send writes the response out, at once.
 func (r *recorder) send(w http.ResponseWriter) {
 	h := w.Header()
 	for name, values := range r.header {
@@ -48,7 +46,7 @@ func (r *recorder) send(w http.ResponseWriter) {
 	}
 	h.Set("Content-Length", strconv.Itoa(r.body.Len()))
 	w.WriteHeader(r.status)
-	_, _ = w.Write(r.body.Bytes()) // a client that is gone gets its answer by a retry
+	_, _ = w.Write(r.body.Bytes()) // a client that disconnected gets the response by a retry
 	_ = http.NewResponseController(w).Flush()
 }
 
@@ -76,7 +74,7 @@ func decodeResponse(payload string) (header http.Header, body string, ok bool) {
 	return header, body, true
 }
 
-// refusal is an answer of the guard itself, in the form of RFC 9457.
+// refusal is the guard's own response, in the form of RFC 9457.
 type refusal struct {
 	status     int
 	code       string
@@ -98,7 +96,7 @@ func refuse(w http.ResponseWriter, p refusal) {
 	}
 	b, err := json.Marshal(body)
 	if err != nil {
-		panic(err) // strings, numbers and booleans
+		panic(err) // impossible: strings, numbers and booleans
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")

@@ -26,10 +26,10 @@ const (
 
 var scriptNames = []string{scriptAcquire, scriptHeartbeat, scriptRelease, scriptPublish}
 
-// callTimeout bounds one script call, its resend included.
+// callTimeout bounds one script call including its resend.
 const callTimeout = 500 * time.Millisecond
 
-// errUnusable means that the guard has no Redis to talk to: none configured, or the breaker is open.
+// errUnusable means that the guard has no Redis: none is configured, or the breaker is open.
 var errUnusable = errors.New("redis is not in use")
 
 func loadScripts() map[string]*redis.Script {
@@ -37,14 +37,14 @@ func loadScripts() map[string]*redis.Script {
 	for _, name := range scriptNames {
 		b, err := luaFiles.ReadFile("lua/" + name + ".lua")
 		if err != nil {
-			panic(err) // embedded: a missing file is a broken build
+			panic(err) // embedded: the build is broken
 		}
 		scripts[name] = redis.NewScript(string(b))
 	}
 	return scripts
 }
 
-// isDataError tells a reply that concerns one key only from one that says the server is unusable.
+// isDataError reports whether an error concerns one key only, and not the server.
 func isDataError(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }
@@ -70,10 +70,9 @@ func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]
 // checkHold is how long the record of a Check stays.
 const checkHold = 100 * time.Millisecond
 
-// Check takes a key of its own for a moment and reports what keeps the guard's server from letting it: a server that is
-// alive may be out of memory, read-only, or refuse scripts. In a cluster every master is asked, and the error names the
-// one that has it. It asks even while the breaker is open, and does not move it. Then it looks at the server's memory;
-// see Short.
+// Check acquires a new key briefly and returns the error of the guard's server: a server that answers may be out of
+// memory, read-only, or refuse scripts. In a cluster it checks every master, and the error names the failed one. It
+// ignores the breaker and does not change it. Then it reads the server's memory; see Short.
 func (g *Guard) Check(ctx context.Context) error {
 	if g.client == nil {
 		return errUnusable
@@ -93,7 +92,7 @@ func (g *Guard) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = g.askMemory(ctx, askInfo) // a server that may not be asked has no less memory
+	_ = g.askMemory(ctx, askInfo) // some servers refuse INFO
 	return nil
 }
 

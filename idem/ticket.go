@@ -32,10 +32,10 @@ func (t *Ticket) Degraded() bool { return t.token == 0 }
 // back; 0 when degraded. A database row may carry it for people; its unique index is what arbitrates.
 func (t *Ticket) Token() int64 { return t.token }
 
-// Commit publishes the result of the committed operation, bounded by a second. Only a caller who knows that the row is
-// committed may call it, owner of the lease or not: it overwrites any pending record. A failure is counted, and costs
-// later attempts a trip to the database. An operation that was committed to another incarnation than the ticket's is
-// not published: the key is released.
+// Commit publishes the result of the committed operation, within a second. Call it only if the row is known to be
+// committed, whether or not the ticket still owns the lease: it overwrites any pending record. A failure is counted,
+// and later attempts then query the database. If the operation was committed in another incarnation than the ticket's,
+// Commit releases the key instead.
 func (t *Ticket) Commit(ctx context.Context, rec Record) {
 	g := t.guard
 	elsewhere := rec.Incarnation != "" && rec.Incarnation != t.in
@@ -72,8 +72,8 @@ func (t *Ticket) Abort(ctx context.Context) {
 	g.flights.finish(t.key, nil)
 }
 
-// Heartbeat renews the lease. ErrLost: another attempt has the key. Another error: Redis did not answer, and the lease
-// runs on.
+// Heartbeat renews the lease. ErrLost: another attempt has the key. Any other error: Redis did not answer, and the
+// lease has not ended.
 func (t *Ticket) Heartbeat(ctx context.Context) error {
 	if t.Degraded() {
 		return nil
@@ -86,7 +86,7 @@ func (t *Ticket) Heartbeat(ctx context.Context) error {
 	switch reply[0] {
 	case "OK":
 		return nil
-	case "GONE": // Redis forgot the key: nobody else has it, and nothing is left to renew
+	case "GONE": // Redis lost the key: no attempt has it, and there is nothing to renew
 		return nil
 	default:
 		t.guard.metrics.leaseLost.Inc()
@@ -108,7 +108,7 @@ func (t *Ticket) Keep(ctx context.Context) (kept context.Context, stop func()) {
 	return kept, k.stop
 }
 
-// keeper renews a lease from a timer: a request that is quick, as nearly all are, costs no goroutine.
+// keeper renews a lease from a timer: nearly all requests end before it fires and need no goroutine.
 type keeper struct {
 	ticket *Ticket
 	ctx    context.Context //nolint:containedctx // the timer's function has no caller to pass one

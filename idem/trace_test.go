@@ -43,7 +43,7 @@ func (a *answers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return next
 }
 
-// play has three attempts at one operation, each a guard of its own, beside a table with a unique key in memory.
+// play has three attempts at one operation, each with its own guard, and a table with a unique key in memory.
 type play struct {
 	t      *testing.T
 	key    string
@@ -112,7 +112,7 @@ func (p *play) begin(i int) bool {
 				return nil
 			}
 			return steps(s, i, func(_ *state, a *attempt) bool { return int(a.got) == ref })
-		default: // it asks again
+		default: // it tries again
 			if s.kind == 'P' && !s.expired {
 				return []state{s}
 			}
@@ -317,7 +317,7 @@ func TestGuardsDoWhatTheModelSays(t *testing.T) {
 				}
 				rest()
 				switch {
-				case random.IntN(6) == 0: // it dies
+				case random.IntN(6) == 0: // its process is killed
 				case p.work(i, random.IntN(4) == 0, random.IntN(3) == 0):
 					rest()
 					p.commit(i)

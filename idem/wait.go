@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Bounds of the pause between two looks at a pending record.
+// Bounds of the pause between two polls of a pending record.
 const (
 	pollFirst = 25 * time.Millisecond
 	pollLast  = 200 * time.Millisecond
 )
 
-// flights are the keys that requests of this process wait for. However many wait for one key, one of them polls Redis
-// for all, and an attempt of this process wakes them without any poll.
+// flights are the keys that requests of this process wait for. One waiter per key polls Redis for all, and an attempt
+// of this process ends their wait directly.
 type flights struct {
 	mu sync.Mutex
 	m  map[Key]*flight
@@ -23,9 +23,9 @@ type flights struct {
 type flight struct {
 	// done is closed when the record has changed.
 	done chan struct{}
-	// lead has room for one: whoever puts something in polls for all, and takes it out when leaving.
+	// lead has room for one: the request that fills it polls for all, and empties it when it leaves.
 	lead chan struct{}
-	// pause is owned by the leader.
+	// pause is used by the leader only.
 	pause   time.Duration
 	waiters int
 }
@@ -53,7 +53,7 @@ func (f *flights) leave(k Key, fl *flight) {
 	}
 }
 
-// finish wakes whoever waits for k; before runs first, and only if somebody does.
+// finish ends the wait of all waiters for k. If there are any, it calls before first.
 func (f *flights) finish(k Key, before func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,8 +110,8 @@ func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) 
 	}
 }
 
-// pending reports whether the record of k is still that of an unfinished attempt. A finished one goes into the cache,
-// where everybody who waited finds it.
+// pending reports whether the record of k is still that of an unfinished attempt. A finished record goes into the
+// cache, where all waiters find it.
 func (g *Guard) pending(ctx context.Context, k Key) bool {
 	n, err := g.nodeOf(ctx, k)
 	if err != nil {
@@ -121,7 +121,7 @@ func (g *Guard) pending(ctx context.Context, k Key) bool {
 		return g.client.Get(ctx, k.String()).Result()
 	})
 	if err != nil {
-		return false // gone, or Redis is: the next acquisition finds out which
+		return false // the record or Redis is gone: the next acquisition finds out which
 	}
 	s, _ := v.(string)
 	if len(s) > 0 && s[0] == 'P' {

@@ -27,7 +27,7 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 	d := begin(t, owner, request("k", "a"))
 	got := make([]Decision, n)
 	released := make([]time.Time, n)
-	const answering = 100 * time.Millisecond // a database that takes its time
+	const answering = 100 * time.Millisecond // a slow database
 	var asked atomic.Int64
 	var wg sync.WaitGroup
 	begun := time.Now()
@@ -66,7 +66,7 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 	if polls, took := calls(t, r, "get")-before, time.Since(start); polls > 20+int(took/(pollLast/2)) {
 		t.Errorf("%d polls in %v for %d waiters", polls, took, n)
 	}
-	// Who asks while an answer is on its way joins: never two at once, however long it takes them all to come.
+	// A waiter joins a running query: two never overlap, however long all waiters take to arrive.
 	if n, most := asked.Load(), 1+int64(time.Since(begun)/answering); n > most {
 		t.Errorf("the database was asked %d times for all of them, want %d at most", n, most)
 	}

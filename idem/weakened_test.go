@@ -116,8 +116,8 @@ func evicted(t *testing.T, weak bool) bool {
 	if err := r.Client.ConfigSet(t.Context(), "maxmemory", "3mb").Err(); err != nil {
 		t.Fatal(err)
 	}
-	// What other services keep there; a full server that does not evict refuses it. All of it is of one age for a clock
-	// of seconds, so a server that evicts draws lots: there is room for some forty, and a thousand draws.
+	// Other services' data. A full server without eviction refuses it. All keys have the same age on a clock of
+	// seconds, so an evicting server chooses at random: there is room for about forty, with a thousand choices.
 	for i := range 1000 {
 		_ = r.Client.Set(t.Context(), fmt.Sprint("other ", i), strings.Repeat("x", 50_000), 0).Err()
 	}

@@ -1,6 +1,6 @@
 -- Publish a result. KEYS[1] record; ARGV fingerprint, token, status, ref, payload, ttl ms.
 -- Replies OK | DONE | MISMATCH.
--- Any pending record gives way, whoever owns it: only the holder of the one committed row may call this.
+-- It overwrites a pending record of any owner: only the holder of the one committed row may call this.
 local v=redis.pcall('GET',KEYS[1])
 if v and type(v)~='table' then
   local st,fp=string.match(v,'^(%u)|([^|]*)|')
