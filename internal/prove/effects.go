@@ -19,6 +19,8 @@ import (
 const (
 	groupInbox = "prove-inbox"
 	groupPlain = "prove-plain"
+	// groupAway has no consumer.
+	groupAway = "prove-away"
 
 	// The tables have no unique keys on purpose: the inbox alone prevents a second effect, and without it there may be
 	// one.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/consumer"
 	"posthaste/internal/link"
 	"posthaste/internal/pause"
 )
@@ -60,6 +61,20 @@ func redisFaults() []*fault {
 			},
 		},
 		{
+			name: "redis-flushall-away", about: "FLUSHALL while no consumer reads for a group", touches: touchesRedis,
+			forgets: true,
+			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
+				if err := c.away(ctx, stream); err != nil {
+					return err
+				}
+				return c.stage.client.FlushAll(ctx).Err()
+			}),
+		},
+		{
+			name: "redis-stream-retried", about: "a stream is deleted, its group created again, and a dead event retried",
+			touches: touchesRedis, forgets: true, inject: onStream(retryDead),
+		},
+		{
 			name: "redis-stream-replaced", about: "a stream is deleted, and somebody else makes it again",
 			touches: touchesRedis, forgets: true,
 			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
@@ -90,6 +105,57 @@ var replaceStream = redis.NewScript(`
 	redis.call('DEL', KEYS[1])
 	redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'somebody', 'else'))
 	return 1`)
+
+// away has a group on the stream that never reads, and waits until a relay has noted it.
+func (c *campaign) away(ctx context.Context, stream string) error {
+	c.unread.Store(stream, true)
+	err := c.stage.client.XGroupCreateMkStream(ctx, stream, groupAway, "0").Err()
+	if err != nil && !redis.HasErrorPrefix(err, "BUSYGROUP") {
+		return err
+	}
+	for {
+		n, err := c.exec(ctx, "SELECT FROM outbox_stream WHERE stream = $1 AND $2 = ANY (groups)", stream, groupAway)
+		if err != nil || n > 0 {
+			return err
+		}
+		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// retryDead deletes a stream, and retries a dead event of it until the stream is restored: before, it is refused.
+func retryDead(ctx context.Context, c *campaign, stream string) error {
+	client := c.stage.client
+	if err := c.away(ctx, stream); err != nil {
+		return err
+	}
+	first, err := client.XRangeN(ctx, stream, "-", "+", 1).Result()
+	if err != nil || len(first) == 0 {
+		return errors.Join(err, errors.New("the stream has no entry that could be dead"))
+	}
+	dead := consumer.DeadEntry{
+		DeadStream: consumer.DeadStream(client, stream), Stream: stream, EntryID: first[0].ID, Group: groupAway,
+	}
+	add := &redis.XAddArgs{Stream: dead.DeadStream, Values: first[0].Values}
+	if dead.DeadID, err = client.XAdd(ctx, add).Result(); err != nil {
+		return err
+	}
+	_, err = client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.Del(ctx, stream)
+		return p.XGroupCreateMkStream(ctx, stream, groupAway, "0").Err()
+	})
+	if err == nil {
+		err = consumer.Retry(ctx, client, dead)
+	}
+	for errors.Is(err, consumer.ErrUnrestored) {
+		if perr := pause.For(ctx, 100*time.Millisecond); perr != nil {
+			return errors.Join(err, perr)
+		}
+		err = consumer.Retry(ctx, client, dead)
+	}
+	return err
+}
 
 // putBack waits until there is a stream, and until something is published that the copy does not have.
 func putBack(ctx context.Context, c *campaign, stream string) error {

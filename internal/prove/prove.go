@@ -83,6 +83,8 @@ type campaign struct {
 	progress  *progress
 	report    *Report
 
+	// unread are the streams with a group that never reads: groupAway.
+	unread sync.Map
 	// forgetting is until when Redis may have forgotten something, in nanoseconds since 1970.
 	forgetting atomic.Int64
 	// troubled tells that a fault is at work, or is being recovered from.

@@ -2,11 +2,13 @@ package prove
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
 	"posthaste/internal/pause"
@@ -21,8 +23,8 @@ func (c *campaign) verify(ctx context.Context) error {
 	defer cancel()
 	c.progress.say("verifying")
 	for _, step := range []func(ctx context.Context) error{
-		c.verifyEmpty, c.verifyTable, c.verifyStreams, c.verifyHistory, c.verifyOrders, c.verifyEffects,
-		c.verifyCredits,
+		c.verifyEmpty, c.verifyTable, c.verifyStreams, c.verifyUnread, c.verifyHistory, c.verifyOrders,
+		c.verifyEffects, c.verifyCredits,
 	} {
 		if err := step(ctx); err != nil || c.breach() != nil {
 			return err
@@ -123,6 +125,27 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	})
 	c.report.verified(again.count(), missing, excused)
 	return nil
+}
+
+// verifyUnread reads for the groups that never did: each begins with the first entry of its stream.
+func (c *campaign) verifyUnread(ctx context.Context) (err error) {
+	c.unread.Range(func(stream, _ any) bool {
+		name := stream.(string) //nolint:forcetypeassert // nothing else is stored
+		first, rerr := c.stage.client.XRangeN(ctx, name, "-", "+", 1).Result()
+		got, gerr := c.stage.client.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: groupAway, Consumer: "c", Streams: []string{name, ">"}, Count: 1, Block: -1,
+		}).Result()
+		switch {
+		case rerr != nil:
+			err = rerr
+		case gerr != nil && !errors.Is(gerr, redis.Nil) && !redis.HasErrorPrefix(gerr, "NOGROUP"):
+			err = gerr
+		case gerr != nil || len(first) == 0 || got[0].Messages[0].ID != first[0].ID:
+			c.breaks("lost", uuid.Nil, "", "group %s does not get %s from its first entry on: %v", groupAway, name, gerr)
+		}
+		return err == nil
+	})
+	return err
 }
 
 // verifyHistory holds the history against the truth: each event once.
