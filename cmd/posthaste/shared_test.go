@@ -1,20 +1,14 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"net/http"
-	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 )
 
@@ -203,36 +197,9 @@ func TestWhoMayNotShare(t *testing.T) {
 func (s *sharers) dumped(w *world) *testenv.Database {
 	t := s.t
 	t.Helper()
-	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	to := testenv.Empty(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	plain := func(u string) string { // what pgx knows and libpq does not
-		p, err := url.Parse(u)
-		if err != nil {
-			t.Fatal(err)
-		}
-		q := p.Query()
-		for name := range q {
-			if strings.HasPrefix(name, "pool_") {
-				q.Del(name)
-			}
-		}
-		p.RawQuery = q.Encode()
-		return p.String()
-	}
-	dump := exec.CommandContext(ctx, filepath.Join(bin, "pg_dump"), "--no-publications", plain(w.db.URL))
-	sql, err := dump.Output()
-	if err != nil {
-		t.Fatalf("pg_dump: %v", err)
-	}
-	restore := exec.CommandContext(ctx, filepath.Join(bin, "psql"), "-q", "-v", "ON_ERROR_STOP=1", plain(to.URL))
-	restore.Stdin = strings.NewReader(string(sql))
-	if out, err := restore.CombinedOutput(); err != nil {
-		t.Fatalf("psql: %v: %s", err, out)
+	if errOut := restore(t, to, dump(t, w.db, "--no-publications"), "-v", "ON_ERROR_STOP=1"); errOut != "" {
+		t.Fatalf("psql: %s", errOut)
 	}
 	to.Relay = w.db.Relay
 	return to

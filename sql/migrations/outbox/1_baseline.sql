@@ -77,12 +77,10 @@ CREATE SEQUENCE outbox_claim; -- numbers the claims of parts: Redis refuses a lo
 -- visible in settled and whose number is at most hi. During a pass of several pages it also settles the rows that are
 -- visible in pass, up to the number cursor.
 CREATE TABLE outbox_mark (
-    id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- -1 stands for every part.
-    part     smallint    NOT NULL CHECK (part BETWEEN -1 AND 15),
+    id       bigint      GENERATED ALWAYS AS IDENTITY (START WITH 2) PRIMARY KEY,
+    part     smallint    NOT NULL CHECK (part BETWEEN -1 AND 15), -- -1 stands for every part
     epoch    bigint      NOT NULL,
-    -- NULL: the row only holds pass, which is written before it is used.
-    settled  pg_snapshot,
+    settled  pg_snapshot, -- NULL: the row only holds pass, which is written before it is used
     hi       bigint      CHECK (hi IS NOT NULL OR settled IS NULL),
     pass     pg_snapshot,
     pass_hi  bigint,
@@ -99,7 +97,9 @@ CREATE INDEX outbox_mark_part ON outbox_mark (part, id) WHERE settled IS NOT NUL
 -- For the first mark that settles a row. hi IS NOT NULL keeps this index from serving the newest mark of a part.
 CREATE INDEX outbox_mark_hi ON outbox_mark (part, hi, id) WHERE settled IS NOT NULL AND hi IS NOT NULL;
 CREATE INDEX outbox_mark_cursor ON outbox_mark (part, cursor, id) WHERE cursor IS NOT NULL;
-INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 0, '3:3:', 0); -- at first nothing is settled
+-- At first nothing is settled. The id is below those of all other marks, and of no other database: data are restored.
+INSERT INTO outbox_mark (id, part, epoch, settled, hi) OVERRIDING SYSTEM VALUE
+VALUES (-(extract(epoch FROM clock_timestamp()) * 1000000::numeric)::bigint, -1, 0, '3:3:', 0);
 
 -- Every stream that was ever published to. The row is committed before the first publish, because an adoption raises
 -- the gates of exactly these streams.
